@@ -1,0 +1,115 @@
+"""Options of devices and runners: frozen values, checked once when made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    from engine.device import Device
+
+#: `batching_dim` that means: no dynamic batch (Model Runtime User Guide 3.3).
+NO_BATCHING_DIM = 0xFFFFFFFF
+
+
+class DeviceWaitStrategy(IntEnum):
+    """What to do when no device is free (Model Runtime: `DeviceWaitStrategy`)."""
+
+    NO_WAIT = 0
+    WAIT_WITH_TIMEOUT = 1
+    WAIT_FOREVER = 2
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWaitConfig:
+    """How attaching to a device retries (Model Runtime: `DeviceWaitConfig`).
+
+    `timeout` (seconds) counts only for WAIT_WITH_TIMEOUT; `sleep_time` (seconds)
+    is the pause between two tries of the waiting strategies.
+    """
+
+    strategy: DeviceWaitStrategy = DeviceWaitStrategy.NO_WAIT
+    timeout: float = 0.0
+    sleep_time: float = 15.0
+
+    def __post_init__(self) -> None:
+        for name in ("timeout", "sleep_time"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                msg = f"DeviceWaitConfig.{name} must be >= 0 seconds, got {value!r}"
+                raise InvalidConfig(msg)
+
+    @classmethod
+    def with_timeout(cls, timeout: float, sleep_time: float = 15.0) -> DeviceWaitConfig:
+        return cls(DeviceWaitStrategy.WAIT_WITH_TIMEOUT, timeout, sleep_time)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRunnerConfig:
+    """Options of a `ModelRunner`.
+
+    Names and defaults are Model Runtime's (User Guide 3.3) where it has the option:
+    `replication_factor` replicas, each with requests of its own; `thread_safe` takes
+    a lock on each call; `frozen_inputs` are constants that leave the request;
+    `replica_to_device` gives replicas a device, the rest are attached by
+    `device_wait_config`; `check_package_hash` compares the recorded digests of the
+    executable with what is about to run; `validate_io_params` checks each request;
+    `auto_reset` brings a lost device back; `ring_buffer_size_multiplier * batch`
+    descriptors are in each ring.
+
+    Ours: `max_batch_size` rows run together at most (0: as the model says);
+    `max_queue_delay` seconds a free device waits for more rows (0: never);
+    `max_queue_size` requests may wait in one replica; `channel_memory` bytes of
+    shared memory one replica may take per direction (touched only when used).
+    """
+
+    replication_factor: int = 1
+    thread_safe: bool = False
+    frozen_inputs: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    replica_to_device: Mapping[int, Device] = field(default_factory=dict)
+    device_wait_config: DeviceWaitConfig = field(default_factory=DeviceWaitConfig)
+    check_package_hash: bool = True
+    validate_io_params: bool = True
+    auto_reset: bool = False
+    ring_buffer_size_multiplier: int = 2
+    batching_dim: int = NO_BATCHING_DIM
+    max_batch_size: int = 0
+    max_queue_delay: float = 0.0
+    max_queue_size: int = 1024
+    channel_memory: int = 256 * 1024 * 1024
+    batching: bool | None = None
+
+    def __post_init__(self) -> None:
+        self._in_range("replication_factor", 1, 1024)
+        self._in_range("ring_buffer_size_multiplier", 1, 1024)
+        self._in_range("max_batch_size", 0, 65536)
+        self._in_range("max_queue_delay", 0, 60)
+        self._in_range("max_queue_size", 1, 65536)
+        self._in_range("channel_memory", 1 << 16, 1 << 38)
+        self._in_range("batching_dim", 0, NO_BATCHING_DIM)
+        for replica in self.replica_to_device:
+            if not 0 <= replica < self.replication_factor:
+                msg = (
+                    f"replica_to_device names replica {replica}, but there are "
+                    f"{self.replication_factor} (0 to {self.replication_factor - 1})"
+                )
+                raise InvalidConfig(msg)
+        for name, value in self.frozen_inputs.items():
+            if not isinstance(value, np.ndarray):
+                kind = type(value).__name__
+                msg = f"frozen_inputs[{name!r}] must be a numpy array, got {kind}"
+                raise InvalidConfig(msg)
+
+    def _in_range(self, name: str, low: float, high: float) -> None:
+        value = getattr(self, name)
+        if not low <= value <= high:
+            msg = f"{name} must be between {low} and {high}, got {value!r}"
+            raise InvalidConfig(msg)

@@ -1,0 +1,137 @@
+"""What can go wrong in the engine, named by who must act.
+
+EngineError
+  Refused              not now: try again, or elsewhere
+    QueueFull          the runner's bounded queue is full
+    NoDeviceAvailable  no free device, and the wait policy does not wait
+  TimedOut             too late
+    DeviceWaitTimeout  no device came free within the wait policy's timeout
+    DeadlineExceeded   the request's deadline passed
+  Closed               you closed it
+    RunnerClosed, SessionClosed, QueueClosed, DeviceClosed
+    Cancelled          you cancelled the request
+  Gone                 the other side went away
+    DeviceLost         the device process died; its requests died with it
+    PeerLost           the client process of a channel died
+  Invalid              your input is wrong
+    InvalidInput       tensors of a request: name, shape, data type, bytes
+    UnknownAnchor      a name the model does not have
+    InvalidModel       a model that cannot be loaded or run
+    InvalidConfig      an option with a value it cannot have
+  ExecutionFailed      the graph failed on this input
+  EngineBug            a broken invariant; the message ends in "this is a bug"
+
+The engine knows no HTTP: which status an error becomes is decided in `app`.
+"""
+
+from __future__ import annotations
+
+
+class EngineError(Exception):
+    """Root of everything the engine raises on purpose."""
+
+
+class Refused(EngineError):
+    """Not now: nothing was queued, nothing is lost, try again."""
+
+
+class QueueFull(Refused):
+    """The bounded queue of a runner has no room for one more request.
+
+    `retry_after` estimates, in seconds, when there will be room.
+    """
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class NoDeviceAvailable(Refused):
+    """No device could be attached at once, and the policy is not to wait."""
+
+
+class TimedOut(EngineError):
+    """It took longer than the caller was willing to wait."""
+
+
+class DeviceWaitTimeout(TimedOut):
+    """No device became available within `DeviceWaitConfig.timeout`."""
+
+
+class DeadlineExceeded(TimedOut):
+    """The deadline of a request, or the timeout of a wait, has passed."""
+
+
+class Closed(EngineError):
+    """The caller closed the thing that is being used."""
+
+
+class RunnerClosed(Closed):
+    """The `ModelRunner` is closed or closing."""
+
+
+class SessionClosed(Closed):
+    """The `Session` is stopped or closed."""
+
+
+class QueueClosed(Closed):
+    """The queue or ring was disconnected or invalidated."""
+
+
+class DeviceClosed(Closed):
+    """The `Device` was closed (detached)."""
+
+
+class Cancelled(Closed):
+    """The request was cancelled by its owner before it finished."""
+
+
+class Gone(EngineError):
+    """The other side of a channel has died."""
+
+
+class DeviceLost(Gone):
+    """The device process died; every request in it failed with this."""
+
+
+class PeerLost(Gone):
+    """The client process at the other end of a channel died."""
+
+
+class Invalid(EngineError):
+    """The caller's input is wrong; the same call will fail again."""
+
+
+class InvalidInput(Invalid):
+    """A tensor of a request does not fit the model."""
+
+
+class UnknownAnchor(Invalid):
+    """A tensor name that the model does not have."""
+
+
+class InvalidModel(Invalid):
+    """A model that cannot be loaded or run; the message names why."""
+
+
+class InvalidConfig(Invalid):
+    """An option has a value that it cannot have."""
+
+
+class ExecutionFailed(EngineError):
+    """The graph failed on this input.
+
+    `callers_fault` is True where the runtime's own words say that the input was
+    to blame (a shape that does not fit, an index out of range).
+    """
+
+    def __init__(self, message: str, *, callers_fault: bool = False) -> None:
+        super().__init__(message)
+        self.callers_fault = callers_fault
+
+
+class EngineBug(EngineError):
+    """A broken invariant of ours."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"{message}; this is a bug")

@@ -1,0 +1,164 @@
+"""Tensors as they travel: a data type, a shape and bytes in one or several parts.
+
+A `Tensor` never converts or joins its bytes unless asked: a request body arrives in
+chunks and is copied chunk by chunk into shared memory. Strings travel as the Open
+Inference Protocol writes them: each element is a 4-byte little-endian length and that
+many bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from popef_io import DataType, TensorInfo
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+Array: TypeAlias = npt.NDArray[Any]
+
+_LENGTH = struct.Struct("<I")
+
+
+class Tensor:
+    """One tensor: row-major little-endian bytes, in one or several parts.
+
+    Not a dataclass: one is made for every input of every request, and a frozen
+    dataclass costs ten times as much to construct.
+    """
+
+    __slots__ = ("data_type", "nbytes", "parts", "shape")
+
+    def __init__(
+        self,
+        data_type: DataType,
+        shape: tuple[int, ...],
+        parts: Sequence[Buffer],
+        nbytes: int | None = None,
+    ) -> None:
+        self.data_type = data_type
+        self.shape = shape
+        self.parts = parts
+        self.nbytes = sum(len(p) for p in parts) if nbytes is None else nbytes
+
+    @classmethod
+    def from_numpy(cls, array: Array, data_type: DataType | None = None) -> Tensor:
+        """The tensor of `array`; no copy where it is contiguous and native.
+
+        `data_type` tells apart what numpy cannot: BF16 and FP8 travel as unsigned
+        integers that hold their bits.
+        """
+        if data_type is None:
+            data_type = DataType.from_numpy(array.dtype)
+        if data_type is DataType.STRING:
+            encoded = encode_strings(array)
+            return cls(data_type, array.shape, (encoded,), len(encoded))
+        shape = array.shape
+        array = np.ascontiguousarray(array)
+        if array.nbytes == 0:
+            return cls(data_type, shape, (), 0)
+        view = memoryview(array.reshape(-1).view(np.uint8))
+        return cls(data_type, shape, (view,), array.nbytes)
+
+    @property
+    def buffer(self) -> memoryview:
+        """All bytes as one view; copies only where there are several parts."""
+        if len(self.parts) == 1:
+            return memoryview(self.parts[0]).cast("B")
+        return memoryview(b"".join(self.parts))
+
+    def tobytes(self) -> bytes:
+        return b"".join(self.parts)
+
+    def numpy(self) -> Array:
+        """As a numpy array: a view where the bytes are in one part.
+
+        STRING gives an object array of `bytes`; BF16 an array of uint16 bits.
+        """
+        if self.data_type is DataType.STRING:
+            return decode_strings(self.buffer, self.shape)
+        dtype = self.data_type.numpy_dtype
+        if self.nbytes == 0:
+            return np.empty(self.shape, dtype)
+        return np.frombuffer(self.buffer, dtype).reshape(self.shape)
+
+    def __repr__(self) -> str:
+        dims = ",".join(map(str, self.shape))
+        return f"<Tensor {self.data_type.name}[{dims}] {self.nbytes} bytes>"
+
+
+def encode_strings(array: Array) -> bytes:
+    """The OIP bytes of a string array (`str`, `bytes` or object of either)."""
+    out = bytearray()
+    for item in array.reshape(-1).tolist():
+        raw = item.encode() if isinstance(item, str) else bytes(item)
+        out += _LENGTH.pack(len(raw))
+        out += raw
+    return bytes(out)
+
+
+def iter_strings(data: Buffer) -> Iterator[bytes]:
+    """The elements in OIP string bytes; ValueError where they do not add up."""
+    view = memoryview(data)
+    offset, end = 0, len(view)
+    while offset < end:
+        if end - offset < 4:
+            msg = f"string length at byte {offset} is cut off"
+            raise ValueError(msg)
+        (length,) = _LENGTH.unpack_from(view, offset)
+        offset += 4
+        if length > end - offset:
+            msg = f"string at byte {offset} says {length} bytes, {end - offset} left"
+            raise ValueError(msg)
+        yield bytes(view[offset : offset + length])
+        offset += length
+
+
+def decode_strings(data: Buffer, shape: tuple[int, ...]) -> Array:
+    """The object array of `bytes` held in OIP string bytes."""
+    items = list(iter_strings(data))
+    if len(items) != math.prod(shape):
+        msg = f"expected {math.prod(shape)} string elements, got {len(items)}"
+        raise ValueError(msg)
+    array = np.empty(len(items), dtype=object)
+    array[:] = items
+    return array.reshape(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class DataDesc:
+    """What a runner expects or delivers under a name (Model Runtime: `DataDesc`).
+
+    `shape` holds -1 where the size is known only at run time and is None where
+    not even the rank is known.
+    """
+
+    name: str
+    shape: tuple[int, ...] | None
+    data_type: DataType
+    popef_contains_tensor_data: bool = False
+
+    @property
+    def size_in_bytes(self) -> int:
+        """Bytes of one transfer; -1 where the shape is not fixed."""
+        info = TensorInfo(self.shape, self.data_type)
+        if not info.is_static or self.data_type is DataType.STRING:
+            return -1
+        return info.size_in_bytes
+
+    def numpy_data_type(self) -> np.dtype[Any]:
+        return self.data_type.numpy_dtype
+
+    def accepts_shape(self, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor of this shape may be given under this name."""
+        mine = self.shape
+        if mine is None:
+            return True
+        return len(mine) == len(shape) and all(
+            a in (-1, b) for a, b in zip(mine, shape, strict=True)
+        )
