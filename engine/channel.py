@@ -1,0 +1,241 @@
+"""A channel: the rings between one client process and one replica of a model.
+
+The map of the bytes
+--------------------
+One anonymous segment per channel, made by the client:
+
+    0        u64 magic, u64 starved (device: 1 while it waits for room in an output)
+    128      control block of the request ring             (see engine/ring_buffer.py)
+    256      control block of the ring of input anchor 0, 1, …, then output 0, 1, …
+    table_at request descriptors, 64 bytes each
+             anchor descriptors, 256 bytes each, for each anchor in the same order
+    (page)   payload memory of each anchor, page-aligned
+
+Request descriptor (8 words of 64 bits):
+    0 request   number the client gave it        written by the client
+    1 rows      rows along dimension 0, or 0 where the model has no batch dimension
+    2 flags     1 = cancelled (the client may set it until the slot is released)
+    3 deadline  CLOCK_MONOTONIC nanoseconds, 0 = none
+    4 submitted CLOCK_MONOTONIC nanoseconds
+
+Anchor descriptor (32 words):
+    0 request   number of the request the data belongs to
+    1 offset    of the data in the payload memory of this anchor
+    2 nbytes
+    3 rank      number of dimensions that follow
+    4 …         dimensions
+
+The rules
+---------
+- The client fills the payload, then the anchor descriptors, publishes the anchor rings,
+  and publishes the request ring last: who sees the request sees its data.
+- The device publishes the output rings, then the completion (engine/link.py).
+- Data is released in the order in which it was claimed. The device releases inputs
+  when the batch that used them has run; the client releases outputs when it has copied
+  them out, which it does as soon as it is told.
+- Anchors not supplied by a request have no descriptor of that request: the number in
+  word 0 of the next descriptor tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final
+
+from engine.errors import InvalidInput
+from engine.memory_pool import RecordPool
+from engine.ring_buffer import CONTROL_SIZE, RingCounters
+from engine.shared_memory import PAGE, SharedMemory, page_aligned
+
+MAGIC: Final = 0x31304E4843475020  # " PGCHN01" read as a number
+REQUEST_SLOT: Final = 64
+ANCHOR_SLOT: Final = 256
+MAX_RANK: Final = 27
+CANCELLED: Final = 1
+
+_FLAGS_WORD: Final = 2
+_STARVED_WORD: Final = 1
+REQUEST = Struct("<5Q")
+#: Anchor descriptors by rank: four words, then the dimensions.
+ANCHOR_BY_RANK = tuple(Struct(f"<{4 + rank}Q") for rank in range(MAX_RANK + 1))
+ANCHOR_HEAD = ANCHOR_BY_RANK[0]
+DIMS_BY_RANK = tuple(Struct(f"<{rank}Q") for rank in range(MAX_RANK + 1))
+DIMS_AT: Final = ANCHOR_HEAD.size
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelLayout:
+    """Sizes both sides agree on; everything else follows from them."""
+
+    slots: int
+    input_bytes: tuple[int, ...]
+    output_bytes: tuple[int, ...]
+
+    @property
+    def anchors(self) -> int:
+        return len(self.input_bytes) + len(self.output_bytes)
+
+    @property
+    def table_at(self) -> int:
+        return CONTROL_SIZE * (2 + self.anchors)
+
+    @property
+    def payload_at(self) -> int:
+        table = self.slots * (REQUEST_SLOT + ANCHOR_SLOT * self.anchors)
+        return page_aligned(self.table_at + table)
+
+    @property
+    def size(self) -> int:
+        payload = sum(map(page_aligned, self.input_bytes + self.output_bytes))
+        return self.payload_at + payload
+
+    def to_message(self) -> list[object]:
+        return [self.slots, list(self.input_bytes), list(self.output_bytes)]
+
+    @classmethod
+    def from_message(cls, message: Sequence[object]) -> ChannelLayout:
+        slots, inputs, outputs = message
+        if not (isinstance(slots, int) and 1 <= slots <= 1 << 20):
+            raise ValueError(f"slots of a channel: {slots!r}")
+        sizes = []
+        for group in (inputs, outputs):
+            if not (isinstance(group, list) and len(group) <= 65536):
+                raise ValueError("anchors of a channel")
+            if not all(isinstance(n, int) and PAGE <= n <= 1 << 40 for n in group):
+                raise ValueError(f"payload sizes of a channel: {group!r}")
+            sizes.append(tuple(group))
+        return cls(slots, sizes[0], sizes[1])
+
+
+class AnchorRing:
+    """The descriptors and payload of one anchor; one process's end of it."""
+
+    __slots__ = ("capacity", "payload", "payload_at", "pool", "ring", "table_at", "view")
+
+    def __init__(
+        self,
+        memory: memoryview,
+        ring: RingCounters,
+        table_at: int,
+        payload_at: int,
+        capacity: int,
+    ) -> None:
+        self.view = memory
+        self.ring = ring
+        self.table_at = table_at
+        self.payload_at = payload_at
+        self.capacity = capacity
+        self.payload = memory[payload_at : payload_at + capacity]
+        self.pool = RecordPool(ring, capacity)
+
+    def describe(
+        self, ahead: int, request: int, offset: int, nbytes: int, shape: tuple[int, ...]
+    ) -> None:
+        """Fill the descriptor `ahead` places after the next one (producer)."""
+        slot = self.ring.write_slot(ahead)
+        self.pool.take(ahead, offset, nbytes)
+        rank = len(shape)
+        ANCHOR_BY_RANK[rank].pack_into(
+            self.view,
+            self.table_at + slot * ANCHOR_SLOT,
+            request,
+            offset,
+            nbytes,
+            rank,
+            *shape,
+        )
+
+    def head(self, slot: int) -> tuple[int, int, int, int]:
+        """(request, offset, nbytes, rank) of a published slot (consumer)."""
+        at = self.table_at + slot * ANCHOR_SLOT
+        return ANCHOR_HEAD.unpack_from(self.view, at)  # type: ignore[return-value]
+
+    def dims(self, slot: int, rank: int) -> tuple[int, ...]:
+        if rank > MAX_RANK:
+            raise InvalidInput(f"rank {rank} is over {MAX_RANK}")
+        at = self.table_at + slot * ANCHOR_SLOT + DIMS_AT
+        return DIMS_BY_RANK[rank].unpack_from(self.view, at)
+
+    def release(self) -> None:
+        self.payload.release()
+        self.ring.release()
+
+
+class Channel:
+    """One process's end of a channel: the request ring and a ring for each anchor."""
+
+    __slots__ = ("_words", "inputs", "layout", "memory", "outputs", "requests", "view")
+
+    def __init__(self, memory: SharedMemory, layout: ChannelLayout) -> None:
+        self.memory = memory
+        self.layout = layout
+        self.view = memory.view
+        self._words = self.view[: layout.payload_at].cast("Q")
+        controls = [
+            self.view[at : at + CONTROL_SIZE]
+            for at in range(CONTROL_SIZE, layout.table_at, CONTROL_SIZE)
+        ]
+        rings = [RingCounters(control, layout.slots) for control in controls]
+        self.requests = rings[0]
+        table_at = layout.table_at + layout.slots * REQUEST_SLOT
+        payload_at = layout.payload_at
+        anchors: list[AnchorRing] = []
+        sizes = layout.input_bytes + layout.output_bytes
+        for ring, size in zip(rings[1:], sizes, strict=True):
+            anchors.append(AnchorRing(self.view, ring, table_at, payload_at, size))
+            table_at += layout.slots * ANCHOR_SLOT
+            payload_at += page_aligned(size)
+        self.inputs = anchors[: len(layout.input_bytes)]
+        self.outputs = anchors[len(layout.input_bytes) :]
+
+    @classmethod
+    def create(cls, name: str, layout: ChannelLayout) -> Channel:
+        """Make the segment; the client's side."""
+        memory = SharedMemory.create(name, layout.size)
+        channel = cls(memory, layout)
+        channel._words[0] = MAGIC
+        return channel
+
+    @classmethod
+    def attach(cls, fd: int, layout: ChannelLayout) -> Channel:
+        """Map a segment that a client made; the device's side."""
+        channel = cls(SharedMemory.attach(fd, layout.size), layout)
+        channel.memory.detach_fd()
+        if channel._words[0] != MAGIC:
+            channel.close()
+            raise ValueError("the segment is not a channel of this version")
+        return channel
+
+    def request_at(self, slot: int) -> int:
+        """Byte offset of a request descriptor."""
+        return self.layout.table_at + slot * REQUEST_SLOT
+
+    def set_cancelled(self, slot: int) -> None:
+        """Mark the request in `slot` as cancelled (client, before it is released)."""
+        word = (self.layout.table_at + slot * REQUEST_SLOT) // 8 + _FLAGS_WORD
+        self._words[word] = CANCELLED
+
+    @property
+    def starved(self) -> bool:
+        """The device waits for room in an output: wake it after releasing one."""
+        return self._words[_STARVED_WORD] != 0
+
+    @starved.setter
+    def starved(self, value: bool) -> None:
+        self._words[_STARVED_WORD] = int(value)
+
+    def close(self) -> None:
+        """Unmap; nobody may use the rings after that."""
+        for anchor in self.inputs + self.outputs:
+            anchor.release()
+        self.requests.release()
+        self._words.release()
+        self.memory.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"<Channel {len(self.inputs)} inputs, {len(self.outputs)} outputs, "
+            f"{self.layout.slots} slots, requests {self.requests!r}>"
+        )

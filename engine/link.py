@@ -1,0 +1,168 @@
+"""A link: what one client process and one device process share for all models.
+
+Models are many and mostly idle, so waking is per link, not per model: one eventfd
+wakes the device (its doorbell, the same for all its clients), one wakes the client. Two
+rings in a segment of the link tell which channels have news.
+
+The map of the bytes
+--------------------
+    0        u64 magic
+    128      control block of the submission ring         (client → device)
+    256      control block of the completion ring         (device → client)
+    384      submissions, 8 bytes each: the channel's number
+    …        completions, 64 bytes each:
+               0 u32 channel, u32 outcome     1 u64 request
+               2 u64 queue ns                 3 u64 compute ns
+               4 u64 rows in the batch        5 u64 bytes of the text
+    …        texts, 1024 bytes each: the message of a completion that failed
+
+A client never has more requests in flight than there are completion slots, so the
+device never waits for room in the completion ring. Ordering: see engine/ring_buffer.py.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from struct import Struct
+from typing import Final
+
+from engine.ring_buffer import CONTROL_SIZE, RingCounters
+from engine.shared_memory import SharedMemory, page_aligned
+
+MAGIC: Final = 0x31304B4E4C475020
+#: Requests in flight over all models of one client and device.
+SLOTS: Final = 16384
+_SUBMISSIONS_AT: Final = 3 * CONTROL_SIZE
+_COMPLETION_SIZE: Final = 64
+_TEXT_SIZE: Final = 1024
+_COMPLETIONS_AT: Final = page_aligned(_SUBMISSIONS_AT + 8 * SLOTS)
+_TEXTS_AT: Final = _COMPLETIONS_AT + _COMPLETION_SIZE * SLOTS
+LINK_SIZE: Final = _TEXTS_AT + _TEXT_SIZE * SLOTS
+_COMPLETION = Struct("<IIQQQQQ")
+
+
+class Outcome(IntEnum):
+    """How a request ended in the device process."""
+
+    DONE = 0
+    CANCELLED = 1
+    EXPIRED = 2
+    INVALID = 3
+    FAILED = 4
+    FAILED_BY_INPUT = 5
+    BUG = 6
+
+
+class Link:
+    """One process's end of the two rings of a link."""
+
+    __slots__ = ("_submitted", "completions", "memory", "submissions", "view")
+
+    def __init__(self, memory: SharedMemory) -> None:
+        self.memory = memory
+        self.view = memory.view
+        self.submissions = RingCounters(self.view[CONTROL_SIZE : 2 * CONTROL_SIZE], SLOTS)
+        self.completions = RingCounters(
+            self.view[2 * CONTROL_SIZE : 3 * CONTROL_SIZE], SLOTS
+        )
+        self._submitted = self.view[_SUBMISSIONS_AT : _SUBMISSIONS_AT + 8 * SLOTS].cast(
+            "Q"
+        )
+
+    @classmethod
+    def create(cls) -> Link:
+        memory = SharedMemory.create("link", LINK_SIZE)
+        header = memory.view[:8].cast("Q")
+        header[0] = MAGIC
+        header.release()
+        return cls(memory)
+
+    @classmethod
+    def attach(cls, fd: int) -> Link:
+        memory = SharedMemory.attach(fd, LINK_SIZE)
+        memory.detach_fd()
+        if int.from_bytes(memory.view[:8], "little") != MAGIC:
+            memory.close()
+            raise ValueError("the segment is not a link of this version")
+        return cls(memory)
+
+    # -- client
+
+    def try_submit(self, channel: int) -> bool:
+        """Tell the device that the channel has one more request."""
+        slot = self.submissions.try_write_lock()
+        if slot < 0:
+            return False
+        self._submitted[slot] = channel
+        self.submissions.write_complete()
+        return True
+
+    def next_completion(self) -> tuple[int, int, int, int, int, int, str] | None:
+        """(channel, outcome, request, queue ns, compute ns, rows, text) or None."""
+        ring = self.completions
+        slot = ring.try_read_lock()
+        if slot < 0:
+            return None
+        at = _COMPLETIONS_AT + slot * _COMPLETION_SIZE
+        channel, outcome, request, queue, compute, rows, length = (
+            _COMPLETION.unpack_from(self.view, at)
+        )
+        text = ""
+        if length:
+            start = _TEXTS_AT + slot * _TEXT_SIZE
+            raw = self.view[start : start + min(length, _TEXT_SIZE)]
+            text = bytes(raw).decode(errors="replace")
+        ring.read_complete()
+        return channel, outcome, request, queue, compute, rows, text
+
+    # -- device
+
+    def next_submission(self) -> int:
+        """The channel that has one more request, or -1."""
+        slot = self.submissions.try_read_lock()
+        if slot < 0:
+            return -1
+        channel = self._submitted[slot]
+        self.submissions.read_complete()
+        return channel
+
+    def complete(
+        self,
+        channel: int,
+        outcome: Outcome,
+        request: int,
+        queue_ns: int = 0,
+        compute_ns: int = 0,
+        rows: int = 0,
+        text: str = "",
+    ) -> bool:
+        """Tell the client how a request ended; False where it broke the rule above."""
+        slot = self.completions.try_write_lock()
+        if slot < 0:
+            return False
+        raw = text.encode()[:_TEXT_SIZE]
+        if raw:
+            start = _TEXTS_AT + slot * _TEXT_SIZE
+            self.view[start : start + len(raw)] = raw
+        _COMPLETION.pack_into(
+            self.view,
+            _COMPLETIONS_AT + slot * _COMPLETION_SIZE,
+            channel,
+            outcome,
+            request,
+            queue_ns,
+            compute_ns,
+            rows,
+            len(raw),
+        )
+        self.completions.write_complete()
+        return True
+
+    def close(self) -> None:
+        self._submitted.release()
+        self.submissions.release()
+        self.completions.release()
+        self.memory.close()
+
+    def __repr__(self) -> str:
+        return f"<Link submissions {self.submissions!r}, completions {self.completions!r}>"

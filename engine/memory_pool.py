@@ -1,0 +1,86 @@
+"""Memory behind the rings, handed out and given back in the same order.
+
+`RingMemoryPool` has blobs of one size (Model Runtime: `RingMemoryPool`); `RecordPool`
+has contiguous records of any size, for anchors whose size differs from request to
+request. Both stand behind a ring: what a slot of the ring describes is free again when
+that slot is released, so neither needs a counter of its own in shared memory.
+"""
+
+from __future__ import annotations
+
+from engine.errors import InvalidConfig
+from engine.ring_buffer import RingCounters
+
+#: Records begin at multiples of this: every item of every data type is aligned, and
+#: rows of equal size usually touch, so that a batch of them is one array.
+RECORD_ALIGNMENT = 8
+
+
+class RingMemoryPool:
+    """`num_blobs` blobs of `blob_size` bytes, handed out round and round."""
+
+    def __init__(self, blob_size: int, num_blobs: int) -> None:
+        if blob_size < 1 or num_blobs < 1:
+            msg = f"RingMemoryPool needs sizes >= 1, got {blob_size} x {num_blobs}"
+            raise InvalidConfig(msg)
+        self._memory = memoryview(bytearray(blob_size * num_blobs))
+        self._blob_size = blob_size
+        self._num_blobs = num_blobs
+        self._next = 0
+
+    @property
+    def blob_size(self) -> int:
+        return self._blob_size
+
+    @property
+    def num_blobs(self) -> int:
+        return self._num_blobs
+
+    def get_memory_blob(self) -> memoryview:
+        """The next blob; after the last comes the first again."""
+        start = self._next * self._blob_size
+        self._next = (self._next + 1) % self._num_blobs
+        return self._memory[start : start + self._blob_size]
+
+    def __repr__(self) -> str:
+        return f"<RingMemoryPool {self._num_blobs} x {self._blob_size} bytes>"
+
+
+class RecordPool:
+    """Places contiguous records in `capacity` bytes; producer side only.
+
+    The producer remembers where the record of each slot begins; the oldest slot the
+    consumer has not released marks the end of the free space. When all is released
+    the pool starts over at 0, so that a lightly used ring stays in the cache.
+    """
+
+    __slots__ = ("_head", "_ring", "_starts", "capacity")
+
+    def __init__(self, ring: RingCounters, capacity: int) -> None:
+        self._ring = ring
+        self.capacity = capacity
+        self._head = 0
+        self._starts = [0] * ring.capacity
+
+    def place(self, nbytes: int) -> int:
+        """Where `nbytes` contiguous bytes are free, or -1. Takes nothing yet."""
+        oldest = self._ring.oldest_unreleased
+        if oldest < 0:
+            self._head = 0
+            return 0 if nbytes <= self.capacity else -1
+        head, tail = self._head, self._starts[oldest]
+        if head > tail:
+            if self.capacity - head >= nbytes:
+                return head
+            return 0 if nbytes <= tail else -1
+        return head if tail - head >= nbytes else -1
+
+    def take(self, ahead: int, offset: int, nbytes: int) -> None:
+        """The slot `ahead` places after the next one gets this placed record."""
+        self._starts[self._ring.write_slot(ahead)] = offset
+        # A record of no bytes still takes some, so that head and tail differ.
+        end = offset + (nbytes or RECORD_ALIGNMENT)
+        self._head = -(-end // RECORD_ALIGNMENT) * RECORD_ALIGNMENT
+
+    def __repr__(self) -> str:
+        return f"<RecordPool {self.capacity} bytes, next at {self._head}>"

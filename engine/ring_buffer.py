@@ -1,0 +1,331 @@
+"""`SpscRingBuffer`: one producer, one consumer, fixed slots, no locks.
+
+The map of the bytes
+--------------------
+A ring needs two words of shared memory, on cache lines of their own so that the two
+sides do not fight over one line, and `capacity` slots somewhere (a table of
+descriptors in shared memory, or a list of objects where both sides are threads):
+
+    control + 0     u64  written   slots published since the beginning    producer
+    control + 8     u64  valid     0 = invalidated                        either side
+    control + 64    u64  read      slots released since the beginning     consumer
+    control + 128   end of the control block
+    slot i          at  i * slot_size  of the ring's slot table
+
+The rules
+---------
+- Each counter has exactly one writer. It only grows (64 bits: at 10 million slots a
+  second it lasts 58,000 years), so "empty" is `written == read` and "full" is
+  `written - read == capacity`, and no slot is wasted to tell the two apart.
+- Slot of the n-th entry: `n % capacity`.
+- Each side keeps a copy of the other's counter and looks at shared memory only when the
+  copy says full (producer) or empty (consumer).
+- Publishing is two steps in this order: fill the slot, then store `written`. Releasing
+  likewise: finish reading, then store `read`.
+- The consumer may hold several slots at once (`read_lock` again and again), gives them
+  back oldest first (`read_complete`), or puts all of them back (`read_reset`).
+
+The ordering claim
+------------------
+A counter is stored and loaded as one aligned 8-byte item of a `memoryview` of format
+"Q": CPython copies it with an 8-byte memcpy, which is one `mov`. On x86-64 stores
+become visible in program order and loads are not reordered with older loads, so who sees
+`written == n` also sees the slots before it. On other processors (64-bit Arm) that does
+not follow from the stores alone; there `_fence` takes and frees a lock between the two
+steps, which is an acquire and a release operation in every CPython build, and costs
+about 60 ns. `tests/stress/test_ring_stress.py` defends the claim: two processes, rings of
+1 to 1,000 slots, every slot filled with a pattern that depends on its number.
+
+If a side dies between the two steps, the slot was never published (or never released)
+and the other side sees a ring that is empty (or full) for ever; that it is gone is
+noticed elsewhere (the control socket of the device process).
+"""
+
+from __future__ import annotations
+
+import platform
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from engine.errors import EngineBug, InvalidConfig, QueueClosed
+
+CONTROL_SIZE = 128
+_WORD = 8
+_READ_AT = 64
+
+T = TypeVar("T")
+
+_lock = threading.Lock()
+
+
+def _lock_fence() -> None:
+    with _lock:
+        pass
+
+
+def _no_fence() -> None:
+    pass
+
+
+#: True where plain stores and loads are ordered by the processor (see above).
+ORDERED_STORES = platform.machine().lower() in ("x86_64", "amd64")
+_fence = _no_fence if ORDERED_STORES else _lock_fence
+
+
+class RingCounters:
+    """The two counters of a ring, and what each side knows of them.
+
+    One object serves one process; in it either one side is used, or both by two
+    threads (one writes, one reads). All methods return at once.
+    """
+
+    __slots__ = (
+        "_control",
+        "_next",
+        "_read",
+        "_read_seen",
+        "_write",
+        "_written_seen",
+        "capacity",
+    )
+
+    def __init__(self, control: memoryview, capacity: int) -> None:
+        if capacity < 1:
+            msg = f"a ring has at least one slot, got {capacity}"
+            raise InvalidConfig(msg)
+        self._control = control.cast("B")[:CONTROL_SIZE].cast("Q")
+        self.capacity = capacity
+        self._write = self._read_seen = 0
+        self._read = self._next = self._written_seen = 0
+        self._load()
+
+    def _load(self) -> None:
+        self._write = self._written_seen = self._control[0]
+        self._read = self._read_seen = self._next = self._control[_READ_AT // _WORD]
+
+    # -- producer
+
+    def try_write_lock(self) -> int:
+        """The slot to fill next, or -1 where the ring is full."""
+        if self._write - self._read_seen >= self.capacity:
+            self._read_seen = self._control[_READ_AT // _WORD]
+            if self._write - self._read_seen >= self.capacity:
+                return -1
+            if not ORDERED_STORES:
+                _fence()
+        return self._write % self.capacity
+
+    def write_complete(self, count: int = 1) -> None:
+        """Publish the slot (or the next `count` slots) that were filled."""
+        if not ORDERED_STORES:
+            _fence()
+        self._write += count
+        self._control[0] = self._write
+
+    def write_slot(self, ahead: int) -> int:
+        """The slot `ahead` places after the next one, not checked for room."""
+        return (self._write + ahead) % self.capacity
+
+    @property
+    def write_available(self) -> int:
+        """How many slots can be filled now."""
+        self._read_seen = self._control[_READ_AT // _WORD]
+        return self.capacity - (self._write - self._read_seen)
+
+    @property
+    def oldest_unreleased(self) -> int:
+        """The oldest published slot not yet released, or -1: none (producer side)."""
+        read = self._read_seen = self._control[_READ_AT // _WORD]
+        return -1 if read == self._write else read % self.capacity
+
+    # -- consumer
+
+    def try_read_lock(self) -> int:
+        """The next slot that is published and not held yet, or -1."""
+        if self._next == self._written_seen:
+            self._written_seen = self._control[0]
+            if self._next == self._written_seen:
+                return -1
+            if not ORDERED_STORES:
+                _fence()
+        slot = self._next % self.capacity
+        self._next += 1
+        return slot
+
+    def unlock_last(self) -> None:
+        """Put back the slot that was read-locked last."""
+        if self._next == self._read:
+            raise EngineBug("no slot is read-locked")
+        self._next -= 1
+
+    def read_complete(self, count: int = 1) -> None:
+        """Release the oldest read-locked slot (or the `count` oldest)."""
+        if self._read + count > self._next:
+            raise EngineBug("released more slots than were read-locked")
+        if not ORDERED_STORES:
+            _fence()
+        self._read += count
+        self._control[_READ_AT // _WORD] = self._read
+
+    def read_reset(self) -> None:
+        """Put all read-locked slots back at the front."""
+        self._next = self._read
+
+    @property
+    def read_available(self) -> bool:
+        if self._next == self._written_seen:
+            self._written_seen = self._control[0]
+        return self._next != self._written_seen
+
+    # -- both
+
+    @property
+    def is_valid(self) -> bool:
+        return self._control[1] == 0
+
+    def invalidate(self) -> None:
+        self._control[1] = 1
+
+    def reset(self) -> None:
+        """Empty and valid again; neither side may use the ring meanwhile."""
+        self._control[0] = self._control[1] = self._control[_READ_AT // _WORD] = 0
+        self._load()
+
+    def release(self) -> None:
+        """Let go of the memory; the ring cannot be used after that."""
+        self._control.release()
+
+    def __repr__(self) -> str:
+        written, read = self._control[0], self._control[_READ_AT // _WORD]
+        held = self._next - self._read
+        state = "" if self.is_valid else ", invalid"
+        return (
+            f"<ring {written - read}/{self.capacity} filled, {held} held, "
+            f"{written} written{state}>"
+        )
+
+
+class SpscRingBuffer(Generic[T]):
+    """A ring of objects between two threads (Model Runtime: `SpscRingBuffer`).
+
+    One thread writes, one reads. `make` makes the `num_buffers` objects, which are
+    reused for ever: the writer fills the one that `write_lock` returns. While a read
+    waits, `timeout_cb(ring)` is called after each `timeout_ns` nanoseconds (0: never).
+    After `invalidate` nothing blocks any more and what is returned is to be ignored:
+    check `is_valid` after each lock.
+    """
+
+    def __init__(
+        self,
+        num_buffers: int,
+        label: str = "",
+        timeout_cb: Callable[[SpscRingBuffer[T]], None] | None = None,
+        timeout_ns: int = 0,
+        *,
+        make: Callable[[], T],
+    ) -> None:
+        self._memory = bytearray(CONTROL_SIZE)
+        self._ring = RingCounters(memoryview(self._memory), num_buffers)
+        self._buffers = [make() for _ in range(num_buffers)]
+        self._label = label
+        self._timeout_cb = timeout_cb
+        self._timeout_ns = timeout_ns
+        self._write_locked = False
+        self._waiting = threading.Condition()
+
+    @property
+    def num_buffers(self) -> int:
+        return self._ring.capacity
+
+    @property
+    def label(self) -> str:
+        return self._label
+
+    def write(self, obj: T) -> None:
+        """`write_lock`, put `obj` in the slot, `write_complete`."""
+        self.write_lock()
+        if self.is_valid():
+            self._buffers[self._ring.write_slot(0)] = obj
+            self.write_complete()
+
+    def try_write_lock(self) -> T | None:
+        """The buffer to fill, or None where the ring is full."""
+        slot = self._ring.try_write_lock()
+        if slot < 0:
+            return None
+        self._write_locked = True
+        return self._buffers[slot]
+
+    def write_lock(self) -> T:
+        """Wait for a free buffer or invalidation; repeating gives the same one."""
+        while (buffer := self.try_write_lock()) is None and self.is_valid():
+            self._wait(lambda: self._ring.write_available > 0, None)
+        return self._buffers[self._ring.write_slot(0)] if buffer is None else buffer
+
+    def write_complete(self) -> None:
+        """Publish the buffer that is write-locked."""
+        if not self._write_locked:
+            raise QueueClosed(f"{self._label}: write_complete without write_lock")
+        self._write_locked = False
+        self._ring.write_complete()
+        self._notify()
+
+    def try_read_lock(self) -> T | None:
+        """The next published buffer, or None where there is none."""
+        slot = self._ring.try_read_lock()
+        return None if slot < 0 else self._buffers[slot]
+
+    def read_lock(self) -> T:
+        """Wait for data, invalidation or (while buffers are held) `read_reset`."""
+        while (buffer := self.try_read_lock()) is None and self.is_valid():
+            waited = self._wait(
+                lambda: self._ring.read_available, self._timeout_ns or None
+            )
+            if not waited and self._timeout_cb is not None:
+                self._timeout_cb(self)
+        return self._buffers[0] if buffer is None else buffer
+
+    def read_complete(self) -> None:
+        """Release the oldest read-locked buffer."""
+        self._ring.read_complete()
+        self._notify()
+
+    def read_reset(self) -> None:
+        """Un-lock all read-locked buffers, putting them back at the front."""
+        self._ring.read_reset()
+        self._notify()
+
+    def read_available(self) -> bool:
+        return self._ring.read_available
+
+    def invalidate(self) -> None:
+        """Make every call return at once; what it returns is to be ignored."""
+        self._ring.invalidate()
+        self._notify()
+
+    def is_valid(self) -> bool:
+        return self._ring.is_valid
+
+    def reset(self) -> None:
+        """Back to the initial state; neither side may use the ring meanwhile."""
+        self._ring.reset()
+        self._write_locked = False
+
+    def state(self, prefix: str = "") -> str:
+        """A line for a log (Model Runtime: `getState`)."""
+        return f"{prefix}{self._label}: {self._ring!r}"
+
+    def _notify(self) -> None:
+        with self._waiting:
+            self._waiting.notify_all()
+
+    def _wait(self, ready: Callable[[], bool], timeout_ns: int | None) -> bool:
+        seconds = None if timeout_ns is None else timeout_ns / 1e9
+        with self._waiting:
+            return self._waiting.wait_for(
+                lambda: ready() or not self.is_valid(), seconds
+            )
+
+    def __repr__(self) -> str:
+        return f"<SpscRingBuffer {self.state()}>"
