@@ -1,0 +1,339 @@
+"""What is counted, under which names, and the Prometheus text of it.
+
+The names, labels and units of the counters are Triton's (``nv_inference_…``,
+cumulative, microseconds), because existing dashboards scrape them: they end in neither
+``_total`` nor ``_seconds``, which is why the text is written here and not by a client
+library. Latency histograms are our own and follow Prometheus' conventions (seconds).
+
+Counting happens on the event loop's thread only and reading does too, so nothing here
+takes a lock. Everything is cumulative and never goes down, except the gauges.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+NS_PER_SECOND = 1_000_000_000
+NS_PER_US = 1_000
+
+# Upper bounds in seconds. From below the cost of one request of the smallest model to
+# the slowest answer that anybody waits for; about 2.3 times from one to the next.
+LATENCY_BUCKETS = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05,
+    0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+)  # fmt: skip
+_BOUNDS_NS = tuple(round(bound * NS_PER_SECOND) for bound in LATENCY_BUCKETS)
+_LE = (*(f"{bound:g}" for bound in LATENCY_BUCKETS), "+Inf")
+
+
+class FailureReason(enum.Enum):
+    """Why a request failed: the values of Triton's label ``reason``."""
+
+    REJECTED = "REJECTED"  # not admitted: queue full, shutting down, device lost
+    CANCELED = "CANCELED"  # the client went away
+    BACKEND = "BACKEND"  # the model failed on it
+    OTHER = "OTHER"  # everything else: bad input, deadline, our own faults
+
+
+class Histogram:
+    """Counts of durations in fixed buckets. Not cumulative until it is written out."""
+
+    __slots__ = ("counts", "sum_ns")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(_BOUNDS_NS) + 1)
+        self.sum_ns = 0
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    def observe(self, ns: int) -> None:
+        """Counts one duration. The hot path of ``ModelMetrics`` has this inlined."""
+        self.counts[bisect_left(_BOUNDS_NS, ns)] += 1
+        self.sum_ns += ns
+
+    def __repr__(self) -> str:
+        return f"<Histogram count={self.count} sum={self.sum_ns / 1e9:.6f}s>"
+
+
+class ModelMetrics:
+    """The numbers of one version of one model.
+
+    They outlive a reload of the version, so that they never go down while the process
+    lives. ``pending`` is the number of requests taken in and not yet answered; draining
+    waits for it to be 0.
+    """
+
+    __slots__ = (
+        "compute",
+        "compute_input_ns",
+        "compute_output_ns",
+        "exec_share",
+        "failure_ns",
+        "failures",
+        "inference_count",
+        "last_inference",
+        "name",
+        "pending",
+        "queue",
+        "request",
+        "successes",
+        "version",
+    )
+
+    def __init__(self, name: str, version: str) -> None:
+        self.name = name
+        self.version = version
+        self.pending = 0
+        self.successes = 0
+        self.failures = dict.fromkeys(FailureReason, 0)
+        self.failure_ns = 0
+        self.inference_count = 0
+        self.exec_share = 0.0
+        self.compute_input_ns = 0
+        self.compute_output_ns = 0
+        self.request = Histogram()
+        self.queue = Histogram()
+        self.compute = Histogram()
+        self.last_inference = 0.0
+
+    @property
+    def exec_count(self) -> int:
+        """Executions of the model: a batch of several requests counts once.
+
+        Every request adds its share of the batch it ran in (rows / batch rows), so the
+        sum is the number of batches, without asking the device.
+        """
+        return int(self.exec_share + 0.5)
+
+    @property
+    def failure_count(self) -> int:
+        return sum(self.failures.values())
+
+    def begin(self) -> None:
+        """One more request is on its way; ``success`` or ``failure`` ends it."""
+        self.pending += 1
+
+    def success(
+        self,
+        total_ns: int,
+        queue_ns: int = 0,
+        compute_ns: int = 0,
+        *,
+        rows: int = 1,
+        batch_rows: int = 1,
+        input_ns: int = 0,
+        output_ns: int = 0,
+    ) -> None:
+        """Ends a request that was answered. Costs well under a microsecond.
+
+        ``total_ns`` is from the complete body to the complete answer; ``input_ns`` is
+        decoding and validating, ``output_ns`` encoding. ``rows`` is the number of
+        inferences in the request (1 for a model that is not batched).
+        """
+        self.pending -= 1
+        self.successes += 1
+        self.inference_count += rows
+        self.exec_share += rows / batch_rows if batch_rows > rows else 1.0
+        self.compute_input_ns += input_ns
+        self.compute_output_ns += output_ns
+        # Histogram.observe three times over, without its calls.
+        histogram = self.request
+        histogram.counts[bisect_left(_BOUNDS_NS, total_ns)] += 1
+        histogram.sum_ns += total_ns
+        histogram = self.queue
+        histogram.counts[bisect_left(_BOUNDS_NS, queue_ns)] += 1
+        histogram.sum_ns += queue_ns
+        histogram = self.compute
+        histogram.counts[bisect_left(_BOUNDS_NS, compute_ns)] += 1
+        histogram.sum_ns += compute_ns
+        self.last_inference = time.time()
+
+    def failure(self, reason: FailureReason, total_ns: int = 0) -> None:
+        """Ends a request that was answered with an error, or that nobody waits for."""
+        self.pending -= 1
+        self.failures[reason] += 1
+        self.failure_ns += total_ns
+
+    def statistics(self) -> dict[str, object]:
+        """The document of the protocol's statistics extension for this version."""
+        count = self.successes
+
+        def duration(ns: int, times: int = count) -> dict[str, int]:
+            return {"count": times, "ns": ns}
+
+        nothing = {"count": 0, "ns": 0}
+        return {
+            "name": self.name,
+            "version": self.version,
+            "last_inference": int(self.last_inference * 1000),
+            "inference_count": self.inference_count,
+            "execution_count": self.exec_count,
+            "inference_stats": {
+                "success": duration(self.request.sum_ns),
+                "fail": duration(self.failure_ns, self.failure_count),
+                "queue": duration(self.queue.sum_ns),
+                "compute_input": duration(self.compute_input_ns),
+                "compute_infer": duration(self.compute.sum_ns),
+                "compute_output": duration(self.compute_output_ns),
+                "cache_hit": nothing,
+                "cache_miss": nothing,
+            },
+            "response_stats": {},
+            "batch_stats": [],
+            "memory_usage": [],
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f"<ModelMetrics {self.name}/{self.version} successes={self.successes} "
+            f"failures={self.failure_count} pending={self.pending}>"
+        )
+
+
+class MetricsRegistry:
+    """The metrics of every version of a model that this process has served."""
+
+    def __init__(self) -> None:
+        self._models: dict[tuple[str, str], ModelMetrics] = {}
+
+    def model(self, name: str, version: str) -> ModelMetrics:
+        """The numbers of a version; made at the first call, the same ones after."""
+        key = (name, version)
+        found = self._models.get(key)
+        if found is None:
+            found = self._models.setdefault(key, ModelMetrics(name, version))
+        return found
+
+    def models(self) -> list[ModelMetrics]:
+        """Sorted by name and version."""
+        return [self._models[key] for key in sorted(self._models)]
+
+    def __repr__(self) -> str:
+        return f"<MetricsRegistry models={len(self._models)}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric of the exposition: its name, type, help and samples.
+
+    A sample is its labels and its value.
+    """
+
+    name: str
+    kind: str
+    text: str
+    samples: Iterable[tuple[Mapping[str, str], float]]
+
+
+def escape_label(value: str) -> str:
+    r"""A label value as the text format wants it: ``\``, ``"`` and newlines escaped."""
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def format_labels(labels: Mapping[str, str]) -> str:
+    if not labels:
+        return ""
+    inside = ",".join(f'{key}="{escape_label(value)}"' for key, value in labels.items())
+    return "{" + inside + "}"
+
+
+def render_families(families: Iterable[Family]) -> Iterator[str]:
+    """The text of simple metrics, one family at a time."""
+    for family in families:
+        lines = [
+            f"# HELP {family.name} {family.text}",
+            f"# TYPE {family.name} {family.kind}",
+        ]
+        lines += [
+            f"{family.name}{format_labels(labels)} {value:.17g}"
+            for labels, value in family.samples
+        ]
+        yield "\n".join(lines) + "\n"
+
+
+_COUNTERS: tuple[tuple[str, str, Callable[[ModelMetrics], int]], ...] = (
+    ("request_success", "Successful inference requests", lambda m: m.successes),
+    ("count", "Inferences performed (a batch of n counts n)",
+     lambda m: m.inference_count),
+    ("exec_count", "Model executions (a batch counts 1)", lambda m: m.exec_count),
+    ("request_duration_us", "Cumulative duration of successful requests, microseconds",
+     lambda m: m.request.sum_ns // NS_PER_US),
+    ("queue_duration_us", "Cumulative time requests waited to run, microseconds",
+     lambda m: m.queue.sum_ns // NS_PER_US),
+    ("compute_input_duration_us", "Cumulative time preparing inputs, microseconds",
+     lambda m: m.compute_input_ns // NS_PER_US),
+    ("compute_infer_duration_us", "Cumulative time executing the model, microseconds",
+     lambda m: m.compute.sum_ns // NS_PER_US),
+    ("compute_output_duration_us", "Cumulative time preparing outputs, microseconds",
+     lambda m: m.compute_output_ns // NS_PER_US),
+)  # fmt: skip
+
+_HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelMetrics], Histogram]], ...] = (
+    ("popgate_request_duration_seconds",
+     "Time from the complete request to the complete answer, successful requests",
+     lambda m: m.request),
+    ("popgate_queue_duration_seconds", "Time waited to run, successful requests",
+     lambda m: m.queue),
+    ("popgate_compute_duration_seconds",
+     "Time in the batch that ran on the device, successful requests",
+     lambda m: m.compute),
+)  # fmt: skip
+
+
+def render_models(models: Iterable[ModelMetrics]) -> Iterator[str]:
+    """The text of the model metrics in pieces, one a family.
+
+    Histograms are written for models that have answered something: hundreds of idle
+    models must not make every scrape megabytes.
+    """
+    models = list(models)
+    labels = {
+        id(m): f'model="{escape_label(m.name)}",version="{escape_label(m.version)}"'
+        for m in models
+    }
+    for suffix, text, value in _COUNTERS:
+        name = "nv_inference_" + suffix
+        lines = [f"# HELP {name} {text}", f"# TYPE {name} counter"]
+        lines += [f"{name}{{{labels[id(m)]}}} {value(m)}" for m in models]
+        yield "\n".join(lines) + "\n"
+    name = "nv_inference_request_failure"
+    lines = [
+        f"# HELP {name} Failed inference requests, by reason",
+        f"# TYPE {name} counter",
+    ]
+    lines += [
+        f'{name}{{{labels[id(m)]},reason="{reason.value}"}} {count}'
+        for m in models
+        for reason, count in m.failures.items()
+    ]
+    yield "\n".join(lines) + "\n"
+    name = "nv_inference_pending_request_count"
+    lines = [
+        f"# HELP {name} Inference requests taken in and not yet answered",
+        f"# TYPE {name} gauge",
+    ]
+    lines += [f"{name}{{{labels[id(m)]}}} {m.pending}" for m in models]
+    yield "\n".join(lines) + "\n"
+    busy = [m for m in models if m.successes]
+    for name, text, histogram in _HISTOGRAMS:
+        lines = [f"# HELP {name} {text}", f"# TYPE {name} histogram"]
+        for m in busy:
+            lines += _histogram_lines(name, labels[id(m)], histogram(m))
+        yield "\n".join(lines) + "\n"
+
+
+def _histogram_lines(name: str, labels: str, histogram: Histogram) -> Iterator[str]:
+    total = 0
+    for le, count in zip(_LE, histogram.counts, strict=True):
+        total += count
+        yield f'{name}_bucket{{{labels},le="{le}"}} {total}'
+    yield f"{name}_sum{{{labels}}} {histogram.sum_ns / NS_PER_SECOND:.9f}"
+    yield f"{name}_count{{{labels}}} {total}"
