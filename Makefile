@@ -1,0 +1,84 @@
+# Two commands matter: `make serve` and `make test`. Both need only Python 3.11
+# or newer with pip, and make. An up-to-date .venv is used again: its stamp files
+# are as old as the pyproject.toml they were installed from.
+
+PYTHON ?= python3
+VENV ?= .venv
+HOST ?= 127.0.0.1
+PORT ?= 8000
+DEVICES ?=
+MODELS ?= models
+BENCH ?=
+
+bin := $(VENV)/bin
+pip := $(bin)/python -m pip --disable-pip-version-check
+example := examples/digits/digits.onnx
+
+.PHONY: help serve test check format bench conformance soak chaos many-models clean
+
+help:
+	@echo "make serve        compile the example model and serve it on $(HOST):$(PORT)"
+	@echo "make test         everything CI runs: ruff, mypy, pytest"
+	@echo "make check        ruff and mypy only (changes nothing)"
+	@echo "make format       let ruff format and fix the sources"
+	@echo "make bench        gateway against reference server (BENCH='--seconds 1')"
+	@echo "make conformance  every ONNX backend test over HTTP"
+	@echo "make soak         64 clients, mixed models and encodings"
+	@echo "make chaos        kill and stop processes under load"
+	@echo "make many-models  1, 100 and 500 models in one gateway"
+	@echo "make clean        remove .venv, the compiled example and caches"
+
+serve: $(VENV)/.installed $(MODELS)/digits.popef
+	$(bin)/popgate serve --model-repository $(MODELS) --host $(HOST) --port $(PORT) \
+		$(if $(DEVICES),--devices $(DEVICES))
+
+$(MODELS)/digits.popef: $(example) $(VENV)/.installed
+	@mkdir -p $(MODELS)
+	$(bin)/popgate compile $(example) -o $@
+
+test: check
+	$(bin)/python -m pytest
+
+check: $(VENV)/.installed-dev
+	$(bin)/ruff check .
+	$(bin)/ruff format --check .
+	$(bin)/mypy
+
+format: $(VENV)/.installed-dev
+	$(bin)/ruff check --fix .
+	$(bin)/ruff format .
+
+bench: $(VENV)/.installed-dev
+	$(bin)/python -m bench.compare $(BENCH)
+
+conformance: $(VENV)/.installed-dev
+	$(bin)/python -m bench.conformance $(BENCH)
+
+soak: $(VENV)/.installed-dev
+	$(bin)/python -m bench.soak $(BENCH)
+
+chaos: $(VENV)/.installed-dev
+	$(bin)/python -m bench.chaos $(BENCH)
+
+many-models: $(VENV)/.installed-dev
+	$(bin)/python -m bench.many_models $(BENCH)
+
+# Some distributions ship Python without ensurepip: then pip installs itself.
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "PopGate needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV) || { $(PYTHON) -m venv --clear --without-pip $(VENV) && \
+		$(PYTHON) -m pip --python $(bin)/python install -q pip; }
+	@touch $@
+
+$(VENV)/.installed: pyproject.toml $(VENV)/.python
+	$(pip) install -q -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(pip) install -q -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) $(MODELS)/digits.popef build *.egg-info \
+		.mypy_cache .ruff_cache .pytest_cache .hypothesis
