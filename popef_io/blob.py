@@ -1,0 +1,125 @@
+"""One blob of a file that was read: where it is, what it is, its bytes on demand."""
+
+from __future__ import annotations
+
+import zlib
+
+from popef_io.datatypes import BlobType
+from popef_io.descriptor import Info, type_of
+from popef_io.errors import CorruptError, Location
+from popef_io.layout import HEADER_SIZE, BlobHeader
+from popef_io.mapping import Source
+from popef_io.metadata import ExecutableInfo, Metadata
+
+BlobKey = tuple[BlobType, str, str]
+"""What may be there once: type, name, executable it belongs to."""
+
+
+def key_of(info: Info | None) -> BlobKey | None:
+    """The key of the blob that `info` describes; None for an unknown type."""
+    if info is None:
+        return None
+    if isinstance(info, Metadata):
+        return BlobType.METADATA, info.executable, ""
+    if isinstance(info, ExecutableInfo):
+        return BlobType.POPLAR_EXECUTABLE, info.name, ""
+    return type_of(info), info.name, info.executable
+
+
+class Blob:
+    """A blob whose header and descriptor have been checked.
+
+    The payload's checksum is checked when the payload is first asked for, so that a
+    large file is read once, when it is used, and not at all where it is not.  May be
+    used by several threads at once.
+    """
+
+    __slots__ = ("_verified", "header", "index", "info", "offset", "source")
+
+    def __init__(
+        self,
+        source: Source,
+        index: int,
+        offset: int,
+        header: BlobHeader,
+        info: Info | None,
+        *,
+        verify_payload: bool = True,
+    ) -> None:
+        self.source = source
+        self.index = index
+        """Number of the blob in its file, from 0."""
+        self.offset = offset
+        """Bytes from the beginning of the file."""
+        self.header = header
+        self.info = info
+        """The descriptor; None for an unknown type, whose descriptor stays bytes."""
+        self._verified = not verify_payload
+
+    @property
+    def type(self) -> BlobType | None:
+        """None for a type that this version does not know."""
+        return self.header.type
+
+    @property
+    def name(self) -> str | None:
+        """The blob's name; for metadata, of the executable; None if not known."""
+        if self.info is None:
+            return None
+        if isinstance(self.info, Metadata):
+            return self.info.executable
+        return self.info.name
+
+    @property
+    def executable(self) -> str | None:
+        """The executable it belongs to; empty: to any; None if not known."""
+        if self.info is None:
+            return None
+        if isinstance(self.info, ExecutableInfo):
+            return self.info.name
+        return self.info.executable
+
+    @property
+    def key(self) -> BlobKey | None:
+        """What may be there once; None for an unknown type."""
+        return key_of(self.info)
+
+    @property
+    def where(self) -> Location:
+        """This blob as a place in a message."""
+        return Location(
+            self.source.name,
+            self.offset,
+            self.index,
+            self.header.type_name,
+            self.name,
+        )
+
+    def descriptor(self) -> memoryview:
+        """The descriptor's bytes, as in the file."""
+        begin = self.offset + HEADER_SIZE
+        return self.source.view[begin : begin + self.header.descriptor_size]
+
+    def payload(self) -> memoryview:
+        """The payload's bytes, as in the file (compressed, if it is).
+
+        Raises CorruptError if they do not agree with their checksum.
+        """
+        begin = self.offset + self.header.payload_offset
+        view = self.source.view[begin : begin + self.header.payload_size]
+        if not self._verified:
+            if zlib.crc32(view) != self.header.payload_crc:
+                raise CorruptError(
+                    f"the checksum of the payload (offset {begin}, {len(view)} bytes) "
+                    "does not hold",
+                    where=self.where,
+                )
+            self._verified = True
+        return view
+
+    def __repr__(self) -> str:
+        name = "" if self.name is None else f" {self.name!r}"
+        return (
+            f"<Blob {self.index} {self.header.type_name}{name} "
+            f"offset={self.offset} size={self.header.total_size}>"
+        )

@@ -1,0 +1,240 @@
+"""Writing the payload of one blob."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Callable
+from enum import Enum
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from popef_io.datatypes import BlobType, DataType
+from popef_io.descriptor import Info, encode, type_of
+from popef_io.errors import InvalidValueError, WriterStateError
+from popef_io.layout import (
+    ALIGNMENT,
+    FLAG_COMPRESSED,
+    HEADER_SIZE,
+    BlobHeader,
+    align,
+)
+from popef_io.metadata import FeedDataInfo, TensorDataInfo
+from popef_io.replacement import Replacement
+from popef_io.strings import decode_strings
+from popef_io.validation import has_only_booleans
+
+_log = logging.getLogger(__name__)
+
+_DEFLATE_STEP = 16 << 20  # bytes compressed at once, so that the output stays small
+
+Buffer = bytes | bytearray | memoryview | np.ndarray[Any, Any]
+
+
+class BlobState(Enum):
+    """OPEN, then one of the others for good."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+    DISCARDED = "discarded"
+    FAILED = "failed"
+    """A write failed half-way: the file can only be discarded."""
+
+
+class BlobWriter:
+    """The one live blob of a `Writer`, which makes it; takes bytes until closed.
+
+    Leaving its `with` block closes it; an exception inside discards the blob.  Tensor
+    and feed data must come to exactly the size of their description.  STRING data are
+    held in memory until `close`, which checks them.
+    """
+
+    def __init__(
+        self,
+        output: Replacement,
+        offset: int,
+        info: Info,
+        finished: Callable[[BlobWriter], None],
+        *,
+        compress: bool = False,
+    ) -> None:
+        self.info = info
+        self.offset = offset
+        self.state = BlobState.OPEN
+        self._output = output
+        self._finished = finished
+        self._descriptor = encode(info)
+        self._payload = offset + align(HEADER_SIZE + len(self._descriptor))
+        self._compressor = zlib.compressobj() if compress else None
+        self._expected = expected_size(info)
+        self._content_size = 0
+        self._stored_size = 0
+        self._crc = 0
+        self._strings: list[bytes] | None = [] if _is(info, DataType.STRING) else None
+        self.header: BlobHeader | None = None
+        """The header as written; None while the blob is open."""
+
+    @property
+    def blob_type(self) -> BlobType:
+        return type_of(self.info)
+
+    @property
+    def reserved_size(self) -> int:
+        """Bytes the blob will have, for data of fixed size."""
+        return align(self._payload - self.offset + (self._expected or 0))
+
+    def write(self, data: Buffer) -> int:
+        """Append bytes, or the bytes of an array, in row-major order; gives how many.
+
+        Raises InvalidValueError for more bytes than described, and for memory that is
+        not contiguous; WriterStateError if the blob is not open any more.
+        """
+        self._check_open()
+        view = _bytes_of(data)
+        size = len(view)
+        if self._expected is not None and self._content_size + size > self._expected:
+            raise InvalidValueError(
+                f"{self}: {self._content_size + size} bytes written, "
+                f"{self._expected} described"
+            )
+        if _is(self.info, DataType.BOOL) and not has_only_booleans(view):
+            raise InvalidValueError(f"{self}: a boolean other than 0 and 1")
+        if self._strings is not None:
+            self._strings.append(bytes(view))
+        else:
+            self._store(view)
+        self._content_size += size
+        return size
+
+    def close(self) -> None:
+        """Finish the blob; nothing happens if it is finished.
+
+        Raises WriterStateError if bytes of the description are missing: the blob stays
+        open then.
+        """
+        if self.state is BlobState.CLOSED:
+            return
+        self._check_open()
+        if self._expected is not None and self._content_size < self._expected:
+            raise WriterStateError(
+                f"{self}: {self._content_size} of {self._expected} bytes written"
+            )
+        if self._strings is not None:
+            self._store_strings(b"".join(self._strings))
+        if self._compressor:
+            self._emit(self._compressor.flush())
+        self._finish()
+        self.state = BlobState.CLOSED
+        self._finished(self)
+        _log.debug("wrote %s", self)
+
+    def discard(self) -> None:
+        """Take the blob back, as if it had not been begun."""
+        if self.state is BlobState.OPEN:
+            self.state = BlobState.DISCARDED
+            self._finished(self)
+
+    def __enter__(self) -> BlobWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind:
+            self.discard()
+        else:
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"<BlobWriter {self} {self.state.value} {self._content_size} bytes>"
+
+    def __str__(self) -> str:
+        return f"{self.blob_type.name} {getattr(self.info, 'name', '')!r}"
+
+    def _check_open(self) -> None:
+        if self.state is not BlobState.OPEN:
+            raise WriterStateError(f"{self} is {self.state.value}")
+
+    def _store(self, view: memoryview) -> None:
+        if self._compressor is None:
+            self._emit(view)
+            return
+        for begin in range(0, len(view), _DEFLATE_STEP):
+            step = view[begin : begin + _DEFLATE_STEP]
+            self._emit(self._compressor.compress(step))
+
+    def _store_strings(self, data: bytes) -> None:
+        info = self.info
+        assert isinstance(info, TensorDataInfo | FeedDataInfo)
+        count = info.num_tensors if isinstance(info, FeedDataInfo) else 1
+        try:
+            decode_strings(data, (count, *(info.tensor_info.shape or ())))
+        except InvalidValueError as error:
+            raise InvalidValueError(f"{self}: {error.reason}") from None
+        self._store(memoryview(data))
+
+    def _emit(self, data: bytes | memoryview) -> None:
+        try:
+            self._output.write_at(self._payload + self._stored_size, data)
+        except BaseException:
+            self.state = BlobState.FAILED
+            raise
+        self._crc = zlib.crc32(data, self._crc)
+        self._stored_size += len(data)
+
+    def _finish(self) -> None:
+        header = BlobHeader(
+            type_number=self.blob_type.value,
+            flags=FLAG_COMPRESSED if self._compressor else 0,
+            payload_size=self._stored_size,
+            content_size=self._content_size,
+            descriptor_size=len(self._descriptor),
+            descriptor_crc=zlib.crc32(self._descriptor),
+            payload_crc=self._crc,
+        )
+        head = header.encode() + self._descriptor
+        head += bytes(self._payload - self.offset - len(head))
+        self._emit_frame(head, bytes(-self._stored_size % ALIGNMENT))
+        self.header = header
+
+    def _emit_frame(self, head: bytes, tail: bytes) -> None:
+        try:
+            self._output.write_at(self._payload + self._stored_size, tail)
+            self._output.write_at(self.offset, head)
+        except BaseException:
+            self.state = BlobState.FAILED
+            raise
+
+
+def expected_size(info: Info) -> int | None:
+    """Bytes that the data of `info` have; None if anything goes."""
+    if not isinstance(info, TensorDataInfo | FeedDataInfo):
+        return None
+    if info.tensor_info.data_type is DataType.STRING:
+        return None
+    count = info.num_tensors if isinstance(info, FeedDataInfo) else 1
+    return count * info.tensor_info.size_in_bytes
+
+
+def _is(info: Info, data_type: DataType) -> bool:
+    if not isinstance(info, TensorDataInfo | FeedDataInfo):
+        return False
+    return info.tensor_info.data_type is data_type
+
+
+def _bytes_of(data: Buffer) -> memoryview:
+    try:
+        view = data.data if isinstance(data, np.ndarray) else memoryview(data)
+        if not view.c_contiguous:
+            raise InvalidValueError("memory that is not contiguous; copy it first")
+        if view.format == "O":
+            raise InvalidValueError("an array of objects; see encode_strings")
+        return view.cast("B") if view.nbytes else memoryview(b"")
+    except (TypeError, ValueError) as error:
+        kind = type(data).__name__
+        raise InvalidValueError(f"bytes expected, not {kind}: {error}") from None

@@ -1,0 +1,235 @@
+"""What a reader hands out: one class for each kind of blob that has contents.
+
+All of them are views: nothing is read from the file until its bytes are asked for, and
+they stay valid after their reader is closed, for as long as anybody holds them.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from popef_io.blob import Blob
+from popef_io.datatypes import DataType
+from popef_io.errors import CorruptError, InvalidValueError, LimitError
+from popef_io.layout import MAX_EXECUTABLE_SIZE
+from popef_io.metadata import (
+    ExecutableInfo,
+    FeedDataInfo,
+    Metadata,
+    OpaqueInfo,
+    TensorDataInfo,
+)
+from popef_io.strings import decode_strings
+from popef_io.validation import has_only_booleans
+
+_INFLATE_STEP = 1 << 20  # bytes decompressed at once
+
+
+class ExecutableReader:
+    """An executable blob; its content is opaque to the container."""
+
+    __slots__ = ("_max_size", "blob", "name")
+
+    def __init__(
+        self, blob: Blob, info: ExecutableInfo, max_size: int = MAX_EXECUTABLE_SIZE
+    ) -> None:
+        self.blob = blob
+        self.name = info.name
+        self._max_size = max_size
+
+    @property
+    def is_compressed(self) -> bool:
+        return self.blob.header.is_compressed
+
+    @property
+    def size(self) -> int:
+        """Bytes of the executable, decompressed."""
+        return self.blob.header.content_size
+
+    def executable(self) -> memoryview:
+        """The executable's bytes; decompressed anew at each call if compressed.
+
+        Raises LimitError if it would decompress to more than the reader accepts,
+        CorruptError if it does not decompress to what the header says.
+        """
+        if not self.is_compressed:
+            return self.blob.payload()
+        if self.size > self._max_size:
+            raise LimitError(
+                "size of the executable, decompressed,",
+                self.size,
+                self._max_size,
+                where=self.blob.where,
+            )
+        return memoryview(self._inflate())
+
+    def _inflate(self) -> bytes:
+        inflater = zlib.decompressobj()
+        parts = []
+        size = 0
+        data: memoryview | bytes = self.blob.payload()
+        try:
+            # One byte more than announced is enough to know that it is too many.
+            while not inflater.eof and size <= self.size:
+                room = min(_INFLATE_STEP, self.size - size + 1)
+                part = inflater.decompress(data, room)
+                data = inflater.unconsumed_tail
+                size += len(part)
+                parts.append(part)
+                if not part and not data:
+                    break
+        except zlib.error as error:
+            raise CorruptError(
+                f"the payload does not decompress: {error}", where=self.blob.where
+            ) from error
+        if size != self.size or not inflater.eof or inflater.unused_data:
+            raise CorruptError(
+                f"the payload does not decompress to the {self.size} bytes announced",
+                where=self.blob.where,
+            )
+        return b"".join(parts)
+
+    def __repr__(self) -> str:
+        compressed = " compressed" if self.is_compressed else ""
+        return f"<ExecutableReader {self.name!r} {self.size} bytes{compressed}>"
+
+
+class MetadataReader:
+    """A metadata blob; all of it is in the descriptor."""
+
+    __slots__ = ("blob", "metadata")
+
+    def __init__(self, blob: Blob, metadata: Metadata) -> None:
+        self.blob = blob
+        self.metadata = metadata
+
+    def __repr__(self) -> str:
+        return f"<MetadataReader {self.metadata.executable!r}>"
+
+
+class TensorReader:
+    """A tensor data blob."""
+
+    __slots__ = ("blob", "info")
+
+    def __init__(self, blob: Blob, info: TensorDataInfo) -> None:
+        self.blob = blob
+        self.info = info
+
+    @property
+    def name(self) -> str:
+        return self.info.name
+
+    def raw(self) -> memoryview:
+        """The tensor's bytes: read-only, in place, row-major, little-endian."""
+        return self.blob.payload()
+
+    def data(self) -> np.ndarray[Any, Any]:
+        """The tensor: a read-only array in place; for STRING a new one of bytes."""
+        info = self.info.tensor_info
+        return _array(self.blob, info.shape or (), info.data_type)
+
+    def __repr__(self) -> str:
+        return f"<TensorReader {self.name!r} {self.info.tensor_info}>"
+
+
+class FeedReader:
+    """A feed data blob: equal tensors, one after another."""
+
+    __slots__ = ("blob", "info")
+
+    def __init__(self, blob: Blob, info: FeedDataInfo) -> None:
+        self.blob = blob
+        self.info = info
+
+    @property
+    def name(self) -> str:
+        return self.info.name
+
+    def raw(self) -> memoryview:
+        """The bytes of all tensors: read-only, in place."""
+        return self.blob.payload()
+
+    def data(self) -> np.ndarray[Any, Any]:
+        """All tensors as one array of shape (num_tensors, ...), as for a tensor."""
+        info = self.info.tensor_info
+        shape = (self.info.num_tensors, *(info.shape or ()))
+        return _array(self.blob, shape, info.data_type)
+
+    def __len__(self) -> int:
+        return self.info.num_tensors
+
+    def __iter__(self) -> Iterator[np.ndarray[Any, Any]]:
+        """The tensors, in order."""
+        data = self.data()
+        return (data[index, ...] for index in range(len(data)))
+
+    def __repr__(self) -> str:
+        return f"<FeedReader {self.name!r} {len(self)} x {self.info.tensor_info}>"
+
+
+class OpaqueReader:
+    """An opaque blob: bytes that mean something to somebody else."""
+
+    __slots__ = ("blob", "info")
+
+    def __init__(self, blob: Blob, info: OpaqueInfo) -> None:
+        self.blob = blob
+        self.info = info
+
+    @property
+    def name(self) -> str:
+        return self.info.name
+
+    @property
+    def executable(self) -> str:
+        """Name of the executable it belongs to; empty: to all."""
+        return self.info.executable
+
+    def data(self) -> memoryview:
+        """The bytes, read-only, in place."""
+        return self.blob.payload()
+
+    def __repr__(self) -> str:
+        return f"<OpaqueReader {self.name!r} {self.blob.header.content_size} bytes>"
+
+
+class UnknownBlob:
+    """A blob of a type that this version does not know; `Writer.copy` keeps it."""
+
+    __slots__ = ("blob",)
+
+    def __init__(self, blob: Blob) -> None:
+        self.blob = blob
+
+    @property
+    def type_number(self) -> int:
+        return self.blob.header.type_number
+
+    def descriptor(self) -> memoryview:
+        return self.blob.descriptor()
+
+    def data(self) -> memoryview:
+        """The payload as stored."""
+        return self.blob.payload()
+
+    def __repr__(self) -> str:
+        return f"<UnknownBlob type {self.type_number} at {self.blob.offset}>"
+
+
+def _array(
+    blob: Blob, shape: tuple[int, ...], data_type: DataType
+) -> np.ndarray[Any, Any]:
+    view = blob.payload()
+    if data_type is DataType.STRING:
+        try:
+            return decode_strings(view, shape)
+        except InvalidValueError as error:
+            raise CorruptError(error.reason, where=blob.where) from error
+    if data_type is DataType.BOOL and not has_only_booleans(view):
+        raise CorruptError("a boolean other than 0 and 1", where=blob.where)
+    return np.ndarray(shape, data_type.numpy_dtype, buffer=view)

@@ -1,0 +1,241 @@
+"""Descriptors: the msgpack map behind a blob header, for each type of blob.
+
+The tables of this module are the format; see docs/format.md.  A descriptor is unpacked
+field by field, and the long lists item by item, with the decoder's own limits set to
+what an item may have: nothing in it can make the decoder allocate much more than the
+descriptor's own size, however it is nested and whatever lengths it announces.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped]  # it has no stubs
+
+from popef_io.datatypes import BlobType, DataType, TensorType
+from popef_io.errors import (
+    CorruptError,
+    InvalidValueError,
+    LimitError,
+    Location,
+    Refused,
+)
+from popef_io.fields import (
+    S64_MAX,
+    U32_MAX,
+    Choice,
+    Flag,
+    Integer,
+    ListOf,
+    MapOf,
+    PairList,
+    Record,
+    Shape,
+    Text,
+)
+from popef_io.layout import HEADER_SIZE, MAX_DESCRIPTOR_SIZE
+from popef_io.metadata import (
+    Anchor,
+    ExecutableInfo,
+    FeedDataInfo,
+    Metadata,
+    OpaqueInfo,
+    Option,
+    ProgramFlow,
+    TensorDataInfo,
+    TensorInfo,
+)
+from popef_io.validation import (
+    MAX_RANK,
+    check_feed_data,
+    check_metadata,
+    check_tensor_data,
+    check_tensor_info,
+)
+
+Info = ExecutableInfo | Metadata | TensorDataInfo | FeedDataInfo | OpaqueInfo
+
+MAX_NAME_SIZE = 1 << 14  # bytes; names of generated graphs nest some hundred levels
+MAX_VALUE_SIZE = 1 << 20  # bytes of an option's value; a list of class names fits
+MAX_ANCHORS = 1 << 16  # as blobs: one for each tensor, and some
+MAX_OPTIONS = 1 << 12
+MAX_PROGRAMS = 1 << 12  # also items of one list inside an item, at most
+MAX_COUNT = 1 << 16  # replicas, devices, processes
+
+_name = Text(MAX_NAME_SIZE, may_be_empty=False)
+_link = Text(MAX_NAME_SIZE)
+_program = Integer(0, U32_MAX)
+_programs = ListOf(_program, MAX_PROGRAMS)
+_count = Integer(1, MAX_COUNT)
+_tensor_info = Record(
+    TensorInfo,
+    {"shape": Shape(MAX_RANK), "data_type": Choice(DataType)},
+    check_tensor_info,
+)
+_anchor = Record(
+    Anchor,
+    {
+        "name": _name,
+        "handle": _link,
+        "tensor_info": _tensor_info,
+        "type": Choice(TensorType),
+        "programs": _programs,
+        "is_per_replica": Flag(),
+    },
+)
+_option = Record(Option, {"name": _name, "value": Text(MAX_VALUE_SIZE)})
+_program_flow = Record(
+    ProgramFlow, {"load": _programs, "main": _programs, "save": _programs}
+)
+_metadata = Record(
+    Metadata,
+    {
+        "executable": _name,
+        "anchors": ListOf(_anchor, MAX_ANCHORS),
+        "program_flow": _program_flow,
+        "programs_map": MapOf(_program, _link, MAX_PROGRAMS),
+        "replication_factor": _count,
+        "num_ipus": _count,
+        "ipu_version": Integer(0, U32_MAX),
+        "is_pod": Flag(),
+        "num_processes": _count,
+        "is_inference": Flag(),
+        "engine_options": ListOf(_option, MAX_OPTIONS),
+        "device_options": ListOf(_option, MAX_OPTIONS),
+        "seed_handle": _link,
+        "device_iterations": Integer(1, U32_MAX),
+    },
+    check_metadata,
+)
+_tensor_data = Record(
+    TensorDataInfo,
+    {"name": _name, "tensor_info": _tensor_info, "executable": _link},
+    check_tensor_data,
+)
+_feed_data = Record(
+    FeedDataInfo,
+    {
+        "name": _name,
+        "tensor_info": _tensor_info,
+        "num_tensors": Integer(0, S64_MAX),
+        "executable": _link,
+    },
+    check_feed_data,
+)
+_RECORDS = {
+    BlobType.POPLAR_EXECUTABLE: Record(ExecutableInfo, {"name": _name}),
+    BlobType.METADATA: _metadata,
+    BlobType.DATA_TENSOR: _tensor_data,
+    BlobType.DATA_FEED: _feed_data,
+    BlobType.OPAQUE: Record(OpaqueInfo, {"name": _name, "executable": _link}),
+}
+_TYPES: dict[type, BlobType] = {record.cls: kind for kind, record in _RECORDS.items()}
+
+
+def type_of(info: Info) -> BlobType:
+    """The type of blob that `info` describes."""
+    found = _TYPES.get(type(info))
+    if found is None:
+        raise InvalidValueError(f"{type(info).__name__} describes no blob")
+    return found
+
+
+def encode(info: Info) -> bytes:
+    """The descriptor of `info`; InvalidValueError or LimitError if a rule is broken."""
+    record = _RECORDS[type_of(info)]
+    try:
+        data: bytes = msgpack.packb(record.pack(info))
+    except Refused as refusal:
+        name = f"{record.cls.__name__}.{refusal.field}".rstrip(".")
+        if refusal.limit:
+            raise LimitError(f"{name} ({refusal.reason})", *refusal.limit) from None
+        raise InvalidValueError(refusal.reason, field=name) from None
+    if len(data) > MAX_DESCRIPTOR_SIZE:
+        raise LimitError("descriptor size", len(data), MAX_DESCRIPTOR_SIZE)
+    return data
+
+
+def decode(kind: BlobType, data: bytes, where: Location) -> Info:
+    """The value of a descriptor; CorruptError or LimitError if a rule is broken.
+
+    `where` is the blob; the error's offset is that of the field, as near as known.
+    """
+    unpacker = _unpacker(data)
+    try:
+        info: Info = _decode_record(_RECORDS[kind], unpacker)
+        if unpacker.tell() != len(data):
+            raise Refused(f"{len(data) - unpacker.tell()} bytes after the descriptor")
+    except Refused as refusal:
+        place = _inside(where, unpacker.tell())
+        field = f"descriptor field {refusal.field}" if refusal.path else "descriptor"
+        if refusal.limit:
+            name = f"{field} ({refusal.reason})"
+            raise LimitError(name, *refusal.limit, where=place) from None
+        raise CorruptError(f"{field}: {refusal.reason}", where=place) from None
+    # What msgpack raises for bytes that are not msgpack, or exceed its limits; the last
+    # by its pure-Python twin where the C module has a stack error.
+    except (ValueError, msgpack.UnpackException, RecursionError) as error:
+        place = _inside(where, unpacker.tell())
+        reason = str(error) or type(error).__name__
+        raise CorruptError(
+            f"the descriptor is not msgpack, or not ours: {reason}", where=place
+        ) from error
+    return info
+
+
+def _inside(where: Location, position: int) -> Location:
+    return Location(
+        where.source,
+        where.offset + HEADER_SIZE + position,
+        where.blob,
+        where.blob_type,
+        where.blob_name,
+    )
+
+
+def _unpacker(data: bytes) -> msgpack.Unpacker:
+    size = max(len(data), 1)
+    unpacker = msgpack.Unpacker(
+        None,
+        max_buffer_size=size,
+        max_array_len=min(MAX_PROGRAMS, size),
+        max_map_len=min(len(_metadata.fields), size),
+        max_str_len=min(MAX_VALUE_SIZE, size),
+        max_bin_len=0,
+        max_ext_len=0,
+        object_pairs_hook=PairList,
+    )
+    unpacker.feed(data)
+    return unpacker
+
+
+def _decode_record(record: Record, unpacker: msgpack.Unpacker) -> Any:
+    count = unpacker.read_map_header()
+    if count != len(record.fields):
+        raise Refused(f"{count} fields instead of {len(record.fields)}")
+    values = []
+    for name, kind in record.fields.items():
+        key = unpacker.unpack()
+        if key != name:
+            raise Refused(f"field {str(key)[:64]!r} instead of {name!r}")
+        try:
+            if isinstance(kind, ListOf):
+                values.append(_decode_list(kind, unpacker))
+            else:
+                values.append(kind.unpack(unpacker.unpack()))
+        except Refused as refusal:
+            raise refusal.inside(name) from None
+    return record.finish(values)
+
+
+def _decode_list(kind: ListOf, unpacker: msgpack.Unpacker) -> Any:
+    count = unpacker.read_array_header()
+    if count > kind.limit:
+        raise Refused("length", limit=(count, kind.limit))
+    items = []
+    for index in range(count):
+        try:
+            items.append(kind.item.unpack(unpacker.unpack()))
+        except Refused as refusal:
+            raise refusal.inside(f"[{index}]") from None
+    return kind.finish(items)

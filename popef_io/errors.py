@@ -1,0 +1,152 @@
+"""What can go wrong with a container, named by who must act.
+
+    PopefError
+      NotPopefError        this is no container of ours, or of a newer version
+      TruncatedError       the file ends too early: needed, available
+      CorruptError         a rule of the format is broken: the file is damaged
+      LimitError           larger than we accept: field, value, limit
+      MissingBlobError     no such blob in what was read: kind, name
+      DuplicateBlobError   the same blob twice: kind, name
+      InvalidValueError    the caller's value cannot stand in a container: field
+      WriterStateError     the caller asked a writer out of order
+
+The first four are about a file and carry `where`, a `Location` that names file, blob
+and offset.  A file that is not there or may not be read, and a full disk, are the
+operating system's to explain: `OSError` passes through untouched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A place in a file: as much of it as was known when something went wrong."""
+
+    source: str
+    """Path of the file, or the name that was given to a stream."""
+    offset: int
+    """Bytes from the beginning of the file."""
+    blob: int | None = None
+    """Index of the blob in the file, from 0."""
+    blob_type: str = ""
+    """Name of the blob's type, `type 77` for an unknown one, empty if not read yet."""
+    blob_name: str | None = None
+
+    def __str__(self) -> str:
+        parts = [self.source]
+        if self.blob is not None:
+            words = [f"blob {self.blob}", self.blob_type]
+            if self.blob_name is not None:
+                words.append(repr(self.blob_name))
+            parts.append(" ".join(word for word in words if word))
+        parts.append(f"offset {self.offset}")
+        return ", ".join(parts)
+
+
+class PopefError(Exception):
+    """Root of all errors of this package.
+
+    `reason` is the sentence without the place; `where` is the place, or None.
+    """
+
+    def __init__(self, reason: str, *, where: Location | None = None) -> None:
+        super().__init__(f"{where}: {reason}" if where else reason)
+        self.reason = reason
+        self.where = where
+
+
+class NotPopefError(PopefError):
+    """Not a container of ours, or one of a version that this code does not know."""
+
+
+class TruncatedError(PopefError):
+    """The file ends before what it announced: `needed` bytes against `available`."""
+
+    def __init__(
+        self, what: str, *, needed: int, available: int, where: Location | None = None
+    ) -> None:
+        super().__init__(
+            f"{what}: {needed} bytes needed, {available} are there; "
+            "the file is cut short",
+            where=where,
+        )
+        self.needed = needed
+        self.available = available
+
+
+class CorruptError(PopefError):
+    """A rule of the format is broken; the file was damaged or made by other means."""
+
+
+class LimitError(PopefError):
+    """A number that is larger than we accept: `field`, `value`, `limit`."""
+
+    def __init__(
+        self, name: str, value: int, limit: int, *, where: Location | None = None
+    ) -> None:
+        super().__init__(
+            f"{name} is {value}, more than the limit of {limit}", where=where
+        )
+        self.field = name
+        self.value = value
+        self.limit = limit
+
+
+class MissingBlobError(PopefError):
+    """A blob that is needed is not in what was read: `kind` and `name`."""
+
+    def __init__(self, kind: str, name: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+        self.name = name
+
+
+class DuplicateBlobError(PopefError):
+    """A blob that may be there once is there twice: `kind` and `name`."""
+
+    def __init__(
+        self, kind: str, name: str, reason: str, *, where: Location | None = None
+    ) -> None:
+        super().__init__(reason, where=where)
+        self.kind = kind
+        self.name = name
+
+
+class InvalidValueError(PopefError):
+    """A value of the caller's cannot stand in a container; `field` is its path."""
+
+    def __init__(self, reason: str, *, field: str = "") -> None:
+        super().__init__(f"{field}: {reason}" if field else reason)
+        self.field = field
+
+
+class WriterStateError(PopefError):
+    """A writer was asked for something that its state does not allow."""
+
+
+class Refused(Exception):
+    """A rule says no, before it is known whose value it is.
+
+    Raised by the rules that reading and writing share, never seen outside the package:
+    `popef_io.descriptor` turns it into the caller's error or the file's.
+    """
+
+    def __init__(self, reason: str, *, limit: tuple[int, int] | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.limit = limit
+        """(value, limit) if it is a matter of size."""
+        self.path: list[str] = []
+        """Field names from the innermost outwards."""
+
+    def inside(self, name: str) -> Refused:
+        """The same refusal, seen from one record further out."""
+        self.path.append(name)
+        return self
+
+    @property
+    def field(self) -> str:
+        """The path in full, as `anchors[3].tensor_info.shape`."""
+        return ".".join(reversed(self.path)).replace(".[", "[")

@@ -1,0 +1,79 @@
+"""Writing several feeds in turns, as a recording of several inputs goes along."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from popef_io.blob_writer import BlobState, BlobWriter, Buffer, expected_size
+from popef_io.errors import DuplicateBlobError, InvalidValueError
+
+
+class FeedsWriter:
+    """Several live feed blobs of a `Writer`, which makes it.
+
+    The size of each feed is known, so each has its place in the file from the
+    beginning and takes tensors in any order of turns (PopEF User Guide 3.2).  Closing
+    needs all of them complete; an exception inside the `with` block discards all.
+    """
+
+    def __init__(
+        self, blobs: Sequence[BlobWriter], finished: Callable[..., None]
+    ) -> None:
+        self._blob_by_name: dict[str, BlobWriter] = {}
+        self._finished = finished
+        self.state = BlobState.OPEN
+        for blob in blobs:
+            name = getattr(blob.info, "name", "")
+            if expected_size(blob.info) is None:
+                raise InvalidValueError(
+                    f"feed {name!r} has elements of varying size and cannot be written "
+                    "in turns"
+                )
+            if name in self._blob_by_name:
+                raise DuplicateBlobError("DATA_FEED", name, f"two feeds {name!r}")
+            self._blob_by_name[name] = blob
+
+    def write(self, name: str, data: Buffer) -> int:
+        """Append to the feed `name`, as `BlobWriter.write`."""
+        blob = self._blob_by_name.get(name)
+        if blob is None:
+            known = ", ".join(map(repr, self._blob_by_name))
+            raise InvalidValueError(f"no feed {name!r} here, only {known}")
+        return blob.write(data)
+
+    def close(self) -> None:
+        """Finish all feeds; WriterStateError if one is incomplete."""
+        if self.state is not BlobState.OPEN:
+            return
+        for blob in self._blob_by_name.values():
+            blob.close()
+        self.state = BlobState.CLOSED
+        self._finished(*self._blob_by_name.values())
+
+    def discard(self) -> None:
+        """Take all feeds back."""
+        if self.state is not BlobState.OPEN:
+            return
+        for blob in self._blob_by_name.values():
+            blob.discard()
+        self.state = BlobState.DISCARDED
+        self._finished()
+
+    def __enter__(self) -> FeedsWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind:
+            self.discard()
+        else:
+            self.close()
+
+    def __repr__(self) -> str:
+        names = ", ".join(self._blob_by_name)
+        return f"<FeedsWriter {names} {self.state.value}>"

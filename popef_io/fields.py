@@ -1,0 +1,286 @@
+"""Kinds of descriptor fields: one definition each for packing and unpacking.
+
+A kind turns a Python value into what msgpack can hold (`pack`) and back (`unpack`), and
+says no (`Refused`) to anything else, in both directions by the same rule.  Types are
+strict: true is no number, a number no text, and a map has exactly the keys of its
+record in the record's order.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from itertools import pairwise
+from typing import Any, Protocol
+
+from popef_io.errors import Refused
+
+U32_MAX = (1 << 32) - 1
+S64_MAX = (1 << 63) - 1
+
+
+class Kind(Protocol):
+    """What a field may hold."""
+
+    def pack(self, value: Any) -> Any:
+        """`value` as msgpack can hold it."""
+
+    def unpack(self, plain: Any) -> Any:
+        """The value that `plain`, decoded from a file, stands for."""
+
+
+class Text:
+    """Unicode text of at most `limit` bytes in UTF-8; possibly not empty."""
+
+    def __init__(self, limit: int, *, may_be_empty: bool = True) -> None:
+        self._limit = limit
+        self._may_be_empty = may_be_empty
+
+    def pack(self, value: Any) -> str:
+        """Check and hand on; lone surrogates are refused."""
+        if isinstance(value, str):
+            try:
+                value.encode()
+            except UnicodeEncodeError as error:
+                raise Refused(f"not valid Unicode: {error.reason}") from None
+        return self.unpack(value)
+
+    def unpack(self, plain: Any) -> str:
+        if not isinstance(plain, str):
+            raise Refused(f"text expected, not {_kind_of(plain)}")
+        if not plain and not self._may_be_empty:
+            raise Refused("must not be empty")
+        size = len(plain) if plain.isascii() else len(plain.encode())
+        if size > self._limit:
+            raise Refused("size in bytes", limit=(size, self._limit))
+        return plain
+
+
+class Integer:
+    """A whole number from `lowest` to `highest`."""
+
+    def __init__(self, lowest: int, highest: int) -> None:
+        self._lowest = lowest
+        self._highest = highest
+
+    def pack(self, value: Any) -> int:
+        """Check and hand on; numpy's integers become Python's."""
+        if not isinstance(value, int):
+            try:
+                value = operator.index(value)
+            except TypeError:
+                raise Refused(f"integer expected, not {_kind_of(value)}") from None
+        return self.unpack(value)
+
+    def unpack(self, plain: Any) -> int:
+        if type(plain) is not int:
+            raise Refused(f"integer expected, not {_kind_of(plain)}")
+        if plain < self._lowest:
+            raise Refused(f"{plain} is less than {self._lowest}")
+        if plain > self._highest:
+            raise Refused("value", limit=(plain, self._highest))
+        return plain
+
+
+class Flag:
+    """True or false."""
+
+    def pack(self, value: Any) -> bool:
+        return self.unpack(value)
+
+    def unpack(self, plain: Any) -> bool:
+        if not isinstance(plain, bool):
+            raise Refused(f"true or false expected, not {_kind_of(plain)}")
+        return plain
+
+
+class Choice:
+    """A member of an enumeration, held as its number."""
+
+    def __init__(self, enumeration: type[Enum]) -> None:
+        self._enumeration = enumeration
+        self._member_by_number = {member.value: member for member in enumeration}
+
+    def pack(self, value: Any) -> int:
+        if not isinstance(value, self._enumeration):
+            name = self._enumeration.__name__
+            raise Refused(f"{name} expected, not {_kind_of(value)}")
+        number: int = value.value
+        return number
+
+    def unpack(self, plain: Any) -> Enum:
+        if type(plain) is not int:
+            raise Refused(f"integer expected, not {_kind_of(plain)}")
+        member = self._member_by_number.get(plain)
+        if member is None:
+            raise Refused(f"{plain} is no {self._enumeration.__name__}")
+        return member
+
+
+class Shape:
+    """A tuple of dimensions, -1 for one that is not known; None for no shape at all."""
+
+    def __init__(self, max_rank: int) -> None:
+        self._max_rank = max_rank
+
+    def pack(self, value: Any) -> list[int] | None:
+        if value is None:
+            return None
+        dimensions = [_DIMENSION.pack(size) for size in _items(value)]
+        self.unpack(dimensions)
+        return dimensions
+
+    def unpack(self, plain: Any) -> tuple[int, ...] | None:
+        if plain is None:
+            return None
+        if type(plain) is not list:
+            raise Refused(f"list or nil expected, not {_kind_of(plain)}")
+        if len(plain) > self._max_rank:
+            raise Refused("rank", limit=(len(plain), self._max_rank))
+        for size in plain:
+            _DIMENSION.unpack(size)
+        return tuple(plain)
+
+
+class ListOf:
+    """A tuple of at most `limit` items of one kind."""
+
+    def __init__(self, item: Kind, limit: int) -> None:
+        self.item = item
+        self.limit = limit
+
+    def pack(self, value: Any) -> list[Any]:
+        items = _items(value)
+        if len(items) > self.limit:
+            raise Refused("length", limit=(len(items), self.limit))
+        return [self._each(self.item.pack, i, item) for i, item in enumerate(items)]
+
+    def unpack(self, plain: Any) -> tuple[Any, ...]:
+        if type(plain) is not list:
+            raise Refused(f"list expected, not {_kind_of(plain)}")
+        if len(plain) > self.limit:
+            raise Refused("length", limit=(len(plain), self.limit))
+        return tuple(
+            self._each(self.item.unpack, i, item) for i, item in enumerate(plain)
+        )
+
+    def finish(self, items: Iterable[Any]) -> Any:
+        """What the field holds, of items unpacked one by one."""
+        return tuple(items)
+
+    @staticmethod
+    def _each(convert: Callable[[Any], Any], index: int, item: Any) -> Any:
+        try:
+            return convert(item)
+        except Refused as refusal:
+            raise refusal.inside(f"[{index}]") from None
+
+
+class MapOf(ListOf):
+    """A mapping, held as a list of [key, value] in the order of the keys."""
+
+    def __init__(self, key: Kind, value: Kind, limit: int) -> None:
+        super().__init__(Pair(key, value), limit)
+
+    def pack(self, value: Any) -> list[Any]:
+        if not isinstance(value, Mapping):
+            raise Refused(f"mapping expected, not {_kind_of(value)}")
+        return sorted(super().pack(list(value.items())))
+
+    def finish(self, items: Iterable[Any]) -> dict[Any, Any]:
+        pairs = list(items)
+        for (key, _), (following, _) in pairwise(pairs):
+            if not key < following:
+                raise Refused(f"key {following} is twice there or out of order")
+        return dict(pairs)
+
+
+class Pair:
+    """Two values of different kinds."""
+
+    def __init__(self, first: Kind, second: Kind) -> None:
+        self._first = first
+        self._second = second
+
+    def pack(self, value: Any) -> list[Any]:
+        return [self._first.pack(value[0]), self._second.pack(value[1])]
+
+    def unpack(self, plain: Any) -> tuple[Any, Any]:
+        if type(plain) is not list or len(plain) != 2:
+            raise Refused(f"a list of two expected, not {_kind_of(plain)}")
+        return self._first.unpack(plain[0]), self._second.unpack(plain[1])
+
+
+class Record:
+    """A value class with its fields; a map with exactly these keys in this order."""
+
+    def __init__(
+        self,
+        cls: type,
+        fields: Mapping[str, Kind],
+        rule: Callable[[Any], None] | None = None,
+    ) -> None:
+        self.cls = cls
+        self.fields = fields
+        self._rule = rule
+        self._kinds = tuple(fields.items())
+
+    def pack(self, value: Any) -> dict[str, Any]:
+        """`value` as a map; its rule is checked as well."""
+        if not isinstance(value, self.cls):
+            raise Refused(f"{self.cls.__name__} expected, not {_kind_of(value)}")
+        plain = {}
+        for name, kind in self._kinds:
+            try:
+                plain[name] = kind.pack(getattr(value, name))
+            except Refused as refusal:
+                raise refusal.inside(name) from None
+        if self._rule:
+            self._rule(value)
+        return plain
+
+    def unpack(self, plain: Any) -> Any:
+        """The value of `plain`, a list of (key, value) as the decoder gives a map."""
+        if type(plain) is not PairList:
+            raise Refused(f"map expected, not {_kind_of(plain)}")
+        if len(plain) != len(self._kinds):
+            raise Refused(f"{len(plain)} fields instead of {len(self._kinds)}")
+        values = []
+        for (key, item), (name, kind) in zip(plain, self._kinds, strict=True):
+            if key != name:
+                raise Refused(f"field {key!r} instead of {name!r}")
+            try:
+                values.append(kind.unpack(item))
+            except Refused as refusal:
+                raise refusal.inside(name) from None
+        return self.finish(values)
+
+    def finish(self, values: Iterable[Any]) -> Any:
+        """The value of fields unpacked one by one, its rule checked."""
+        value = self.cls(*values)
+        if self._rule:
+            self._rule(value)
+        return value
+
+
+class PairList(list[tuple[Any, Any]]):
+    """A decoded map: its pairs in the order of the file, doubles and all."""
+
+
+_DIMENSION = Integer(-1, S64_MAX)
+
+
+def _items(value: Any) -> list[Any]:
+    if isinstance(value, (str, bytes, Mapping)):
+        raise Refused(f"sequence expected, not {_kind_of(value)}")
+    try:
+        return list(value)
+    except TypeError:
+        raise Refused(f"sequence expected, not {_kind_of(value)}") from None
+
+
+def _kind_of(value: Any) -> str:
+    if value is None:
+        return "nil"
+    return "map" if type(value) is PairList else type(value).__name__

@@ -1,0 +1,279 @@
+"""The bytes of a container: the only module that packs and unpacks numbers.
+
+A file is a list of blobs and nothing else; each blob is
+
+    offset        bytes
+    0             64    blob header, below
+    64            D     descriptor: one msgpack map, fields depend on the type
+    64 + D        0..63 zeros, up to the next multiple of 64
+    P             S     payload, aligned to 64 bytes so that it can be mapped as it is
+    P + S         0..63 zeros, up to the next multiple of 64
+
+and the header, all numbers little-endian and unsigned,
+
+    offset  bytes  field
+    0       8      magic 89 50 47 45 46 0D 0A 1A ("\\x89PGEF\\r\\n\\x1a")
+    8       2      version, 1
+    10      2      type, see `BlobType`
+    12      4      flags: bit 0 LAST, bit 1 COMPRESSED
+    16      8      total size of the blob: header, descriptor, payload, zeros
+    24      8      payload size S as stored
+    32      8      content size: S, or what the payload decompresses to
+    40      4      descriptor size D
+    44      4      CRC-32 of the descriptor
+    48      4      CRC-32 of the payload as stored
+    52      8      reserved, zero
+    60      4      CRC-32 of bytes 0 to 59
+
+The magic is made like PNG's: its first byte is no text, its line ends betray a transfer
+as text.  LAST marks the blob that a file ends with, so that a file cut between two
+blobs is not taken for a shorter one.  docs/format.md is the specification.
+
+Here a header is read and every number in it bounded; what needs to know several blobs
+or the inside of a descriptor is checked elsewhere.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass, replace
+
+from popef_io.datatypes import BlobType
+from popef_io.errors import (
+    CorruptError,
+    LimitError,
+    Location,
+    NotPopefError,
+    TruncatedError,
+)
+
+MAGIC = b"\x89PGEF\r\n\x1a"
+VERSION = 1
+HEADER_SIZE = 64  # bytes
+ALIGNMENT = 64  # bytes; a cache line, and more than any tensor type or vector unit asks
+
+FLAG_LAST = 1
+FLAG_COMPRESSED = 2
+
+MAX_DESCRIPTOR_SIZE = 8 << 20  # bytes; 65,536 anchors with names of 50 characters fit
+MAX_BLOBS = 1 << 18  # in one file; the largest public models have some 10,000 tensors
+MAX_EXECUTABLE_SIZE = 4 << 30  # bytes, decompressed; ONNX itself ends at 2 GiB a graph
+MAX_DEFLATE_RATIO = 1032  # what zlib's format can reach; more is a lie
+
+_HEADER = struct.Struct("<8sHHIQQQIII8s")
+_CHECKSUM = struct.Struct("<I")
+_RESERVED = bytes(8)
+
+
+@dataclass(frozen=True, slots=True)
+class BlobHeader:
+    """The fixed part of every blob; field by field as in the table above.
+
+    `version`, `magic`, total size and the header's own checksum follow from the rest.
+    """
+
+    type_number: int
+    flags: int
+    payload_size: int
+    content_size: int
+    descriptor_size: int
+    descriptor_crc: int
+    payload_crc: int
+
+    @property
+    def type(self) -> BlobType | None:
+        """The blob's type; None for a number that this version does not know."""
+        return _TYPES.get(self.type_number)
+
+    @property
+    def type_name(self) -> str:
+        known = self.type
+        return known.name if known else f"type {self.type_number}"
+
+    @property
+    def is_last(self) -> bool:
+        return bool(self.flags & FLAG_LAST)
+
+    @property
+    def is_compressed(self) -> bool:
+        return bool(self.flags & FLAG_COMPRESSED)
+
+    @property
+    def payload_offset(self) -> int:
+        """Bytes from the beginning of the blob to its payload."""
+        return align(HEADER_SIZE + self.descriptor_size)
+
+    @property
+    def total_size(self) -> int:
+        """Bytes of the blob, a multiple of 64."""
+        return align(self.payload_offset + self.payload_size)
+
+    def with_last(self, last: bool) -> BlobHeader:
+        """This header with the LAST flag set or cleared."""
+        flags = self.flags | FLAG_LAST if last else self.flags & ~FLAG_LAST
+        return replace(self, flags=flags)
+
+    def encode(self) -> bytes:
+        """The 64 bytes of the header."""
+        body = _HEADER.pack(
+            MAGIC,
+            VERSION,
+            self.type_number,
+            self.flags,
+            self.total_size,
+            self.payload_size,
+            self.content_size,
+            self.descriptor_size,
+            self.descriptor_crc,
+            self.payload_crc,
+            _RESERVED,
+        )
+        return body + _CHECKSUM.pack(zlib.crc32(body))
+
+
+_TYPES = {member.value: member for member in BlobType}
+
+
+def align(offset: int) -> int:
+    """`offset`, or the next multiple of 64 above it."""
+    return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
+def read_header(view: memoryview, offset: int, index: int, source: str) -> BlobHeader:
+    """Read and check the header of blob `index`, which begins at `offset` of `view`.
+
+    What is true afterwards: the checksum holds, the version is known, no reserved bit
+    is set, the sizes agree with each other and are bounded, and the whole blob lies
+    inside `view`.  Raises the errors of `PopefError` that are about files.
+    """
+    where = Location(source, offset, index)
+    raw = view[offset : offset + HEADER_SIZE]
+    _check_magic(raw, where)
+    if len(raw) < HEADER_SIZE:
+        raise TruncatedError(
+            "blob header", needed=HEADER_SIZE, available=len(raw), where=where
+        )
+    (checksum,) = _CHECKSUM.unpack_from(raw, _HEADER.size)
+    if zlib.crc32(raw[: _HEADER.size]) != checksum:
+        raise CorruptError("the checksum of the blob header does not hold", where=where)
+    fields = _HEADER.unpack_from(raw)
+    (
+        _,
+        version,
+        type_number,
+        flags,
+        total,
+        payload,
+        content,
+        size,
+        crc,
+        data_crc,
+        rest,
+    ) = fields
+    if version != VERSION:
+        raise NotPopefError(
+            f"format version {version}; this reader knows version {VERSION}. "
+            "Read it with a newer release, or compile the model again",
+            where=where,
+        )
+    header = BlobHeader(type_number, flags, payload, content, size, crc, data_crc)
+    where = Location(source, offset, index, header.type_name)
+    if rest != _RESERVED:
+        raise CorruptError("reserved bytes of the header are not zero", where=where)
+    _check_flags(header, where)
+    _check_sizes(header, total, len(view) - offset, where)
+    return header
+
+
+def _check_magic(raw: memoryview, where: Location) -> None:
+    begin = bytes(raw[: len(MAGIC)])
+    if begin and begin == MAGIC[: len(begin)]:
+        return
+    if where.offset:
+        raise CorruptError(
+            f"no blob begins here: {begin.hex(' ')} instead of {MAGIC.hex(' ')}",
+            where=where,
+        )
+    raise NotPopefError(_explain_foreign(begin), where=where)
+
+
+def _explain_foreign(begin: bytes) -> str:
+    if not begin:
+        return "the file is empty"
+    reason = f"not a PopGate container: it begins with {begin.hex(' ')}"
+    for signature, kind in _SIGNATURES:
+        if begin.startswith(signature):
+            return f"{reason}, which looks like {kind}"
+    return (
+        f"{reason}. If it is a PopEF file of the Poplar SDK: the layout of those was "
+        "never published and cannot be read here; compile the model from ONNX instead"
+    )
+
+
+_SIGNATURES = (
+    (b"\x08", "an ONNX model: compile it first"),
+    (b"PK\x03\x04", "a zip archive"),
+    (b"\x1f\x8b", "a gzip file: unpack it first"),
+    (b"\x28\xb5\x2f\xfd", "a zstd file: unpack it first"),
+    (b"\x89HDF", "an HDF5 file"),
+    (b"\x93NUMPY", "a numpy file"),
+    (b"\x7fELF", "a program"),
+    (b"version ", "a Git LFS pointer: fetch the file itself"),
+    (b"\x89PGEF\n", "a container that was transferred as text"),
+)
+
+
+def _check_flags(header: BlobHeader, where: Location) -> None:
+    known = header.type
+    if known is None:
+        return  # a later version's business; kept as it is
+    allowed = FLAG_LAST
+    if known is BlobType.POPLAR_EXECUTABLE:
+        allowed |= FLAG_COMPRESSED
+    if header.flags & ~allowed:
+        raise CorruptError(
+            f"flags {header.flags:#x} are not allowed for this type", where=where
+        )
+
+
+def _check_sizes(
+    header: BlobHeader, total_size: int, available: int, where: Location
+) -> None:
+    if header.descriptor_size > MAX_DESCRIPTOR_SIZE:
+        raise LimitError(
+            "descriptor size", header.descriptor_size, MAX_DESCRIPTOR_SIZE, where=where
+        )
+    if total_size != header.total_size:
+        raise CorruptError(
+            f"the blob's total size is given as {total_size}, "
+            f"its parts make {header.total_size}",
+            where=where,
+        )
+    if total_size > available:
+        raise TruncatedError(
+            "blob", needed=total_size, available=available, where=where
+        )
+    if not header.is_compressed:
+        if header.content_size != header.payload_size:
+            raise CorruptError(
+                f"content of {header.content_size} bytes in an uncompressed payload "
+                f"of {header.payload_size}",
+                where=where,
+            )
+    elif header.content_size > header.payload_size * MAX_DEFLATE_RATIO:
+        raise CorruptError(
+            f"{header.payload_size} bytes cannot decompress to {header.content_size}",
+            where=where,
+        )
+
+
+def check_zeros(view: memoryview, begin: int, end: int, where: Location) -> None:
+    """Refuse padding, from `begin` to `end` of `view`, that is not zero."""
+    padding = bytes(view[begin:end])
+    if any(padding):
+        position = begin + len(padding) - len(padding.lstrip(b"\0"))
+        raise CorruptError(
+            f"padding is not zero at offset {position}",
+            where=replace(where, offset=position),
+        )

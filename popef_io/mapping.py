@@ -1,0 +1,119 @@
+"""Files in memory: mapped read-only, without keeping a file descriptor.
+
+A mapping lives as long as anything refers to its bytes: a view, an array made of a
+view, a reader.  Nobody closes it, so nobody can close it too early.  Replacing the file
+by rename, as `Writer` does, leaves the mapped bytes as they are; a file that is cut
+short in place under a mapping makes the kernel end the process that touches the lost
+pages (SIGBUS), as with any memory-mapped file.
+
+Hundreds of models are mapped in one process, and a file descriptor each would use up
+what a process may have (1024 by default).  `mmap.mmap` keeps one until Python 3.13
+brought `trackfd=False`; before, the C library is called directly.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import stat
+import sys
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from popef_io.errors import Location, NotPopefError
+
+_STREAM_STEP = 1 << 20  # bytes read at once from a stream
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Source:
+    """The bytes of one file or stream, and what to call it in a message."""
+
+    name: str
+    view: memoryview
+    """All bytes, read-only, aligned to a page."""
+
+    def __repr__(self) -> str:
+        return f"<Source {self.name} {len(self.view)} bytes>"
+
+
+def map_file(path: str | os.PathLike[str]) -> Source:
+    """Map the file at `path`; no descriptor stays open.
+
+    Raises OSError if it is missing or may not be read, NotPopefError for what is no
+    regular file (a directory, a pipe, a device).  Never blocks on a pipe.
+    """
+    name = os.fspath(path)
+    descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            kind = "a directory" if stat.S_ISDIR(status.st_mode) else "no regular file"
+            raise NotPopefError(f"is {kind}", where=Location(name, 0))
+        if status.st_size == 0:  # cannot be mapped
+            return Source(name, memoryview(b""))
+        return Source(name, _map(descriptor, status.st_size))
+    finally:
+        os.close(descriptor)
+
+
+def read_stream(stream: BinaryIO, name: str) -> Source:
+    """Read `stream` to its end into memory aligned as a mapped file would be.
+
+    Takes as much memory as the stream has bytes, and never on its word alone.
+    """
+    steps: deque[bytes] = deque()
+    size = 0
+    while step := stream.read(_STREAM_STEP):
+        steps.append(step)
+        size += len(step)
+    if not size:
+        return Source(name, memoryview(b""))
+    memory = mmap.mmap(-1, size)
+    while steps:
+        memory.write(steps.popleft())
+    return Source(name, memoryview(memory).toreadonly())
+
+
+if sys.version_info >= (3, 13):
+
+    def _map(descriptor: int, size: int) -> memoryview:
+        return memoryview(
+            mmap.mmap(descriptor, size, access=mmap.ACCESS_READ, trackfd=False)
+        )
+
+elif sys.platform == "linux" and sys.maxsize > 1 << 32:
+    # off_t has 64 bits here, with and without large file support.
+    _libc = ctypes.CDLL(None, use_errno=True)
+    _libc.mmap.restype = ctypes.c_void_p
+    _libc.mmap.argtypes = (
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int64,
+    )
+    _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    _MAP_FAILED = ctypes.c_void_p(-1).value
+
+    def _map(descriptor: int, size: int) -> memoryview:
+        address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+        if address == _MAP_FAILED:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        # The array is what views refer to; when the last of them is gone, so is it.
+        array = (ctypes.c_ubyte * size).from_address(address)
+        unmap = weakref.finalize(array, _libc.munmap, address, size)
+        # At exit other threads may still read; the kernel cleans up better than we do.
+        unmap.atexit = False
+        # Writing to these pages would end the process, so nobody gets a writable view.
+        return memoryview(array).cast("B").toreadonly()
+
+else:
+
+    def _map(descriptor: int, size: int) -> memoryview:
+        return memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ))

@@ -1,0 +1,162 @@
+"""The values a container carries: what a model's anchors, programs and data are.
+
+Names and meaning are those of the PopEF User Guide, chapters 2 and 5.1; spelling is
+Python's.  All are frozen and compare by value.  Nothing is checked on construction:
+the rules are in `popef_io.descriptor` and apply on writing and on reading alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+from popef_io.datatypes import DataType, TensorType
+from popef_io.errors import InvalidValueError
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A key and its value, as Poplar's engine and device options are."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Shape and element type of a tensor.
+
+    `()` is a scalar.  Two additions of ours: a dimension of -1 is known only at run
+    time, and a shape of None means that not even the rank is known.
+    """
+
+    shape: tuple[int, ...] | None
+    data_type: DataType
+
+    @property
+    def is_static(self) -> bool:
+        """Whether every dimension is known."""
+        return self.shape is not None and -1 not in self.shape
+
+    @property
+    def element_count(self) -> int:
+        """Product of the dimensions; raises InvalidValueError if not static."""
+        if self.shape is None or -1 in self.shape:
+            raise InvalidValueError(f"{self} is known only at run time", field="shape")
+        return prod(self.shape)
+
+    @property
+    def size_in_bytes(self) -> int:
+        """Bytes of the tensor; InvalidValueError if not static, or STRING."""
+        if self.data_type is DataType.STRING:
+            raise InvalidValueError(f"the size of {self} depends on its elements")
+        return self.element_count * self.data_type.item_size
+
+    def __str__(self) -> str:
+        """As `F32[1, ?, 64]`; `F32[...]` where the rank is not known."""
+        if self.shape is None:
+            return f"{self.data_type.name}[...]"
+        dimensions = ("?" if size == -1 else str(size) for size in self.shape)
+        return f"{self.data_type.name}[{', '.join(dimensions)}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """One stream between host and device, and the tensor behind it."""
+
+    name: str
+    """The tensor's name: what users see, and the link to tensor and feed data."""
+    handle: str
+    """The stream's key, unique in the model; empty only for UNKNOWN anchors."""
+    tensor_info: TensorInfo
+    type: TensorType
+    programs: tuple[int, ...] = ()
+    """Programs during which the stream is used; empty: not assigned to any."""
+    is_per_replica: bool = False
+    """Whether each replica has its own data."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramFlow:
+    """Which programs to run, in order (Model Runtime User Guide 3.3)."""
+
+    load: tuple[int, ...] = ()
+    """Once, before the first main call: weights and constants go up."""
+    main: tuple[int, ...] = ()
+    """The computation."""
+    save: tuple[int, ...] = ()
+    """At the end: tensors come back to the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """How to run one executable (PopEF User Guide 2.3)."""
+
+    executable: str
+    """Name of the executable blob this describes."""
+    anchors: tuple[Anchor, ...] = ()
+    program_flow: ProgramFlow = ProgramFlow()
+    programs_map: Mapping[int, str] = field(default_factory=dict)
+    """Name of each program, for a person."""
+    replication_factor: int = 1
+    """Replicas inside the compiled graph."""
+    num_ipus: int = 1
+    """Units of a device that the programs need."""
+    ipu_version: int = 0
+    """Target architecture; 0: none in particular."""
+    is_pod: bool = False
+    num_processes: int = 1
+    """Host processes needed."""
+    is_inference: bool = True
+    engine_options: tuple[Option, ...] = ()
+    device_options: tuple[Option, ...] = ()
+    seed_handle: str = ""
+    """Stream handle of the random seed input; empty: none."""
+    device_iterations: int = 1
+    """Model iterations that one run of the main programs performs."""
+
+    def option(self, name: str, default: str | None = None) -> str | None:
+        """Value of the engine option `name`, or `default`."""
+        for option in self.engine_options:
+            if option.name == name:
+                return option.value
+        return default
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutableInfo:
+    """Descriptor of an executable blob."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDataInfo:
+    """Descriptor of a tensor data blob: the tensor of the anchors called `name`."""
+
+    name: str
+    tensor_info: TensorInfo
+    executable: str = ""
+    """The executable it belongs to; empty: to any that has such an anchor (ours)."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeedDataInfo:
+    """Descriptor of a feed data blob: `num_tensors` equal tensors for one anchor."""
+
+    name: str
+    tensor_info: TensorInfo
+    """Of one tensor."""
+    num_tensors: int
+    executable: str = ""
+    """As for tensor data."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpaqueInfo:
+    """Descriptor of an opaque blob."""
+
+    name: str
+    executable: str = ""
+    """The executable it belongs to; empty: to all."""

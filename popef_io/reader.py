@@ -1,0 +1,249 @@
+"""Reading containers: walk the blobs, check them, hand out views.
+
+Parsing a file reads the headers, descriptors and padding of all its blobs and checks
+every rule that can be checked without the payloads, before anything of it is handed
+out; a file that breaks one leaves the reader as it was.  Payloads are read when they
+are used (`Blob.payload`).
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+from types import TracebackType
+from typing import BinaryIO, TypeVar
+
+from popef_io.blob import Blob, BlobKey
+from popef_io.contents import (
+    ExecutableReader,
+    FeedReader,
+    MetadataReader,
+    OpaqueReader,
+    TensorReader,
+    UnknownBlob,
+)
+from popef_io.descriptor import decode
+from popef_io.errors import (
+    CorruptError,
+    DuplicateBlobError,
+    LimitError,
+    Location,
+    Refused,
+    TruncatedError,
+)
+from popef_io.layout import (
+    HEADER_SIZE,
+    MAX_BLOBS,
+    MAX_EXECUTABLE_SIZE,
+    BlobHeader,
+    check_zeros,
+    read_header,
+)
+from popef_io.mapping import Source, map_file, read_stream
+from popef_io.metadata import (
+    ExecutableInfo,
+    FeedDataInfo,
+    Metadata,
+    OpaqueInfo,
+    TensorDataInfo,
+)
+from popef_io.validation import check_data_size
+
+Content = (
+    ExecutableReader
+    | MetadataReader
+    | TensorReader
+    | FeedReader
+    | OpaqueReader
+    | UnknownBlob
+)
+_Content = TypeVar("_Content")
+
+
+class Reader:
+    """Everything in the files parsed so far (PopEF User Guide 5.3).
+
+    Not for several threads at once; what it hands out is.  `verify_payloads=False`
+    leaves out the payload checksums, for files that were just written or checked;
+    `max_executable_size` bounds what a compressed executable may decompress to, in
+    bytes.
+    """
+
+    def __init__(
+        self,
+        *,
+        verify_payloads: bool = True,
+        max_executable_size: int = MAX_EXECUTABLE_SIZE,
+    ) -> None:
+        self._verify_payloads = verify_payloads
+        self._max_executable_size = max_executable_size
+        self._contents: list[Content] = []
+        self._blob_by_key: dict[BlobKey, Blob] = {}
+
+    @property
+    def blobs(self) -> tuple[Blob, ...]:
+        """All blobs, in the order they were read."""
+        return tuple(content.blob for content in self._contents)
+
+    @property
+    def metadata(self) -> tuple[Metadata, ...]:
+        return tuple(item.metadata for item in self._all(MetadataReader))
+
+    @property
+    def executables(self) -> tuple[ExecutableReader, ...]:
+        return self._all(ExecutableReader)
+
+    @property
+    def tensors(self) -> tuple[TensorReader, ...]:
+        return self._all(TensorReader)
+
+    @property
+    def feeds(self) -> tuple[FeedReader, ...]:
+        return self._all(FeedReader)
+
+    @property
+    def opaque_blobs(self) -> tuple[OpaqueReader, ...]:
+        return self._all(OpaqueReader)
+
+    @property
+    def unknown_blobs(self) -> tuple[UnknownBlob, ...]:
+        """Blobs of types that this version does not know; `Writer.copy` keeps them."""
+        return self._all(UnknownBlob)
+
+    def parse_file(self, path: str | os.PathLike[str]) -> None:
+        """Map the file at `path` and add its blobs.
+
+        Raises the errors of `PopefError` that are about files, and OSError if the file
+        is missing or may not be read.
+        """
+        self._add(map_file(path))
+
+    def parse_stream(self, stream: BinaryIO, name: str = "<stream>") -> None:
+        """Read `stream` to its end into memory and add its blobs.
+
+        `name` stands for the stream in messages.
+        """
+        self._add(read_stream(stream, name))
+
+    def verify(self) -> None:
+        """Check the checksums of all payloads now; raises CorruptError."""
+        for content in self._contents:
+            content.blob.payload()
+
+    def close(self) -> None:
+        """Forget what was read; what has been handed out stays valid."""
+        self._contents = []
+        self._blob_by_key = {}
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        sources = dict.fromkeys(blob.source.name for blob in self.blobs)
+        count = len(self._contents)
+        return f"<Reader {count} blobs of {', '.join(sources) or 'nothing'}>"
+
+    def _all(self, kind: type[_Content]) -> tuple[_Content, ...]:
+        return tuple(item for item in self._contents if isinstance(item, kind))
+
+    def _add(self, source: Source) -> None:
+        blobs = list(_walk(source, self._verify_payloads))
+        blob_by_key = dict(self._blob_by_key)
+        for blob in blobs:
+            key = blob.key
+            if key is None:
+                continue
+            first = blob_by_key.setdefault(key, blob)
+            if first is not blob:
+                raise DuplicateBlobError(
+                    key[0].name,
+                    key[1],
+                    f"there is one already: {first.where}",
+                    where=blob.where,
+                )
+        self._contents += [self._content_of(blob) for blob in blobs]
+        self._blob_by_key = blob_by_key
+
+    def _content_of(self, blob: Blob) -> Content:
+        match blob.info:
+            case ExecutableInfo() as info:
+                return ExecutableReader(blob, info, self._max_executable_size)
+            case Metadata() as info:
+                return MetadataReader(blob, info)
+            case TensorDataInfo() as info:
+                return TensorReader(blob, info)
+            case FeedDataInfo() as info:
+                return FeedReader(blob, info)
+            case OpaqueInfo() as info:
+                return OpaqueReader(blob, info)
+            case None:
+                return UnknownBlob(blob)
+
+
+def _walk(source: Source, verify_payloads: bool) -> Iterator[Blob]:
+    """The blobs of `source`, each checked; they cover it without gap or remainder."""
+    view = source.view
+    offset = index = 0
+    while True:
+        header = read_header(view, offset, index, source.name)
+        yield _read_blob(source, index, offset, header, verify_payloads)
+        offset += header.total_size
+        index += 1
+        if offset == len(view):
+            break
+        if index == MAX_BLOBS:
+            where = Location(source.name, offset, index)
+            raise LimitError("number of blobs", index + 1, MAX_BLOBS, where=where)
+    if not header.is_last:
+        raise TruncatedError(
+            "another blob, as the one before is not marked as the last",
+            needed=HEADER_SIZE,
+            available=0,
+            where=Location(source.name, offset, index),
+        )
+
+
+def _read_blob(
+    source: Source, index: int, offset: int, header: BlobHeader, verify_payload: bool
+) -> Blob:
+    view = source.view
+    where = Location(source.name, offset, index, header.type_name)
+    begin = offset + HEADER_SIZE
+    data = bytes(view[begin : begin + header.descriptor_size])
+    if zlib.crc32(data) != header.descriptor_crc:
+        raise CorruptError(
+            "the checksum of the descriptor does not hold",
+            where=replace(where, offset=begin),
+        )
+    info = decode(header.type, data, where) if header.type else None
+    blob = Blob(source, index, offset, header, info, verify_payload=verify_payload)
+    end = begin + len(data)
+    check_zeros(view, end, offset + header.payload_offset, blob.where)
+    end = offset + header.payload_offset + header.payload_size
+    check_zeros(view, end, offset + header.total_size, blob.where)
+    _check_payload_size(blob)
+    return blob
+
+
+def _check_payload_size(blob: Blob) -> None:
+    info = blob.info
+    size = blob.header.payload_size
+    try:
+        if isinstance(info, TensorDataInfo):
+            check_data_size(info.tensor_info, 1, size)
+        elif isinstance(info, FeedDataInfo):
+            check_data_size(info.tensor_info, info.num_tensors, size)
+        elif isinstance(info, Metadata) and size:
+            raise Refused(f"metadata with a payload of {size} bytes")
+    except Refused as refusal:
+        raise CorruptError(refusal.reason, where=blob.where) from None

@@ -1,0 +1,94 @@
+"""A file that takes another's place in one step, or leaves no trace.
+
+The new content is written to a temporary file in the same directory and renamed over
+the target once it is complete and on disk.  Whoever has the old file open or mapped
+keeps the old content.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+import weakref
+
+from popef_io.errors import InvalidValueError
+
+
+class Replacement:
+    """The file that will be at `path` after `commit`; gone after `discard`.
+
+    A symbolic link at `path` is followed, permissions of a file that is there are kept.
+    If neither is called, the temporary file goes with this object, at the latest when
+    the interpreter exits.  Raises OSError if the directory is missing or full, and
+    InvalidValueError if `path` is something that must not be replaced.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.path.realpath(os.fspath(path))
+        mode = _mode_of(self.path)
+        directory = os.path.dirname(self.path)
+        self._temporary = os.path.join(directory, f".popef-{secrets.token_hex(8)}.tmp")
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._descriptor = os.open(self._temporary, flags, 0o666)
+        self._abandon = weakref.finalize(
+            self, _abandon, self._descriptor, self._temporary, os.getpid()
+        )
+        if mode is not None:
+            os.fchmod(self._descriptor, mode)
+
+    def write_at(self, offset: int, data: bytes | memoryview) -> None:
+        """Write all of `data` at `offset`."""
+        view = memoryview(data)
+        while view:
+            count = os.pwrite(self._descriptor, view, offset)
+            view = view[count:]
+            offset += count
+
+    def truncate(self, size: int) -> None:
+        """Cut the file to `size` bytes."""
+        os.ftruncate(self._descriptor, size)
+
+    def commit(self) -> None:
+        """Put the file on disk and in the target's place; OSError if that fails."""
+        os.fsync(self._descriptor)
+        os.replace(self._temporary, self.path)
+        self._abandon.detach()
+        os.close(self._descriptor)
+        _sync_directory(os.path.dirname(self.path))
+
+    def discard(self) -> None:
+        """Remove the temporary file; may be called again, and after `commit`."""
+        self._abandon()
+
+    def __repr__(self) -> str:
+        return f"<Replacement of {self.path}>"
+
+
+def _mode_of(path: str) -> int | None:
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        raise InvalidValueError(f"{path} is no regular file and will not be replaced")
+    return stat.S_IMODE(status.st_mode)
+
+
+def _abandon(descriptor: int, temporary: str, owner: int) -> None:
+    if os.getpid() != owner:
+        return  # a forked child's copy: the file is the parent's
+    os.close(descriptor)
+    with contextlib.suppress(OSError):
+        os.unlink(temporary)
+
+
+def _sync_directory(path: str) -> None:
+    """Make the rename itself last; not every file system can, and it is done anyway."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

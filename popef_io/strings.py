@@ -1,0 +1,70 @@
+"""STRING elements: a 4-byte little-endian length and as many bytes, one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from popef_io.errors import InvalidValueError, Refused
+from popef_io.validation import STRING_HEAD_SIZE
+
+_MAX_STRING_SIZE = (1 << 32) - 1  # bytes
+
+
+def encode_strings(elements: Iterable[Any] | np.ndarray[Any, Any]) -> bytes:
+    """The bytes of strings, in row-major order; text is encoded as UTF-8.
+
+    Raises InvalidValueError for an element that is neither bytes nor text.
+    """
+    if isinstance(elements, np.ndarray):
+        elements = elements.ravel().tolist()
+    parts = []
+    for element in elements:
+        data = element.encode() if isinstance(element, str) else element
+        if not isinstance(data, bytes):
+            kind = type(element).__name__
+            raise InvalidValueError(f"a STRING element is bytes or text, not {kind}")
+        if len(data) > _MAX_STRING_SIZE:
+            raise InvalidValueError(f"a STRING element of {len(data)} bytes")
+        parts.append(len(data).to_bytes(STRING_HEAD_SIZE, "little"))
+        parts.append(data)
+    return b"".join(parts)
+
+
+def decode_strings(
+    view: memoryview | bytes, shape: tuple[int, ...]
+) -> np.ndarray[Any, np.dtype[np.object_]]:
+    """The strings in `view` as an object array of bytes, of `shape`.
+
+    Raises InvalidValueError if `view` does not hold exactly as many.
+    """
+    count = 1
+    for size in shape:
+        count *= size
+    try:
+        elements = _split(bytes(view), count)
+    except Refused as refusal:
+        raise InvalidValueError(refusal.reason) from None
+    array = np.empty(count, dtype=object)
+    array[:] = elements
+    return array.reshape(shape)
+
+
+def _split(data: bytes, count: int) -> list[bytes]:
+    if count * STRING_HEAD_SIZE > len(data):
+        raise Refused(f"{len(data)} bytes cannot be {count} strings")
+    elements = []
+    position = 0
+    for index in range(count):
+        begin = position + STRING_HEAD_SIZE
+        position = begin + int.from_bytes(
+            data[begin - STRING_HEAD_SIZE : begin], "little"
+        )
+        if begin > len(data) or position > len(data):
+            raise Refused(f"string {index} of {count} ends after the data")
+        elements.append(data[begin:position])
+    if position != len(data):
+        raise Refused(f"{len(data) - position} bytes after the last string")
+    return elements

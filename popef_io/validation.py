@@ -1,0 +1,109 @@
+"""Rules that concern several fields at once, for reading and writing alike.
+
+Pure functions; each says no with `Refused`.  The rules about single fields are in
+`popef_io.descriptor`, those about several blobs in `popef_io.reader` and
+`popef_io.model`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from math import prod
+from typing import TypeVar
+
+import numpy as np
+
+from popef_io.datatypes import DataType, TensorType
+from popef_io.errors import Refused
+from popef_io.fields import S64_MAX
+from popef_io.metadata import FeedDataInfo, Metadata, TensorDataInfo, TensorInfo
+
+MAX_RANK = 32  # what numpy before 2.0 can hold
+STRING_HEAD_SIZE = 4  # bytes of the length in front of each STRING element
+
+_Item = TypeVar("_Item")
+
+
+def check_tensor_info(info: TensorInfo) -> None:
+    """Keep every product of dimensions in 63 bits, zeros taken as ones.
+
+    Numpy refuses shapes such as (0, 2**62, 2**62) for this reason, so must we.
+    """
+    if info.shape is None:
+        return
+    largest = prod(abs(size) or 1 for size in info.shape)
+    size = largest * max(info.data_type.item_size, 1)
+    if size > S64_MAX:
+        raise Refused("size of the tensor", limit=(size, S64_MAX))
+
+
+def check_tensor_data(info: TensorDataInfo) -> None:
+    """Data have a shape: it must be known in full."""
+    if not info.tensor_info.is_static:
+        raise Refused(f"data of unknown size: {info.tensor_info}")
+
+
+def check_feed_data(info: FeedDataInfo) -> None:
+    """As for tensors; and all of the feed together is one array of one rank more."""
+    if not info.tensor_info.is_static:
+        raise Refused(f"data of unknown size: {info.tensor_info}")
+    shape = info.tensor_info.shape or ()
+    if len(shape) >= MAX_RANK:
+        raise Refused("rank of a feed's tensor", limit=(len(shape), MAX_RANK - 1))
+    check_tensor_info(
+        TensorInfo((info.num_tensors, *shape), info.tensor_info.data_type)
+    )
+
+
+def check_metadata(metadata: Metadata) -> None:
+    """Anchors and options must be tellable apart, and anchors connectable."""
+    anchors = metadata.anchors
+    for index, anchor in enumerate(anchors):
+        if not anchor.handle and anchor.type is not TensorType.UNKNOWN:
+            refusal = Refused(
+                f"{anchor.type.name} anchor {anchor.name!r} has no handle"
+            )
+            raise refusal.inside(f"[{index}]").inside("anchors")
+        if len(set(anchor.programs)) != len(anchor.programs):
+            refusal = Refused("a program is named twice").inside("programs")
+            raise refusal.inside(f"[{index}]").inside("anchors")
+    handles = (anchor.handle for anchor in anchors if anchor.handle)
+    _check_unique(handles, "anchors", "handle {!r} is used twice".format)
+    names = ((anchor.name, anchor.type.name) for anchor in anchors)
+    _check_unique(names, "anchors", lambda pair: f"two {pair[1]} anchors {pair[0]!r}")
+    for field in ("engine_options", "device_options"):
+        options = (option.name for option in getattr(metadata, field))
+        _check_unique(options, field, "option {!r} is set twice".format)
+
+
+def _check_unique(
+    items: Iterable[_Item], field: str, reason: Callable[[_Item], str]
+) -> None:
+    seen: set[Hashable] = set()
+    for item in items:
+        if item in seen:
+            raise Refused(reason(item)).inside(field)
+        seen.add(item)
+
+
+def check_data_size(info: TensorInfo, count: int, size: int) -> None:
+    """Whether `size` bytes can be `count` tensors of `info`.
+
+    Exactly for elements of fixed size; for STRING at least what their lengths take, so
+    that a small payload cannot announce more elements than it has bytes.
+    """
+    elements = count * info.element_count
+    if info.data_type is DataType.STRING:
+        needed = elements * STRING_HEAD_SIZE
+        if size < needed or (not elements and size):
+            raise Refused(f"{size} bytes cannot be {elements} strings")
+        return
+    needed = elements * info.data_type.item_size
+    if size != needed:
+        times = f"{count} x " if count != 1 else ""
+        raise Refused(f"{size} bytes of data, {times}{info} takes {needed}")
+
+
+def has_only_booleans(view: memoryview) -> bool:
+    """Whether all bytes are 0 or 1; compiled code may do anything with others."""
+    return not len(view) or int(np.frombuffer(view, np.uint8).max()) <= 1

@@ -1,0 +1,247 @@
+"""Writing containers: blob after blob, beside the target, renamed over it at the end.
+
+States of a writer:
+
+    OPEN ──create_*()──> OPEN with a live blob ──close of the blob──> OPEN
+    OPEN ──close()──> CLOSED        the file is in its place
+    OPEN ──discard() or an error──> DISCARDED        nothing is left
+
+Everything else is refused with `WriterStateError`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from enum import Enum
+from types import TracebackType
+from typing import TypeVar
+
+from popef_io.blob import Blob, BlobKey, key_of
+from popef_io.blob_writer import BlobState, BlobWriter
+from popef_io.descriptor import Info
+from popef_io.errors import DuplicateBlobError, LimitError, WriterStateError
+from popef_io.feeds_writer import FeedsWriter
+from popef_io.layout import MAX_BLOBS, BlobHeader
+from popef_io.metadata import (
+    ExecutableInfo,
+    FeedDataInfo,
+    Metadata,
+    OpaqueInfo,
+    TensorDataInfo,
+)
+from popef_io.reader import Reader
+from popef_io.replacement import Replacement
+
+_Writer = TypeVar("_Writer", bound="Writer")
+
+
+class WriterState(Enum):
+    """OPEN, then one of the others for good."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+    DISCARDED = "discarded"
+
+
+class Writer:
+    """A new container at `path` (PopEF User Guide 5.2).
+
+    Nothing is at `path` before `close`, which needs at least one blob; leaving the
+    `with` block closes, an exception inside discards.  There is one live blob at a
+    time: making the next closes the one before.  Everything that a reader would refuse
+    is refused here (InvalidValueError, LimitError, DuplicateBlobError).
+    For one thread.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._output = Replacement(path)
+        self.state = WriterState.OPEN
+        self._live: BlobWriter | FeedsWriter | None = None
+        self._keys: set[BlobKey] = set()
+        self._end = 0
+        """Bytes of finished blobs: where the next one begins."""
+        self._last: tuple[int, BlobHeader] | None = None
+        """Offset and header of the last finished blob."""
+        self._count = 0
+
+    def write(self, metadata: Metadata) -> None:
+        """Write a metadata blob."""
+        self._begin(metadata).close()
+
+    def create_executable(self, name: str, compress: bool = False) -> BlobWriter:
+        """Begin an executable blob; `compress` stores it deflated (zlib)."""
+        return self._begin(ExecutableInfo(name), compress=compress)
+
+    def create_tensor_data(self, info: TensorDataInfo) -> BlobWriter:
+        """Begin a tensor data blob."""
+        return self._begin(info)
+
+    def create_feed_data(self, info: FeedDataInfo) -> BlobWriter:
+        """Begin a feed data blob; its tensors are written one after another."""
+        return self._begin(info)
+
+    def create_feeds(self, infos: Iterable[FeedDataInfo]) -> FeedsWriter:
+        """Begin several feed data blobs, to be written in turns."""
+        self._prepare()
+        blobs: list[BlobWriter] = []
+        offset = self._end
+        for info in infos:
+            self._check_new(info, len(blobs) + 1)
+            if any(blob.info == info for blob in blobs):
+                raise DuplicateBlobError("DATA_FEED", info.name, f"{info.name!r} twice")
+            blobs.append(BlobWriter(self._output, offset, info, lambda _: None))
+            offset += blobs[-1].reserved_size
+        self._live = FeedsWriter(blobs, self._finished)
+        return self._live
+
+    def create_opaque_blob(self, name: str, executable: str = "") -> BlobWriter:
+        """Begin an opaque blob; without `executable` it belongs to all of them."""
+        return self._begin(OpaqueInfo(name, executable))
+
+    def copy(self, blob: Blob) -> None:
+        """Copy a blob of another file as it is, of known type or unknown.
+
+        Raises CorruptError if its payload is damaged.
+        """
+        self._prepare()
+        if blob.info is not None:
+            self._check_new(blob.info, 1)
+        blob.payload()
+        header = blob.header.with_last(False)
+        begin = blob.offset
+        data = blob.source.view[begin : begin + header.total_size]
+        try:
+            self._output.write_at(self._end, data)
+            self._output.write_at(self._end, header.encode())
+        except BaseException:
+            self.discard()
+            raise
+        self._add(self._end, header, blob.key)
+
+    def close(self) -> None:
+        """Finish the live blob and put the file in its place; once is enough.
+
+        Raises WriterStateError if there is no blob or an incomplete one, and OSError if
+        the disk does not take it; nothing is left of the file then.
+        """
+        if self.state is WriterState.CLOSED:
+            return
+        self._check_open()
+        try:
+            if self._live:
+                self._live.close()
+            self._commit()
+        except BaseException:
+            self.discard()
+            raise
+        self.state = WriterState.CLOSED
+
+    def discard(self) -> None:
+        """Give up: nothing is left of what was written; the target is as it was."""
+        if self.state is WriterState.OPEN:
+            self.state = WriterState.DISCARDED
+            self._output.discard()
+
+    def __enter__(self: _Writer) -> _Writer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind:
+            self.discard()
+        elif self.state is not WriterState.DISCARDED:
+            self.close()
+
+    def __repr__(self) -> str:
+        name = type(self).__name__
+        return f"<{name} {self._output.path} {self.state.value} {self._count} blobs>"
+
+    def _begin(self, info: Info, *, compress: bool = False) -> BlobWriter:
+        self._prepare()
+        self._check_new(info, 1)
+        self._live = BlobWriter(
+            self._output, self._end, info, self._finished, compress=compress
+        )
+        return self._live
+
+    def _prepare(self) -> None:
+        self._check_open()
+        if self._live:
+            self._live.close()
+
+    def _check_open(self) -> None:
+        if self.state is not WriterState.OPEN:
+            raise WriterStateError(f"the writer is {self.state.value}")
+
+    def _check_new(self, info: Info, count: int) -> None:
+        if self._count + count > MAX_BLOBS:
+            raise LimitError("number of blobs", self._count + count, MAX_BLOBS)
+        key = key_of(info)
+        if key in self._keys and key is not None:
+            raise DuplicateBlobError(
+                key[0].name, key[1], f"there is a {key[0].name} blob {key[1]!r} already"
+            )
+
+    def _finished(self, *blobs: BlobWriter) -> None:
+        self._live = None
+        for blob in blobs:
+            if blob.state is BlobState.CLOSED and blob.header:
+                self._add(blob.offset, blob.header, key_of(blob.info))
+        self._output.truncate(self._end)
+
+    def _add(self, offset: int, header: BlobHeader, key: BlobKey | None) -> None:
+        self._last = offset, header
+        self._end = offset + header.total_size
+        self._count += 1
+        if key:
+            self._keys.add(key)
+
+    def _commit(self) -> None:
+        if self._last is None:
+            raise WriterStateError("a container needs at least one blob")
+        self._mark_last(True)
+        self._output.commit()
+
+    def _mark_last(self, last: bool) -> None:
+        if self._last:
+            offset, header = self._last
+            self._output.write_at(offset, header.with_last(last).encode())
+
+
+class FileWriter(Writer):
+    """Appends blobs to the container at `path`, or begins one (PopEF User Guide 5.2).
+
+    The file is checked first as a reader would, copied beside and replaced on `close`
+    like any other, so that its readers are not disturbed and a failure leaves it as it
+    was.  Closing without a new blob leaves it alone.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        reader = Reader()
+        if os.path.exists(path) and os.path.getsize(path):
+            reader.parse_file(path)
+        super().__init__(path)
+        try:
+            self._take_over(reader.blobs)
+        except BaseException:
+            self.discard()
+            raise
+        self._count_before = self._count
+
+    def _take_over(self, blobs: Iterable[Blob]) -> None:
+        for blob in blobs:
+            self._add(blob.offset, blob.header, blob.key)
+        if self._count:
+            self._output.write_at(0, blob.source.view)
+            self._mark_last(False)
+
+    def _commit(self) -> None:
+        if self._count and self._count == self._count_before:
+            self._output.discard()
+        else:
+            super()._commit()
