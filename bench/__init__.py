@@ -1,0 +1,1 @@
+"""Measuring and proving programs: each is run as `python -m bench.<name>`."""

@@ -1,0 +1,264 @@
+"""Gateway against reference server, in one run and interleaved: R/G/R/G…
+
+    python -m bench.compare                       # every cell, 3 rounds of 5 s
+    python -m bench.compare --seconds 1 --rounds 2 --scenarios S-json,M-json
+    python -m bench.compare --out bench/results/NAME.json
+
+Starts `popgate serve` as a user would (no option but the folder and the port) and
+`bench.reference`, checks one answer of each in each cell against ONNX Runtime in
+process, drives them in turns with wrk (or our own client), and prints requests per
+second, latencies, CPU per request and the ratio gateway/reference of the medians.
+Exit code 1 where an answer was wrong or not a 200, or a required ratio was missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import statistics
+import sys
+import tempfile
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bench.load import Load, drive, has_wrk
+from bench.machine import describe
+from bench.models import write_models
+from bench.payloads import Payload, read_answer
+from bench.reference import open_session
+from bench.scenarios import SCENARIOS, TOLERANCE, Scenario
+from bench.serving import HOST, Server, compile_models, free_port, gateway
+
+CONNECTIONS = (1, 16, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One server in one round of one cell. `cpu` is seconds a request."""
+
+    load: Load
+    cpu: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Both servers in one scenario at one number of connections, all rounds."""
+
+    scenario: str
+    connections: int
+    required: float | None
+    reference: tuple[Run, ...]
+    gateway: tuple[Run, ...]
+
+    @property
+    def ratio(self) -> float:
+        """Median requests per second of the gateway over that of the reference."""
+        base = median_rate(self.reference)
+        return median_rate(self.gateway) / base if base else 0.0
+
+    @property
+    def failures(self) -> int:
+        runs = (*self.reference, *self.gateway)
+        return sum(run.load.not_ok + run.load.broken for run in runs)
+
+    @property
+    def verdict(self) -> str:
+        if self.failures:
+            return f"FAIL: {self.failures} requests not answered with 200"
+        if self.required is None:
+            return ""
+        return "pass" if self.ratio >= self.required else "FAIL"
+
+
+def median_rate(runs: tuple[Run, ...]) -> float:
+    return statistics.median(run.load.rate for run in runs)
+
+
+def check_answer(server: Server, scenario: Scenario, expected: np.ndarray) -> None:
+    """Raise AssertionError where the server's numbers are not ONNX Runtime's."""
+    payload = scenario.encode(scenario.inputs())
+    connection = http.client.HTTPConnection(HOST, server.port, timeout=30)
+    try:
+        connection.request("POST", _path(scenario), payload.body, dict(payload.headers))
+        response = connection.getresponse()
+        body = response.read()
+    finally:
+        connection.close()
+    assert response.status == 200, f"{server.name}: {response.status} {body[:500]!r}"
+    headers = {name.lower(): value for name, value in response.getheaders()}
+    y = read_answer(headers, body)["y"]
+    np.testing.assert_allclose(y, expected, TOLERANCE, TOLERANCE)
+
+
+def _path(scenario: Scenario) -> str:
+    return f"/v2/models/{scenario.model}/infer"
+
+
+def measure(
+    server: Server, scenario: Scenario, payload: Payload, options: argparse.Namespace,
+    connections: int,
+) -> Run:  # fmt: skip
+    before = server.cpu()
+    load = drive(
+        server.url + _path(scenario),
+        payload,
+        connections,
+        options.seconds,
+        wrk=options.wrk,
+    )
+    used = server.cpu() - before
+    return Run(load, used / load.requests if load.requests else 0.0)
+
+
+def compare(
+    servers: tuple[Server, Server],
+    scenario: Scenario,
+    connections: int,
+    expected: np.ndarray,
+    options: argparse.Namespace,
+) -> Cell:
+    """One cell. The order of the two is turned round after each round."""
+    payload = scenario.encode(scenario.inputs())
+    runs: dict[str, list[Run]] = {server.name: [] for server in servers}
+    for server in servers:
+        check_answer(server, scenario, expected)
+    for number in range(options.rounds):
+        for server in servers if number % 2 == 0 else reversed(servers):
+            run = measure(server, scenario, payload, options, connections)
+            runs[server.name].append(run)
+    return Cell(
+        scenario.name,
+        connections,
+        scenario.required.get(connections),
+        tuple(runs["reference"]),
+        tuple(runs["gateway"]),
+    )
+
+
+HEAD = (
+    f"{'scenario':<9} {'conn':>4} | {'reference':>9} {'p50':>8} {'p99':>8} {'CPU us':>6}"
+    f" | {'gateway':>9} {'p50':>8} {'p99':>8} {'CPU us':>6} | {'ratio':>5} {'need':>5}"
+)
+
+
+def row(cell: Cell) -> str:
+    """The cell as a line: medians over its rounds."""
+
+    def server(runs: tuple[Run, ...]) -> str:
+        p50, p99, cpu = (
+            statistics.median(values) * 1e6
+            for values in (
+                [run.load.p50 for run in runs],
+                [run.load.p99 for run in runs],
+                [run.cpu for run in runs],
+            )
+        )
+        return f"{median_rate(runs):9.0f} {_time(p50)} {_time(p99)} {cpu:6.0f}"
+
+    need = "-" if cell.required is None else f"{cell.required:.2f}"
+    return (
+        f"{cell.scenario:<9} {cell.connections:>4} | {server(cell.reference)}"
+        f" | {server(cell.gateway)} | {cell.ratio:5.2f} {need:>5} {cell.verdict}"
+    )
+
+
+def _time(us: float) -> str:
+    return f"{us:5.0f} us" if us < 10_000 else f"{us / 1000:5.1f} ms"
+
+
+def start(stack: ExitStack, names: list[str], folder: Path) -> tuple[Server, Server]:
+    """Compile what the scenarios need and start both servers on it."""
+    sources, repository = folder / "onnx", folder / "models"
+    paths = write_models(sources, *names)
+    compiled = compile_models(list(paths.values()), repository)
+    if compiled.returncode != 0:
+        sys.exit(f"popgate compile failed:\n{compiled.stdout}{compiled.stderr}")
+    port = free_port()
+    command = [sys.executable, "-m", "bench.reference"]
+    command += ["--models", str(sources), "--port", str(port)]
+    reference = stack.enter_context(Server(command, port, name="reference"))
+    served = stack.enter_context(gateway(repository))
+    for server in (reference, served):
+        server.wait_ready()
+    return reference, served
+
+
+def run(options: argparse.Namespace) -> list[Cell]:
+    cells = []
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        chosen = [SCENARIOS[name] for name in options.scenarios]
+        names = sorted({scenario.model for scenario in chosen})
+        servers = start(stack, names, folder)
+        print(HEAD, flush=True)
+        for scenario in chosen:
+            session = open_session(folder / "onnx" / f"{scenario.model}.onnx")
+            (expected,) = session.run(None, scenario.inputs())
+            for connections in options.connections:
+                cell = compare(servers, scenario, connections, expected, options)
+                print(row(cell), flush=True)
+                cells.append(cell)
+    return cells
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=5, help="of each run")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--scenarios",
+        type=lambda text: text.split(","),
+        default=list(SCENARIOS),
+        help=f"default: {','.join(SCENARIOS)}",
+    )
+    parser.add_argument(
+        "--connections",
+        type=lambda text: [int(each) for each in text.split(",")],
+        default=list(CONNECTIONS),
+        help="default: 1,16,64",
+    )
+    parser.add_argument(
+        "--client", choices=("wrk", "own"), default="wrk" if has_wrk() else "own"
+    )
+    parser.add_argument("--out", type=Path, help="write all numbers here as JSON")
+    options = parser.parse_args(arguments)
+    unknown = set(options.scenarios) - set(SCENARIOS)
+    if unknown:
+        parser.error(f"unknown scenarios {sorted(unknown)}; known: {list(SCENARIOS)}")
+    options.wrk = options.client == "wrk"
+    return options
+
+
+def main() -> int:
+    options = parse()
+    machine = describe()
+    print(machine)
+    print(f"client {options.client}, {options.rounds} rounds of {options.seconds} s")
+    load = os.getloadavg()[0]
+    if load > 0.5:
+        print(f"note: the machine was not idle at the start (load {load:.2f})")
+    cells = run(options)
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        document = {
+            "machine": machine.as_dict(),
+            "client": options.client,
+            "load_at_start": round(load, 2),
+            "cells": [
+                {**asdict(cell), "ratio": cell.ratio, "verdict": cell.verdict}
+                for cell in cells
+            ],
+        }
+        options.out.write_text(json.dumps(document, indent=1) + "\n")
+    return int(any(cell.verdict.startswith("FAIL") for cell in cells))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

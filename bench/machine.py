@@ -1,0 +1,73 @@
+"""What a result was measured on: written beside every number that is kept."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+
+from bench.serving import ROOT
+
+MEASURED = ("onnxruntime", "uvicorn", "uvloop", "httptools", "orjson", "numpy")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Processor, memory and versions; nothing that names a host or a person."""
+
+    date: str
+    commit: str
+    processor: str
+    cores: int
+    memory_gib: int
+    system: str
+    python: str
+    packages: dict[str, str]
+
+    def __str__(self) -> str:
+        versions = ", ".join(f"{name} {v}" for name, v in self.packages.items())
+        return (
+            f"{self.cores} cores of {self.processor}, {self.memory_gib} GiB,"
+            f" {self.system}, Python {self.python}; {versions};"
+            f" commit {self.commit}, {self.date}"
+        )
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def describe() -> Machine:
+    """The machine this runs on."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Machine(
+        date=date.today().isoformat(),
+        commit=_commit(),
+        processor=_processor(),
+        cores=len(os.sched_getaffinity(0)),
+        memory_gib=round(memory / 2**30),
+        system=f"Linux {platform.release()}",
+        python=platform.python_version(),
+        packages={name: importlib.metadata.version(name) for name in MEASURED},
+    )
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _commit() -> str:
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout.strip() or "unknown"

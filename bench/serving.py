@@ -1,0 +1,189 @@
+"""Start, watch and stop the servers that are measured or tested: real processes."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from bench.processes import Usage, cpu_seconds, tree, usage
+
+ROOT = Path(__file__).resolve().parent.parent
+HOST = "127.0.0.1"
+#: How the command line is called, so that it is always that of this tree.
+POPGATE = [sys.executable, "-c", "from app.cli import main; main()"]
+
+
+class ServerFailed(RuntimeError):
+    """A server ended or did not become ready; the message ends with its log."""
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+class Server:
+    """One server process, its children and its log. A context manager.
+
+    Leaving the context stops it with SIGTERM, and with SIGKILL after `patience`
+    seconds. `environment` is added to that of this process.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        port: int,
+        *,
+        name: str = "server",
+        environment: dict[str, str] | None = None,
+        patience: float = 20.0,
+    ) -> None:
+        self.name = name
+        self.port = port
+        self.patience = patience
+        self._log = tempfile.NamedTemporaryFile(  # noqa: SIM115 - closed with us
+            prefix=f"{name}-", suffix=".log"
+        )
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(
+            list(command),
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **(environment or {})},
+        )
+
+    def __repr__(self) -> str:
+        state = "running" if self.process.poll() is None else "ended"
+        return f"Server({self.name}, pid {self.pid}, port {self.port}, {state})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.stop()
+            if error is not None:
+                print(f"--- log of {self.name} ---\n{self.log()}", file=sys.stderr)
+        finally:
+            self._log.close()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.port}"
+
+    def log(self, last: int = 60) -> str:
+        """The last lines that the server wrote."""
+        text = Path(self._log.name).read_text(errors="replace")
+        return "\n".join(text.splitlines()[-last:])
+
+    def status(self, path: str, timeout: float = 5.0) -> int:
+        """HTTP status of a GET; 0 where nobody answers."""
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=timeout)
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().status
+        except (OSError, http.client.HTTPException):
+            return 0
+        finally:
+            connection.close()
+
+    def wait_ready(
+        self, timeout: float = 60.0, path: str = "/v2/health/ready"
+    ) -> float:
+        """Wait until `path` answers 200; seconds since the process was started.
+
+        Raises:
+            ServerFailed: the process ended, or `timeout` seconds passed.
+        """
+        while self.status(path) != 200:
+            if self.process.poll() is not None:
+                msg = f"{self.name} ended with {self.process.returncode}"
+                raise ServerFailed(f"{msg}\n{self.log()}")
+            if time.monotonic() - self.started > timeout:
+                raise ServerFailed(
+                    f"{self.name} not ready in {timeout} s\n{self.log()}"
+                )
+            time.sleep(0.01)
+        return time.monotonic() - self.started
+
+    def pids(self) -> list[int]:
+        """The process and everything below it."""
+        return tree(self.pid)
+
+    def cpu(self) -> float:
+        """Seconds of processor time of all its processes so far."""
+        return cpu_seconds(self.pids())
+
+    def usage(self) -> Usage:
+        return usage(self.pids())
+
+    def stop(self) -> int:
+        """SIGTERM, then wait, then SIGKILL. The exit code (negative: by signal)."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(self.patience)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        return self.process.returncode
+
+    def kill(self) -> None:
+        """SIGKILL to the server process itself; its children are left to notice."""
+        self.process.kill()
+        self.process.wait()
+
+
+def gateway(
+    repository: Path,
+    *options: str,
+    devices: str | None = None,
+    port: int | None = None,
+    environment: dict[str, str] | None = None,
+    name: str = "gateway",
+) -> Server:
+    """`popgate serve` on a repository folder; `options` go to its command line."""
+    port = free_port() if port is None else port
+    command = [*POPGATE, "serve", "--model-repository", str(repository)]
+    command += ["--host", HOST, "--port", str(port)]
+    if devices is not None:
+        command += ["--devices", devices]
+    return Server([*command, *options], port, name=name, environment=environment)
+
+
+def compile_models(
+    models: Sequence[Path], out_dir: Path, *options: str
+) -> subprocess.CompletedProcess[str]:
+    """`popgate compile A.onnx … --out-dir DIR`. Exit code 1 where one was refused."""
+    command = [*POPGATE, "compile", *map(str, models), "--out-dir", str(out_dir)]
+    return subprocess.run(
+        [*command, *options],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
