@@ -39,6 +39,7 @@ The rules
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from struct import Struct
@@ -112,7 +113,15 @@ class ChannelLayout:
 class AnchorRing:
     """The descriptors and payload of one anchor; one process's end of it."""
 
-    __slots__ = ("capacity", "payload", "payload_at", "pool", "ring", "table_at", "view")
+    __slots__ = (
+        "capacity",
+        "payload",
+        "payload_at",
+        "pool",
+        "ring",
+        "table_at",
+        "view",
+    )
 
     def __init__(
         self,
@@ -150,7 +159,7 @@ class AnchorRing:
     def head(self, slot: int) -> tuple[int, int, int, int]:
         """(request, offset, nbytes, rank) of a published slot (consumer)."""
         at = self.table_at + slot * ANCHOR_SLOT
-        return ANCHOR_HEAD.unpack_from(self.view, at)  # type: ignore[return-value]
+        return ANCHOR_HEAD.unpack_from(self.view, at)
 
     def dims(self, slot: int, rank: int) -> tuple[int, ...]:
         if rank > MAX_RANK:
@@ -159,7 +168,8 @@ class AnchorRing:
         return DIMS_BY_RANK[rank].unpack_from(self.view, at)
 
     def release(self) -> None:
-        self.payload.release()
+        with contextlib.suppress(BufferError):  # a result is being read
+            self.payload.release()
         self.ring.release()
 
 

@@ -27,14 +27,14 @@ The rules
 
 The ordering claim
 ------------------
-A counter is stored and loaded as one aligned 8-byte item of a `memoryview` of format
-"Q": CPython copies it with an 8-byte memcpy, which is one `mov`. On x86-64 stores
+A counter is stored and loaded as one aligned 8-byte item of a `memoryview` of
+format "Q": CPython copies it with an 8-byte memcpy, which is one `mov`. On x86-64 stores
 become visible in program order and loads are not reordered with older loads, so who sees
 `written == n` also sees the slots before it. On other processors (64-bit Arm) that does
 not follow from the stores alone; there `_fence` takes and frees a lock between the two
 steps, which is an acquire and a release operation in every CPython build, and costs
-about 60 ns. `tests/stress/test_ring_stress.py` defends the claim: two processes, rings of
-1 to 1,000 slots, every slot filled with a pattern that depends on its number.
+about 60 ns. `tests/stress/test_ring_stress.py` defends the claim: two processes, rings
+of 1 to 1,000 slots, every slot filled with a pattern that depends on its number.
 
 If a side dies between the two steps, the slot was never published (or never released)
 and the other side sees a ring that is empty (or full) for ever; that it is gone is
@@ -171,6 +171,11 @@ class RingCounters:
     def read_reset(self) -> None:
         """Put all read-locked slots back at the front."""
         self._next = self._read
+
+    @property
+    def held(self) -> int:
+        """How many slots are read-locked."""
+        return self._next - self._read
 
     @property
     def read_available(self) -> bool:

@@ -2,13 +2,14 @@
 
 Memory is made with `memfd_create` and handed to the other process as a file descriptor
 over a socket. It has no name, so nothing can be left in `/dev/shm` whoever is killed,
-and Python's resource tracker has no part in it. A segment is sparse: what it may take is
-fixed when it is made, a page is taken from the machine when it is first touched, and
+and Python's resource tracker has no part in it. A segment is sparse: what it may take
+is fixed when it is made, a page is taken from the machine when it is first touched, and
 the kernel takes everything back when the last process that maps it is gone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -75,13 +76,11 @@ class SharedMemory:
     def close(self) -> None:
         """Give the segment back; safe to call twice."""
         self.detach_fd()
-        self.view.release()
-        try:
+        # Where a view of it is still held (a result being read), the mapping goes
+        # when that view does.
+        with contextlib.suppress(BufferError):
+            self.view.release()
             self._map.close()
-        except BufferError:
-            # A view of it is still held (a result being read): the mapping goes
-            # when that view does.
-            pass
 
     def __enter__(self) -> SharedMemory:
         return self

@@ -62,7 +62,7 @@ class Tensor:
         array = np.ascontiguousarray(array)
         if array.nbytes == 0:
             return cls(data_type, shape, (), 0)
-        view = memoryview(array.reshape(-1).view(np.uint8))
+        view = array.reshape(-1).view(np.uint8).data
         return cls(data_type, shape, (view,), array.nbytes)
 
     @property

@@ -1,0 +1,99 @@
+"""The engine: devices, rings, queues, sessions and the model runner.
+
+    from engine import ModelRunner
+
+    with ModelRunner("digits.popef") as runner:
+        print(runner.execute({"image": image})["probabilities"])
+
+No web framework and no event loop in here; see docs/architecture.md.
+"""
+
+from engine.config import (
+    NO_BATCHING_DIM,
+    DeviceWaitConfig,
+    DeviceWaitStrategy,
+    ModelRunnerConfig,
+)
+from engine.cores import usable_cores
+from engine.device import Device, DeviceState
+from engine.device_manager import DeviceInfo, DeviceManager, parse_devices
+from engine.errors import (
+    Cancelled,
+    Closed,
+    DeadlineExceeded,
+    DeviceClosed,
+    DeviceLost,
+    DeviceWaitTimeout,
+    EngineBug,
+    EngineError,
+    ExecutionFailed,
+    Gone,
+    Invalid,
+    InvalidConfig,
+    InvalidInput,
+    InvalidModel,
+    NoDeviceAvailable,
+    PeerLost,
+    QueueClosed,
+    QueueFull,
+    Refused,
+    RunnerClosed,
+    SessionClosed,
+    TimedOut,
+    UnknownAnchor,
+)
+from engine.memory_pool import RingMemoryPool
+from engine.model_runner import ModelRunner
+from engine.request import Request
+from engine.result import ExecuteResult
+from engine.ring_buffer import SpscRingBuffer
+from engine.shared_memory import keep_large_blocks
+from engine.stats import RunnerStats
+from engine.tensor import Array, Buffer, DataDesc, Tensor
+
+__all__ = [
+    "NO_BATCHING_DIM",
+    "Array",
+    "Buffer",
+    "Cancelled",
+    "Closed",
+    "DataDesc",
+    "DeadlineExceeded",
+    "Device",
+    "DeviceClosed",
+    "DeviceInfo",
+    "DeviceLost",
+    "DeviceManager",
+    "DeviceState",
+    "DeviceWaitConfig",
+    "DeviceWaitStrategy",
+    "DeviceWaitTimeout",
+    "EngineBug",
+    "EngineError",
+    "ExecuteResult",
+    "ExecutionFailed",
+    "Gone",
+    "Invalid",
+    "InvalidConfig",
+    "InvalidInput",
+    "InvalidModel",
+    "ModelRunner",
+    "ModelRunnerConfig",
+    "NoDeviceAvailable",
+    "PeerLost",
+    "QueueClosed",
+    "QueueFull",
+    "Refused",
+    "Request",
+    "RingMemoryPool",
+    "RunnerClosed",
+    "RunnerStats",
+    "SessionClosed",
+    "SpscRingBuffer",
+    "Tensor",
+    "TimedOut",
+    "UnknownAnchor",
+    "keep_large_blocks",
+    "parse_devices",
+    "usable_cores",
+]

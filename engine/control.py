@@ -1,0 +1,148 @@
+"""Control messages: what is said to a device process, beside the tensors.
+
+A device process listens on a Unix socket of the abstract namespace: the name vanishes
+with its owner, so no socket file is ever left behind. The socket keeps message borders
+(SOCK_SEQPACKET): one message, one msgpack document, with file descriptors beside it
+where shared memory or an eventfd is handed over. Tensors never travel here.
+
+A call is a connection of its own (a connect costs 30 µs), so that a ping is answered
+while a model of gigabytes is being loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+
+from engine import errors
+from engine.errors import DeviceLost, EngineBug, EngineError
+
+MAX_MESSAGE = 192 * 1024
+MAX_FDS = 64
+_CREDENTIALS = struct.Struct("3i")
+
+Message = dict[str, Any]
+
+
+def send(sock: socket.socket, message: Message, fds: Sequence[int] = ()) -> None:
+    """Send one message; ValueError where it is too long."""
+    raw = msgpack.packb(message)
+    if len(raw) > MAX_MESSAGE:
+        raise ValueError(f"control message of {len(raw)} bytes, limit {MAX_MESSAGE}")
+    if fds:
+        socket.send_fds(sock, [raw], list(fds))
+    else:
+        sock.sendall(raw)
+
+
+def receive(sock: socket.socket) -> tuple[Message, list[int]]:
+    """The next message and the descriptors beside it; EOFError at the end.
+
+    The descriptors are the receiver's to close.
+    """
+    raw, fds, flags, _ = socket.recv_fds(
+        sock, MAX_MESSAGE, MAX_FDS, socket.MSG_CMSG_CLOEXEC
+    )
+    try:
+        if not raw:
+            raise EOFError("the other side closed the control socket")
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            raise ValueError("control message cut off")
+        message = msgpack.unpackb(raw, strict_map_key=False)
+        if not isinstance(message, dict):
+            raise ValueError(f"control message is a {type(message).__name__}")
+    except BaseException:
+        close_all(fds)
+        raise
+    return message, fds
+
+
+def call(
+    address: str,
+    message: Message,
+    fds: Sequence[int] = (),
+    timeout: float | None = None,
+) -> tuple[Message, list[int]]:
+    """Ask the device process at `address` and wait for its answer.
+
+    Raises the engine error the other side named, DeviceLost where it is not there or
+    goes away meanwhile, TimeoutError after `timeout` seconds (None: wait for ever).
+    """
+    with connect(address, timeout) as sock:
+        return ask(sock, message, fds)
+
+
+def connect(address: str, timeout: float | None = None) -> socket.socket:
+    """A connection to the device process at an abstract address."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        sock.settimeout(timeout)
+        sock.connect(f"\0{address}")
+        if peer_uid(sock) not in (os.getuid(), 0):
+            raise DeviceLost(f"device {address} is held by another user")
+    except (ConnectionError, FileNotFoundError) as error:
+        sock.close()
+        raise DeviceLost(f"no device process answers at {address}") from error
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def ask(
+    sock: socket.socket, message: Message, fds: Sequence[int] = ()
+) -> tuple[Message, list[int]]:
+    """One question and its answer on an open connection."""
+    try:
+        send(sock, message, fds)
+        answer, answer_fds = receive(sock)
+    except (ConnectionError, EOFError) as error:
+        raise DeviceLost("the device process went away") from error
+    if "error" in answer:
+        close_all(answer_fds)
+        raise to_error(answer)
+    return answer, answer_fds
+
+
+def from_error(error: BaseException) -> Message:
+    """An error as a message."""
+    if not isinstance(error, EngineError):
+        return {"error": "EngineBug", "message": f"{type(error).__name__}: {error}"}
+    return {"error": type(error).__name__, "message": str(error)[: MAX_MESSAGE // 2]}
+
+
+def to_error(message: Message) -> EngineError:
+    """The error a message stands for."""
+    text = str(message.get("message", ""))
+    kind = getattr(errors, str(message["error"]), None)
+    if isinstance(kind, type) and issubclass(kind, EngineError):
+        return (
+            EngineBug(text.removesuffix("; this is a bug"))
+            if (kind is EngineBug)
+            else kind(text)
+        )
+    return EngineBug(f"unknown error {message['error']!r} from a device: {text}")
+
+
+def peer_uid(sock: socket.socket) -> int:
+    return _peer(sock)[1]
+
+
+def peer_pid(sock: socket.socket) -> int:
+    return _peer(sock)[0]
+
+
+def _peer(sock: socket.socket) -> tuple[int, int, int]:
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, gid = _CREDENTIALS.unpack(raw)
+    return pid, uid, gid
+
+
+def close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)

@@ -1,0 +1,481 @@
+"""`Device`: one attached device, and the process of ours that is it.
+
+The owner of a device holds its claim (engine/device_lock.py), starts the process and
+talks to it over a link. There is no thread here. Whoever waits drives: an event loop
+watches `fileno()` and `lost_fileno()` and calls `poll()` and `check()`; a blocking
+caller's `Request.wait` does the same itself, one thread at a time, for all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine import control
+from engine.channel import Channel, ChannelLayout
+from engine.control import Message
+from engine.device_lock import address_of
+from engine.errors import (
+    DeadlineExceeded,
+    DeviceClosed,
+    DeviceLost,
+    EngineError,
+    QueueFull,
+)
+from engine.link import Link
+from engine.request import Request
+
+if TYPE_CHECKING:
+    from engine.model_runner import ModelRunner
+    from engine.replica_channel import ReplicaChannel
+
+logger = logging.getLogger(__name__)
+
+#: Seconds a device process may take to start and answer for the first time.
+START_TIMEOUT = 60.0
+#: Seconds a device process gets to end by itself before it is killed.
+STOP_TIMEOUT = 5.0
+#: Pause before a lost device is started again: doubled each time, reset by success.
+FIRST_BACK_OFF = 0.05
+LAST_BACK_OFF = 10.0
+
+
+class DeviceState(Enum):
+    """READY, LOST (its process died; `recover` starts another) or CLOSED."""
+
+    READY = "ready"
+    LOST = "lost"
+    CLOSED = "closed"
+
+
+class Device:
+    """An attached device (Model Runtime: `Device`); made by `DeviceManager`.
+
+    `threads` is the number of threads a graph may use. Thread-safe. Close it (or use
+    it as a context manager) to detach: the process ends and the device is free.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[str],
+        claims: Sequence[socket.socket],
+        threads: int,
+        providers: Sequence[str] = ("CPUExecutionProvider",),
+    ) -> None:
+        self.units = tuple(units)
+        self.id = "+".join(units)
+        self.threads = threads
+        self.providers = tuple(providers)
+        self.lock = threading.RLock()
+        self.state = DeviceState.LOST
+        self.restarts = 0
+        self._claims = tuple(claims)
+        self._address = address_of(self.units[0])
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner_pipe = -1
+        self._link: Link | None = None
+        self._link_number = 0
+        self._control: socket.socket | None = None
+        self._doorbell = -1
+        self._result_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._channels: dict[int, ReplicaChannel] = {}
+        self._runners: list[ModelRunner] = []
+        self._on_lost: list[Callable[[Device], None]] = []
+        self._failures = 0
+        self._recovering = threading.Lock()
+        self._driver = threading.Lock()
+        self._turn = threading.Condition()
+        self._adopted = False
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    # -- what there is
+
+    @property
+    def num_units(self) -> int:
+        """How many units of the pool it takes (Model Runtime: number of IPUs)."""
+        return len(self.units)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the device process; None while there is none."""
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def in_flight(self) -> int:
+        return sum(channel.in_flight for channel in self._channels.values())
+
+    @property
+    def runners(self) -> tuple[ModelRunner, ...]:
+        return tuple(self._runners)
+
+    # -- driving
+
+    def fileno(self) -> int:
+        """Readable when results wait: call `poll`."""
+        return self._result_fd
+
+    def lost_fileno(self) -> int:
+        """Readable when the process is gone: call `check`. Changes on `recover`."""
+        return self._control.fileno() if self._control is not None else -1
+
+    def adopt(self) -> None:
+        """An event loop drives from now on: blocking waits only wait for it."""
+        self._adopted = True
+
+    def poll(self) -> int:
+        """Resolve what has finished; how many requests that was. Never blocks."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._result_fd)
+        count = 0
+        with self.lock:
+            link = self._link
+            if link is None:
+                return 0
+            starved = False
+            while (done := link.next_completion()) is not None:
+                number, outcome, request, queue_ns, compute_ns, rows, text = done
+                count += 1
+                channel = self._channels.get(number)
+                if channel is not None:
+                    channel.finish(request, outcome, queue_ns, compute_ns, rows, text)
+                    starved = starved or channel.starved
+            if starved:
+                os.eventfd_write(self._doorbell, 1)
+        if count:
+            self._tell_followers()
+        return count
+
+    def check(self) -> bool:
+        """Whether the process lives; where it does not, its requests fail now."""
+        sock = self._control
+        if sock is None or self.state is not DeviceState.READY:
+            return False
+        try:
+            gone = sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return True
+        except OSError:
+            gone = True
+        if gone:
+            self._lose("its process died")
+        return not gone
+
+    def expire(self) -> int:
+        """Fail the requests whose deadline has passed; how many there were.
+
+        Where the device has not begun one it drops it; else its result is discarded.
+        """
+        now = time.monotonic_ns()
+        count = 0
+        with self.lock:
+            for channel in self._channels.values():
+                for request in channel.waiting if channel.in_flight else ():
+                    if 0 < request.deadline_ns < now and not request.done:
+                        request.abandon(DeadlineExceeded("the deadline passed"))
+                        count += 1
+        if count:
+            self._tell_followers()
+        return count
+
+    def wait(self, request: Request, timeout: float | None = None) -> bool:
+        """Block until a request is done, at most `timeout` seconds; whether it is.
+
+        Of the threads that wait, one drives and the others wait for it.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        while not request.done:
+            left = None if end is None else end - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            if not self._adopted and self._driver.acquire(blocking=False):
+                try:
+                    if not request.done:
+                        self._drive(left, request)
+                finally:
+                    self._driver.release()
+                    self._tell_followers()
+                continue
+            with self._turn:
+                if not request.done and (self._adopted or self._driver.locked()):
+                    self._turn.wait(0.5 if left is None else min(left, 0.5))
+        return True
+
+    def _drive(self, left: float | None, request: Request) -> None:
+        poller = select.poll()
+        poller.register(self._result_fd, select.POLLIN)
+        lost = self.lost_fileno()
+        if lost >= 0:
+            poller.register(lost, select.POLLIN)
+        limit = 0.5 if left is None else min(left, 0.5)
+        if request.deadline_ns:
+            until = (request.deadline_ns - time.monotonic_ns()) / 1e9
+            limit = max(0.0, min(limit, until))
+        events = poller.poll(limit * 1000)
+        self.poll()
+        if any(fd == lost for fd, _ in events):
+            self.check()
+        if not events:
+            self.expire()
+
+    def _tell_followers(self) -> None:
+        with self._turn:
+            self._turn.notify_all()
+
+    # -- for channels and runners
+
+    def notify(self, channel: int) -> None:
+        """A request was published: tell the device. Lock held by the caller."""
+        link = self._link
+        if link is None or self.state is not DeviceState.READY:
+            raise DeviceLost(f"device {self.id} is {self.state.value}")
+        if not link.try_submit(channel):
+            raise QueueFull(f"device {self.id} has too many requests in flight")
+        os.eventfd_write(self._doorbell, 1)
+
+    def call(
+        self, message: Message, fds: Sequence[int] = (), timeout: float | None = None
+    ) -> Message:
+        """A control message to the process and its answer."""
+        if self.state is DeviceState.CLOSED:
+            raise DeviceClosed(f"device {self.id} is closed")
+        answer, answer_fds = control.call(self._address, message, fds, timeout)
+        control.close_all(answer_fds)
+        return answer
+
+    def open_channel(
+        self, mine: ReplicaChannel, channel: Channel, layout: ChannelLayout
+    ) -> int:
+        """Hand a channel over to the process; its number in completions."""
+        message = {
+            "op": "channel",
+            "link": self._link_number,
+            "replica": mine.replica,
+            "layout": layout.to_message(),
+        }
+        number = int(self.call(message, [channel.memory.fd])["channel"])
+        channel.memory.detach_fd()
+        with self.lock:
+            self._channels[number] = mine
+        return number
+
+    def close_channel(self, mine: ReplicaChannel) -> None:
+        with self.lock:
+            self._channels.pop(mine.number, None)
+        with contextlib.suppress(EngineError, OSError):
+            self.call(
+                {
+                    "op": "close_channel",
+                    "link": self._link_number,
+                    "channel": mine.number,
+                },
+                timeout=STOP_TIMEOUT,
+            )
+        mine.close()
+
+    def register(self, runner: ModelRunner) -> None:
+        self._runners.append(runner)
+
+    def unregister(self, runner: ModelRunner) -> None:
+        if runner in self._runners:
+            self._runners.remove(runner)
+
+    # -- life and death
+
+    def ping(self, timeout: float = 5.0) -> Message:
+        """Ask the process how it is; DeviceLost where it does not answer in time."""
+        try:
+            return self.call({"op": "ping"}, timeout=timeout)
+        except TimeoutError as error:
+            raise DeviceLost(f"device {self.id} does not answer") from error
+
+    def kill(self, why: str) -> None:
+        """End a process that hangs; its requests fail with DeviceLost."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGKILL)
+        self._lose(why)
+
+    def on_lost(self, callback: Callable[[Device], None]) -> None:
+        """Call back (in the thread that notices) when the process dies."""
+        self._on_lost.append(callback)
+
+    @property
+    def back_off(self) -> float:
+        """Seconds to wait before the next `recover`."""
+        if self._failures == 0:
+            return 0.0
+        return float(min(LAST_BACK_OFF, FIRST_BACK_OFF * 2 ** (self._failures - 1)))
+
+    def recover(self) -> None:
+        """Start a new process and load the models again; blocks meanwhile.
+
+        Safe to call from several threads and where nothing is lost. Raises what
+        kept it from starting; try again after `back_off` seconds.
+        """
+        with self._recovering:
+            if self.state is not DeviceState.LOST:
+                return
+            self._failures += 1
+            self._start()
+            self.restarts += 1
+            for runner in self.runners:
+                try:
+                    runner.reload(self)
+                except DeviceLost:
+                    raise
+                except EngineError:
+                    logger.exception("cannot load %r again on %s", runner, self.id)
+            self._failures = 0
+
+    def close(self) -> None:
+        """Detach: fail what is in flight, end the process, free the device."""
+        if self.state is DeviceState.CLOSED:
+            return
+        was_ready = self.state is DeviceState.READY
+        for channel in list(self._channels.values()):
+            channel.fail_all(DeviceClosed(f"device {self.id} was closed"))
+        if was_ready:
+            with contextlib.suppress(EngineError, OSError):
+                self.call({"op": "stop"}, timeout=STOP_TIMEOUT)
+        self.state = DeviceState.CLOSED
+        self._end_process(kill=not was_ready)
+        self._drop_link()
+        os.close(self._result_fd)
+        for claim in self._claims:
+            claim.close()
+
+    def _start(self) -> None:
+        """Start the process and link up with it."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        read_end, self._owner_pipe = os.pipe()
+        try:
+            listener.bind(f"\0{self._address}")
+            listener.listen(128)
+            self._process = subprocess.Popen(
+                self._command(listener.fileno(), read_end),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[listener.fileno(), read_end, *self._claim_fds()],
+                env=_environment(),
+            )
+        finally:
+            listener.close()
+            os.close(read_end)
+        try:
+            self._connect()
+        except BaseException:
+            self._end_process(kill=True)
+            raise
+        self.state = DeviceState.READY
+
+    def _claim_fds(self) -> list[int]:
+        return [claim.fileno() for claim in self._claims]
+
+    def _command(self, listen_fd: int, owner_fd: int) -> list[str]:
+        level = logging.getLevelName(logging.getLogger("engine").getEffectiveLevel())
+        return [
+            *(sys.executable, "-P", "-m", "engine.device_process"),
+            *("--listen-fd", str(listen_fd)),
+            *("--owner-fd", str(owner_fd)),
+            *("--name", f"popgate-{self.units[0]}"),
+            *("--log-level", level),
+        ]
+
+    def _connect(self) -> None:
+        link = Link.create()
+        sock = control.connect(self._address, START_TIMEOUT)
+        try:
+            fds = [link.memory.fd, self._result_fd]
+            answer, (doorbell,) = control.ask(sock, {"op": "link"}, fds)
+        except BaseException as error:
+            sock.close()
+            link.close()
+            if isinstance(error, TimeoutError):
+                raise DeviceLost(f"device {self.id} did not start") from error
+            raise
+        link.memory.detach_fd()
+        with self.lock:
+            self._link, self._link_number = link, int(answer["link"])
+            self._control, self._doorbell = sock, doorbell
+
+    def _lose(self, why: str) -> None:
+        with self.lock:
+            if self.state is not DeviceState.READY:
+                return
+            self.state = DeviceState.LOST
+            self.poll()  # results that came before it died are results
+            error = DeviceLost(f"device {self.id} was lost: {why}")
+            channels, self._channels = list(self._channels.values()), {}
+            for channel in channels:
+                channel.fail_all(error)
+                channel.close()
+            self._drop_link()
+        logger.warning("device %s was lost: %s", self.id, why)
+        self._end_process(kill=True)
+        self._tell_followers()
+        for callback in self._on_lost:
+            callback(self)
+
+    def _drop_link(self) -> None:
+        with self.lock:
+            if self._control is not None:
+                self._control.close()
+                self._control = None
+            if self._link is not None:
+                self._link.close()
+                self._link = None
+            if self._doorbell >= 0:
+                os.close(self._doorbell)
+                self._doorbell = -1
+
+    def _end_process(self, *, kill: bool) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if kill:
+            process.kill()
+        try:
+            process.wait(STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if self._owner_pipe >= 0:
+            os.close(self._owner_pipe)
+            self._owner_pipe = -1
+
+    def __enter__(self) -> Device:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"<Device {self.id} {self.state.value}, process {self.pid}, "
+            f"{self.threads} threads, {len(self._runners)} models, "
+            f"{self.in_flight} in flight, {self.restarts} restarts>"
+        )
+
+
+def _environment() -> dict[str, str]:
+    """Ours, with the place of this package first: `-P` keeps the user's own folders
+    (who may have an `engine.py` there) from being searched."""
+    root = str(Path(__file__).resolve().parent.parent)
+    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}

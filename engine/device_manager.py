@@ -1,0 +1,208 @@
+"""`DeviceManager`: the machine's devices, and how to attach to one.
+
+A device of kind `cpu` is a process of ours that runs graphs on the processor; of kind
+`cuda`, on a GPU (with the GPU build of ONNX Runtime). Which there are is written as
+
+    cpu:2        two devices, cpu:0 and cpu:1
+    cpu:0-3      these four
+    cpu:1-1      this one
+    cuda:0       the GPU of that number
+    cpu:2,cuda:0 both kinds
+
+Default: as many CPU devices as usable cores, and at least two. Attaching is
+exclusive across processes (engine/device_lock.py); `DeviceWaitConfig` says how it retries, here and
+nowhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine import control
+from engine.config import DeviceWaitConfig, DeviceWaitStrategy
+from engine.cores import usable_cores
+from engine.device import Device
+from engine.device_lock import address_of, claimed_units, try_claim
+from engine.errors import (
+    DeviceWaitTimeout,
+    EngineError,
+    InvalidConfig,
+    NoDeviceAvailable,
+)
+
+logger = logging.getLogger(__name__)
+
+#: More devices than this in one specification is a slip of the pen.
+MAX_DEVICES = 1024
+_ITEM = re.compile(r"(?P<kind>cpu|cuda):(?P<first>\d{1,4})(-(?P<last>\d{1,4}))?")
+_PROVIDERS = {
+    "cpu": ("CPUExecutionProvider",),
+    "cuda": ("CUDAExecutionProvider", "CPUExecutionProvider"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """A device of the pool; `pid` and `owner` are None unless it is attached."""
+
+    id: str
+    state: str
+    pid: int | None = None
+    owner: int | None = None
+
+
+def parse_devices(specification: str) -> tuple[str, ...]:
+    """The ids a specification names; InvalidConfig where it is not understood."""
+    ids: list[str] = []
+    for item in specification.split(","):
+        match = _ITEM.fullmatch(item.strip())
+        if match is None:
+            raise InvalidConfig(
+                f"cannot understand devices {item.strip()!r}: expected cpu:COUNT, "
+                "cpu:FIRST-LAST or cuda:NUMBER, several with commas"
+            )
+        kind, first = match["kind"], int(match["first"])
+        if match["last"] is not None:
+            numbers = range(first, int(match["last"]) + 1)
+        else:
+            numbers = range(first) if kind == "cpu" else range(first, first + 1)
+        if not 0 < len(numbers) <= MAX_DEVICES:
+            raise InvalidConfig(
+                f"devices {item.strip()!r} names {len(numbers)} devices; "
+                f"1 to {MAX_DEVICES} are possible"
+            )
+        ids += [f"{kind}:{number}" for number in numbers]
+    return tuple(dict.fromkeys(ids))
+
+
+class DeviceManager:
+    """Finds and attaches devices; does not own them (Model Runtime: `DeviceManager`).
+
+    `reserve_cores` are left to other work when threads are shared out (a gateway
+    keeps one). Thread-safe.
+    """
+
+    def __init__(self, devices: str | None = None, *, reserve_cores: int = 0) -> None:
+        cores = usable_cores()
+        self.units = parse_devices(devices or f"cpu:{max(2, cores)}")
+        self._free_cores = max(1, cores - reserve_cores)
+        self._shares = 1 if devices is None else len(self.units)
+
+    def list(self) -> tuple[DeviceInfo, ...]:
+        """Every device of the pool and who has it."""
+        claimed = claimed_units(self.units)
+        return tuple(_info(unit, unit in claimed) for unit in self.units)
+
+    def get_device(
+        self, num_ipus: int = 1, wait_config: DeviceWaitConfig | None = None
+    ) -> Device:
+        """Attach `num_ipus` free units as one device.
+
+        Raises NoDeviceAvailable (policy NO_WAIT) or DeviceWaitTimeout.
+        """
+        if not 1 <= num_ipus <= len(self.units):
+            raise NoDeviceAvailable(
+                f"{num_ipus} devices are wanted as one, the pool has "
+                f"{len(self.units)}: "
+                f"{', '.join(self.units)}"
+            )
+        return self._attach(self.units, num_ipus, wait_config or DeviceWaitConfig())
+
+    def try_get_device(
+        self, num_ipus: int = 1, wait_config: DeviceWaitConfig | None = None
+    ) -> Device | None:
+        """`get_device`, but None where it cannot be had."""
+        with contextlib.suppress(NoDeviceAvailable, DeviceWaitTimeout):
+            return self.get_device(num_ipus, wait_config)
+        return None
+
+    def get_specific_device(
+        self, device_id: str, wait_config: DeviceWaitConfig | None = None
+    ) -> Device:
+        """Attach the device of this id ("cpu:1")."""
+        if device_id not in self.units:
+            raise NoDeviceAvailable(
+                f"there is no device {device_id!r}; the pool has "
+                f"{', '.join(self.units)}"
+            )
+        return self._attach([device_id], 1, wait_config or DeviceWaitConfig())
+
+    def try_get_specific_device(
+        self, device_id: str, wait_config: DeviceWaitConfig | None = None
+    ) -> Device | None:
+        """`get_specific_device`, but None where it cannot be had."""
+        with contextlib.suppress(NoDeviceAvailable, DeviceWaitTimeout):
+            return self.get_specific_device(device_id, wait_config)
+        return None
+
+    def threads_for(self, num_units: int) -> int:
+        """Threads of a device: its share of the cores, at least one."""
+        return max(1, self._free_cores * num_units // max(self._shares, num_units))
+
+    def _attach(
+        self, candidates: Sequence[str], count: int, wait: DeviceWaitConfig
+    ) -> Device:
+        claims = self._claim(candidates, count, wait)
+        units = list(claims)
+        kind = units[0].partition(":")[0]
+        return Device(
+            units, list(claims.values()), self.threads_for(count), _PROVIDERS[kind]
+        )
+
+    def _claim(
+        self, candidates: Sequence[str], count: int, wait: DeviceWaitConfig
+    ) -> dict[str, socket.socket]:
+        end = time.monotonic() + wait.timeout
+        while True:
+            claims = _try_claim_all(candidates, count)
+            if claims:
+                return claims
+            wanted = f"{count} of {', '.join(candidates)}"
+            if wait.strategy is DeviceWaitStrategy.NO_WAIT:
+                raise NoDeviceAvailable(f"no free device: wanted {wanted}")
+            pause = max(0.001, wait.sleep_time)
+            if wait.strategy is DeviceWaitStrategy.WAIT_WITH_TIMEOUT:
+                left = end - time.monotonic()
+                if left <= 0:
+                    raise DeviceWaitTimeout(
+                        f"no device came free within {wait.timeout:g} s: "
+                        f"wanted {wanted}"
+                    )
+                pause = min(pause, left)
+            logger.info("waiting for a device: %s", wanted)
+            time.sleep(pause)
+
+    def __repr__(self) -> str:
+        return f"<DeviceManager {', '.join(self.units)}>"
+
+
+def _try_claim_all(candidates: Sequence[str], count: int) -> dict[str, socket.socket]:
+    """Claims on `count` free units of one kind, or none at all."""
+    claims: dict[str, socket.socket] = {}
+    for kind in dict.fromkeys(unit.partition(":")[0] for unit in candidates):
+        for unit in candidates:
+            if unit.partition(":")[0] == kind and (sock := try_claim(unit)) is not None:
+                claims[unit] = sock
+                if len(claims) == count:
+                    return claims
+        for sock in claims.values():
+            sock.close()
+        claims.clear()
+    return claims
+
+
+def _info(unit: str, claimed: bool) -> DeviceInfo:
+    if not claimed:
+        return DeviceInfo(unit, "free")
+    try:
+        answer, fds = control.call(address_of(unit), {"op": "ping"}, timeout=1.0)
+        control.close_all(fds)
+    except (EngineError, OSError):
+        return DeviceInfo(unit, "attached")
+    return DeviceInfo(unit, "attached", int(answer["pid"]), int(answer["owner"]))

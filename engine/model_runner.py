@@ -1,0 +1,451 @@
+"""`ModelRunner`: what a caller executes on; a model, its replicas and their devices.
+
+One core, two drivers: `submit` never blocks and `Device.poll` resolves, which suits an
+event loop; `execute` and `execute_async` are the same with a wait, for threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.anchors import (
+    BATCHING_ROWS,
+    OPTION_BATCH_SIZE,
+    OPTION_BATCHING,
+    describe,
+    main_anchors,
+)
+from engine.channel import MAX_RANK
+from engine.config import ModelRunnerConfig
+from engine.device import Device
+from engine.device_manager import DeviceManager
+from engine.errors import (
+    DeviceLost,
+    EngineError,
+    InvalidConfig,
+    InvalidInput,
+    InvalidModel,
+    RunnerClosed,
+    UnknownAnchor,
+)
+from engine.frozen import pack_frozen
+from engine.loading import open_model
+from engine.replica_channel import ReplicaChannel, plan_layout
+from engine.request import OnDone, Request
+from engine.result import ExecuteResult
+from engine.stats import RunnerStats
+from engine.tensor import Array, DataDesc, Tensor
+from popef_io import Model
+
+logger = logging.getLogger(__name__)
+
+#: Rows run together where neither the model nor the configuration says: ONNX Runtime
+#: gains little from larger batches of small models, and latency grows.
+DEFAULT_MAX_BATCH = 64
+#: Descriptors of a ring at least, so that a burst of single requests finds room.
+MIN_SLOTS = 128
+
+ModelSource = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Model
+
+
+class ModelRunner:
+    """Loads a model on devices and runs requests (Model Runtime: `ModelRunner`).
+
+    `model` is a PopEF file, several files of one model, or a `popef_io.Model`. Blocks
+    until the model is loaded on every replica. Replicas without a device in
+    `config.replica_to_device` get one from `manager` (default: the default pool), which
+    the runner then owns. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        model: ModelSource,
+        config: ModelRunnerConfig | None = None,
+        *,
+        name: str = "",
+        manager: DeviceManager | None = None,
+    ) -> None:
+        self.config = config or ModelRunnerConfig()
+        self._paths = _paths(model)
+        self._model = model if isinstance(model, Model) else open_model(self._paths)
+        self.name = name or self._model.metadata.executable
+        self._anchors = main_anchors(self._model, self.config.frozen_inputs.keys())
+        self.execute_inputs = tuple(describe(a) for a in self._anchors.inputs)
+        self.execute_outputs = tuple(describe(a) for a in self._anchors.outputs)
+        self._desc_by_name = {desc.name: desc for desc in self.execute_inputs}
+        self._batch_size, self.max_batch_size = self._batching()
+        self._layout = plan_layout(
+            self.execute_inputs,
+            self.execute_outputs,
+            self._slots(),
+            max(1, self.max_batch_size),
+            self.config.channel_memory,
+        )
+        self._closed = False
+        self._own_devices: list[Device] = []
+        self._devices: list[Device] = []
+        self._channels: list[ReplicaChannel | None] = []
+        try:
+            self._attach(manager)
+            for replica in range(self.config.replication_factor):
+                self._channels.append(None)
+                self._load(replica)
+        except BaseException:
+            self.close()
+            raise
+
+    # -- what there is
+
+    @property
+    def model(self) -> Model:
+        return self._model
+
+    @property
+    def batching(self) -> bool:
+        """Whether rows of different requests may run together."""
+        return self.max_batch_size > 0
+
+    @property
+    def model_inputs(self) -> tuple[DataDesc, ...]:
+        """`execute_inputs` and all that is needed to load the model."""
+        return self._all_descs("INPUT")
+
+    @property
+    def model_outputs(self) -> tuple[DataDesc, ...]:
+        """`execute_outputs` and the outputs of other phases."""
+        return self._all_descs("OUTPUT")
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The device of each replica."""
+        return tuple(self._devices)
+
+    @property
+    def ready(self) -> bool:
+        """Whether every replica can take requests."""
+        return not self._closed and all(c is not None for c in self._channels)
+
+    @property
+    def in_flight(self) -> int:
+        return sum(c.in_flight for c in self._channels if c is not None)
+
+    @property
+    def stats(self) -> RunnerStats:
+        """A snapshot of what is going on."""
+        channels = [c for c in self._channels if c is not None]
+        return RunnerStats(
+            name=self.name,
+            replicas=len(self._channels),
+            ready=len(channels),
+            in_flight=sum(c.in_flight for c in channels),
+            late=sum(c.late for c in channels),
+            restarts=sum(device.restarts for device in self._devices),
+        )
+
+    # -- requests
+
+    def submit(
+        self,
+        inputs: Mapping[str, Tensor],
+        *,
+        deadline: float | None = None,
+        on_done: OnDone | None = None,
+        replica_id: int | None = None,
+        validate: bool | None = None,
+    ) -> Request:
+        """Queue one request; never blocks. Resolved by `Device.poll`.
+
+        `deadline` is a `time.monotonic()` time. Without `replica_id` the least busy
+        replica takes it. Raises QueueFull, RunnerClosed, DeviceLost, InvalidInput,
+        UnknownAnchor; nothing is queued then.
+        """
+        if self.config.validate_io_params if validate is None else validate:
+            self.validate(inputs)
+        channel = self._pick(replica_id)
+        rows = 0
+        if self.max_batch_size:
+            rows = self._rows(inputs)
+        deadline_ns = 0 if deadline is None else int(deadline * 1e9)
+        return channel.submit(inputs, rows, deadline_ns, on_done)
+
+    def execute(
+        self,
+        inputs: Mapping[str, Array],
+        outputs: Mapping[str, Array] | None = None,
+        *,
+        replica_id: int = 0,
+        timeout: float | None = None,
+    ) -> ExecuteResult:
+        """Run one request and wait for it: numpy arrays in, numpy arrays out.
+
+        With `outputs` the results are copied into these arrays. Raises what
+        `submit` raises, and how the request failed: ExecutionFailed, DeviceLost,
+        DeadlineExceeded after `timeout` seconds.
+        """
+        result = self.execute_async(
+            inputs, outputs, replica_id=replica_id, timeout=timeout
+        )
+        result.wait()
+        return result
+
+    def execute_async(
+        self,
+        inputs: Mapping[str, Array],
+        outputs: Mapping[str, Array] | None = None,
+        *,
+        replica_id: int = 0,
+        timeout: float | None = None,
+    ) -> ExecuteResult:
+        """Queue one request; its result is a mapping that waits when it is asked.
+
+        The input arrays must stay unchanged until the result is there.
+        """
+        if not 0 <= replica_id < len(self._channels):
+            raise InvalidInput(
+                f"replica_id {replica_id} is out of range: there are "
+                f"{len(self._channels)} replicas"
+            )
+        self._recover_if_lost(replica_id)
+        tensors = {
+            name: Tensor.from_numpy(array, self._type_of(name))
+            for name, array in inputs.items()
+        }
+        deadline = None if timeout is None else time.monotonic() + timeout
+        result = ExecuteResult(self.execute_outputs, outputs)
+        result.request = self.submit(
+            tensors, deadline=deadline, on_done=result.take, replica_id=replica_id
+        )
+        return result
+
+    def validate(self, inputs: Mapping[str, Tensor]) -> None:
+        """Check names, data types, shapes and sizes of a request."""
+        descs = self._desc_by_name
+        for name in inputs:
+            if name not in descs:
+                raise UnknownAnchor(
+                    f"model {self.name!r} has no input {name!r}; it has {sorted(descs)}"
+                )
+        for name, desc in descs.items():
+            tensor = inputs.get(name)
+            if tensor is None:
+                raise InvalidInput(
+                    f"input {name!r} is missing; expected {sorted(descs)}, "
+                    f"got {sorted(inputs)}"
+                )
+            self._check(desc, tensor)
+
+    def _check(self, desc: DataDesc, tensor: Tensor) -> None:
+        if tensor.data_type is not desc.data_type:
+            raise InvalidInput(
+                f"input {desc.name!r} is {desc.data_type.name}, "
+                f"got {tensor.data_type.name}"
+            )
+        accepts = desc.accepts_shape(tensor.shape) and len(tensor.shape) <= MAX_RANK
+        if not accepts and not self._accepts_multiple(desc, tensor.shape):
+            expected = "any" if desc.shape is None else list(desc.shape)
+            raise InvalidInput(
+                f"input {desc.name!r} expects shape {expected}, "
+                f"got {list(tensor.shape)}"
+            )
+        size = tensor.data_type.item_size
+        for dim in tensor.shape:
+            size *= dim
+        if tensor.data_type.item_size and size != tensor.nbytes:
+            raise InvalidInput(
+                f"input {desc.name!r} of shape {list(tensor.shape)} takes {size} "
+                f"bytes, got {tensor.nbytes}"
+            )
+
+    def _accepts_multiple(self, desc: DataDesc, shape: tuple[int, ...]) -> bool:
+        """Any number of rows where the compiled batch size is fixed."""
+        if not self._batch_size or not shape or desc.shape is None:
+            return False
+        return DataDesc(desc.name, (-1, *desc.shape[1:]), desc.data_type).accepts_shape(
+            shape
+        )
+
+    # -- life
+
+    def reload(self, device: Device) -> None:
+        """Load the replicas of a device again, after its process was replaced."""
+        for replica, mine in enumerate(self._devices):
+            if mine is device and not self._closed:
+                self._load(replica)
+
+    def drain(self, timeout: float) -> bool:
+        """Wait until nothing is in flight, at most `timeout` seconds."""
+        end = time.monotonic() + timeout
+        for channel in self._channels:
+            for request in channel.waiting if channel is not None else ():
+                if not request.wait(max(0.0, end - time.monotonic())):
+                    return False
+        return True
+
+    def close(self) -> None:
+        """Unload everywhere; what is in flight fails with RunnerClosed."""
+        if self._closed:
+            return
+        self._closed = True
+        for device in self._devices:
+            device.unregister(self)
+        for replica, channel in enumerate(self._channels):
+            if channel is None:
+                continue
+            channel.fail_all(RunnerClosed(f"model {self.name!r} was unloaded"))
+            device = self._devices[replica]
+            device.close_channel(channel)
+            with contextlib.suppress(EngineError, OSError):
+                device.call({"op": "unload", "replica": channel.replica}, timeout=30.0)
+        for device in self._own_devices:
+            device.close()
+
+    def __enter__(self) -> ModelRunner:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else ("ready" if self.ready else "not ready")
+        return (
+            f"<ModelRunner {self.name!r} {state}, {len(self._channels)} replicas, "
+            f"{self.in_flight} in flight>"
+        )
+
+    # -- loading
+
+    def _batching(self) -> tuple[int, int]:
+        """(fixed batch size or 0, most rows run together or 0)."""
+        metadata = self._model.metadata
+        allowed = metadata.option(OPTION_BATCHING) == BATCHING_ROWS
+        if self.config.batching is not None:
+            allowed = self.config.batching and self._has_batch_dimension()
+        if not allowed:
+            return 0, 0
+        text = metadata.option(OPTION_BATCH_SIZE) or "0"
+        if not text.isdigit() or int(text) > 1 << 20:
+            raise InvalidModel(f"batch size {text!r} of the file is no size")
+        fixed = int(text)
+        rows = self.config.max_batch_size or fixed or DEFAULT_MAX_BATCH
+        return fixed, max(fixed, rows)
+
+    def _has_batch_dimension(self) -> bool:
+        descs = self.execute_inputs + self.execute_outputs
+        if descs and all(d.shape and d.shape[0] == -1 for d in descs):
+            return True
+        raise InvalidConfig(
+            f"model {self.name!r} cannot be batched: not all inputs and outputs "
+            "have a free first dimension"
+        )
+
+    def _slots(self) -> int:
+        multiplier = self.config.ring_buffer_size_multiplier
+        return max(MIN_SLOTS, multiplier * self.max_batch_size)
+
+    def _attach(self, manager: DeviceManager | None) -> None:
+        for replica in range(self.config.replication_factor):
+            device = self.config.replica_to_device.get(replica)
+            if device is None:
+                manager = manager or DeviceManager()
+                device = manager.get_device(
+                    max(1, self._model.metadata.num_ipus),
+                    self.config.device_wait_config,
+                )
+                self._own_devices.append(device)
+            self._devices.append(device)
+        for device in dict.fromkeys(self._devices):
+            device.register(self)
+
+    def _load(self, replica: int) -> None:
+        device = self._devices[replica]
+        frozen, memory = pack_frozen(self._model, self.config.frozen_inputs)
+        message = {
+            "op": "load",
+            "name": self.name,
+            "paths": self._paths,
+            "executable": self._model.metadata.executable,
+            "threads": device.threads,
+            "providers": list(device.providers),
+            "max_rows": self.max_batch_size,
+            "batch_size": self._batch_size,
+            "delay_ns": int(self.config.max_queue_delay * 1e9),
+            "check_package_hash": self.config.check_package_hash,
+            "frozen": frozen,
+        }
+        try:
+            fds = [] if memory is None else [memory.fd]
+            number = int(device.call(message, fds)["replica"])
+        finally:
+            if memory is not None:
+                memory.close()
+        self._channels[replica] = ReplicaChannel(
+            device,
+            number,
+            self.name,
+            self.execute_inputs,
+            self.execute_outputs,
+            self._layout,
+            self.config.max_queue_size,
+        )
+
+    # -- helpers
+
+    def _pick(self, replica_id: int | None) -> ReplicaChannel:
+        if self._closed:
+            raise RunnerClosed(f"model {self.name!r} was unloaded")
+        channels = self._channels
+        if replica_id is not None:
+            channel = channels[replica_id]
+        elif len(channels) == 1:
+            channel = channels[0]
+        else:
+            ready = [c for c in channels if c is not None and c.usable]
+            channel = min(ready, key=lambda c: c.in_flight) if ready else None
+        if channel is None or not channel.usable:
+            raise DeviceLost(f"model {self.name!r} has no device at the moment")
+        return channel
+
+    def _recover_if_lost(self, replica: int) -> None:
+        """Blocking callers bring their device back themselves (`auto_reset`)."""
+        device = self._devices[replica]
+        if self.config.auto_reset and not device.check():
+            device.recover()
+
+    def _rows(self, inputs: Mapping[str, Tensor]) -> int:
+        rows = -1
+        for name, tensor in inputs.items():
+            mine = tensor.shape[0] if tensor.shape else -1
+            if rows >= 0 and mine != rows:
+                raise InvalidInput(
+                    f"inputs have different batch sizes: {name!r} has {mine} rows, "
+                    f"another has {rows}"
+                )
+            rows = mine
+        return max(rows, 0)
+
+    def _type_of(self, name: str) -> Any:
+        desc = self._desc_by_name.get(name)
+        return None if desc is None else desc.data_type
+
+    def _all_descs(self, kind: str) -> tuple[DataDesc, ...]:
+        data = self._model.tensors
+        frozen = self.config.frozen_inputs
+        return tuple(
+            describe(anchor, has_data=anchor.name in data)
+            for anchor in self._model.metadata.anchors
+            if anchor.type.name == kind and anchor.name not in frozen
+        )
+
+
+def _paths(model: ModelSource) -> list[str]:
+    if isinstance(model, (str, os.PathLike)):
+        return [str(Path(model))]
+    if isinstance(model, Model):
+        return [str(path) for path in model.paths]
+    return [str(Path(path)) for path in model]

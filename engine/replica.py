@@ -1,0 +1,270 @@
+"""A replica in a device process: one loaded model and the requests that wait for it.
+
+Batching happens here, where everything that waits can be seen: requests of all clients
+are taken in turn, as whole requests, up to `max_rows` rows. All methods are called by
+the one thread that runs programs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.batch import AnchorTable, Batch, ClientChannel, Entry
+from engine.channel import CANCELLED, REQUEST, AnchorRing
+from engine.errors import EngineBug, EngineError, ExecutionFailed, Invalid
+from engine.link import Outcome
+
+if TYPE_CHECKING:
+    from engine.executor import Executor
+
+
+@dataclass(frozen=True, slots=True)
+class BatchingPolicy:
+    """How requests may be put together.
+
+    `max_rows` 0: one request at a time. `batch_size` 0: the graph runs any number of
+    rows, else exactly that many (the rest is padded). `delay_ns`: how long a free
+    device waits for more rows. `same_shapes`: requests must agree in all but the
+    first dimension, which has to be looked at because the model leaves them free.
+    """
+
+    max_rows: int = 0
+    batch_size: int = 0
+    delay_ns: int = 0
+    same_shapes: bool = False
+
+
+class Replica:
+    """A model on this device: its executor, its channels and its batches."""
+
+    def __init__(
+        self,
+        number: int,
+        name: str,
+        executor: Executor,
+        main: tuple[int, ...],
+        table: AnchorTable,
+        policy: BatchingPolicy,
+        wait_room: Callable[[ClientChannel, AnchorRing, int], int],
+    ) -> None:
+        self.number = number
+        self.name = name
+        self.executor = executor
+        self.policy = policy
+        self.channels: list[ClientChannel] = []
+        self.queued = False
+        self.batches = 0
+        self._main = main
+        self._batch = Batch(table, policy.batch_size, wait_room)
+        self._turn = 0
+        self._shape: tuple[object, ...] | None = None
+
+    # -- channels
+
+    def add(self, client: ClientChannel) -> None:
+        self.channels.append(client)
+
+    def remove(self, client: ClientChannel) -> None:
+        self.channels.remove(client)
+
+    @property
+    def pending(self) -> bool:
+        return any(client.pending for client in self.channels)
+
+    def due_ns(self, now: int) -> int:
+        """When the next batch should start: `now` or earlier means at once."""
+        policy = self.policy
+        if not policy.delay_ns or not policy.max_rows:
+            return now
+        rows, oldest = 0, now
+        for client in self.channels:
+            for submitted, waiting in _peek(client):
+                rows += waiting
+                oldest = min(oldest, submitted)
+        return now if rows >= policy.max_rows else oldest + policy.delay_ns
+
+    # -- running
+
+    def step(self) -> list[ClientChannel]:
+        """Take one batch of what waits and run it; the clients that have news."""
+        now = time.monotonic_ns()
+        dropped: list[ClientChannel] = []
+        entries = self._take(now, dropped)
+        touched = list(dict.fromkeys([*dropped, *(e.client for e in entries)]))
+        if entries:
+            self._run(entries, now)
+        taken = dict.fromkeys(touched, 0)
+        for client in (*dropped, *(e.client for e in entries)):
+            taken[client] += 1
+        for client, count in taken.items():
+            _release(client, count)
+        return touched
+
+    def _take(self, now: int, dropped: list[ClientChannel]) -> list[Entry]:
+        """Whole requests of all channels in turn, up to `max_rows` rows."""
+        entries: list[Entry] = []
+        room = self.policy.max_rows
+        self._shape = None
+        turn = deque(self.channels)
+        turn.rotate(-self._turn)
+        self._turn = (self._turn + 1) % max(1, len(turn))
+        for client in turn:
+            while client.pending:
+                slot = client.channel.requests.try_read_lock()
+                if slot < 0:
+                    client.pending = 0
+                    break
+                at = client.channel.request_at(slot)
+                request, rows, flags, deadline, submitted = REQUEST.unpack_from(
+                    client.channel.view, at
+                )
+                # A dropped request is released with the batch, so it must come
+                # before all that stay; one behind them waits for the next batch.
+                late = bool(deadline) and now > deadline
+                drop = flags & CANCELLED or late
+                if entries and (drop or not self.policy.max_rows or rows > room):
+                    client.channel.requests.unlock_last()
+                    return entries
+                slots = _input_slots(client, request)
+                if drop:
+                    outcome = Outcome.EXPIRED if late else Outcome.CANCELLED
+                    client.link.complete(client.number, outcome, request)
+                    dropped.append(client)
+                    client.pending -= 1
+                    continue
+                if not self._fits(client, slots, bool(entries)):
+                    client.channel.requests.unlock_last()
+                    _put_back(client, slots)
+                    return entries
+                entries.append(Entry(client, request, rows, submitted, slots))
+                client.pending -= 1
+                room -= rows
+                if room <= 0:
+                    return entries
+        return entries
+
+    def _fits(self, client: ClientChannel, slots: list[int], others: bool) -> bool:
+        if not self.policy.same_shapes:
+            return True
+        shape: list[object] = []
+        for ring, slot in zip(client.channel.inputs, slots, strict=True):
+            if slot < 0:
+                shape.append(None)
+                continue
+            rank = ring.head(slot)[3]
+            shape.append(ring.dims(slot, rank)[1:])
+        key = tuple(shape)
+        if others and key != self._shape:
+            return False
+        self._shape = key
+        return True
+
+    def _run(self, entries: list[Entry], started: int) -> None:
+        batch = self._batch
+        batch.begin(entries)
+        try:
+            for _ in range(batch.runs):
+                self.executor.run(self._main, batch)
+                batch.next_run()
+            compute = time.monotonic_ns() - started
+            batch.scatter()
+        except Exception as error:
+            batch.end()
+            self._failed(entries, started, error)
+            return
+        rows = batch.rows
+        batch.end()
+        self.batches += 1
+        for entry in entries:
+            entry.client.link.complete(
+                entry.client.number,
+                Outcome.DONE,
+                entry.request,
+                started - entry.submitted,
+                compute,
+                rows or len(entries),
+            )
+
+    def _failed(self, entries: list[Entry], started: int, error: Exception) -> None:
+        """Blame only the guilty: the members of a batch that failed run alone."""
+        if len(entries) > 1:
+            for entry in entries:
+                self._run([entry], started)
+            return
+        entry = entries[0]
+        outcome, text = _outcome_of(error)
+        entry.client.link.complete(
+            entry.client.number,
+            outcome,
+            entry.request,
+            max(0, started - entry.submitted),
+            time.monotonic_ns() - started,
+            entry.rows,
+            text,
+        )
+
+    def close(self) -> None:
+        self.executor.close()
+
+    def __repr__(self) -> str:
+        waiting = sum(client.pending for client in self.channels)
+        return (
+            f"<Replica {self.number} {self.name!r}, {len(self.channels)} channels, "
+            f"{waiting} waiting, {self.batches} batches>"
+        )
+
+
+def _input_slots(client: ClientChannel, request: int) -> list[int]:
+    """The slot of each input that belongs to this request; -1: not supplied."""
+    slots = []
+    for ring in client.channel.inputs:
+        slot = ring.ring.try_read_lock()
+        if slot >= 0 and ring.head(slot)[0] != request:
+            ring.ring.unlock_last()
+            slot = -1
+        slots.append(slot)
+    return slots
+
+
+def _put_back(client: ClientChannel, slots: list[int]) -> None:
+    for ring, slot in zip(client.channel.inputs, slots, strict=True):
+        if slot >= 0:
+            ring.ring.unlock_last()
+
+
+def _release(client: ClientChannel, count: int) -> None:
+    """Give back all that is read-locked: the batch is done with it."""
+    client.channel.requests.read_complete(count)
+    for ring in client.channel.inputs:
+        held = ring.ring.held
+        if held:
+            ring.ring.read_complete(held)
+
+
+def _peek(client: ClientChannel) -> list[tuple[int, int]]:
+    """(submitted, rows) of the requests that wait in a channel."""
+    requests = client.channel.requests
+    waiting = []
+    while (slot := requests.try_read_lock()) >= 0:
+        at = client.channel.request_at(slot)
+        _, rows, _, _, submitted = REQUEST.unpack_from(client.channel.view, at)
+        waiting.append((submitted, rows))
+    requests.read_reset()
+    return waiting
+
+
+def _outcome_of(error: Exception) -> tuple[Outcome, str]:
+    if isinstance(error, Invalid):
+        return Outcome.INVALID, str(error)
+    if isinstance(error, ExecutionFailed):
+        by_input = error.callers_fault
+        return Outcome.FAILED_BY_INPUT if by_input else Outcome.FAILED, str(error)
+    if isinstance(error, EngineBug):
+        return Outcome.BUG, str(error).removesuffix("; this is a bug")
+    if isinstance(error, EngineError):
+        return Outcome.FAILED, str(error)
+    return Outcome.BUG, f"{type(error).__name__}: {error}"

@@ -1,0 +1,85 @@
+"""A request on its way: who waits for it, and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from engine.errors import Cancelled, EngineError
+from engine.tensor import Tensor
+
+if TYPE_CHECKING:
+    from engine.replica_channel import ReplicaChannel
+
+OnDone = Callable[["Request"], None]
+
+
+class Request:
+    """One request to a replica; resolved exactly once, by `poll`, `cancel` or death.
+
+    `outputs` (owned copies, by name) is set where `error` is None. `queue_ns` is the
+    time until its batch started, `compute_ns` how long the batch ran, `batch_rows` how
+    many rows it had. `on_done` is called in the thread that resolves it and must not
+    block or raise.
+    """
+
+    __slots__ = (
+        "batch_rows",
+        "channel",
+        "compute_ns",
+        "deadline_ns",
+        "done",
+        "error",
+        "number",
+        "on_done",
+        "outputs",
+        "queue_ns",
+        "rows",
+        "slot",
+    )
+
+    def __init__(
+        self,
+        channel: ReplicaChannel,
+        number: int,
+        rows: int,
+        deadline_ns: int,
+        on_done: OnDone | None,
+    ) -> None:
+        self.channel = channel
+        self.number = number
+        self.rows = rows
+        self.deadline_ns = deadline_ns
+        self.on_done = on_done
+        self.done = False
+        self.error: EngineError | None = None
+        self.outputs: Mapping[str, Tensor] = {}
+        self.queue_ns = self.compute_ns = self.batch_rows = 0
+        self.slot = -1
+
+    def cancel(self) -> None:
+        """Give it up: dropped if it does not run yet, else its result is discarded."""
+        self.abandon(Cancelled("the request was cancelled"))
+
+    def abandon(self, error: EngineError) -> None:
+        """`cancel`, with another reason (a deadline that passed)."""
+        self.channel.abandon(self, error)
+
+    def resolve(self, error: EngineError | None = None) -> None:
+        """End it; for the channel's use."""
+        if self.done:
+            return
+        self.error = error
+        self.done = True
+        if self.on_done is not None:
+            self.on_done(self)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block until it is done, at most `timeout` seconds; whether it is."""
+        return self.channel.device.wait(self, timeout)
+
+    def __repr__(self) -> str:
+        state = "waiting"
+        if self.done:
+            state = "done" if self.error is None else f"failed: {self.error}"
+        return f"<Request {self.number}, {self.rows} rows, {state}>"
