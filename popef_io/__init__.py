@@ -14,6 +14,7 @@ from popef_io.contents import (
     UnknownBlob,
 )
 from popef_io.datatypes import BlobType, DataType, TensorType
+from popef_io.dump import dump_document, dump_text
 from popef_io.errors import (
     CorruptError,
     DuplicateBlobError,
@@ -78,6 +79,8 @@ __all__ = [
     "Writer",
     "WriterStateError",
     "decode_strings",
+    "dump_document",
+    "dump_text",
     "encode_strings",
     "load_model",
 ]

@@ -13,11 +13,12 @@ import numpy as np
 
 from popef_io.datatypes import BlobType, DataType
 from popef_io.descriptor import Info, encode, type_of
-from popef_io.errors import InvalidValueError, WriterStateError
+from popef_io.errors import InvalidValueError, LimitError, WriterStateError
 from popef_io.layout import (
     ALIGNMENT,
     FLAG_COMPRESSED,
     HEADER_SIZE,
+    MAX_EXECUTABLE_SIZE,
     BlobHeader,
     align,
 )
@@ -56,7 +57,7 @@ class BlobWriter:
         output: Replacement,
         offset: int,
         info: Info,
-        finished: Callable[[BlobWriter], None],
+        finished: Callable[..., None],
         *,
         compress: bool = False,
     ) -> None:
@@ -99,6 +100,11 @@ class BlobWriter:
                 f"{self}: {self._content_size + size} bytes written, "
                 f"{self._expected} described"
             )
+        if self._compressor and self._content_size + size > MAX_EXECUTABLE_SIZE:
+            total = self._content_size + size
+            raise LimitError(
+                f"{self}: size before compression", total, MAX_EXECUTABLE_SIZE
+            )
         if _is(self.info, DataType.BOOL) and not has_only_booleans(view):
             raise InvalidValueError(f"{self}: a boolean other than 0 and 1")
         if self._strings is not None:
@@ -117,10 +123,7 @@ class BlobWriter:
         if self.state is BlobState.CLOSED:
             return
         self._check_open()
-        if self._expected is not None and self._content_size < self._expected:
-            raise WriterStateError(
-                f"{self}: {self._content_size} of {self._expected} bytes written"
-            )
+        self.check_complete()
         if self._strings is not None:
             self._store_strings(b"".join(self._strings))
         if self._compressor:
@@ -129,6 +132,13 @@ class BlobWriter:
         self.state = BlobState.CLOSED
         self._finished(self)
         _log.debug("wrote %s", self)
+
+    def check_complete(self) -> None:
+        """Raise WriterStateError if bytes of the description are missing."""
+        if self._expected is not None and self._content_size < self._expected:
+            raise WriterStateError(
+                f"{self}: {self._content_size} of {self._expected} bytes written"
+            )
 
     def discard(self) -> None:
         """Take the blob back, as if it had not been begun."""

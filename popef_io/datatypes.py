@@ -99,5 +99,6 @@ _FOREIGN_ORDER = ">" if sys.byteorder == "little" else "<"
 _BY_KIND_AND_SIZE = {
     (member.numpy_dtype.kind, member.item_size): member
     for member in DataType
-    if member.name in {"BOOL", "F16", "F32", "F64"} or member.name[0] in "SU"
+    if member.name[0] in "BSU" or member.name in {"F16", "F32", "F64"}
+    if member not in {DataType.BF16, DataType.STRING}
 }

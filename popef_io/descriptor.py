@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgpack  # type: ignore[import-untyped]  # it has no stubs
+import msgpack
 
 from popef_io.datatypes import BlobType, DataType, TensorType
 from popef_io.errors import (

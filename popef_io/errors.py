@@ -39,10 +39,16 @@ class Location:
         if self.blob is not None:
             words = [f"blob {self.blob}", self.blob_type]
             if self.blob_name is not None:
-                words.append(repr(self.blob_name))
+                words.append(shorten(self.blob_name))
             parts.append(" ".join(word for word in words if word))
         parts.append(f"offset {self.offset}")
         return ", ".join(parts)
+
+
+def shorten(text: str, length: int = 80) -> str:
+    """`text` in quotes, escaped, and not longer than fits into a message."""
+    cut = text if len(text) <= length else text[: length - 3] + "..."
+    return repr(cut)
 
 
 class PopefError(Exception):

@@ -47,6 +47,8 @@ class FeedsWriter:
         if self.state is not BlobState.OPEN:
             return
         for blob in self._blob_by_name.values():
+            blob.check_complete()
+        for blob in self._blob_by_name.values():
             blob.close()
         self.state = BlobState.CLOSED
         self._finished(*self._blob_by_name.values())

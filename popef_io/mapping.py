@@ -72,7 +72,7 @@ def read_stream(stream: BinaryIO, name: str) -> Source:
         size += len(step)
     if not size:
         return Source(name, memoryview(b""))
-    memory = mmap.mmap(-1, size)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     while steps:
         memory.write(steps.popleft())
     return Source(name, memoryview(memory).toreadonly())

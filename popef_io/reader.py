@@ -199,17 +199,24 @@ def _walk(source: Source, verify_payloads: bool) -> Iterator[Blob]:
         yield _read_blob(source, index, offset, header, verify_payloads)
         offset += header.total_size
         index += 1
-        if offset == len(view):
+        rest = len(view) - offset
+        where = Location(source.name, offset, index)
+        if header.is_last:
             break
+        if not rest:
+            raise TruncatedError(
+                "another blob, as the one before is not the last",
+                needed=HEADER_SIZE,
+                available=0,
+                where=where,
+            )
         if index == MAX_BLOBS:
-            where = Location(source.name, offset, index)
             raise LimitError("number of blobs", index + 1, MAX_BLOBS, where=where)
-    if not header.is_last:
-        raise TruncatedError(
-            "another blob, as the one before is not marked as the last",
-            needed=HEADER_SIZE,
-            available=0,
-            where=Location(source.name, offset, index),
+    if rest:
+        raise CorruptError(
+            f"{rest} bytes after the blob that is marked as the last "
+            "(FileWriter appends, joining files does not)",
+            where=where,
         )
 
 

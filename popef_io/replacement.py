@@ -13,7 +13,7 @@ import secrets
 import stat
 import weakref
 
-from popef_io.errors import InvalidValueError
+from popef_io.errors import InvalidValueError, WriterStateError
 
 
 class Replacement:
@@ -40,6 +40,7 @@ class Replacement:
 
     def write_at(self, offset: int, data: bytes | memoryview) -> None:
         """Write all of `data` at `offset`."""
+        self._check_open()
         view = memoryview(data)
         while view:
             count = os.pwrite(self._descriptor, view, offset)
@@ -48,10 +49,12 @@ class Replacement:
 
     def truncate(self, size: int) -> None:
         """Cut the file to `size` bytes."""
+        self._check_open()
         os.ftruncate(self._descriptor, size)
 
     def commit(self) -> None:
         """Put the file on disk and in the target's place; OSError if that fails."""
+        self._check_open()
         os.fsync(self._descriptor)
         os.replace(self._temporary, self.path)
         self._abandon.detach()
@@ -64,6 +67,13 @@ class Replacement:
 
     def __repr__(self) -> str:
         return f"<Replacement of {self.path}>"
+
+    def _check_open(self) -> None:
+        # The descriptor's number may be another file's by now.
+        if not self._abandon.alive:
+            raise WriterStateError(
+                f"the file that was to replace {self.path} is closed"
+            )
 
 
 def _mode_of(path: str) -> int | None:

@@ -88,9 +88,7 @@ class Writer:
         offset = self._end
         for info in infos:
             self._check_new(info, len(blobs) + 1)
-            if any(blob.info == info for blob in blobs):
-                raise DuplicateBlobError("DATA_FEED", info.name, f"{info.name!r} twice")
-            blobs.append(BlobWriter(self._output, offset, info, lambda _: None))
+            blobs.append(BlobWriter(self._output, offset, info, _nobody))
             offset += blobs[-1].reserved_size
         self._live = FeedsWriter(blobs, self._finished)
         return self._live
@@ -141,6 +139,8 @@ class Writer:
         """Give up: nothing is left of what was written; the target is as it was."""
         if self.state is WriterState.OPEN:
             self.state = WriterState.DISCARDED
+            if self._live:
+                self._live.discard()
             self._output.discard()
 
     def __enter__(self: _Writer) -> _Writer:
@@ -211,6 +211,10 @@ class Writer:
         if self._last:
             offset, header = self._last
             self._output.write_at(offset, header.with_last(last).encode())
+
+
+def _nobody(*_: BlobWriter) -> None:
+    """Who hears of a blob of a FeedsWriter, which reports them all together."""
 
 
 class FileWriter(Writer):

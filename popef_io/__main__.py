@@ -1,0 +1,61 @@
+"""`python -m popef_io FILE ...`: print what is in containers, for a person."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from popef_io.dump import dump_document, dump_text
+from popef_io.errors import PopefError
+from popef_io.reader import Reader
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status: 0, or 1 if a file cannot be read; the reason goes to stderr."""
+    parser = argparse.ArgumentParser(
+        prog="python -m popef_io", description="Print what is in PopEF containers."
+    )
+    parser.add_argument("files", nargs="+", metavar="FILE")
+    parser.add_argument(
+        "-m", "--metadata", action="store_true", help="metadata only, no blobs"
+    )
+    parser.add_argument("--all", action="store_true", help="leave nothing out")
+    parser.add_argument("--json", action="store_true", help="for a program")
+    parser.add_argument(
+        "--verify", action="store_true", help="check the payload checksums as well"
+    )
+    options = parser.parse_args(arguments)
+    reader = Reader()
+    try:
+        for path in options.files:
+            reader.parse_file(path)
+        if options.verify:
+            reader.verify()
+    except (PopefError, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    if options.json:
+        document = dump_document(
+            reader, metadata_only=options.metadata, all=options.all
+        )
+        text = json.dumps(document, indent=2) + "\n"
+    else:
+        text = dump_text(reader, metadata_only=options.metadata, all=options.all)
+    return _write(text)
+
+
+def _write(text: str) -> int:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has seen enough; keep the interpreter from trying again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""Text for a terminal: aligned columns, sizes, names without control characters."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+
+def align_columns(
+    rows: Sequence[Sequence[str]], *, right: Collection[int] = ()
+) -> list[str]:
+    """One line a row, columns two spaces apart; those in `right` end flush."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = (
+            cell.rjust(width) if index in right else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def bytes_text(size: int) -> str:
+    """A size as `17 B` or `4.2 MiB`."""
+    if size < 1024:
+        return f"{size} B"
+    value = float(size)
+    for unit in ("KiB", "MiB", "GiB"):
+        value /= 1024
+        if value < 1024:
+            return f"{value:.1f} {unit}"
+    return f"{value / 1024:.1f} TiB"
+
+
+def printable(text: str) -> str:
+    """`text` with everything escaped that a terminal would act on and not show."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode()
+        for char in text
+    )
