@@ -268,12 +268,8 @@ def _check_sizes(
         )
 
 
-def check_zeros(view: memoryview, begin: int, end: int, where: Location) -> None:
-    """Refuse padding, from `begin` to `end` of `view`, that is not zero."""
+def find_nonzero(view: memoryview, begin: int, end: int) -> int | None:
+    """Position of the first byte from `begin` to `end` that is not zero, or None."""
     padding = bytes(view[begin:end])
-    if any(padding):
-        position = begin + len(padding) - len(padding.lstrip(b"\0"))
-        raise CorruptError(
-            f"padding is not zero at offset {position}",
-            where=replace(where, offset=position),
-        )
+    rest = padding.lstrip(b"\0")
+    return begin + len(padding) - len(rest) if rest else None

@@ -38,7 +38,7 @@ from popef_io.layout import (
     MAX_BLOBS,
     MAX_EXECUTABLE_SIZE,
     BlobHeader,
-    check_zeros,
+    find_nonzero,
     read_header,
 )
 from popef_io.mapping import Source, map_file, read_stream
@@ -234,12 +234,23 @@ def _read_blob(
         )
     info = decode(header.type, data, where) if header.type else None
     blob = Blob(source, index, offset, header, info, verify_payload=verify_payload)
-    end = begin + len(data)
-    check_zeros(view, end, offset + header.payload_offset, blob.where)
-    end = offset + header.payload_offset + header.payload_size
-    check_zeros(view, end, offset + header.total_size, blob.where)
+    _check_padding(blob)
     _check_payload_size(blob)
     return blob
+
+
+def _check_padding(blob: Blob) -> None:
+    header = blob.header
+    payload = blob.offset + header.payload_offset
+    for begin, end in (
+        (blob.offset + HEADER_SIZE + header.descriptor_size, payload),
+        (payload + header.payload_size, blob.offset + header.total_size),
+    ):
+        position = find_nonzero(blob.source.view, begin, end)
+        if position is not None:
+            raise CorruptError(
+                "padding is not zero", where=replace(blob.where, offset=position)
+            )
 
 
 def _check_payload_size(blob: Blob) -> None:
