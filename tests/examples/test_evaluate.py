@@ -1,0 +1,62 @@
+"""`evaluate.py` against a real gateway: every encoding gives the same digits."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from evaluate import ANSWERS, REQUESTS, recognise_everywhere, recognise_in_process, ways
+
+DIGITS = Path(__file__).parents[2] / "examples" / "digits"
+
+
+def evaluate(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, DIGITS / "evaluate.py", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+def test_ways_have_every_encoding_in_and_out() -> None:
+    whole = {(w.request, w.answer) for w in ways(360) if w.images_at_once == 360}
+    every = {(request, answer) for request in REQUESTS for answer in ANSWERS}
+    assert whole == every - {("npy", "npy")}
+    assert {w.request for w in ways(360) if w.images_at_once == 1} == set(REQUESTS)
+
+
+def test_every_encoding_gives_the_digits_of_the_process(gateway: str) -> None:
+    images = np.load(DIGITS / "test_images.npy")
+    expected = recognise_in_process(images)
+    results = asyncio.run(recognise_everywhere(gateway, "digits", 16, images))
+    assert len(results) == len(ways(len(images)))
+    for result in results:
+        np.testing.assert_array_equal(result.digits, expected, err_msg=f"{result.way}")
+
+
+def test_script_states_the_accuracy(gateway: str) -> None:
+    finished = evaluate("--url", gateway)
+    assert finished.returncode == 0, finished.stderr
+    assert "In process, with ONNX Runtime: 357/360 = 99.17%" in finished.stdout
+    assert finished.stdout.count("357/360 = 99.17%") == len(ways(360)) + 1
+    assert "different" not in finished.stdout
+
+
+def test_script_fails_where_the_model_served_is_another(gateway: str) -> None:
+    finished = evaluate("--url", gateway, "--model", "erring")
+    assert finished.returncode == 1
+    assert "different" in finished.stdout
+    assert "as in process" not in finished.stdout
+
+
+@pytest.mark.parametrize("model", ["nothing-of-that-name"])
+def test_script_passes_on_what_the_gateway_says(gateway: str, model: str) -> None:
+    finished = evaluate("--url", gateway, "--model", model)
+    assert finished.returncode == 1
+    assert "404" in finished.stderr
+    assert model in finished.stderr
