@@ -140,9 +140,10 @@ def compare(
     )
 
 
+_COLUMNS = f"{'p50':>8} {'p99':>8} {'CPU us':>6}"
 HEAD = (
-    f"{'scenario':<9} {'conn':>4} | {'reference':>9} {'p50':>8} {'p99':>8} {'CPU us':>6}"
-    f" | {'gateway':>9} {'p50':>8} {'p99':>8} {'CPU us':>6} | {'ratio':>5} {'need':>5}"
+    f"{'scenario':<9} {'conn':>4} | {'reference':>9} {_COLUMNS}"
+    f" | {'gateway':>9} {_COLUMNS} | {'ratio':>5} {'need':>5}"
 )
 
 

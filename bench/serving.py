@@ -15,7 +15,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from bench.processes import Usage, cpu_seconds, tree, usage
+from bench.processes import (
+    Usage,
+    children,
+    command_line,
+    cpu_seconds,
+    tree,
+    usage,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 HOST = "127.0.0.1"
@@ -137,6 +144,14 @@ class Server:
         """Seconds of processor time of all its processes so far."""
         return cpu_seconds(self.pids())
 
+    def device_pids(self) -> list[int]:
+        """The device processes of a gateway."""
+        return [
+            pid
+            for pid in children(self.pid)
+            if "engine.device_process" in command_line(pid)
+        ]
+
     def usage(self) -> Usage:
         return usage(self.pids())
 
@@ -165,13 +180,19 @@ def gateway(
     environment: dict[str, str] | None = None,
     name: str = "gateway",
 ) -> Server:
-    """`popgate serve` on a repository folder; `options` go to its command line."""
+    """`popgate serve` on a repository folder; `options` go to its command line.
+
+    The device pool is this process's own, so that other gateways on the machine and
+    ours do not wait for each other.
+    """
+    pool = {"POPGATE_POOL": f"bench-{os.getpid()}"}
     port = free_port() if port is None else port
     command = [*POPGATE, "serve", "--model-repository", str(repository)]
     command += ["--host", HOST, "--port", str(port)]
     if devices is not None:
         command += ["--devices", devices]
-    return Server([*command, *options], port, name=name, environment=environment)
+    variables = {**pool, **(environment or {})}
+    return Server([*command, *options], port, name=name, environment=variables)
 
 
 def compile_models(

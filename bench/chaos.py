@@ -1,0 +1,255 @@
+"""Kill and stop processes under load, and look what the clients see.
+
+    python -m bench.chaos                    # every act
+    python -m bench.chaos device gateway     # only these
+
+Each act starts a real gateway, raises AssertionError where a promise of
+`docs/architecture.md` is broken, and returns one line that says what was seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from bench.processes import alive, descriptors
+from bench.serving import Server, ServerFailed, free_port, gateway
+from bench.soak import prepare
+from bench.traffic import Traffic, clients
+from bench.workload import Job
+
+MODELS = ("small", "middle", "slow")
+CLIENTS = 32
+#: Requests in flight when a device dies must have failed within this (seconds).
+FAIL_WITHIN = 1.0
+#: A request sent this long (seconds) before SIGTERM has surely been accepted.
+SURELY_ACCEPTED = 0.05
+
+
+def shared_memory() -> set[str]:
+    """Names in /dev/shm: nothing of ours may ever be there."""
+    return set(os.listdir("/dev/shm"))
+
+
+def wait_gone(pids: Sequence[int], seconds: float = 10.0) -> float:
+    """Wait until no process of `pids` lives; how long that took."""
+    started = time.monotonic()
+    while any(alive(pid) for pid in pids):
+        if time.monotonic() - started > seconds:
+            raise AssertionError(f"still alive: {[p for p in pids if alive(p)]}")
+        time.sleep(0.005)
+    return time.monotonic() - started
+
+
+def only(traffic: Traffic, *statuses: int) -> None:
+    """Nothing but these statuses was seen, no wrong, cut or missing answer."""
+    assert traffic.complaints() == [], traffic.complaints()[:5]
+    strange = set(traffic.statuses()) - set(statuses)
+    assert not strange, f"statuses {dict(traffic.statuses())}, expected {statuses}"
+
+
+def device_killed(folder: Path, jobs: Sequence[Job], count: int = CLIENTS) -> str:
+    """`kill -9` of the device process, twice, under load."""
+    before = shared_memory()
+    with gateway(folder, devices="cpu:1") as server:
+        server.wait_ready()
+        found = asyncio.run(_kill_device(server, jobs, count))
+        (device,) = server.device_pids()
+        assert server.stop() == 0
+    assert not alive(device)
+    assert shared_memory() == before
+    return found
+
+
+async def _kill_device(server: Server, jobs: Sequence[Job], count: int) -> str:
+    seen = []
+    async with clients(server, jobs, count) as traffic:
+        await traffic.answers(20 * count)
+        open_before = descriptors(server.pid)
+        for _ in range(2):
+            (device,) = server.device_pids()
+            killed = time.monotonic()
+            os.kill(device, signal.SIGKILL)
+            back = await traffic.until(
+                lambda seen, since=killed: any(  # type: ignore[misc]
+                    e.status == 200 and e.sent > since for e in seen.events
+                ),
+                30.0,
+            )
+            await traffic.answers(10 * count)
+            hit = traffic.in_flight(killed)
+            slowest = max((e.ended - killed for e in hit if e.status == 503), default=0)
+            failed = sum(e.status == 503 for e in hit)
+            assert failed, "nothing was in flight: the act proves nothing"
+            assert slowest < FAIL_WITHIN, f"a request failed after {slowest:.2f} s"
+            seen.append(
+                f"{failed} of {len(hit)} in flight failed in {slowest * 1e3:.0f} ms,"
+                f" back in {back:.2f} s"
+            )
+        await traffic.until(lambda _: descriptors(server.pid) <= open_before, 5.0)
+    only(traffic, 200, 503)
+    return "; ".join(seen)
+
+
+def gateway_killed(folder: Path, jobs: Sequence[Job], count: int = CLIENTS) -> str:
+    """`kill -9` of the gateway under load; then it is started again as it was."""
+    before = shared_memory()
+    port = free_port()
+    with gateway(folder, devices="cpu:1", port=port) as server:
+        server.wait_ready()
+        devices = server.device_pids()
+        assert len(devices) == 1
+
+        async def kill() -> None:
+            async with clients(server, jobs, count) as traffic:
+                await traffic.answers(10 * count)
+                server.kill()
+            assert not [c for c in traffic.complaints() if "cut" not in c]
+
+        asyncio.run(kill())
+        gone = wait_gone(devices)
+    assert shared_memory() == before
+    with gateway(folder, devices="cpu:1", port=port, name="again") as server:
+        ready = server.wait_ready()
+        assert server.stop() == 0
+    assert shared_memory() == before
+    return f"device process gone in {gone * 1e3:.0f} ms, next start in {ready:.2f} s"
+
+
+def terminated(folder: Path, jobs: Sequence[Job], count: int = CLIENTS) -> str:
+    """SIGTERM under load: accepted requests are answered, exit 0, nothing left."""
+    before = shared_memory()
+    with gateway(folder, devices="cpu:1") as server:
+        server.wait_ready()
+        pids = server.pids()
+
+        async def stop() -> tuple[Traffic, float, float]:
+            async with clients(server, jobs, count) as traffic:
+                await traffic.answers(10 * count)
+                signalled = time.monotonic()
+                server.process.send_signal(signal.SIGTERM)
+                code = await asyncio.to_thread(server.process.wait, 60)
+                took = time.monotonic() - signalled
+            assert code == 0, f"exit code {code}"
+            return traffic, signalled, took
+
+        traffic, signalled, took = asyncio.run(stop())
+        wait_gone(pids)
+    only(traffic, 200, 503, 0)
+    lost = [
+        event
+        for event in traffic.in_flight(signalled)
+        if event.status != 200 and event.sent < signalled - SURELY_ACCEPTED
+    ]
+    assert not lost, f"{len(lost)} accepted requests had no answer: {lost[:3]}"
+    early = [e for e in traffic.events if e.ended <= signalled and e.status != 200]
+    assert not early, early[:3]
+    assert shared_memory() == before
+    hit = traffic.in_flight(signalled)
+    answered = sum(event.status == 200 for event in hit)
+    return f"{answered} of {len(hit)} in flight answered, exit 0 after {took:.2f} s"
+
+
+def two_gateways(folder: Path, jobs: Sequence[Job], count: int = 1) -> str:
+    """One device, two gateways: the second does as its --device-wait says."""
+    wait = "--device-wait"
+    seen = []
+    with gateway(folder, devices="cpu:1", name="first") as first:
+        first.wait_ready()
+        for setting, least in (("no-wait", 0.0), ("1", 1.0)):
+            options = (wait, setting, "--device-wait-sleep", "0.1")
+            with gateway(folder, *options, devices="cpu:1", name="second") as second:
+                started = time.monotonic()
+                ended = second.process.wait(30)
+                took = time.monotonic() - started
+                assert ended not in (0, -9), f"{setting}: exit code {ended}"
+                assert took >= least, f"{setting}: gave up after {took:.2f} s"
+                assert "cpu:0" in second.log(), second.log()
+                seen.append(f"{setting}: exit {ended} after {took:.1f} s")
+        assert first.status("/v2/health/ready") == 200
+        seen += [_takes_over(folder, first, kill=False)]
+    with gateway(folder, devices="cpu:1", name="first") as first:
+        first.wait_ready()
+        seen += [_takes_over(folder, first, kill=True)]
+    return "; ".join(seen)
+
+
+def _takes_over(folder: Path, first: Server, *, kill: bool) -> str:
+    """A gateway that waits for ever attaches when the first is stopped or killed."""
+    options = ("--device-wait", "forever", "--device-wait-sleep", "0.1")
+    with gateway(folder, *options, devices="cpu:1", name="waiting") as second:
+        try:
+            second.wait_ready(timeout=1.5)
+        except ServerFailed:
+            assert second.process.poll() is None, second.log()
+        else:
+            raise AssertionError("two gateways are ready on one device")
+        if kill:
+            first.kill()
+        else:
+            assert first.stop() == 0
+        ended = time.monotonic()
+        second.wait_ready()
+        took = time.monotonic() - ended
+        assert second.stop() == 0
+    end = "killed" if kill else "stopped"
+    return f"forever: ready {took:.2f} s after the first was {end}"
+
+
+def rows_apart(folder: Path, jobs: Sequence[Job], count: int = 64) -> str:
+    """A model whose rows depend on each other: 64 clients get their own answers."""
+    own = [job for job in jobs if job.model == "mixing"]
+    with gateway(folder, devices="cpu:1") as server:
+        server.wait_ready()
+
+        async def ask() -> Traffic:
+            async with clients(server, own, count) as traffic:
+                await traffic.answers(40 * count)
+            return traffic
+
+        traffic = asyncio.run(ask())
+        assert server.stop() == 0
+    only(traffic, 200)
+    return f"{traffic.statuses()[200]} right answers"
+
+
+Act = Callable[..., str]
+ACTS: Mapping[str, Act] = {
+    "device": device_killed,
+    "gateway": gateway_killed,
+    "sigterm": terminated,
+    "two": two_gateways,
+    "rows": rows_apart,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("acts", nargs="*", help=f"of {', '.join(ACTS)}; default: all")
+    options = parser.parse_args()
+    unknown = set(options.acts) - set(ACTS)
+    if unknown:
+        parser.error(f"unknown acts {sorted(unknown)}")
+    failed = 0
+    with tempfile.TemporaryDirectory() as name:
+        jobs = prepare(Path(name), (*MODELS, "mixing"), 40)
+        for act in options.acts or ACTS:
+            try:
+                print(f"{act}: ok: {ACTS[act](Path(name, 'models'), jobs)}", flush=True)
+            except (AssertionError, ServerFailed, TimeoutError) as error:
+                failed += 1
+                print(f"{act}: FAIL: {type(error).__name__} {error}", flush=True)
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

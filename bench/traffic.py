@@ -1,0 +1,108 @@
+"""Clients that keep asking whatever happens, and a record of every request."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from bench.client import Client, CutAnswer, NoAnswer
+from bench.serving import HOST, Server
+from bench.workload import Job, endless
+
+#: A request without an answer after this many seconds hangs.
+PATIENCE = 15.0
+#: Pause of a client whose connection was refused or closed.
+PAUSE = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One request. `status` is 0 where no byte of an answer came; times monotonic."""
+
+    sent: float
+    ended: float
+    status: int
+    complaint: str = ""
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Everything that the clients saw, in the order in which it ended."""
+
+    over: bool = False
+    events: list[Event] = field(default_factory=list)
+
+    def statuses(self) -> Counter[int]:
+        return Counter(event.status for event in self.events)
+
+    def complaints(self) -> list[str]:
+        """Wrong, cut and missing answers: never right, whatever was killed."""
+        return [event.complaint for event in self.events if event.complaint]
+
+    def in_flight(self, moment: float) -> list[Event]:
+        """Requests that were sent before `moment` and ended after it."""
+        return [event for event in self.events if event.sent < moment < event.ended]
+
+    async def until(self, seen: Callable[[Traffic], bool], seconds: float) -> float:
+        """Wait until `seen(self)`; how long that took, in seconds.
+
+        Raises:
+            TimeoutError: it did not come true in `seconds`.
+        """
+        started = time.monotonic()
+        async with asyncio.timeout(seconds):
+            while True:
+                if seen(self):
+                    return time.monotonic() - started
+                await asyncio.sleep(0.005)
+
+    async def answers(self, count: int, seconds: float = 30.0) -> None:
+        """Wait for `count` more answers with 200."""
+        goal = self.statuses()[200] + count
+        await self.until(lambda traffic: traffic.statuses()[200] >= goal, seconds)
+
+
+async def _keep_asking(
+    server: Server, jobs: Sequence[Job], seed: int, traffic: Traffic
+) -> None:
+    async with Client(HOST, server.port, patience=PATIENCE) as client:
+        for job in endless(jobs, seed):
+            if traffic.over:
+                return
+            sent = time.monotonic()
+            status, complaint = await _ask(client, job)
+            traffic.events.append(Event(sent, time.monotonic(), status, complaint))
+            if status != 200:
+                await asyncio.sleep(PAUSE)
+
+
+async def _ask(client: Client, job: Job) -> tuple[int, str]:
+    try:
+        answer = await client.post(job.path, job.payload)
+    except NoAnswer:
+        return 0, ""
+    except CutAnswer as error:
+        return 0, f"cut: {error}"
+    except TimeoutError:
+        return 0, f"no answer in {PATIENCE} s"
+    # An error is right or wrong by what was going on: the caller decides.
+    return answer.status, job.complaint(answer) if answer.status == 200 else ""
+
+
+@asynccontextmanager
+async def clients(
+    server: Server, jobs: Sequence[Job], count: int
+) -> AsyncIterator[Traffic]:
+    """`count` clients that ask until the block ends; then each finishes its request."""
+    traffic = Traffic()
+    async with asyncio.TaskGroup() as group:
+        for seed in range(count):
+            group.create_task(_keep_asking(server, jobs, seed, traffic))
+        try:
+            yield traffic
+        finally:
+            traffic.over = True
