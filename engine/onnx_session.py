@@ -1,0 +1,289 @@
+"""One ONNX Runtime session, and the only place that knows ONNX Runtime's ways.
+
+What is here and not at the call sites:
+- options: threads as told, no spinning on cores we share, no worker threads for one
+  thread, silence (every message also arrives as an exception, and a client's bad input
+  must not fill the log);
+- calls go to the session object below `InferenceSession.run`: that method costs 1.2 µs
+  of checks that the engine has already made, and prints and falls back to other
+  providers on its own;
+- element types: BF16 travels as uint16 bits, which only I/O binding accepts; strings
+  must be `str`, which only `run` accepts;
+- errors: whatever ONNX Runtime raises leaves as an `EngineError` with its own words,
+  without its source paths.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
+
+from engine.errors import Cancelled, EngineError, ExecutionFailed, InvalidModel
+from popef_io import DataType
+
+Array: TypeAlias = npt.NDArray[Any]
+RunOptions: TypeAlias = Any
+"""`onnxruntime.RunOptions`, or None for the defaults. Setting `terminate` on it from
+another thread ends the run with `Cancelled`."""
+RawRun: TypeAlias = Callable[
+    [Sequence[str], Mapping[str, Array], RunOptions], list[Array]
+]
+
+SILENT = 4
+"""ONNX Runtime's severity FATAL."""
+
+_ONNX_NUMBERS = {
+    DataType.F32: 1,
+    DataType.U8: 2,
+    DataType.S8: 3,
+    DataType.U16: 4,
+    DataType.S16: 5,
+    DataType.S32: 6,
+    DataType.S64: 7,
+    DataType.STRING: 8,
+    DataType.BOOL: 9,
+    DataType.F16: 10,
+    DataType.F64: 11,
+    DataType.U32: 12,
+    DataType.U64: 13,
+    DataType.BF16: 16,
+}
+"""TensorProto.DataType of each data type that ONNX and we share."""
+
+_TYPES_BY_NAME = {
+    "tensor(float)": DataType.F32,
+    "tensor(uint8)": DataType.U8,
+    "tensor(int8)": DataType.S8,
+    "tensor(uint16)": DataType.U16,
+    "tensor(int16)": DataType.S16,
+    "tensor(int32)": DataType.S32,
+    "tensor(int64)": DataType.S64,
+    "tensor(string)": DataType.STRING,
+    "tensor(bool)": DataType.BOOL,
+    "tensor(float16)": DataType.F16,
+    "tensor(double)": DataType.F64,
+    "tensor(uint32)": DataType.U32,
+    "tensor(uint64)": DataType.U64,
+    "tensor(bfloat16)": DataType.BF16,
+}
+
+_CPU = ort_state.OrtDevice(
+    ort_state.OrtDevice.cpu(), ort_state.OrtDevice.default_memory(), 0
+)
+
+
+def onnx_number(data_type: DataType) -> int | None:
+    """The number of `data_type` in ONNX's TensorProto.DataType; None if it has none."""
+    return _ONNX_NUMBERS.get(data_type)
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """An input or output of a graph as ONNX Runtime sees it."""
+
+    name: str
+    type_name: str
+    """In ONNX Runtime's words, such as `tensor(float)` or `seq(tensor(int64))`."""
+    data_type: DataType | None
+    """None where we have no such type."""
+    shape: tuple[int | str | None, ...]
+    """A number, the name of a symbolic dimension, or None. Empty may also mean that
+    nothing is known."""
+
+
+class OnnxSession:
+    """A loaded graph. Running it is thread-safe; closing is dropping it.
+
+    `weights` are the graph's initializers that are not in the model: by name, an
+    array over memory that must not change, and its data type. ONNX Runtime keeps its
+    own copy of them, in the layout its kernels like.
+    Raises InvalidModel, naming the node, where ONNX Runtime cannot load it.
+    """
+
+    __slots__ = ("_session", "_weights", "inputs", "outputs", "raw_run")
+
+    def __init__(
+        self,
+        model: bytes,
+        weights: Mapping[str, tuple[Array, DataType]] | None = None,
+        *,
+        threads: int = 1,
+        providers: Sequence[str] = ("CPUExecutionProvider",),
+    ) -> None:
+        options = session_options(threads)
+        try:
+            self._weights = _add_weights(options, weights or {})
+            public = ort.InferenceSession(model, options, providers=list(providers))
+        except Exception as error:  # pybind's classes share no public base
+            raise load_error(error) from None
+        self._session = public._sess
+        self.raw_run: RawRun = self._session.run
+        """`raw_run(output_names, feed, run_options)`: ONNX Runtime's own exceptions,
+        no BF16, strings as `str`."""
+        self.inputs: Mapping[str, Port] = _ports(public.get_inputs())
+        self.outputs: Mapping[str, Port] = _ports(public.get_outputs())
+
+    def binding(self) -> Binding:
+        """A new binding of this session, for one thread."""
+        return Binding(self._session)
+
+
+class Binding:
+    """Inputs and outputs of one run, bound to memory. Not thread-safe; reusable.
+
+    For numbers of all types, not for strings. `run` leaves nothing bound.
+    """
+
+    __slots__ = ("_binding", "_session")
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self._binding = ort_state.SessionIOBinding(session)
+
+    def run(
+        self,
+        inputs: Sequence[tuple[str, DataType, Array]],
+        outputs: Sequence[tuple[str, DataType, Array | None]],
+        run_options: RunOptions = None,
+    ) -> list[Array]:
+        """Run; an output that comes with an array is written into it.
+
+        The arrays must be C-contiguous. Returns the outputs in order, the given array
+        itself where there is one. Raises ONNX Runtime's own exceptions, and
+        BoundShapeMismatch where a given array has not the shape that came out.
+        """
+        binding = self._binding
+        try:
+            for name, data_type, array in inputs:
+                if data_type is DataType.BF16:
+                    number, address = _ONNX_NUMBERS[data_type], array.ctypes.data
+                    binding.bind_input(name, _CPU, number, array.shape, address)
+                else:
+                    binding.bind_input(name, array)
+            for name, data_type, memory in outputs:
+                if memory is None:
+                    binding.bind_output(name, _CPU)
+                else:
+                    number, address = _ONNX_NUMBERS[data_type], memory.ctypes.data
+                    binding.bind_output(name, _CPU, number, memory.shape, address)
+            self._session.run_with_iobinding(binding, run_options)
+            # Indexed, not iterated: an iterator over this vector costs 40 µs.
+            values = binding.get_outputs()
+            return [
+                _take(values[i], data_type, memory)
+                for i, (_, data_type, memory) in enumerate(outputs)
+            ]
+        except Exception as error:
+            if _BOUND_MISMATCH in str(error):
+                raise BoundShapeMismatch from None
+            raise
+        finally:
+            # What is bound points into memory that is not ours after this call.
+            binding.clear_binding_inputs()
+            binding.clear_binding_outputs()
+
+
+class BoundShapeMismatch(Exception):
+    """The output has another shape than the memory that was given for it."""
+
+
+_BOUND_MISMATCH = "but the computed output shape for this run is"
+
+
+def _take(value: Any, data_type: DataType, memory: Array | None) -> Array:
+    """The array of an output; ONNX Runtime passes inputs through without copying."""
+    if memory is None:
+        if data_type is not DataType.BF16:
+            array: Array = value.numpy()
+            return array
+        memory = np.empty(value.shape(), data_type.numpy_dtype)
+    elif value.data_ptr() == memory.ctypes.data:
+        return memory
+    elif tuple(value.shape()) != memory.shape:
+        raise BoundShapeMismatch
+    if memory.nbytes:
+        ctypes.memmove(memory.ctypes.data, value.data_ptr(), memory.nbytes)
+    return memory
+
+
+def session_options(threads: int) -> Any:
+    """The options every session of ours has, before weights are added."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.log_severity_level = SILENT
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    return options
+
+
+def _add_weights(
+    options: Any, weights: Mapping[str, tuple[Array, DataType]]
+) -> list[Any]:
+    values = []
+    for array, data_type in weights.values():
+        plain = array if array.flags.c_contiguous else array.copy()
+        if data_type is DataType.BF16:
+            make = ort.OrtValue.ortvalue_from_numpy_with_onnx_type
+            values.append(make(plain, _ONNX_NUMBERS[data_type]))
+        else:
+            values.append(ort.OrtValue.ortvalue_from_numpy(plain))
+    if values:
+        options.add_external_initializers(list(weights), values)
+    return values
+
+
+def _ports(arguments: Sequence[Any]) -> dict[str, Port]:
+    return {
+        a.name: Port(a.name, a.type, _TYPES_BY_NAME.get(a.type), tuple(a.shape))
+        for a in arguments
+    }
+
+
+_PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
+_SOURCE = re.compile(
+    r"/onnxruntime_src/\S+?:\d+ .*?\) (?=[\w\[!]+)|"
+    r"/onnxruntime_src/\S+(:\d+)? |\b\w+\.(cc|h):\d+ \w+ "
+)
+_TERMINATED = "terminate flag"
+_INPUT_TO_BLAME = re.compile(
+    r"INVALID_ARGUMENT|dimension|shape|broadcast|out of (data )?bounds|"
+    r"out of range|must be within|Invalid rank|rank of|index|indices|axis|"
+    r"can't be converted|[Uu]nicode|utf-8",
+    re.IGNORECASE,
+)
+
+
+def _words(error: BaseException) -> str:
+    """What ONNX Runtime said, without its codes and the paths of its sources."""
+    text = _PREFIX.sub("", str(error) or type(error).__name__)
+    text = text.removeprefix("Error in execution: ")
+    return " ".join(_SOURCE.sub("", text).split())
+
+
+def load_error(error: BaseException) -> EngineError:
+    """What to raise where a session could not be made."""
+    if isinstance(error, EngineError):
+        return error
+    return InvalidModel(f"the model cannot be loaded: {_words(error)}")
+
+
+def run_error(error: BaseException) -> EngineError:
+    """What to raise where a run failed with `error`."""
+    if isinstance(error, EngineError):
+        return error
+    text = str(error)
+    if _TERMINATED in text:
+        return Cancelled("the run was terminated")
+    to_blame = _INPUT_TO_BLAME.search(text) is not None
+    return ExecutionFailed(_words(error), callers_fault=to_blame)

@@ -1,0 +1,270 @@
+"""Programs: what a device is told to do, as trees of a few node kinds.
+
+A program works on *variables*, memory of the device that lives across runs. It has no
+arithmetic of its own: that is in the graphs that `Execute` runs. The kinds are those
+of the design, section 6, and each is written as a small map whose `do` says which:
+
+    sequence    nodes, one after the other
+    stream_in   the next data of an input stream becomes the value of a variable
+    execute     a graph runs over variables
+    stream_out  the value of a variable leaves through an output stream
+    copy        one variable becomes another's value
+    repeat      a node, a fixed number of times (device iterations)
+    switch      one of several nodes, chosen by the integer in a variable
+    call        another program of the same executable
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+MAX_DEPTH = 64
+"""How deep nodes may stand inside each other."""
+MAX_NODES = 1 << 20
+"""Nodes of all programs of one executable."""
+MAX_REPEAT = 1 << 31
+MAX_NAME = 1 << 16
+"""Characters of a name. Names of tensors come from models and may be long."""
+
+_SELECTOR_RANGE = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """Runs its nodes in order."""
+
+    nodes: tuple[Node, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StreamIn:
+    """Sets `variable` to the next data of the input stream `handle`."""
+
+    handle: str
+    variable: str
+
+
+@dataclass(frozen=True, slots=True)
+class Execute:
+    """Runs `graph`; the keys are the graph's own names, the values variables."""
+
+    graph: str
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    outputs: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOut:
+    """Sends the value of `variable` through the output stream `handle`."""
+
+    variable: str
+    handle: str
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Sets `target` to the value of `source`."""
+
+    source: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """Runs `body` `count` times."""
+
+    count: int
+    body: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """Runs the case whose number the variable `selector` (one integer) holds.
+
+    Only the chosen case touches its streams. Without `default`, a number that has no
+    case is an error of the caller's input.
+    """
+
+    selector: str
+    cases: Mapping[int, Node] = field(default_factory=dict)
+    default: Node | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Runs another program."""
+
+    program: int
+
+
+Node: TypeAlias = (
+    Sequence | StreamIn | Execute | StreamOut | Copy | Repeat | Switch | Call
+)
+
+
+class BadProgram(Exception):
+    """A document that is no program; becomes InvalidModel where it is known whose."""
+
+
+def walk(node: Node) -> Iterator[Node]:
+    """`node` and all nodes inside it, outermost first."""
+    yield node
+    if isinstance(node, Sequence):
+        for child in node.nodes:
+            yield from walk(child)
+    elif isinstance(node, Repeat):
+        yield from walk(node.body)
+    elif isinstance(node, Switch):
+        for child in node.cases.values():
+            yield from walk(child)
+        if node.default is not None:
+            yield from walk(node.default)
+
+
+def to_document(node: Node) -> dict[str, Any]:
+    """The map that stands for `node` in an executable."""
+    match node:
+        case Sequence(nodes):
+            return {"do": "sequence", "nodes": [to_document(n) for n in nodes]}
+        case StreamIn(handle, variable):
+            return {"do": "stream_in", "handle": handle, "variable": variable}
+        case Execute(graph, inputs, outputs):
+            return {
+                "do": "execute",
+                "graph": graph,
+                "inputs": dict(inputs),
+                "outputs": dict(outputs),
+            }
+        case StreamOut(variable, handle):
+            return {"do": "stream_out", "variable": variable, "handle": handle}
+        case Copy(source, target):
+            return {"do": "copy", "source": source, "target": target}
+        case Repeat(count, body):
+            return {"do": "repeat", "count": count, "body": to_document(body)}
+        case Switch(selector, cases, default):
+            return {
+                "do": "switch",
+                "selector": selector,
+                "cases": [[n, to_document(c)] for n, c in sorted(cases.items())],
+                "default": None if default is None else to_document(default),
+            }
+        case Call(program):
+            return {"do": "call", "program": program}
+
+
+class NodeReader:
+    """Reads nodes from a document, counting them and minding their depth."""
+
+    def __init__(self) -> None:
+        self._left = MAX_NODES
+
+    def read(self, document: object, depth: int = 0) -> Node:
+        """The node that `document` stands for; BadProgram if it is none."""
+        self._left -= 1
+        if self._left < 0:
+            raise BadProgram(f"more than {MAX_NODES} nodes")
+        if depth > MAX_DEPTH:
+            raise BadProgram(f"nodes nested more than {MAX_DEPTH} deep")
+        if not isinstance(document, dict):
+            raise BadProgram(f"a node must be a map, found {_kind(document)}")
+        do = document.get("do")
+        reader = self._READERS.get(do) if isinstance(do, str) else None
+        if reader is None:
+            known = ", ".join(self._READERS)
+            raise BadProgram(f"unknown node kind {_short(do)}; known are {known}")
+        try:
+            return reader(self, document, depth + 1)
+        except KeyError as missing:
+            raise BadProgram(f"a {do} node lacks {missing}") from None
+
+    def _sequence(self, doc: dict[str, Any], depth: int) -> Node:
+        nodes = checked_list(doc["nodes"], "nodes of a sequence")
+        return Sequence(tuple(self.read(n, depth) for n in nodes))
+
+    def _stream_in(self, doc: dict[str, Any], _: int) -> Node:
+        return StreamIn(checked_name(doc["handle"]), checked_name(doc["variable"]))
+
+    def _stream_out(self, doc: dict[str, Any], _: int) -> Node:
+        return StreamOut(checked_name(doc["variable"]), checked_name(doc["handle"]))
+
+    def _execute(self, doc: dict[str, Any], _: int) -> Node:
+        return Execute(
+            checked_name(doc["graph"]), _names(doc["inputs"]), _names(doc["outputs"])
+        )
+
+    def _copy(self, doc: dict[str, Any], _: int) -> Node:
+        return Copy(checked_name(doc["source"]), checked_name(doc["target"]))
+
+    def _repeat(self, doc: dict[str, Any], depth: int) -> Node:
+        count = checked_int(doc["count"], 0, MAX_REPEAT, "count of a repeat")
+        return Repeat(count, self.read(doc["body"], depth))
+
+    def _switch(self, doc: dict[str, Any], depth: int) -> Node:
+        cases: dict[int, Node] = {}
+        for pair in checked_list(doc["cases"], "cases of a switch"):
+            if not isinstance(pair, list) or len(pair) != 2:
+                raise BadProgram("a case of a switch must be a number and a node")
+            low, high = -_SELECTOR_RANGE, _SELECTOR_RANGE - 1
+            number = checked_int(pair[0], low, high, "number of a case")
+            if number in cases:
+                raise BadProgram(f"a switch has case {number} twice")
+            cases[number] = self.read(pair[1], depth)
+        rest = doc["default"]
+        default = None if rest is None else self.read(rest, depth)
+        return Switch(checked_name(doc["selector"]), cases, default)
+
+    def _call(self, doc: dict[str, Any], _: int) -> Node:
+        return Call(checked_int(doc["program"], 0, 1 << 32, "program of a call"))
+
+    _READERS: Mapping[str, Callable[[NodeReader, dict[str, Any], int], Node]] = {
+        "sequence": _sequence,
+        "stream_in": _stream_in,
+        "execute": _execute,
+        "stream_out": _stream_out,
+        "copy": _copy,
+        "repeat": _repeat,
+        "switch": _switch,
+        "call": _call,
+    }
+
+
+def checked_list(value: object, what: str) -> list[Any]:
+    """`value` if it is a list."""
+    if not isinstance(value, list):
+        raise BadProgram(f"{what} must be a list, found {_kind(value)}")
+    return value
+
+
+def checked_int(value: object, low: int, high: int, what: str) -> int:
+    """`value` if it is an integer from `low` to `high`."""
+    if type(value) is not int:
+        raise BadProgram(f"{what} must be an integer, found {_kind(value)}")
+    if not low <= value <= high:
+        raise BadProgram(f"{what} is {value}, outside {low} to {high}")
+    return value
+
+
+def checked_name(value: object, what: str = "a name") -> str:
+    """`value` if it is a text of acceptable length."""
+    if not isinstance(value, str):
+        raise BadProgram(f"{what} must be text, found {_kind(value)}")
+    if len(value) > MAX_NAME:
+        raise BadProgram(f"{what} has {len(value)} characters, limit {MAX_NAME}")
+    return value
+
+
+def _names(value: object) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise BadProgram(f"connections of an execute must be a map, not {_kind(value)}")
+    return {checked_name(k): checked_name(v) for k, v in value.items()}
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
