@@ -115,6 +115,7 @@ class _Connection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.head = b""
         self.missing = -1  # bytes of the body still to come; -1: reading the head
+        self.ok = True
         self.sent = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -133,7 +134,7 @@ class _Connection(asyncio.Protocol):
             if end < 0:
                 return
             head = self.head[:end].lower()
-            self.state.not_ok += not head.startswith(b"http/1.1 200")
+            self.ok = head.startswith(b"http/1.1 200")
             at = head.index(b"\r\ncontent-length:") + len(b"\r\ncontent-length:")
             size = int(head[at:].split(b"\r\n", 1)[0])
             self.missing = size - (len(self.head) - end - 4)
@@ -142,6 +143,7 @@ class _Connection(asyncio.Protocol):
             self.missing -= len(data)
         if self.missing == 0:
             self.missing = -1
+            self.state.not_ok += not self.ok
             self.state.latencies.append(time.perf_counter() - self.sent)
             if not self.state.over:
                 self.post()

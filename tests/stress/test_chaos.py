@@ -1,0 +1,46 @@
+"""Processes die and stop under load; the acts are those of `make chaos`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.chaos import (
+    device_killed,
+    gateway_killed,
+    rows_apart,
+    terminated,
+    two_gateways,
+)
+from bench.soak import prepare
+from bench.workload import Job
+
+CLIENTS = 16
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Job]]:
+    """A repository folder and requests with their answers."""
+    folder = tmp_path_factory.mktemp("chaos")
+    return folder / "models", prepare(folder, ("small", "slow", "mixing"), 20)
+
+
+def test_device_process_killed(models: tuple[Path, list[Job]]) -> None:
+    assert "back in" in device_killed(*models, CLIENTS)
+
+
+def test_gateway_killed(models: tuple[Path, list[Job]]) -> None:
+    assert "next start" in gateway_killed(*models, CLIENTS)
+
+
+def test_terminated(models: tuple[Path, list[Job]]) -> None:
+    assert "exit 0" in terminated(*models, CLIENTS)
+
+
+def test_two_gateways_on_one_device(models: tuple[Path, list[Job]]) -> None:
+    assert "forever" in two_gateways(*models)
+
+
+def test_rows_that_depend_on_each_other(models: tuple[Path, list[Job]]) -> None:
+    assert "right answers" in rows_apart(*models)
