@@ -3,7 +3,8 @@
 The tables of this module are the format; see docs/format.md.  A descriptor is unpacked
 field by field, and the long lists item by item, with the decoder's own limits set to
 what an item may have: nothing in it can make the decoder allocate much more than the
-descriptor's own size, however it is nested and whatever lengths it announces.
+descriptor's own size, however it is nested and whatever lengths it announces: at most
+8 MiB, where each of the 1,024 levels that msgpack goes down claims a full list.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ MAX_NAME_SIZE = 1 << 14  # bytes; names of generated graphs nest some hundred le
 MAX_VALUE_SIZE = 1 << 20  # bytes of an option's value; a list of class names fits
 MAX_ANCHORS = 1 << 16  # as blobs: one for each tensor, and some
 MAX_OPTIONS = 1 << 12
-MAX_PROGRAMS = 1 << 12  # also items of one list inside an item, at most
+MAX_PROGRAMS = 1 << 10  # of one anchor, or to load, run or save
+MAX_PROGRAM_NAMES = 1 << 16
 MAX_COUNT = 1 << 16  # replicas, devices, processes
 
 _name = Text(MAX_NAME_SIZE, may_be_empty=False)
@@ -93,7 +95,7 @@ _metadata = Record(
         "executable": _name,
         "anchors": ListOf(_anchor, MAX_ANCHORS),
         "program_flow": _program_flow,
-        "programs_map": MapOf(_program, _link, MAX_PROGRAMS),
+        "programs_map": MapOf(_program, _link, MAX_PROGRAM_NAMES),
         "replication_factor": _count,
         "num_ipus": _count,
         "ipu_version": Integer(0, U32_MAX),

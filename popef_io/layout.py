@@ -57,7 +57,7 @@ FLAG_LAST = 1
 FLAG_COMPRESSED = 2
 
 MAX_DESCRIPTOR_SIZE = 8 << 20  # bytes; 65,536 anchors with names of 50 characters fit
-MAX_BLOBS = 1 << 18  # in one file; the largest public models have some 10,000 tensors
+MAX_BLOBS = 1 << 17  # in one file; the largest public models have some 10,000 tensors
 MAX_EXECUTABLE_SIZE = 4 << 30  # bytes, decompressed; ONNX itself ends at 2 GiB a graph
 MAX_DEFLATE_RATIO = 1032  # what zlib's format can reach; more is a lie
 

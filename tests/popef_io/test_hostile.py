@@ -1,0 +1,71 @@
+"""Every hostile file of the list: refused with the right error, and cheaply."""
+
+from __future__ import annotations
+
+import re
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from popef_io import PopefError, Reader
+from tests.popef_io.containers import parse
+from tests.popef_io.hostile import HOSTILE, Hostile
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "hostile-files.md"
+MEMORY_LIMIT = 16 << 20  # bytes besides the file; the decoder alone may take 8 MiB
+
+
+def use(data: bytes) -> None:
+    """Parse and use everything."""
+    reader = Reader()
+    parse(reader, data)
+    use_contents(reader)
+
+
+def use_contents(reader: Reader) -> None:
+    for executable in reader.executables:
+        executable.executable()
+    for item in (*reader.tensors, *reader.feeds, *reader.opaque_blobs):
+        item.data()
+    for unknown in reader.unknown_blobs:
+        unknown.data()
+
+
+@pytest.mark.parametrize("hostile", HOSTILE, ids=str)
+def test_is_refused(hostile: Hostile) -> None:
+    data = hostile.data()
+    reader = Reader()
+    if hostile.on_access:
+        parse(reader, data)
+    refused = pytest.raises(hostile.error, match=re.escape(hostile.says))
+    with refused as caught:
+        use_contents(reader) if hostile.on_access else parse(reader, data)
+    where = caught.value.where
+    assert where is not None
+    assert where.source == "bytes"
+    assert where.blob == hostile.blob
+    assert 0 <= where.offset <= len(data)
+    assert f"offset {where.offset}" in str(caught.value)
+    if not hostile.on_access:
+        assert reader.blobs == ()
+
+
+@pytest.mark.parametrize("hostile", HOSTILE, ids=str)
+def test_takes_little_memory(hostile: Hostile) -> None:
+    if hostile.title == "more blobs than anybody needs":
+        pytest.skip("takes what its 8 MiB of blobs take")
+    data = hostile.data()
+    tracemalloc.start()
+    try:
+        with pytest.raises(PopefError):
+            use(data)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < MEMORY_LIMIT + 4 * len(data)
+
+
+def test_the_document_lists_the_same_files() -> None:
+    listed = re.findall(r"^(\d+)\. \*\*(.+?)\*\*", DOCUMENT.read_text(), re.MULTILINE)
+    assert listed == [(str(item.number), item.title) for item in HOSTILE]
