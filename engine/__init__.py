@@ -44,9 +44,12 @@ from engine.errors import (
 )
 from engine.memory_pool import RingMemoryPool
 from engine.model_runner import ModelRunner
+from engine.queue_manager import QueueManager
+from engine.queues import InputData, InputQueue, OutputData, OutputQueue
 from engine.request import Request
 from engine.result import ExecuteResult
 from engine.ring_buffer import SpscRingBuffer
+from engine.session import LaunchPolicy, Session, SessionConfig
 from engine.shared_memory import keep_large_blocks
 from engine.stats import RunnerStats
 from engine.tensor import Array, Buffer, DataDesc, Tensor
@@ -73,22 +76,30 @@ __all__ = [
     "ExecuteResult",
     "ExecutionFailed",
     "Gone",
+    "InputData",
+    "InputQueue",
     "Invalid",
     "InvalidConfig",
     "InvalidInput",
     "InvalidModel",
+    "LaunchPolicy",
     "ModelRunner",
     "ModelRunnerConfig",
     "NoDeviceAvailable",
+    "OutputData",
+    "OutputQueue",
     "PeerLost",
     "QueueClosed",
     "QueueFull",
+    "QueueManager",
     "Refused",
     "Request",
     "RingMemoryPool",
     "RunnerClosed",
     "RunnerStats",
+    "Session",
     "SessionClosed",
+    "SessionConfig",
     "SpscRingBuffer",
     "Tensor",
     "TimedOut",

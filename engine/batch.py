@@ -279,6 +279,8 @@ class Batch:
             if value.dtype.hasobject:
                 return False
             anchor = client.channel.outputs[index]
+            if anchor.ring.write_available < len(self._entries):
+                return False
             bound = self._bound.get(index)
             if bound is not None and bound[1] is value:
                 places.append((anchor, value, bound[0]))
@@ -323,7 +325,7 @@ class Batch:
                     f"output {name!r} takes {mine.nbytes} bytes, the channel has "
                     f"{anchor.capacity} for it: raise channel_memory"
                 )
-            offset = anchor.pool.place(mine.nbytes)
+            offset = anchor.place(mine.nbytes)
             if offset < 0:
                 offset = self._wait_room(entry.client, anchor, mine.nbytes)
             _copy(anchor, offset, mine)

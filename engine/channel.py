@@ -139,6 +139,12 @@ class AnchorRing:
         self.payload = memory[payload_at : payload_at + capacity]
         self.pool = RecordPool(ring, capacity)
 
+    def place(self, nbytes: int) -> int:
+        """Where a record and its descriptor have room, or -1 (producer)."""
+        if self.ring.try_write_lock() < 0:
+            return -1
+        return self.pool.place(nbytes)
+
     def describe(
         self, ahead: int, request: int, offset: int, nbytes: int, shape: tuple[int, ...]
     ) -> None:

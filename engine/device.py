@@ -347,14 +347,15 @@ class Device:
         """Detach: fail what is in flight, end the process, free the device."""
         if self.state is DeviceState.CLOSED:
             return
-        was_ready = self.state is DeviceState.READY
+        # A process in the middle of a batch would finish it first, for nobody.
+        idle = self.state is DeviceState.READY and not self.in_flight
         for channel in list(self._channels.values()):
             channel.fail_all(DeviceClosed(f"device {self.id} was closed"))
-        if was_ready:
+        if idle:
             with contextlib.suppress(EngineError, OSError):
                 self.call({"op": "stop"}, timeout=STOP_TIMEOUT)
         self.state = DeviceState.CLOSED
-        self._end_process(kill=not was_ready)
+        self._end_process(kill=not idle)
         self._drop_link()
         os.close(self._result_fd)
         for claim in self._claims:

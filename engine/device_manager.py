@@ -9,9 +9,9 @@ A device of kind `cpu` is a process of ours that runs graphs on the processor; o
     cuda:0       the GPU of that number
     cpu:2,cuda:0 both kinds
 
-Default: as many CPU devices as usable cores, and at least two. Attaching is
-exclusive across processes (engine/device_lock.py); `DeviceWaitConfig` says how it retries, here and
-nowhere else.
+Default: as many CPU devices as usable cores, and at least two. Attaching is exclusive
+across processes (engine/device_lock.py); `DeviceWaitConfig` says how it retries, here
+and nowhere else.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The process that is a device: one thread runs programs, connections load and ask.
 
-Started by `engine.device` as `python -m engine.device_process`, with two
-descriptors: the listening socket of its control messages and the read end of a pipe that its owner
-holds open. When the owner dies the kernel sends SIGIO for the pipe and this process ends
-at once, whatever it is doing. It inherits the exclusive claim on the device too, so
-the device is free only when both owner and process are gone.
+Started by `engine.device` as `python -m engine.device_process`, with two descriptors:
+the listening socket of its control messages and the read end of a pipe that its owner
+holds open. When the owner dies the kernel sends SIGIO for the pipe and this process
+ends at once, whatever it is doing. It inherits the exclusive claim on the device too,
+so the device is free only when both owner and process are gone.
 
 The main thread alone touches rings and replicas. Connection threads prepare (load a
 model, map a channel) and hand over what they made as a command.
@@ -97,8 +97,10 @@ class DeviceProcess:
     def run(self) -> None:
         """Serve until told to stop."""
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
-        while not self._stopping:
+        while True:
             self._drain()
+            if self._stopping:
+                return
             if self._ready:
                 wait = self._step()
                 if wait <= 0 or not self._poller.poll(wait / 1e6):
@@ -160,7 +162,7 @@ class DeviceProcess:
         deadline = time.monotonic() + ROOM_TIMEOUT
         channel.channel.starved = True
         try:
-            while (offset := anchor.pool.place(size)) < 0:
+            while (offset := anchor.place(size)) < 0:
                 self._wake_clients([channel])
                 left = deadline - time.monotonic()
                 if left <= 0 or self._stopping or self._is_gone(channel.link):

@@ -16,9 +16,10 @@ from engine.channel import AnchorRing
 from engine.errors import InvalidModel
 from engine.executable import Executable
 from engine.executor import Executor
+from engine.model_file import open_model
 from engine.replica import BatchingPolicy, Replica
 from engine.tensor import Array, Tensor
-from popef_io import Anchor, DataType, Model, PopefError, TensorType, load_model
+from popef_io import Anchor, DataType, Model, TensorType
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +69,6 @@ def data_of(model: Model, anchor: Anchor, frozen: Mapping[str, Array]) -> Array:
             f"no data for {anchor.name!r}: neither the file nor frozen_inputs has it"
         ) from None
     return reader.data()
-
-
-def open_model(paths: Sequence[str], executable: str | None = None) -> Model:
-    """The model in these files; every fault of them is an InvalidModel."""
-    try:
-        return load_model(*paths, executable_name=executable)
-    except PopefError as error:
-        raise InvalidModel(str(error)) from error
-    except OSError as error:
-        raise InvalidModel(
-            f"cannot read {error.filename or paths[0]}: {error.strerror or error}"
-        ) from error
 
 
 def load_replica(

@@ -64,22 +64,24 @@ class RecordPool:
 
     def place(self, nbytes: int) -> int:
         """Where `nbytes` contiguous bytes are free, or -1. Takes nothing yet."""
+        # What it will take: whole units, and never nothing, so that a head that has
+        # caught up with the tail always means full.
+        size = -(-(nbytes or 1) // RECORD_ALIGNMENT) * RECORD_ALIGNMENT
         oldest = self._ring.oldest_unreleased
         if oldest < 0:
             self._head = 0
-            return 0 if nbytes <= self.capacity else -1
+            return 0 if size <= self.capacity else -1
         head, tail = self._head, self._starts[oldest]
         if head > tail:
-            if self.capacity - head >= nbytes:
+            if self.capacity - head >= size:
                 return head
-            return 0 if nbytes <= tail else -1
-        return head if tail - head >= nbytes else -1
+            return 0 if size <= tail else -1
+        return head if tail - head >= size else -1
 
     def take(self, ahead: int, offset: int, nbytes: int) -> None:
         """The slot `ahead` places after the next one gets this placed record."""
         self._starts[self._ring.write_slot(ahead)] = offset
-        # A record of no bytes still takes some, so that head and tail differ.
-        end = offset + (nbytes or RECORD_ALIGNMENT)
+        end = offset + (nbytes or 1)
         self._head = -(-end // RECORD_ALIGNMENT) * RECORD_ALIGNMENT
 
     def __repr__(self) -> str:

@@ -35,7 +35,7 @@ from engine.errors import (
     UnknownAnchor,
 )
 from engine.frozen import pack_frozen
-from engine.loading import open_model
+from engine.model_file import open_model
 from engine.replica_channel import ReplicaChannel, plan_layout
 from engine.request import OnDone, Request
 from engine.result import ExecuteResult
@@ -72,7 +72,7 @@ class ModelRunner:
         manager: DeviceManager | None = None,
     ) -> None:
         self.config = config or ModelRunnerConfig()
-        self._paths = _paths(model)
+        self._paths = paths_of(model)
         self._model = model if isinstance(model, Model) else open_model(self._paths)
         self.name = name or self._model.metadata.executable
         self._anchors = main_anchors(self._model, self.config.frozen_inputs.keys())
@@ -443,7 +443,7 @@ class ModelRunner:
         )
 
 
-def _paths(model: ModelSource) -> list[str]:
+def paths_of(model: ModelSource) -> list[str]:
     if isinstance(model, (str, os.PathLike)):
         return [str(Path(model))]
     if isinstance(model, Model):

@@ -110,8 +110,8 @@ class ReplicaChannel:
             tensor = tensors.get(name)
             if tensor is None:
                 continue
-            offset = anchor.pool.place(tensor.nbytes)
-            if offset < 0 or anchor.ring.try_write_lock() < 0:
+            offset = anchor.place(tensor.nbytes)
+            if offset < 0:
                 return False
             places.append((anchor, tensor, offset))
         for anchor, tensor, offset in places:

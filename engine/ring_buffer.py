@@ -27,12 +27,12 @@ The rules
 
 The ordering claim
 ------------------
-A counter is stored and loaded as one aligned 8-byte item of a `memoryview` of
-format "Q": CPython copies it with an 8-byte memcpy, which is one `mov`. On x86-64 stores
-become visible in program order and loads are not reordered with older loads, so who sees
-`written == n` also sees the slots before it. On other processors (64-bit Arm) that does
-not follow from the stores alone; there `_fence` takes and frees a lock between the two
-steps, which is an acquire and a release operation in every CPython build, and costs
+A counter is stored and loaded as one aligned 8-byte item of a `memoryview` of format
+"Q": CPython copies it with an 8-byte memcpy, which is one `mov`. On x86-64 stores
+become visible in program order and loads are not reordered with older loads, so who
+sees `written == n` also sees the slots before it. On other processors (64-bit Arm) that
+does not follow from the stores alone; there `_fence` takes and frees a lock between the
+two steps, which is an acquire and a release operation in every CPython build, and costs
 about 60 ns. `tests/stress/test_ring_stress.py` defends the claim: two processes, rings
 of 1 to 1,000 slots, every slot filled with a pattern that depends on its number.
 

@@ -1,0 +1,20 @@
+"""Opening the files of a model; every fault of them becomes an engine error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.errors import InvalidModel
+from popef_io import Model, PopefError, load_model
+
+
+def open_model(paths: Sequence[str], executable: str | None = None) -> Model:
+    """The model in these files; every fault of them is an InvalidModel."""
+    try:
+        return load_model(*paths, executable_name=executable)
+    except PopefError as error:
+        raise InvalidModel(str(error)) from error
+    except OSError as error:
+        raise InvalidModel(
+            f"cannot read {error.filename or paths[0]}: {error.strerror or error}"
+        ) from error

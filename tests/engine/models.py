@@ -1,0 +1,236 @@
+"""Small real models, written as PopEF files without the compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from engine import executable as ex
+from popef_io import (
+    Anchor,
+    DataType,
+    Metadata,
+    Option,
+    ProgramFlow,
+    TensorDataInfo,
+    TensorInfo,
+    TensorType,
+    Writer,
+)
+
+ONNX_TYPES = {
+    DataType.F32: onnx.TensorProto.FLOAT,
+    DataType.S64: onnx.TensorProto.INT64,
+    DataType.STRING: onnx.TensorProto.STRING,
+    DataType.BOOL: onnx.TensorProto.BOOL,
+}
+
+
+@dataclass(frozen=True)
+class Port:
+    name: str
+    shape: tuple[int, ...]
+    data_type: DataType = DataType.F32
+
+    @property
+    def info(self) -> TensorInfo:
+        return TensorInfo(self.shape, self.data_type)
+
+    def value_info(self) -> Any:
+        dims = [f"{self.name}_{i}" if d < 0 else d for i, d in enumerate(self.shape)]
+        return helper.make_tensor_value_info(
+            self.name, ONNX_TYPES[self.data_type], dims
+        )
+
+
+def write_model(
+    path: Path,
+    nodes: Sequence[Any],
+    inputs: Sequence[Port],
+    outputs: Sequence[Port],
+    constants: dict[str, np.ndarray[Any, Any]] | None = None,
+    weights: dict[str, np.ndarray[Any, Any]] | None = None,
+    batching: str = "none",
+    batch_size: int = 0,
+) -> Path:
+    """Write a model of one graph; `weights` become tensor data, `constants` stay in."""
+    weights = weights or {}
+    graph = helper.make_graph(
+        list(nodes),
+        "graph",
+        [
+            *(port.value_info() for port in inputs),
+            *(
+                helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, w.shape)
+                for name, w in weights.items()
+            ),
+        ],
+        [port.value_info() for port in outputs],
+        [numpy_helper.from_array(v, k) for k, v in (constants or {}).items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
+    model.ir_version = 10
+    loaded = {
+        name: TensorInfo(w.shape, DataType.from_numpy(w.dtype))
+        for name, w in weights.items()
+    }
+    variables = {port.name: port.info for port in (*inputs, *outputs)} | loaded
+    names_in = [port.name for port in inputs] + list(weights)
+    executable = ex.Executable(
+        {"main": ex.Graph("main", model.SerializeToString())},
+        variables,
+        {
+            0: ex.Sequence(tuple(ex.StreamIn(f"h2d_{n}", n) for n in weights)),
+            1: ex.Sequence(
+                (
+                    *(ex.StreamIn(f"h2d_{p.name}", p.name) for p in inputs),
+                    ex.Execute(
+                        "main",
+                        {n: n for n in names_in},
+                        {p.name: p.name for p in outputs},
+                    ),
+                    *(ex.StreamOut(p.name, f"d2h_{p.name}") for p in outputs),
+                )
+            ),
+        },
+    )
+    anchors = (
+        *(
+            Anchor(p.name, f"h2d_{p.name}", p.info, TensorType.INPUT, (1,))
+            for p in inputs
+        ),
+        *(
+            Anchor(p.name, f"d2h_{p.name}", p.info, TensorType.OUTPUT, (1,))
+            for p in outputs
+        ),
+        *(
+            Anchor(name, f"h2d_{name}", info, TensorType.INPUT, (0,))
+            for name, info in loaded.items()
+        ),
+    )
+    metadata = Metadata(
+        executable="model",
+        anchors=anchors,
+        program_flow=ProgramFlow((0,), (1,), ()),
+        programs_map={0: "load", 1: "main"},
+        engine_options=(
+            Option("popgate.batching", batching),
+            Option("popgate.batch_size", str(batch_size)),
+        ),
+    )
+    with Writer(path) as writer:
+        writer.write(metadata)
+        with writer.create_executable("model") as blob:
+            blob.write(executable.encode())
+        for name, array in weights.items():
+            with writer.create_tensor_data(TensorDataInfo(name, loaded[name])) as blob:
+                blob.write(np.ascontiguousarray(array).tobytes())
+    return path
+
+
+def affine(path: Path, *, batch_size: int = 0, width: int = 4) -> Path:
+    """output = input * 2 + 1, row by row; rows may be mixed."""
+    rows = batch_size or -1
+    two = np.full(width, 2, np.float32)
+    return write_model(
+        path,
+        [
+            helper.make_node("Mul", ["input", "two"], ["twice"]),
+            helper.make_node("Add", ["twice", "one"], ["output"]),
+        ],
+        [Port("input", (rows, width))],
+        [Port("output", (rows, width))],
+        {"two": two, "one": np.ones(width, np.float32)},
+        batching="rows",
+        batch_size=batch_size,
+    )
+
+
+def weighted(path: Path) -> Path:
+    """output = A * weights + B, the weights as tensor data (the guide's model)."""
+    return write_model(
+        path,
+        [
+            helper.make_node("Mul", ["A", "weights"], ["product"]),
+            helper.make_node("Add", ["product", "B"], ["output"]),
+        ],
+        [Port("A", (2, 3)), Port("B", (2, 3))],
+        [Port("output", (2, 3))],
+        weights={"weights": np.arange(6, dtype=np.float32).reshape(2, 3)},
+    )
+
+
+def mean_over_rows(path: Path) -> Path:
+    """output = input - mean over dimension 0: rows depend on each other."""
+    return write_model(
+        path,
+        [
+            helper.make_node("ReduceMean", ["input", "axes"], ["mean"], keepdims=1),
+            helper.make_node("Sub", ["input", "mean"], ["output"]),
+        ],
+        [Port("input", (-1, 4))],
+        [Port("output", (-1, 4))],
+        {"axes": np.array([0], np.int64)},
+    )
+
+
+def text(path: Path) -> Path:
+    """A string tensor of any length, concatenated with a suffix."""
+    return write_model(
+        path,
+        [helper.make_node("StringConcat", ["input", "suffix"], ["output"])],
+        [Port("input", (-1,), DataType.STRING)],
+        [Port("output", (-1,), DataType.STRING)],
+        {"suffix": np.array(["!"], dtype=object)},
+        batching="rows",
+    )
+
+
+def gather(path: Path) -> Path:
+    """output = table[index]; an index out of range makes the graph fail."""
+    return write_model(
+        path,
+        [helper.make_node("Gather", ["table", "index"], ["output"])],
+        [Port("index", (-1,), DataType.S64)],
+        [Port("output", (-1, 2))],
+        {"table": np.arange(20, dtype=np.float32).reshape(10, 2)},
+        batching="rows",
+    )
+
+
+def slow(path: Path) -> Path:
+    """A loop of `count` matrix products: how long it runs is the caller's choice."""
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["go_in"], ["go_out"]),
+            helper.make_node("MatMul", ["state_in", "matrix"], ["state_out"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("i", onnx.TensorProto.INT64, []),
+            helper.make_tensor_value_info("go_in", onnx.TensorProto.BOOL, []),
+            helper.make_tensor_value_info(
+                "state_in", onnx.TensorProto.FLOAT, [128, 128]
+            ),
+        ],
+        [
+            helper.make_tensor_value_info("go_out", onnx.TensorProto.BOOL, []),
+            helper.make_tensor_value_info(
+                "state_out", onnx.TensorProto.FLOAT, [128, 128]
+            ),
+        ],
+    )
+    eye = np.eye(128, dtype=np.float32)
+    return write_model(
+        path,
+        [helper.make_node("Loop", ["count", "", "start"], ["output"], body=body)],
+        [Port("count", (), DataType.S64)],
+        [Port("output", (128, 128))],
+        {"matrix": eye, "start": eye},
+    )

@@ -1,0 +1,193 @@
+"""Life and death of a device: killed, hung, stopped; nobody waits for ever."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine import (
+    Device,
+    DeviceClosed,
+    DeviceLost,
+    DeviceManager,
+    DeviceState,
+    ModelRunner,
+    ModelRunnerConfig,
+    Tensor,
+)
+from tests.engine import models
+
+ROOT = Path(__file__).parents[2]
+
+
+def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Wait for a condition; the pause only keeps the wait from burning a core."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "the condition did not come true"
+        threading.Event().wait(0.005)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    return state == "Z"
+
+
+def count_of(value: int) -> dict[str, Tensor]:
+    return {"count": Tensor.from_numpy(np.array(value, np.int64))}
+
+
+def test_a_killed_device_fails_its_requests_and_comes_back(
+    tmp_path: Path, own_device: Device
+) -> None:
+    config = ModelRunnerConfig(replica_to_device={0: own_device}, auto_reset=True)
+    lost: list[Device] = []
+    own_device.on_lost(lost.append)
+    with ModelRunner(models.slow(tmp_path / "m.popef"), config) as runner:
+        requests = [runner.submit(count_of(1_000_000)) for _ in range(3)]
+        pid = own_device.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        for request in requests:
+            assert request.wait(20)
+            assert isinstance(request.error, DeviceLost)
+        assert lost == [own_device]
+        assert own_device.state is DeviceState.LOST
+        with pytest.raises(DeviceLost):
+            runner.submit(count_of(1))
+        # A blocking caller brings it back by itself (auto_reset).
+        assert runner.execute({"count": np.array(1, np.int64)}, timeout=60)
+        assert own_device.state.value == "ready"
+        assert own_device.restarts == 1
+        assert own_device.pid != pid
+        assert is_gone(pid)
+
+
+def test_without_auto_reset_it_stays_lost(tmp_path: Path, own_device: Device) -> None:
+    config = ModelRunnerConfig(replica_to_device={0: own_device})
+    with ModelRunner(models.affine(tmp_path / "m.popef"), config) as runner:
+        own_device.kill("killed by a test")
+        with pytest.raises(DeviceLost):
+            runner.execute({"input": np.zeros((1, 4), np.float32)})
+        own_device.recover()
+        assert runner.execute({"input": np.zeros((1, 4), np.float32)})
+
+
+def test_a_device_that_does_not_answer_is_noticed_and_can_be_killed(
+    tmp_path: Path, own_device: Device
+) -> None:
+    config = ModelRunnerConfig(replica_to_device={0: own_device}, auto_reset=True)
+    with ModelRunner(models.affine(tmp_path / "m.popef"), config) as runner:
+        pid = own_device.pid
+        assert pid is not None
+        assert own_device.ping()["pid"] == pid
+        os.kill(pid, signal.SIGSTOP)
+        request = runner.submit(
+            {"input": Tensor.from_numpy(np.zeros((1, 4), np.float32))}
+        )
+        with pytest.raises(DeviceLost, match="does not answer"):
+            own_device.ping(timeout=0.2)
+        assert not request.done
+        own_device.kill("it hangs")
+        assert request.done
+        assert isinstance(request.error, DeviceLost)
+        assert runner.execute({"input": np.zeros((1, 4), np.float32)}, timeout=60)
+
+
+def test_closing_ends_the_process_and_frees_the_device(tmp_path: Path) -> None:
+    manager = DeviceManager("cpu:21-21")
+    device = manager.get_device()
+    config = ModelRunnerConfig(replica_to_device={0: device})
+    runner = ModelRunner(models.slow(tmp_path / "m.popef"), config)
+    request = runner.submit(count_of(1_000_000))
+    pid = device.pid
+    assert pid is not None
+    device.close()
+    assert request.done
+    assert isinstance(request.error, DeviceClosed)
+    assert is_gone(pid)
+    assert manager.list()[0].state == "free"
+    with pytest.raises(DeviceClosed):
+        device.call({"op": "ping"})
+    runner.close()
+    device.close()
+    assert "closed" in repr(device)
+
+
+OWNER = """
+    import sys, threading
+    from engine import DeviceManager
+    device = DeviceManager("cpu:22-22").get_device()
+    print(device.pid, flush=True)
+    threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize("when", ["idle", "stopped"])
+def test_when_the_owner_is_killed_the_process_goes_and_the_device_is_free(
+    when: str,
+) -> None:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(OWNER)],
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        text=True,
+    )
+    with owner:
+        assert owner.stdout is not None
+        pid = int(owner.stdout.readline())
+        manager = DeviceManager("cpu:22-22")
+        info = manager.list()[0]
+        assert (info.state, info.pid, info.owner) == ("attached", pid, owner.pid)
+        assert manager.try_get_device() is None
+        if when == "stopped":
+            os.kill(pid, signal.SIGSTOP)
+        owner.kill()
+        if when == "stopped":
+            # The kernel's signal is delivered as soon as it may run again.
+            os.kill(pid, signal.SIGCONT)
+        until(lambda: is_gone(pid))
+        until(lambda: manager.list()[0].state == "free")
+    with manager.get_device() as device:
+        assert device.pid != pid
+
+
+def test_nothing_is_left_in_shared_memory(tmp_path: Path) -> None:
+    before = set(os.listdir("/dev/shm"))
+    descriptors = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with DeviceManager("cpu:23-23").get_device() as device:
+            config = ModelRunnerConfig(replica_to_device={0: device})
+            with ModelRunner(models.affine(tmp_path / "m.popef"), config) as runner:
+                assert runner.execute({"input": np.zeros((1, 4), np.float32)})
+            ModelRunner(tmp_path / "m.popef", config)
+            device.kill("killed by a test")
+    assert set(os.listdir("/dev/shm")) == before
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_an_unknown_message_is_answered_with_a_named_error(
+    own_device: Device,
+) -> None:
+    from engine import EngineBug
+
+    with pytest.raises(EngineBug, match="nonsense"):
+        own_device.call({"op": "nonsense"})
+    with pytest.raises(EngineBug):
+        own_device.call({"op": "load"})
+    with pytest.raises(EngineBug):
+        own_device.call({"op": "channel", "layout": [0, [], []]})
+    assert own_device.ping()["replicas"] == 0

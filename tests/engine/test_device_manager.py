@@ -1,0 +1,125 @@
+"""Finding and attaching devices: specifications, exclusiveness, the wait policies."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from engine import (
+    DeviceManager,
+    DeviceWaitConfig,
+    DeviceWaitStrategy,
+    DeviceWaitTimeout,
+    InvalidConfig,
+    NoDeviceAvailable,
+    parse_devices,
+)
+from engine.cores import usable_cores
+
+
+@pytest.mark.parametrize(
+    ("specification", "ids"),
+    [
+        ("cpu:1", ["cpu:0"]),
+        ("cpu:3", ["cpu:0", "cpu:1", "cpu:2"]),
+        ("cpu:2-4", ["cpu:2", "cpu:3", "cpu:4"]),
+        ("cpu:5-5", ["cpu:5"]),
+        ("cuda:0", ["cuda:0"]),
+        ("cpu:2, cuda:1,cpu:1", ["cpu:0", "cpu:1", "cuda:1"]),
+    ],
+)
+def test_specifications(specification: str, ids: list[str]) -> None:
+    assert list(parse_devices(specification)) == ids
+
+
+@pytest.mark.parametrize(
+    "specification",
+    ["", "cpu", "cpu:", "cpu:0", "cpu:3-2", "tpu:1", "cpu:99999", "cpu:-1"],
+)
+def test_bad_specifications_are_refused(specification: str) -> None:
+    with pytest.raises(InvalidConfig):
+        parse_devices(specification)
+
+
+def test_the_default_pool_has_at_least_two_devices() -> None:
+    manager = DeviceManager()
+    assert len(manager.units) == max(2, usable_cores())
+    assert all(unit.startswith("cpu:") for unit in manager.units)
+
+
+def test_threads_are_shared_out() -> None:
+    cores = usable_cores()
+    assert DeviceManager("cpu:1").threads_for(1) == cores
+    assert DeviceManager("cpu:1", reserve_cores=1).threads_for(1) == max(1, cores - 1)
+    assert DeviceManager(f"cpu:{2 * cores}").threads_for(1) == 1
+
+
+def test_attaching_is_exclusive_and_ends_with_close() -> None:
+    manager = DeviceManager("cpu:40-41")
+    with manager.get_device() as first, manager.get_device() as second:
+        assert {first.id, second.id} == {"cpu:40", "cpu:41"}
+        assert manager.try_get_device() is None
+        with pytest.raises(NoDeviceAvailable, match="cpu:40, cpu:41"):
+            DeviceManager("cpu:40-41").get_device()
+        with pytest.raises(NoDeviceAvailable):
+            manager.get_specific_device("cpu:40")
+    assert manager.try_get_specific_device("cpu:99") is None
+    with manager.get_specific_device("cpu:41") as device:
+        assert device.id == "cpu:41"
+
+
+def test_one_device_may_take_several_units() -> None:
+    manager = DeviceManager("cpu:42-44")
+    with manager.get_device(2) as pair:
+        assert pair.id == "cpu:42+cpu:43"
+        assert pair.num_units == 2
+        with pytest.raises(NoDeviceAvailable):
+            manager.get_device(2)
+        with manager.get_device(1) as single:  # the failed try took nothing
+            assert single.id == "cpu:44"
+    with pytest.raises(NoDeviceAvailable, match="4 devices"):
+        manager.get_device(4)
+
+
+def test_waiting_with_a_timeout_ends() -> None:
+    manager = DeviceManager("cpu:45-45")
+    wait = DeviceWaitConfig.with_timeout(0.05, sleep_time=0.01)
+    with manager.get_device():
+        started = time.monotonic()
+        with pytest.raises(DeviceWaitTimeout, match=r"0\.05 s"):
+            manager.get_device(wait_config=wait)
+        assert time.monotonic() - started >= 0.05
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        DeviceWaitConfig.with_timeout(60, sleep_time=0.01),
+        DeviceWaitConfig(DeviceWaitStrategy.WAIT_FOREVER, sleep_time=0.01),
+    ],
+)
+def test_waiting_attaches_when_the_device_comes_free(wait: DeviceWaitConfig) -> None:
+    manager = DeviceManager("cpu:46-46")
+    got: list[str] = []
+    first = manager.get_device()
+
+    def attach() -> None:
+        with manager.get_device(wait_config=wait) as device:
+            got.append(device.id)
+
+    thread = threading.Thread(target=attach)
+    thread.start()
+    assert not got
+    first.close()
+    thread.join(30)
+    assert got == ["cpu:46"]
+
+
+def test_wait_options_are_checked() -> None:
+    with pytest.raises(InvalidConfig, match="timeout"):
+        DeviceWaitConfig(timeout=-1)
+    with pytest.raises(InvalidConfig, match="sleep_time"):
+        DeviceWaitConfig(sleep_time=float("nan"))
+    assert DeviceWaitConfig().sleep_time == 15.0

@@ -1,0 +1,68 @@
+"""Records never overlap, whatever the sizes and the order of things."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from engine.errors import InvalidConfig
+from engine.memory_pool import RecordPool, RingMemoryPool
+from engine.ring_buffer import CONTROL_SIZE, RingCounters
+
+
+def test_blobs_come_round_and_round() -> None:
+    pool = RingMemoryPool(4, 3)
+    blobs = [pool.get_memory_blob() for _ in range(4)]
+    blobs[0][:] = b"abcd"
+    assert bytes(blobs[3]) == b"abcd"
+    assert bytes(blobs[1]) == bytes(4)
+    assert (pool.blob_size, pool.num_blobs) == (4, 3)
+    with pytest.raises(InvalidConfig):
+        RingMemoryPool(0, 1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_records_never_overlap(seed: int) -> None:
+    rng = random.Random(seed)
+    slots, capacity = rng.choice([1, 2, 7, 32]), rng.choice([64, 256, 1000 * 8])
+    memory = memoryview(bytearray(CONTROL_SIZE))
+    producer, consumer = RingCounters(memory, slots), RingCounters(memory, slots)
+    pool = RecordPool(producer, capacity)
+    live: list[tuple[int, int]] = []
+    placed = 0
+    for _ in range(3000):
+        if live and rng.random() < 0.45:
+            consumer.try_read_lock()
+            consumer.read_complete()
+            live.pop(0)
+            continue
+        nbytes = rng.choice([0, 1, 8, 40, capacity // 3, capacity])
+        if producer.try_write_lock() < 0:
+            continue
+        offset = pool.place(nbytes)
+        if offset < 0:
+            assert live or nbytes > capacity
+            continue
+        assert 0 <= offset <= offset + nbytes <= capacity
+        for start, size in live:
+            assert offset + nbytes <= start or start + size <= offset
+        pool.take(0, offset, nbytes)
+        producer.write_complete()
+        live.append((offset, nbytes))
+        placed += 1
+    assert placed > 100
+
+
+def test_an_empty_pool_starts_over() -> None:
+    memory = memoryview(bytearray(CONTROL_SIZE))
+    producer, consumer = RingCounters(memory, 8), RingCounters(memory, 8)
+    pool = RecordPool(producer, 1024)
+    for _ in range(100):
+        assert pool.place(1000) == 0
+        pool.take(0, 0, 1000)
+        producer.write_complete()
+        assert pool.place(100) == -1
+        consumer.try_read_lock()
+        consumer.read_complete()
+    assert pool.place(1025) == -1

@@ -1,0 +1,329 @@
+"""The runner end to end: real files, real device process, real rings."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine import (
+    Cancelled,
+    DeadlineExceeded,
+    Device,
+    EngineError,
+    ExecutionFailed,
+    InvalidConfig,
+    InvalidInput,
+    InvalidModel,
+    ModelRunner,
+    ModelRunnerConfig,
+    QueueFull,
+    Request,
+    RunnerClosed,
+    Tensor,
+    UnknownAnchor,
+)
+from tests.engine import models
+
+
+def on(device: Device, **options: object) -> ModelRunnerConfig:
+    return ModelRunnerConfig(replica_to_device={0: device}, **options)  # type: ignore[arg-type]
+
+
+def rows(*values: float) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+    return np.array([[v] * 4 for v in values], np.float32)
+
+
+def wait_all(requests: list[Request]) -> None:
+    for request in requests:
+        assert request.wait(30)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 200])
+def test_rows_of_any_number_come_back(
+    tmp_path: Path, shared_device: Device, count: int
+) -> None:
+    with ModelRunner(models.affine(tmp_path / "m.popef"), on(shared_device)) as runner:
+        data = np.arange(count * 4, dtype=np.float32).reshape(count, 4)
+        assert np.array_equal(runner.execute({"input": data})["output"], data * 2 + 1)
+        assert runner.batching
+        assert runner.in_flight == 0
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 8, 11])
+def test_a_fixed_batch_is_padded_and_split(
+    tmp_path: Path, shared_device: Device, count: int
+) -> None:
+    path = models.affine(tmp_path / "m.popef", batch_size=4)
+    with ModelRunner(path, on(shared_device)) as runner:
+        data = np.arange(count * 4, dtype=np.float32).reshape(count, 4)
+        if count == 0:
+            return
+        assert np.array_equal(runner.execute({"input": data})["output"], data * 2 + 1)
+
+
+def test_many_requests_in_flight_each_get_their_rows(
+    tmp_path: Path, shared_device: Device
+) -> None:
+    rng = np.random.default_rng(1)
+    with ModelRunner(models.affine(tmp_path / "m.popef"), on(shared_device)) as runner:
+        sent = [
+            rng.normal(size=(rng.integers(1, 9), 4)).astype(np.float32)
+            for _ in range(700)
+        ]
+        requests = [runner.submit({"input": Tensor.from_numpy(x)}) for x in sent]
+        wait_all(requests)
+        for data, request in zip(sent, requests, strict=True):
+            assert request.error is None
+            assert np.array_equal(request.outputs["output"].numpy(), data * 2 + 1)
+        assert max(r.batch_rows for r in requests) > 8  # they did run together
+
+
+def test_a_model_that_is_not_batched_runs_alone(
+    tmp_path: Path, shared_device: Device
+) -> None:
+    path = models.mean_over_rows(tmp_path / "m.popef")
+    with ModelRunner(path, on(shared_device)) as runner:
+        assert not runner.batching
+        sent = [
+            np.random.default_rng(i).normal(size=(3, 4)).astype("f4") for i in range(50)
+        ]
+        requests = [runner.submit({"input": Tensor.from_numpy(x)}) for x in sent]
+        wait_all(requests)
+        for data, request in zip(sent, requests, strict=True):
+            np.testing.assert_allclose(
+                request.outputs["output"].numpy(), data - data.mean(0), atol=1e-6
+            )
+
+
+def test_frozen_inputs_win_over_the_file(tmp_path: Path, shared_device: Device) -> None:
+    path = models.weighted(tmp_path / "m.popef")
+    a, b = np.ones((2, 3), np.float32), np.full((2, 3), 10, np.float32)
+    stored = np.arange(6, dtype=np.float32).reshape(2, 3)
+    with ModelRunner(path, on(shared_device)) as runner:
+        assert [d.name for d in runner.execute_inputs] == ["A", "B"]
+        assert [d.name for d in runner.model_inputs] == ["A", "B", "weights"]
+        assert runner.model_inputs[2].popef_contains_tensor_data
+        assert np.array_equal(runner.execute({"A": a, "B": b})["output"], stored + 10)
+    frozen = {"weights": np.full((2, 3), 5, np.float32), "B": b}
+    with ModelRunner(path, on(shared_device, frozen_inputs=frozen)) as runner:
+        assert [d.name for d in runner.execute_inputs] == ["A"]
+        assert np.array_equal(runner.execute({"A": a})["output"], a * 5 + 10)
+
+
+def test_frozen_inputs_are_checked(tmp_path: Path, shared_device: Device) -> None:
+    path = models.weighted(tmp_path / "m.popef")
+    with pytest.raises(UnknownAnchor, match="nonsense"):
+        ModelRunner(path, on(shared_device, frozen_inputs={"nonsense": np.ones(1)}))
+    with pytest.raises(InvalidInput, match="F32, got float64"):
+        ModelRunner(path, on(shared_device, frozen_inputs={"B": np.ones((2, 3))}))
+
+
+def test_strings_travel_and_mix(tmp_path: Path, shared_device: Device) -> None:
+    with ModelRunner(models.text(tmp_path / "m.popef"), on(shared_device)) as runner:
+        sent = [
+            np.array(["", "ä" * n, b"x"][: 1 + n % 3], dtype=object) for n in range(60)
+        ]
+        requests = [runner.submit({"input": Tensor.from_numpy(x)}) for x in sent]
+        wait_all(requests)
+        for words, request in zip(sent, requests, strict=True):
+            raw = [w.encode() if isinstance(w, str) else w for w in words]
+            got = request.outputs["output"].numpy().tolist()
+            assert got == [w + b"!" for w in raw]
+
+
+def test_callers_memory_is_filled(tmp_path: Path, shared_device: Device) -> None:
+    with ModelRunner(models.affine(tmp_path / "m.popef"), on(shared_device)) as runner:
+        target = np.zeros((1, 4), np.float32)
+        result = runner.execute_async({"input": rows(3)}, {"output": target})
+        assert result.wait(30)
+        assert np.array_equal(target, rows(7))
+        assert result["output"] is target
+        with pytest.raises(InvalidInput, match="nope"):
+            runner.execute({"input": rows(3)}, {"nope": target})
+        wrong = np.zeros((2, 3), np.float32)
+        with pytest.raises(InvalidInput, match="output"):
+            runner.execute({"input": rows(3)}, {"output": wrong})
+
+
+@pytest.mark.parametrize(
+    ("inputs", "error", "words"),
+    [
+        ({}, InvalidInput, "'input' is missing"),
+        ({"other": rows(1)}, UnknownAnchor, "no input 'other'; it has"),
+        ({"input": rows(1).astype("f8")}, InvalidInput, "F64"),
+        ({"input": np.ones((1, 5), "f4")}, InvalidInput, r"expects shape \[-1, 4\]"),
+        ({"input": np.ones(4, "f4")}, InvalidInput, r"got \[4\]"),
+    ],
+)
+def test_bad_input_is_refused_and_the_next_request_works(
+    tmp_path: Path,
+    shared_device: Device,
+    inputs: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]],
+    error: type[EngineError],
+    words: str,
+) -> None:
+    with ModelRunner(models.affine(tmp_path / "m.popef"), on(shared_device)) as runner:
+        tensors = {k: Tensor.from_numpy(v) for k, v in inputs.items()}
+        with pytest.raises(error, match=words):
+            runner.submit(tensors)
+        assert np.array_equal(runner.execute({"input": rows(1)})["output"], rows(3))
+
+
+def test_a_failing_request_fails_alone(tmp_path: Path, shared_device: Device) -> None:
+    with ModelRunner(models.gather(tmp_path / "m.popef"), on(shared_device)) as runner:
+        indexes = [n % 10 for n in range(100)]
+        indexes[50] = 99
+        requests = [
+            runner.submit({"index": Tensor.from_numpy(np.array([i], np.int64))})
+            for i in indexes
+        ]
+        wait_all(requests)
+        failed = [n for n, r in enumerate(requests) if r.error is not None]
+        assert failed == [50]
+        assert isinstance(requests[50].error, ExecutionFailed)
+        for index, request in zip(indexes, requests, strict=True):
+            if request.error is None:
+                expected = [[index * 2, index * 2 + 1]]
+                assert request.outputs["output"].numpy().tolist() == expected
+
+
+def test_cancelled_before_it_runs_is_dropped(
+    tmp_path: Path, shared_device: Device
+) -> None:
+    path = models.slow(tmp_path / "m.popef")
+    with ModelRunner(path, on(shared_device)) as runner:
+        count = Tensor.from_numpy(np.array(2000, np.int64))
+        busy = runner.submit({"count": count})
+        waiting = [runner.submit({"count": count}) for _ in range(5)]
+        for request in waiting:
+            request.cancel()
+            assert request.done
+            assert isinstance(request.error, Cancelled)
+        assert busy.wait(60)
+        assert busy.error is None
+        before = shared_device.ping()["batches"]
+        last = runner.execute({"count": np.array(1, np.int64)})
+        assert last["output"].shape == (128, 128)
+        # The five never ran: one batch between the two pings, not six.
+        assert shared_device.ping()["batches"] - before <= 2
+        assert runner.in_flight == 0
+
+
+def test_a_deadline_that_passes_is_named(tmp_path: Path, shared_device: Device) -> None:
+    with ModelRunner(models.slow(tmp_path / "m.popef"), on(shared_device)) as runner:
+        with pytest.raises(DeadlineExceeded):
+            runner.execute({"count": np.array(20_000, np.int64)}, timeout=0.05)
+        assert runner.execute({"count": np.array(1, np.int64)}, timeout=60)
+
+
+def test_a_full_queue_refuses_at_once(tmp_path: Path, shared_device: Device) -> None:
+    path = models.slow(tmp_path / "m.popef")
+    with ModelRunner(path, on(shared_device, max_queue_size=3)) as runner:
+        count = Tensor.from_numpy(np.array(500, np.int64))
+        requests = [runner.submit({"count": count}) for _ in range(3)]
+        with pytest.raises(QueueFull, match="3 requests") as refused:
+            runner.submit({"count": count})
+        assert refused.value.retry_after > 0
+        wait_all(requests)
+        assert runner.execute({"count": np.array(1, np.int64)})
+
+
+def test_more_than_the_rings_hold_waits_its_turn(
+    tmp_path: Path, shared_device: Device
+) -> None:
+    path = models.affine(tmp_path / "m.popef", width=1024)
+    config = on(shared_device, channel_memory=1 << 16)
+    with ModelRunner(path, config) as runner:
+        sent = [np.full((30, 1024), n, np.float32) for n in range(60)]
+        requests = [runner.submit({"input": Tensor.from_numpy(x)}) for x in sent]
+        wait_all(requests)
+        for n, request in enumerate(requests):
+            assert request.error is None
+            assert np.all(request.outputs["output"].numpy() == n * 2 + 1)
+        too_big = Tensor.from_numpy(np.zeros((30_000, 1024), np.float32))
+        with pytest.raises(InvalidInput, match="channel_memory"):
+            runner.submit({"input": too_big})
+
+
+def test_closing_fails_what_is_in_flight(tmp_path: Path, shared_device: Device) -> None:
+    runner = ModelRunner(models.slow(tmp_path / "m.popef"), on(shared_device))
+    request = runner.submit({"count": Tensor.from_numpy(np.array(500, np.int64))})
+    runner.close()
+    assert isinstance(request.error, RunnerClosed)
+    with pytest.raises(RunnerClosed):
+        runner.submit({"count": Tensor.from_numpy(np.array(1, np.int64))})
+    runner.close()
+
+
+def test_threads_share_a_runner(tmp_path: Path, shared_device: Device) -> None:
+    wrong: list[object] = []
+    with ModelRunner(models.affine(tmp_path / "m.popef"), on(shared_device)) as runner:
+
+        def work(seed: int) -> None:
+            rng = np.random.default_rng(seed)
+            for _ in range(100):
+                x = rng.normal(size=(rng.integers(1, 5), 4)).astype(np.float32)
+                y = runner.execute({"input": x}, timeout=30)["output"]
+                if not np.array_equal(y, x * 2 + 1):
+                    wrong.append(x)
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+    assert not wrong
+
+
+def test_replicas_on_two_devices(tmp_path: Path) -> None:
+    from engine import DeviceManager
+
+    manager = DeviceManager("cpu:30-31")
+    config = ModelRunnerConfig(replication_factor=2)
+    path = models.affine(tmp_path / "m.popef")
+    with ModelRunner(path, config, manager=manager) as runner:
+        assert [d.id for d in runner.devices] == ["cpu:30", "cpu:31"]
+        for replica in (0, 1):
+            got = runner.execute({"input": rows(1)}, replica_id=replica)["output"]
+            assert np.array_equal(got, rows(3))
+        with pytest.raises(InvalidInput, match="replica_id 2"):
+            runner.execute({"input": rows(1)}, replica_id=2)
+    assert [info.state for info in manager.list()] == ["free", "free"]
+
+
+def test_bad_files_are_named(tmp_path: Path, shared_device: Device) -> None:
+    missing = tmp_path / "missing.popef"
+    with pytest.raises(InvalidModel, match=r"missing\.popef"):
+        ModelRunner(missing, on(shared_device))
+    garbage = tmp_path / "garbage.popef"
+    garbage.write_bytes(b"This is not cache")
+    with pytest.raises(InvalidModel, match=r"garbage\.popef"):
+        ModelRunner(garbage, on(shared_device))
+    path = models.mean_over_rows(tmp_path / "m.popef")
+    with pytest.raises(InvalidConfig, match="max_queue_size"):
+        on(shared_device, max_queue_size=0)
+    with ModelRunner(path, on(shared_device, batching=True)) as runner:
+        assert runner.batching  # the operator may overrule the compiler
+
+
+def test_a_batch_is_delayed_only_where_asked(
+    tmp_path: Path, shared_device: Device
+) -> None:
+    path = models.affine(tmp_path / "m.popef")
+    config = on(shared_device, max_queue_delay=0.2, max_batch_size=8)
+    with ModelRunner(path, config) as runner:
+        request = runner.submit({"input": Tensor.from_numpy(rows(1))})
+        second = runner.submit({"input": Tensor.from_numpy(rows(2))})
+        wait_all([request, second])
+        assert request.batch_rows == second.batch_rows == 2
+        assert request.queue_ns >= 0.19e9
+        started = time.monotonic()
+        full = runner.submit({"input": Tensor.from_numpy(rows(*range(8)))})
+        assert full.wait(30)
+        assert full.batch_rows == 8
+        assert full.queue_ns < 0.19e9 or time.monotonic() - started > 1
