@@ -1,0 +1,20 @@
+"""The gateway over HTTP: `create_app` makes the ASGI application, `app.cli` runs it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from app.main import create_app
+
+__all__ = ["create_app"]
+
+
+def __getattr__(name: str) -> Any:
+    # Lazily, because `popgate --help` imports this package too and needs none of it.
+    if name == "create_app":
+        from app.main import create_app
+
+        return create_app
+    msg = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(msg)

@@ -1,0 +1,10 @@
+"""Which version this is."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+try:
+    VERSION = metadata.version("popgate")
+except metadata.PackageNotFoundError:  # run from a source tree that is not installed
+    VERSION = "0+source"

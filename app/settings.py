@@ -1,0 +1,128 @@
+"""One frozen `Settings`, read from the environment (prefix ``POPGATE_``) in one place.
+
+Command-line options win over the environment, the environment over the defaults.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, SecretStr, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from engine import DeviceWaitConfig, DeviceWaitStrategy
+
+LogLevel = Literal["debug", "info", "warning", "error", "critical"]
+LogFormat = Literal["text", "json"]
+
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
+_POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def parse_size(value: object) -> int:
+    """Bytes of ``67108864``, ``64MiB``, ``64MB`` or ``1.5g`` (with i: powers of 1024).
+
+    A letter without ``i`` or ``b`` (``64m``) counts as a power of 1024, as most tools
+    have it. Raises ValueError on anything else.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    match = _SIZE.fullmatch(str(value))
+    if match is None:
+        msg = f"{value!r} is not a size; write bytes or a number with KiB, MiB, GiB"
+        raise ValueError(msg)
+    number, unit, binary = match.groups()
+    decimal = bool(unit) and not binary and str(value).strip().lower().endswith("b")
+    return int(float(number) * (1000 if decimal else 1024) ** _POWER[unit.lower()])
+
+
+def parse_device_wait(value: str) -> float | None:
+    """Seconds to wait for a device: 0 for ``no-wait``, None for ``forever``."""
+    text = value.strip().lower()
+    if text == "no-wait":
+        return 0.0
+    if text == "forever":
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not (math.isfinite(seconds) and seconds >= 0):
+        msg = f"{value!r} is neither no-wait, forever nor a number of seconds"
+        raise ValueError(msg)
+    return seconds
+
+
+def default_cache_dir() -> Path:
+    """``$XDG_CACHE_HOME/popgate``, usually ``~/.cache/popgate``."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if base else Path.home() / ".cache") / "popgate"
+
+
+Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Settings(BaseSettings):
+    """Everything that decides how a gateway runs. Defaults are safe for one machine.
+
+    Sizes are bytes (``64MiB`` is understood), times are seconds.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="POPGATE_", frozen=True, extra="forbid", env_ignore_empty=True
+    )
+
+    model_repository: Path = Path("models")
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, le=65535)
+    uds: Path | None = None
+    devices: str | None = None
+    device_wait: str = "no-wait"
+    device_wait_sleep: Seconds = 15.0
+    max_body_size: Size = 256 * 1024 * 1024
+    request_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    api_key: SecretStr | None = None
+    shutdown_timeout: Seconds = 30.0
+    drain_grace: Seconds = 0.0
+    load_threads: int = Field(default=4, ge=1, le=64)
+    cache_dir: Path = Field(default_factory=default_cache_dir)
+    strict_readiness: bool = False
+    server_name: str = Field(default="popgate", min_length=1, max_length=100)
+    log_level: LogLevel = "info"
+    log_format: LogFormat = "text"
+
+    @field_validator("device_wait")
+    @classmethod
+    def _check_device_wait(cls, value: str) -> str:
+        parse_device_wait(value)
+        return value
+
+    @field_validator("log_level", "log_format", mode="before")
+    @classmethod
+    def _lower(cls, value: object) -> object:
+        return value.lower() if isinstance(value, str) else value
+
+    @field_validator("api_key")
+    @classmethod
+    def _check_api_key(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not value.get_secret_value().strip():
+            msg = "an empty key protects nothing; leave it out instead"
+            raise ValueError(msg)
+        return value
+
+    @property
+    def device_wait_config(self) -> DeviceWaitConfig:
+        """How attaching devices retries (Model Runtime: ``DeviceWaitConfig``)."""
+        seconds = parse_device_wait(self.device_wait)
+        if seconds is None:
+            return DeviceWaitConfig(
+                DeviceWaitStrategy.WAIT_FOREVER, sleep_time=self.device_wait_sleep
+            )
+        if seconds == 0:
+            return DeviceWaitConfig(sleep_time=self.device_wait_sleep)
+        return DeviceWaitConfig.with_timeout(seconds, self.device_wait_sleep)
