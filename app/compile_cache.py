@@ -1,0 +1,118 @@
+"""ONNX files of the repository, compiled when they are first loaded and kept.
+
+The key of a compiled file is a digest of everything that it was made from: the ONNX
+file, its external data files, the compile options, and the versions of the compiler and
+of ONNX Runtime. So nothing in the cache is ever stale, and deleting it is always safe.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from engine.compiler import CompileOptions, compile_model
+
+from app.about import VERSION
+
+logger = logging.getLogger(__name__)
+
+_FORMAT = "popgate-compiled-1"
+
+
+class CompileCache:
+    """Compiled models by the digest of their sources. Thread-safe.
+
+    Two processes that compile the same model at once do the work twice and end with the
+    same file: a finished file is renamed into its place.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._wanted = folder
+        self._folder: Path | None = None
+
+    def popef_for(self, source: Path, options: CompileOptions) -> Path:
+        """The compiled file of an ONNX file; compiles it if there is none yet.
+
+        Blocks as long as compiling takes. Raises what `compile_model` raises, and
+        OSError where a file cannot be read or written.
+        """
+        key = _digest(source, options)
+        target = self._usable_folder() / key[:2] / f"{key}.popef"
+        if target.is_file():
+            logger.debug("%s: compiled before, %s", source.name, target)
+            return target
+        target.parent.mkdir(parents=True, exist_ok=True)
+        logger.info("%s: compiling", source.name)
+        compile_model(source, target, options)
+        return target
+
+    def _usable_folder(self) -> Path:
+        """The folder of the cache, or one for temporary files if it is read-only."""
+        if self._folder is None:
+            try:
+                self._wanted.mkdir(parents=True, exist_ok=True)
+                if not os.access(self._wanted, os.W_OK | os.X_OK):
+                    raise PermissionError(f"{self._wanted} is not writable")
+                self._folder = self._wanted
+            except OSError as e:
+                self._folder = Path(tempfile.mkdtemp(prefix="popgate-cache-"))
+                logger.warning("compiled models go to %s: %s", self._folder, e)
+        return self._folder
+
+    def __repr__(self) -> str:
+        return f"<CompileCache {self._folder or self._wanted}>"
+
+
+def _digest(source: Path, options: CompileOptions) -> str:
+    digest = hashlib.sha256()
+    onnxruntime = metadata.version("onnxruntime")
+    digest.update(f"{_FORMAT}\n{VERSION}\n{onnxruntime}\n{options!r}\n".encode())
+    for path in (source, *external_files(source)):
+        with path.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()
+
+
+def external_files(source: Path) -> list[Path]:
+    """The data files that an ONNX file refers to, beside it, sorted; only those there.
+
+    What a model may refer to is the compiler's to check; this only reads them.
+    """
+    import onnx  # costs 100 ms, and most repositories hold compiled models
+
+    model = onnx.load(source, load_external_data=False)
+    names = {
+        entry.value
+        for tensor in _tensors(model.graph)
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+    folder = source.parent.resolve()
+    paths = sorted((folder / name).resolve() for name in names)
+    return [p for p in paths if p.is_relative_to(folder) and p.is_file()]
+
+
+def _tensors(graph: Any) -> Iterator[Any]:
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield sparse.values
+        yield sparse.indices
+    for node in graph.node:
+        yield from _attribute_tensors(node.attribute)
+
+
+def _attribute_tensors(attributes: Iterable[Any]) -> Iterator[Any]:
+    for attribute in attributes:
+        if attribute.HasField("t"):
+            yield attribute.t
+        yield from attribute.tensors
+        if attribute.HasField("g"):
+            yield from _tensors(attribute.g)
+        for graph in attribute.graphs:
+            yield from _tensors(graph)

@@ -1,0 +1,182 @@
+"""What lies in a model repository folder, before anything is loaded.
+
+    models/<name>/<version>/*.popef     one model, in one file or several
+    models/<name>/<version>/*.onnx      one file, compiled when it is loaded
+    models/<name>.popef, <name>.onnx    one file, served as version 1
+    models/<name>/config.toml           optional, for each of these
+
+A model is found by listing the folder and comparing names; a name from a request never
+becomes part of a path. Whatever resolves to a place outside the folder (a symbolic
+link) is not served.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from app.model_config import ModelConfig, ModelConfigError, load_model_config
+
+logger = logging.getLogger(__name__)
+
+CONFIG_NAME = "config.toml"
+SUFFIXES = (".popef", ".onnx")
+SINGLE_FILE_VERSION = 1
+
+# One path segment of a URL, and nothing that a shell, a URL or a label has to quote.
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
+_VERSION = re.compile(r"[1-9][0-9]{0,17}")
+
+
+class ScanError(Exception):
+    """A model that lies in the repository but cannot be served; names what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSource:
+    """The files of one version. `problem` says why it cannot be loaded, or is empty."""
+
+    version: int
+    files: tuple[Path, ...] = ()
+    problem: str = ""
+
+    @property
+    def is_onnx(self) -> bool:
+        return bool(self.files) and self.files[0].suffix == ".onnx"
+
+    def fingerprint(self) -> tuple[object, ...]:
+        """Differs when the files have been replaced. Raises OSError if one is gone."""
+        return tuple(
+            (str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns)
+            for path in self.files
+            for stat in (path.stat(),)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model as it lies in the repository: its versions, ascending, and options."""
+
+    name: str
+    versions: tuple[VersionSource, ...] = ()
+    config: ModelConfig = field(default_factory=ModelConfig)
+    problem: str = ""
+
+
+def is_model_name(name: str) -> bool:
+    """Whether a model may be called so: letters, digits, ``_ . + -``, up to 200."""
+    return _NAME.fullmatch(name) is not None
+
+
+def scan_names(root: Path) -> list[str]:
+    """The names of the models in the folder, sorted. Raises OSError."""
+    names = set()
+    for entry in root.iterdir():
+        name = _name_of(entry)
+        if name is None:
+            continue
+        if is_model_name(name):
+            names.add(name)
+        else:
+            logger.warning("%s is skipped: %r is not a model name", entry.name, name)
+    return sorted(names)
+
+
+def scan_model(root: Path, name: str) -> ModelSource | None:
+    """The model of that name as it lies there now; None where there is none.
+
+    What is wrong with it is told in `problem`. Raises OSError if the folder itself
+    cannot be listed.
+    """
+    if not is_model_name(name):
+        return None
+    entries = [entry for entry in root.iterdir() if _name_of(entry) == name]
+    if not entries:
+        return None
+    try:
+        return _read_model(root.resolve(), name, sorted(entries))
+    except (ScanError, ModelConfigError) as e:
+        return ModelSource(name, problem=str(e))
+    except OSError as e:
+        return ModelSource(name, problem=f"cannot be read: {e}")
+
+
+def _name_of(entry: Path) -> str | None:
+    """The model that an entry of the repository belongs to."""
+    if entry.name.startswith("."):
+        return None
+    if entry.suffix in SUFFIXES and not entry.is_dir():
+        return entry.stem
+    return entry.name if entry.is_dir() else None
+
+
+def _read_model(root: Path, name: str, entries: list[Path]) -> ModelSource:
+    config = ModelConfig()
+    versions: list[VersionSource] = []
+    files = []
+    for entry in entries:
+        inside = _inside(root, entry)
+        if not inside.is_dir():
+            files.append(inside)
+            continue
+        config_path = entry / CONFIG_NAME
+        if config_path.exists():
+            config = load_model_config(_inside(root, config_path))
+        versions += _read_versions(root, inside)
+    if len(files) > 1 or (files and versions):
+        found = ", ".join(e.name + "/" * e.is_dir() for e in entries)
+        msg = f"there are several models of this name: {found}; keep one"
+        raise ScanError(msg)
+    if files:
+        versions = [VersionSource(SINGLE_FILE_VERSION, tuple(files))]
+    if not versions:
+        msg = (
+            f"the folder has no version folder; put the model into {name}/1/ "
+            f"or beside it as {name}.popef"
+        )
+        raise ScanError(msg)
+    versions.sort(key=lambda v: v.version)
+    latest = versions[-1].version
+    served = tuple(v for v in versions if config.serves(v.version, latest))
+    if not served:
+        have = ", ".join(str(v.version) for v in versions)
+        msg = f"config.toml serves versions {config.versions!r}, but there are {have}"
+        raise ScanError(msg)
+    return ModelSource(name, served, config)
+
+
+def _read_versions(root: Path, folder: Path) -> Iterator[VersionSource]:
+    for entry in folder.iterdir():
+        if not _VERSION.fullmatch(entry.name) or not entry.is_dir():
+            continue
+        version = int(entry.name)
+        try:
+            yield VersionSource(version, _read_version(root, _inside(root, entry)))
+        except ScanError as e:
+            yield VersionSource(version, problem=str(e))
+
+
+def _read_version(root: Path, folder: Path) -> tuple[Path, ...]:
+    files = [p for p in sorted(folder.iterdir()) if not p.name.startswith(".")]
+    for suffix in SUFFIXES:
+        found = tuple(_inside(root, p) for p in files if p.suffix == suffix)
+        if suffix == ".onnx" and len(found) > 1:
+            names = ", ".join(p.name for p in found)
+            msg = f"version {folder.name} has several .onnx files: {names}; keep one"
+            raise ScanError(msg)
+        if found:
+            return found
+    msg = f"version {folder.name} has neither a .popef nor an .onnx file"
+    raise ScanError(msg)
+
+
+def _inside(root: Path, path: Path) -> Path:
+    """`path` with links followed; raises `ScanError` if that leaves the repository."""
+    resolved = path.resolve()
+    if not resolved.is_relative_to(root):
+        msg = f"{path.name} is a link out of the model repository"
+        raise ScanError(msg)
+    return resolved
