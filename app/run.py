@@ -1,0 +1,79 @@
+"""Runs a gateway in this process until it is told to end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+
+from app.gateway import Gateway
+from app.log import set_up_logging
+from app.main import create_app
+from app.server import GatewayServer, listen_tcp, listen_unix
+from app.settings import Settings
+from engine import NoDeviceAvailable, TimedOut
+
+logger = logging.getLogger(__name__)
+
+EXIT_FAILED = 1
+EXIT_NO_DEVICE = 3
+
+
+def run_gateway(
+    settings: Settings,
+    *,
+    on_listening: Callable[[str], None],
+    on_started: Callable[[str, Gateway], None],
+    on_failed: Callable[[Exception], None],
+) -> int:
+    """Serves until a signal ends it; the exit code of the process.
+
+    `on_listening` gets the URL as soon as HTTP is up; `on_started` when devices are
+    attached and models loaded; `on_failed` when that is impossible. Raises
+    `app.server.ListenError` and `engine.InvalidConfig` before anything is started.
+    """
+    set_up_logging(settings.log_level, settings.log_format)
+    if settings.uds is not None:
+        listener = listen_unix(settings.uds)
+        url = f"unix:{settings.uds}"
+    else:
+        listener = listen_tcp(settings.host, settings.port)
+        url = _url(settings.host, listener.getsockname()[1])
+
+    def started(gateway: Gateway) -> None:
+        on_started(url, gateway)
+
+    def failed(error: Exception) -> None:
+        no_device = isinstance(error, NoDeviceAvailable | TimedOut)
+        on_failed(error)
+        server.stop(EXIT_NO_DEVICE if no_device else EXIT_FAILED)
+
+    try:
+        gateway = Gateway(settings, on_started=started, on_failed=failed)
+        server = GatewayServer(
+            create_app(gateway=gateway),
+            drain_grace=settings.drain_grace,
+            shutdown_timeout=settings.shutdown_timeout,
+            on_drain=gateway.begin_drain,
+            abort=gateway.abort,
+        )
+        on_listening(url)
+        server.run(sockets=[listener])
+    finally:
+        listener.close()
+        if settings.uds is not None:
+            settings.uds.unlink(missing_ok=True)
+    if server.force_exit or gateway.is_busy:
+        # A thread still compiles or waits for a device: nobody waits for it.
+        sys.stdout.flush()
+        logging.shutdown()
+        os._exit(server.exit_code)
+    return server.exit_code
+
+
+def _url(host: str, port: int) -> str:
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
+    if ":" in shown and not shown.startswith("["):
+        shown = f"[{shown}]"
+    return f"http://{shown}:{port}"
