@@ -1,0 +1,83 @@
+"""A few daemon threads for work that blocks: attaching devices, loading models.
+
+Not `asyncio.to_thread`: its threads are joined at exit, so that a wait for a device, or
+a long compilation, would keep a process that is told to end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class DaemonPool:
+    """At most `size` daemon threads, each started when there is work for it."""
+
+    def __init__(self, size: int, name: str) -> None:
+        self._size = size
+        self._name = name
+        self._work: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._idle = threading.Semaphore(0)
+        self._lock = threading.Lock()
+
+    def submit(self, call: Callable[[], T]) -> Future[T]:
+        """Runs `call` in a thread of the pool. From any thread; never blocks."""
+        job: Future[T] = Future()
+        with self._lock:
+            if not self._idle.acquire(blocking=False) and (
+                len(self._threads) < self._size
+            ):
+                thread = threading.Thread(
+                    target=self._run,
+                    name=f"{self._name}-{len(self._threads)}",
+                    daemon=True,
+                )
+                self._threads.append(thread)
+                thread.start()
+        self._work.put(_Job(job, call))
+        return job
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """`submit` for coroutines."""
+        return await asyncio.wrap_future(self.submit(call))
+
+    def close(self) -> None:
+        """Lets the threads end after the work they have; does not wait for them."""
+        for _ in self._threads:
+            self._work.put(None)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a thread of the pool is still alive."""
+        return any(thread.is_alive() for thread in self._threads)
+
+    def __repr__(self) -> str:
+        return f"<DaemonPool {self._name} {len(self._threads)}/{self._size}>"
+
+    def _run(self) -> None:
+        while (job := self._work.get()) is not None:
+            job.run()
+            self._idle.release()
+
+
+class _Job:
+    __slots__ = ("_call", "_future")
+
+    def __init__(self, future: Future[Any], call: Callable[[], Any]) -> None:
+        self._future = future
+        self._call = call
+
+    def run(self) -> None:
+        if not self._future.set_running_or_notify_cancel():
+            return
+        try:
+            self._future.set_result(self._call())
+        except BaseException as e:
+            self._future.set_exception(e)

@@ -1,0 +1,219 @@
+"""The devices of a gateway: attached at start, driven by its event loop, brought back.
+
+A device needs somebody who drives it (`Device.poll`), who notices that its process has
+died (`Device.check`), who lets requests expire (`Device.expire`) and who starts a lost
+one again (`Device.recover`, which blocks). Here that is the event loop, and a thread
+for what blocks. A device that has nothing to do costs the expiry timer, no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from app.background import DaemonPool
+from engine import (
+    Device,
+    DeviceInfo,
+    DeviceManager,
+    DeviceState,
+    DeviceWaitConfig,
+    EngineError,
+)
+
+logger = logging.getLogger(__name__)
+
+# Seconds between looks for requests whose deadline has passed: how much later than its
+# deadline a request may be answered.
+EXPIRE_INTERVAL = 0.05
+# Cores that are not the devices' when there is more than one: the event loop's.
+RESERVED_CORES = 1
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSummary:
+    """An attached device as people see it. `restarts`: how often it was lost."""
+
+    id: str
+    state: str
+    pid: int | None
+    threads: int
+    models: int
+    in_flight: int
+    restarts: int
+
+
+class GatewayDevices:
+    """All devices of one gateway.
+
+    `attach` blocks and is for a thread; everything else belongs to the event loop's.
+    """
+
+    def __init__(
+        self, specification: str | None, wait: DeviceWaitConfig, pool: DaemonPool
+    ) -> None:
+        """Raises `engine.InvalidConfig` for a specification it cannot read."""
+        self._manager = DeviceManager(specification, reserve_cores=RESERVED_CORES)
+        self._take_all = specification is not None
+        self._wait = wait
+        self._pool = pool
+        self._watches: list[DeviceWatch] = []
+        self._devices: list[Device] = []
+        self._next = 0
+
+    @property
+    def attached(self) -> Sequence[Device]:
+        return self._devices
+
+    @property
+    def is_ready(self) -> bool:
+        return bool(self._devices) and not self.lost
+
+    @property
+    def lost(self) -> list[str]:
+        """The ids of the devices whose process is gone, for the moment."""
+        return [d.id for d in self._devices if d.state is not DeviceState.READY]
+
+    def attach(self) -> None:
+        """Attaches the named devices, or one free one; waits as configured.
+
+        Raises `engine.NoDeviceAvailable` or `engine.DeviceWaitTimeout`, having
+        given back what it got.
+        """
+        devices: list[Device] = []
+        try:
+            if self._take_all:
+                devices.extend(
+                    self._manager.get_specific_device(unit, self._wait)
+                    for unit in self._manager.units
+                )
+            else:
+                devices.append(self._manager.get_device(1, self._wait))
+        except BaseException:
+            for device in devices:
+                device.close()
+            raise
+        self._devices = devices
+
+    def watch(self) -> None:
+        """Lets the running event loop drive the attached devices from now on."""
+        loop = asyncio.get_running_loop()
+        self._watches = [DeviceWatch(d, loop, self._pool) for d in self._devices]
+
+    def place(self, instances: int, wanted: Sequence[int]) -> dict[int, Device]:
+        """A device for each instance: the wanted ones in turn, or all in turn.
+
+        Raises ValueError for an index that is not attached.
+        """
+        have = len(self._devices)
+        for index in wanted:
+            if index >= have:
+                msg = f"devices names number {index}, but {have} are attached, from 0"
+                raise ValueError(msg)
+        if wanted:
+            return {i: self._devices[wanted[i % len(wanted)]] for i in range(instances)}
+        first, self._next = self._next, (self._next + instances) % have
+        return {i: self._devices[(first + i) % have] for i in range(instances)}
+
+    def summaries(self) -> list[DeviceSummary]:
+        return [
+            DeviceSummary(
+                d.id,
+                d.state.value,
+                d.pid,
+                d.threads,
+                len(d.runners),
+                d.in_flight,
+                d.restarts,
+            )
+            for d in self._devices
+        ]
+
+    def pool_listing(self) -> tuple[DeviceInfo, ...]:
+        """Every device of the pool, other processes' too; may block for a second."""
+        return self._manager.list()
+
+    def unwatch(self) -> None:
+        """Stops driving; nothing is resolved after this."""
+        for watch in self._watches:
+            watch.close()
+        self._watches = []
+
+    def close(self) -> None:
+        """Detaches all devices: their processes end. Blocks for up to seconds."""
+        for device in self._devices:
+            device.close()
+
+    def __repr__(self) -> str:
+        return f"<GatewayDevices {', '.join(d.id for d in self._devices) or 'none'}>"
+
+
+class DeviceWatch:
+    """One device on the event loop."""
+
+    def __init__(
+        self, device: Device, loop: asyncio.AbstractEventLoop, pool: DaemonPool
+    ) -> None:
+        self._device = device
+        self._loop = loop
+        self._pool = pool
+        self._recovery: asyncio.Task[None] | None = None
+        self._lost_fd = -1
+        self._result_fd = device.fileno()
+        device.adopt()
+        device.on_lost(self._lost)
+        loop.add_reader(self._result_fd, device.poll)
+        self._watch_life()
+        self._expire()
+
+    def close(self) -> None:
+        self._timer.cancel()
+        self._loop.remove_reader(self._result_fd)
+        self._forget_life()
+        if self._recovery is not None:
+            self._recovery.cancel()
+
+    def _expire(self) -> None:
+        if self._device.in_flight:
+            self._device.expire()
+        self._timer = self._loop.call_later(EXPIRE_INTERVAL, self._expire)
+
+    def _watch_life(self) -> None:
+        self._lost_fd = self._device.lost_fileno()
+        if self._lost_fd >= 0:
+            self._loop.add_reader(self._lost_fd, self._check)
+
+    def _forget_life(self) -> None:
+        fd, self._lost_fd = self._lost_fd, -1
+        if fd >= 0:
+            self._loop.remove_reader(fd)
+
+    def _check(self) -> None:
+        # Off the loop before `check` may close it: its number will be used again.
+        self._forget_life()
+        if self._device.check():
+            self._watch_life()
+
+    def _lost(self, device: Device) -> None:
+        """Called by the device, in whichever thread has noticed."""
+        self._loop.call_soon_threadsafe(self._begin_recovery)
+
+    def _begin_recovery(self) -> None:
+        self._forget_life()
+        if self._recovery is None or self._recovery.done():
+            self._recovery = self._loop.create_task(self._recover())
+
+    async def _recover(self) -> None:
+        device = self._device
+        while device.state is DeviceState.LOST:
+            await asyncio.sleep(device.back_off)
+            logger.info("device %s: starting it again", device.id)
+            try:
+                await self._pool.run(device.recover)
+            except (EngineError, OSError) as e:
+                logger.error("device %s does not come back: %s", device.id, e)
+        if device.state is DeviceState.READY:
+            self._watch_life()
+            logger.info("device %s is back, process %s", device.id, device.pid)

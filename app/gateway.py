@@ -1,0 +1,158 @@
+"""`Gateway`: everything that lives as long as the server does, started and ended once.
+
+It knows no routes; routes and the infer path ask it. Starting goes on while HTTP is up:
+devices are attached, models loaded, and readiness says what is still missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from app.background import DaemonPool
+from app.compile_cache import CompileCache
+from app.devices import GatewayDevices
+from app.front import ModelTable
+from app.loader import ModelLoader
+from app.metrics import MetricsRegistry
+from app.repository import ModelRepository, State
+from app.settings import Settings
+from engine import EngineError
+
+logger = logging.getLogger(__name__)
+
+DEVICE_THREADS = 2  # attaching, and bringing back lost devices
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether the gateway takes requests as it should, and what is missing."""
+
+    ready: bool
+    reasons: list[str] = field(default_factory=list)
+    loading: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+class Gateway:
+    """The devices, the models, the numbers, and the state of one server.
+
+    Belongs to one event loop; every method is for its thread unless it says otherwise.
+    `on_started` is called when everything is attached and loaded, `on_failed` with the
+    reason when it cannot be.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        on_started: Callable[[Gateway], None] = lambda gateway: None,
+        on_failed: Callable[[Exception], None] = lambda error: None,
+    ) -> None:
+        """Raises `engine.InvalidConfig` for a device specification it cannot read."""
+        self.settings = settings
+        self.metrics = MetricsRegistry()
+        self.table = ModelTable()
+        self.started_at = time.time()
+        self.load_seconds = 0.0
+        self._on_started = on_started
+        self._on_failed = on_failed
+        self._device_pool = DaemonPool(DEVICE_THREADS, "popgate-devices")
+        self._load_pool = DaemonPool(settings.load_threads, "popgate-load")
+        self.devices = GatewayDevices(
+            settings.devices, settings.device_wait_config, self._device_pool
+        )
+        self.repository = ModelRepository(
+            settings.model_repository,
+            ModelLoader(self.devices, CompileCache(settings.cache_dir)),
+            self._load_pool,
+            self.table,
+            self.metrics,
+            request_timeout=settings.request_timeout,
+            drain_timeout=settings.shutdown_timeout,
+        )
+        self._start: asyncio.Task[None] | None = None
+        self._phase = "starting"
+
+    @property
+    def is_draining(self) -> bool:
+        return self._phase == "shutting down"
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a thread still works, which nobody should wait for at exit."""
+        return self._device_pool.is_busy or self._load_pool.is_busy
+
+    def start(self) -> None:
+        """Begins to attach and load, beside what the event loop does."""
+        self._start = asyncio.get_running_loop().create_task(self._run_start())
+
+    async def wait_started(self) -> None:
+        """Returns when everything is attached and loaded, or has failed."""
+        if self._start is not None:
+            await asyncio.wait([self._start])
+
+    def begin_drain(self) -> None:
+        """From now on not ready. May be called from a signal handler."""
+        self._phase = "shutting down"
+
+    async def abort(self) -> None:
+        """Fails every request in flight: the device processes end now."""
+        # In this thread, which is the one that requests are resolved in.
+        self.devices.close()
+
+    async def stop(self) -> None:
+        """Unloads everything and detaches the devices."""
+        self.begin_drain()
+        if self._start is not None:
+            self._start.cancel()
+        self.repository.close()
+        self.devices.unwatch()
+        await self._device_pool.run(self.devices.close)
+        for pool in (self._load_pool, self._device_pool):
+            pool.close()
+
+    def readiness(self) -> Readiness:
+        """Asked by load balancers; cheap."""
+        reasons = []
+        loading = self.repository.names_in(State.LOADING)
+        failed = self.repository.problems()
+        if self._phase != "serving":
+            reasons.append(f"the gateway is {self._phase}")
+        if self.devices.lost:
+            lost = ", ".join(self.devices.lost)
+            reasons.append(f"devices are lost and being restarted: {lost}")
+        serving = self.repository.names_in(State.READY)
+        if self._phase == "serving" and failed and not serving:
+            reasons.append("none of the models could be loaded")
+        elif failed and self.settings.strict_readiness:
+            reasons.append("some models could not be loaded")
+        return Readiness(not reasons, reasons, loading, failed)
+
+    async def _run_start(self) -> None:
+        begin = time.monotonic()
+        try:
+            self._phase = "waiting for a device"
+            await self._device_pool.run(self.devices.attach)
+            self.devices.watch()
+            self._phase = "loading models"
+            await self.repository.load_all()
+        except (EngineError, OSError) as e:
+            self._phase = "failed to start"
+            self._on_failed(e)
+            return
+        except Exception as e:
+            logger.exception("failed to start")
+            self._phase = "failed to start"
+            self._on_failed(e)
+            return
+        self.load_seconds = time.monotonic() - begin
+        if not self.is_draining:
+            self._phase = "serving"
+            self._on_started(self)
+
+    def __repr__(self) -> str:
+        return f"<Gateway {self._phase} {self.repository!r} {self.devices!r}>"
