@@ -1,0 +1,77 @@
+"""What a route may ask for: the gateway, a model, permission to manage, a body."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import orjson
+from fastapi import Depends, Path, Request
+
+from app.access import check_management
+from app.errors import BodyTooLarge, MalformedBody, UnknownModel
+from app.gateway import Gateway
+from app.loader import LoadedModel
+from app.repository import ModelRecord
+
+# Bodies of management calls are a few options; this bounds what a stray one can cost.
+MAX_MANAGEMENT_BODY = 1 << 20
+
+
+def get_gateway(request: Request) -> Gateway:
+    gateway: Gateway = request.app.state.gateway
+    return gateway
+
+
+def require_management(request: Request) -> None:
+    """Lets only those in who may load and unload (`app/access.py`)."""
+    settings = get_gateway(request).settings
+    key = settings.api_key.get_secret_value() if settings.api_key else None
+    client = request.client.host if request.client is not None else None
+    check_management(request.headers, client, key)
+
+
+GatewayOf = Annotated[Gateway, Depends(get_gateway)]
+ModelName = Annotated[str, Path(description="Name of a model of the repository.")]
+Version = Annotated[str, Path(description="One of the model's versions, a number.")]
+MANAGEMENT = [Depends(require_management)]
+
+
+def find_model(gateway: Gateway, name: str) -> ModelRecord:
+    """The model of that name. Raises `UnknownModel`."""
+    record = gateway.repository.get(name)
+    if record is None:
+        raise UnknownModel(name)
+    return record
+
+
+def find_version(record: ModelRecord, version: str | None) -> LoadedModel | None:
+    """What serves the version, or the default one; None where it is not loaded.
+
+    Raises `UnknownModel` for a version that is not there.
+    """
+    if version is None:
+        return record.default
+    for number, entry in record.versions.items():
+        if number and str(number) == version:
+            return entry.loaded
+    raise UnknownModel(record.name, version)
+
+
+async def read_json(request: Request) -> Any:
+    """The body as JSON, whatever its content type says; None where it is empty.
+
+    Raises `MalformedBody` or `BodyTooLarge`.
+    """
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_MANAGEMENT_BODY:
+            msg = f"the body is larger than {MAX_MANAGEMENT_BODY} bytes"
+            raise BodyTooLarge(msg)
+    if not body:
+        return None
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as e:
+        msg = f"the body is not JSON: {e}"
+        raise MalformedBody(msg) from None

@@ -1,0 +1,177 @@
+"""What the API says about models: documents made from records and specs."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+from app.examples import example_request, shown_shape
+from app.loader import LoadedModel
+from app.repository import ModelRecord, State, VersionRecord
+from app.schemas import (
+    IndexEntry,
+    MetadataTensor,
+    ModelDetails,
+    ModelMetadata,
+    ModelSummary,
+    VersionStatus,
+)
+from app.spec import TensorSpec
+from engine import DeviceState, DeviceWaitTimeout, NoDeviceAvailable
+
+PLATFORM = "popgate_popef"
+LOST = "its device is lost and being restarted"
+
+# The protocol's datatypes in the words of Triton's model configuration.
+_CONFIG_TYPES = {"BYTES": "TYPE_STRING"}
+
+
+def is_serving(loaded: LoadedModel | None) -> bool:
+    """Whether a version answers now: loaded, and at least one of its devices lives."""
+    return loaded is not None and any(
+        device.state is DeviceState.READY for device in loaded.runner.devices
+    )
+
+
+def version_status(record: VersionRecord) -> VersionStatus:
+    state, reason = record.state, record.reason
+    if state is State.READY and not is_serving(record.loaded):
+        state, reason = State.UNAVAILABLE, LOST
+    return VersionStatus(version=str(record.version), state=state.value, reason=reason)
+
+
+def model_summary(record: ModelRecord) -> ModelSummary:
+    """The line of a model in the list."""
+    return ModelSummary(**_summary(record))
+
+
+def model_details(record: ModelRecord, loaded: LoadedModel | None) -> ModelDetails:
+    """All about one model; `loaded` is the version that was asked for."""
+    values = _summary(record)
+    if loaded is None:
+        return ModelDetails(**values)
+    spec = loaded.spec
+    return ModelDetails(
+        **values,
+        platform=PLATFORM,
+        inputs=[_tensor(loaded, t) for t in spec.inputs],
+        outputs=[_tensor(loaded, t) for t in spec.outputs],
+        batching=spec.is_batched,
+        max_batch_size=spec.max_batch_size,
+        instances=loaded.config.instances,
+        example=example_request(spec, loaded.config.example),
+    )
+
+
+def model_metadata(record: ModelRecord, loaded: LoadedModel) -> ModelMetadata:
+    """The protocol's metadata document."""
+    return ModelMetadata(
+        name=record.name,
+        versions=[str(version) for version in record.serving],
+        platform=PLATFORM,
+        inputs=[_tensor(loaded, t) for t in loaded.spec.inputs],
+        outputs=[_tensor(loaded, t) for t in loaded.spec.outputs],
+    )
+
+
+def model_config(loaded: LoadedModel) -> dict[str, Any]:
+    """Triton's model configuration document, as far as it applies."""
+    spec, config = loaded.spec, loaded.config
+    document: dict[str, Any] = {
+        "name": spec.name,
+        "platform": PLATFORM,
+        "backend": "popgate",
+        "version_policy": _version_policy(loaded),
+        "max_batch_size": spec.max_batch_size,
+        "input": [_config_tensor(loaded, t) for t in spec.inputs],
+        "output": [_config_tensor(loaded, t) for t in spec.outputs],
+        "instance_group": [
+            {"name": f"{spec.name}_0", "kind": "KIND_CPU", "count": config.instances}
+        ],
+        "default_model_filename": "",
+        "parameters": {},
+        "model_warmup": [],
+        "model_transaction_policy": {"decoupled": False},
+    }
+    if spec.is_batched:
+        document["dynamic_batching"] = {
+            "preferred_batch_size": [],
+            "max_queue_delay_microseconds": round(config.max_queue_delay * 1e6),
+            "default_queue_policy": {"max_queue_size": config.max_queue_size},
+        }
+    return document
+
+
+def index_entries(records: list[ModelRecord], *, ready: bool) -> list[IndexEntry]:
+    """The repository index; with `ready`, only what answers."""
+    entries = []
+    for record in records:
+        for version in record.versions.values():
+            status = version_status(version)
+            entries.append(
+                IndexEntry(
+                    name=record.name,
+                    version=status.version if version.version else None,
+                    state=status.state,
+                    reason=status.reason or None,
+                )
+            )
+        if not record.versions:
+            entries.append(
+                IndexEntry(name=record.name, state="UNAVAILABLE", reason=record.reason)
+            )
+    return [e for e in entries if e.state == "READY" or not ready]
+
+
+def _summary(record: ModelRecord) -> dict[str, Any]:
+    default = record.default
+    state, reason = record.state, record.problem
+    if state is State.READY and not is_serving(default):
+        state, reason = State.UNAVAILABLE, LOST
+    return {
+        "name": record.name,
+        "state": state.value,
+        "reason": reason,
+        "version": default.version if default is not None else None,
+        "versions": [
+            version_status(v) for k, v in sorted(record.versions.items()) if k
+        ],
+        "url": f"/v1/models/{quote(record.name)}/infer",
+    }
+
+
+def _tensor(loaded: LoadedModel, tensor: TensorSpec) -> MetadataTensor:
+    return MetadataTensor(
+        name=tensor.name,
+        datatype=tensor.datatype,
+        shape=shown_shape(loaded.spec, tensor),
+    )
+
+
+def _config_tensor(loaded: LoadedModel, tensor: TensorSpec) -> dict[str, Any]:
+    dims = shown_shape(loaded.spec, tensor)
+    if loaded.spec.is_batched:
+        dims = dims[1:]
+    kind = _CONFIG_TYPES.get(tensor.datatype, f"TYPE_{tensor.datatype}")
+    return {"name": tensor.name, "data_type": kind, "dims": dims}
+
+
+def _version_policy(loaded: LoadedModel) -> dict[str, Any]:
+    versions = loaded.config.versions
+    if versions == "all":
+        return {"all": {}}
+    if versions == "latest":
+        return {"latest": {"num_versions": 1}}
+    return {"specific": {"versions": list(versions)}}
+
+
+def explain_start_failure(error: Exception) -> str:
+    """What an operator can do about a gateway that could not start."""
+    if isinstance(error, NoDeviceAvailable | DeviceWaitTimeout):
+        return (
+            f"{error}; `popgate devices` shows who has them, "
+            f"--device-wait waits for one, --devices names others"
+        )
+    if isinstance(error, OSError):
+        return f"the model repository cannot be read: {error}"
+    return str(error) or type(error).__name__

@@ -1,0 +1,94 @@
+"""Every error of every route in the one form: ``{"error", "code"}``."""
+
+from __future__ import annotations
+
+import logging
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.errors import ErrorResponse, HttpError, InvalidRequest, RequestError
+from engine import EngineError
+
+logger = logging.getLogger(__name__)
+
+_CODES = {404: "not_found", 405: "method_not_allowed"}
+_TEXTS = {
+    404: "Not Found: there is nothing at {path}; /docs lists what there is",
+    405: "Method Not Allowed: {path} does not take {method}",
+}
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Lets `app` answer every exception in our form."""
+    app.add_exception_handler(RequestError, _answer)
+    app.add_exception_handler(EngineError, _answer)
+    app.add_exception_handler(HTTPException, _http_exception)
+    app.add_exception_handler(RequestValidationError, _validation)
+    app.add_middleware(ErrorGuard)
+
+
+class ErrorGuard:
+    """Answers what no handler knows with a 500 that says nothing of our inside.
+
+    Starlette's own handler for this answers and then raises on, so that the server
+    logs everything twice and closes the connection.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def watched_send(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched_send)
+        except Exception as e:
+            if started:
+                raise
+            await _response(ErrorResponse.of(e))(scope, receive, send)
+
+
+def _response(error: ErrorResponse) -> Response:
+    response = Response(error.body, error.status)
+    response.raw_headers = list(error.headers)
+    return response
+
+
+async def _answer(request: Request, error: Exception) -> Response:
+    return _response(ErrorResponse.of(error))
+
+
+async def _http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    text = _TEXTS.get(error.status_code, str(error.detail))
+    headers = tuple(
+        (name.lower().encode(), value.encode())
+        for name, value in (error.headers or {}).items()
+    )
+    ours = HttpError(
+        error.status_code,
+        text.format(path=request.url.path, method=request.method),
+        _CODES.get(error.status_code, "error"),
+        headers,
+    )
+    return _response(ErrorResponse.of(ours))
+
+
+async def _validation(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    parts = (
+        f"{'.'.join(str(p) for p in e['loc'])}: {e['msg']}" for e in error.errors()
+    )
+    return _response(ErrorResponse.of(InvalidRequest("; ".join(parts))))

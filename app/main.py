@@ -1,0 +1,84 @@
+"""`create_app`: the ASGI application, put together."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import Response
+
+from app import docs_page
+from app.about import VERSION
+from app.front import InferFront
+from app.gateway import Gateway
+from app.handlers import install_error_handlers
+from app.limits import DEFAULT_LIMITS
+from app.openapi import TITLE, base_document, document_with_models, to_yaml
+from app.routers import health, infer, metrics, models, oip
+from app.settings import Settings
+
+
+def create_app(
+    settings: Settings | None = None, *, gateway: Gateway | None = None
+) -> InferFront:
+    """The whole gateway as one ASGI application.
+
+    Its lifespan attaches the devices and loads the models of
+    `settings.model_repository` (in the background), and ends them. Without arguments
+    the settings come from the environment. Raises `engine.InvalidConfig` for a device
+    specification that cannot be read.
+    """
+    if gateway is None:
+        gateway = Gateway(settings or Settings())
+    api = create_api(gateway)
+    limits = replace(DEFAULT_LIMITS, max_body_bytes=gateway.settings.max_body_size)
+    front = InferFront(api, gateway.table, limits)
+    api.state.front = front
+    return front
+
+
+def create_api(gateway: Gateway) -> FastAPI:
+    """Everything but inference: the application that stands behind the front."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        gateway.start()
+        try:
+            yield
+        finally:
+            await gateway.stop()
+
+    api = FastAPI(
+        title=TITLE,
+        version=VERSION,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+    )
+    api.state.gateway = gateway
+    install_error_handlers(api)
+    for router in (infer, models, health, metrics, oip, docs_page):
+        api.include_router(router.router)
+    base = base_document(api)
+
+    @api.get("/openapi.json", include_in_schema=False)
+    async def openapi() -> Any:
+        loaded = [r.default for r in gateway.repository.models()]
+        served = [model for model in loaded if model is not None]
+        return document_with_models(base, served)
+
+    @api.get("/openapi.yaml", include_in_schema=False)
+    async def openapi_yaml() -> Response:
+        return Response(to_yaml(base), media_type="application/yaml")
+
+    return api
+
+
+def openapi_document() -> dict[str, Any]:
+    """The OpenAPI document of the application without models."""
+    return base_document(create_api(Gateway(Settings())))

@@ -1,0 +1,1 @@
+"""The operations that are not inference: one file for each part of the API."""

@@ -1,0 +1,122 @@
+"""Models in our form of the API: list, describe, count, load, unload."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from app.dependencies import (
+    MANAGEMENT,
+    GatewayOf,
+    ModelName,
+    Version,
+    find_model,
+    find_version,
+)
+from app.describe import model_details, model_summary
+from app.errors import HttpError, UnknownModel
+from app.repository import ModelRecord, RepositoryError
+from app.schemas import (
+    DeviceList,
+    DeviceStatus,
+    ModelDetails,
+    ModelList,
+    ModelState,
+    ModelStatistics,
+    StatisticsList,
+)
+
+router = APIRouter(prefix="/v1", tags=["models"])
+
+
+@router.get("/models", summary="List the models")
+async def list_models(gateway: GatewayOf) -> ModelList:
+    """Every model of the repository, ready or not, with the reason if not."""
+    return ModelList(models=[model_summary(r) for r in gateway.repository.models()])
+
+
+@router.get("/models/{name}", summary="Describe a model")
+async def get_model(gateway: GatewayOf, name: ModelName) -> ModelDetails:
+    """What it takes and gives, how it is run, and a request that it answers."""
+    record = find_model(gateway, name)
+    return model_details(record, record.default)
+
+
+@router.get("/models/{name}/versions/{version}", summary="Describe a version")
+async def get_version(
+    gateway: GatewayOf, name: ModelName, version: Version
+) -> ModelDetails:
+    """The same of one version."""
+    record = find_model(gateway, name)
+    return model_details(record, find_version(record, version))
+
+
+@router.get("/models/{name}/stats", summary="Count what a model has done")
+async def get_stats(gateway: GatewayOf, name: ModelName) -> StatisticsList:
+    """Cumulative counts and durations of every version that is or was served."""
+    return StatisticsList(model_stats=statistics(gateway, name))
+
+
+@router.post("/models/{name}/load", summary="Load a model", dependencies=MANAGEMENT)
+async def load(gateway: GatewayOf, name: ModelName) -> ModelState:
+    """Brings the model to what the repository holds now.
+
+    New and changed versions are loaded beside the ones that serve and take over
+    when they are ready; if that fails, nothing changes. Answers when it is done.
+    """
+    try:
+        return _state(await gateway.repository.load(name))
+    except RepositoryError as e:
+        status, code = (400, "load_failed") if e.found else (404, "unknown_model")
+        raise HttpError(status, str(e), code) from None
+
+
+@router.post("/models/{name}/unload", summary="Unload a model", dependencies=MANAGEMENT)
+async def unload(gateway: GatewayOf, name: ModelName) -> ModelState:
+    """Stops serving it. Requests that are in flight are answered first."""
+    find_model(gateway, name)
+    return _state(await gateway.repository.unload(name))
+
+
+@router.get("/devices", summary="List the devices", tags=["devices"])
+async def list_devices(gateway: GatewayOf) -> DeviceList:
+    """The devices that this gateway has attached, and how they are."""
+    return DeviceList(
+        devices=[
+            DeviceStatus(
+                id=d.id,
+                state=d.state,
+                pid=d.pid,
+                threads=d.threads,
+                models=d.models,
+                in_flight=d.in_flight,
+                restarts=d.restarts,
+            )
+            for d in gateway.devices.summaries()
+        ]
+    )
+
+
+def statistics(
+    gateway: GatewayOf, name: str | None, version: str | None = None
+) -> list[ModelStatistics]:
+    """The numbers of a version, a model or all models. Raises `UnknownModel`."""
+    found = [
+        ModelStatistics.model_validate(m.statistics())
+        for m in gateway.metrics.models()
+        if (name is None or m.name == name) and version in (None, m.version)
+    ]
+    if name is not None and not found:
+        record = find_model(gateway, name)
+        if version is not None:
+            find_version(record, version)
+            raise UnknownModel(name, version)
+    return found
+
+
+def _state(record: ModelRecord) -> ModelState:
+    default = record.default
+    return ModelState(
+        name=record.name,
+        state=record.state.value,
+        version=default.version if default is not None else None,
+    )

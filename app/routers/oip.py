@@ -1,0 +1,191 @@
+"""The Open Inference Protocol's metadata, configuration, statistics and repository.
+
+Bodies are read as they come and their content type is ignored: stock clients send none
+or a wrong one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from app.about import VERSION
+from app.dependencies import (
+    MANAGEMENT,
+    GatewayOf,
+    ModelName,
+    Version,
+    find_model,
+    find_version,
+    read_json,
+)
+from app.describe import index_entries, is_serving, model_config, model_metadata
+from app.errors import HttpError, InvalidRequest, ModelNotReady
+from app.gateway import Gateway
+from app.loader import LoadedModel
+from app.repository import ModelRecord, RepositoryError, State
+from app.routers.models import statistics
+from app.schemas import (
+    IndexEntry,
+    ModelMetadata,
+    ModelNames,
+    ModelReady,
+    ServerMetadata,
+    StatisticsList,
+)
+
+router = APIRouter(prefix="/v2", tags=["open inference protocol"])
+
+# Only what works.
+EXTENSIONS = (
+    "binary_tensor_data",
+    "model_configuration",
+    "model_repository",
+    "parameters",
+    "statistics",
+)
+_MODEL = "/models/{name}"
+_VERSION = "/models/{name}/versions/{version}"
+
+
+@router.get("", summary="Describe the server")
+async def server_metadata(gateway: GatewayOf) -> ServerMetadata:
+    return ServerMetadata(
+        name=gateway.settings.server_name,
+        version=VERSION,
+        extensions=list(EXTENSIONS),
+    )
+
+
+@router.get("/models", summary="List the models that are ready")
+async def model_names(gateway: GatewayOf) -> ModelNames:
+    return ModelNames(models=gateway.repository.names_in(State.READY))
+
+
+# Before the routes of a model: a model cannot be asked about under this name.
+@router.get("/models/stats", summary="Count what all models have done")
+async def all_statistics(gateway: GatewayOf) -> StatisticsList:
+    return StatisticsList(model_stats=statistics(gateway, None))
+
+
+@router.get(_MODEL, summary="Describe a model")
+async def metadata(gateway: GatewayOf, name: ModelName) -> ModelMetadata:
+    record, loaded = _served(gateway, name)
+    return model_metadata(record, loaded)
+
+
+@router.get(_VERSION, summary="Describe a version")
+async def version_metadata(
+    gateway: GatewayOf, name: ModelName, version: Version
+) -> ModelMetadata:
+    record, loaded = _served(gateway, name, version)
+    return model_metadata(record, loaded)
+
+
+@router.get(f"{_MODEL}/ready", summary="Is a model ready?")
+async def model_ready(gateway: GatewayOf, name: ModelName) -> ModelReady:
+    """200 if it answers requests, else 503 (404 for one that is not there)."""
+    return _ready(gateway, name)
+
+
+@router.get(f"{_VERSION}/ready", summary="Is a version ready?")
+async def version_ready(
+    gateway: GatewayOf, name: ModelName, version: Version
+) -> ModelReady:
+    return _ready(gateway, name, version)
+
+
+@router.get(f"{_MODEL}/config", summary="Show a model's configuration")
+async def config(gateway: GatewayOf, name: ModelName) -> dict[str, Any]:
+    return model_config(_served(gateway, name)[1])
+
+
+@router.get(f"{_VERSION}/config", summary="Show a version's configuration")
+async def version_config(
+    gateway: GatewayOf, name: ModelName, version: Version
+) -> dict[str, Any]:
+    return model_config(_served(gateway, name, version)[1])
+
+
+@router.get(f"{_MODEL}/stats", summary="Count what a model has done")
+async def model_statistics(gateway: GatewayOf, name: ModelName) -> StatisticsList:
+    return StatisticsList(model_stats=statistics(gateway, name))
+
+
+@router.get(f"{_VERSION}/stats", summary="Count what a version has done")
+async def version_statistics(
+    gateway: GatewayOf, name: ModelName, version: Version
+) -> StatisticsList:
+    return StatisticsList(model_stats=statistics(gateway, name, version))
+
+
+@router.post("/repository/index", summary="List the repository")
+async def repository_index(gateway: GatewayOf, request: Request) -> list[IndexEntry]:
+    """Every version of every model with its state; `{"ready": true}` filters."""
+    body = _object(await read_json(request))
+    ready = body.get("ready", False)
+    if not isinstance(ready, bool):
+        msg = "Invalid value for 'ready': expected a boolean"
+        raise InvalidRequest(msg)
+    return index_entries(gateway.repository.models(), ready=ready)
+
+
+@router.post(
+    "/repository/models/{name}/load", summary="Load a model", dependencies=MANAGEMENT
+)
+async def load(gateway: GatewayOf, request: Request, name: ModelName) -> Response:
+    """Brings the model to what the repository holds now. The answer has no body."""
+    parameters = _object(_object(await read_json(request)).get("parameters"))
+    if parameters:
+        msg = (
+            f"load takes no parameters here, got {', '.join(sorted(parameters))}; "
+            f"put files and config.toml into the model repository"
+        )
+        raise HttpError(501, msg, "unsupported")
+    try:
+        await gateway.repository.load(name)
+    except RepositoryError as e:
+        raise HttpError(400, str(e), "load_failed") from None
+    return Response(status_code=200)
+
+
+@router.post(
+    "/repository/models/{name}/unload",
+    summary="Unload a model",
+    dependencies=MANAGEMENT,
+)
+async def unload(gateway: GatewayOf, request: Request, name: ModelName) -> Response:
+    """Stops serving it after its last request. The answer has no body."""
+    _object(await read_json(request))
+    try:
+        await gateway.repository.unload(name)
+    except RepositoryError as e:
+        raise HttpError(400, str(e), "unload_failed") from None
+    return Response(status_code=200)
+
+
+def _served(
+    gateway: Gateway, name: str, version: str | None = None
+) -> tuple[ModelRecord, LoadedModel]:
+    record = find_model(gateway, name)
+    loaded = find_version(record, version)
+    if loaded is None:
+        raise ModelNotReady(name, record.problem or record.state.value.lower())
+    return record, loaded
+
+
+def _ready(gateway: Gateway, name: str, version: str | None = None) -> ModelReady:
+    _, loaded = _served(gateway, name, version)
+    if not is_serving(loaded):
+        raise ModelNotReady(name, "its device is lost and being restarted")
+    return ModelReady(name=name, ready=True)
+
+
+def _object(document: Any) -> dict[str, Any]:
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        msg = f"expected a JSON object, got {type(document).__name__}"
+        raise InvalidRequest(msg)
+    return document

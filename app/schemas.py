@@ -1,0 +1,208 @@
+"""Bodies of the API, for documentation and for the answers that are not tensors.
+
+Names are the Open Inference Protocol's, letter for letter. Tensors never pass through
+these classes: the infer path has codecs of its own, these only describe it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Datatype: TypeAlias = Literal[
+    "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64",
+    "FP16", "FP32", "FP64", "BF16", "BYTES",
+]  # fmt: skip
+State: TypeAlias = Literal["READY", "LOADING", "UNLOADING", "UNAVAILABLE"]
+
+
+class Body(BaseModel):
+    """Every document here."""
+
+    # Field names like model_name are the protocol's, not pydantic's business.
+    model_config = ConfigDict(protected_namespaces=())
+
+
+class ErrorBody(Body):
+    """Every error, of every operation."""
+
+    error: str = Field(description="What was expected and what came, for a person.")
+    code: str = Field(description="A short constant word, for a program.")
+
+
+class RequestInput(Body):
+    name: str
+    shape: list[int] = Field(description="Row-major; every dimension 0 or more.")
+    datatype: Datatype
+    data: Any = Field(
+        default=None, description="The elements, nested as the shape says or flat."
+    )
+    parameters: dict[str, Any] | None = None
+
+
+class RequestOutput(Body):
+    name: str
+    parameters: dict[str, Any] | None = None
+
+
+class InferenceRequest(Body):
+    """`inputs` as a list of tensors, or as a mapping of name to (nested) values."""
+
+    id: str | None = None
+    inputs: list[RequestInput] | dict[str, Any]
+    outputs: list[RequestOutput] | None = Field(
+        default=None, description="The outputs wanted; all of them if left out."
+    )
+    parameters: dict[str, Any] | None = None
+
+
+class ResponseOutput(Body):
+    name: str
+    shape: list[int]
+    datatype: Datatype
+    data: Any = Field(default=None, description="The elements, flat, row-major.")
+    parameters: dict[str, Any] | None = None
+
+
+class InferenceResponse(Body):
+    id: str | None = None
+    model_name: str
+    model_version: str
+    outputs: list[ResponseOutput]
+    parameters: dict[str, Any] | None = None
+
+
+class MetadataTensor(Body):
+    """A tensor that a model takes or gives; -1 is a dimension of any size."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class ModelMetadata(Body):
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[MetadataTensor]
+    outputs: list[MetadataTensor]
+
+
+class VersionStatus(Body):
+    version: str
+    state: State
+    reason: str = ""
+
+
+class ModelSummary(Body):
+    """One model of the repository. `version` answers where none is named."""
+
+    name: str
+    state: State
+    reason: str = Field(default="", description="Why it is not ready; else empty.")
+    version: str | None = None
+    versions: list[VersionStatus]
+    url: str
+
+
+class ModelList(Body):
+    models: list[ModelSummary]
+
+
+class ModelDetails(ModelSummary):
+    platform: str = ""
+    inputs: list[MetadataTensor] = []
+    outputs: list[MetadataTensor] = []
+    batching: bool = Field(
+        default=False, description="Whether rows of different requests run together."
+    )
+    max_batch_size: int = Field(default=0, description="Rows; 0 without batching.")
+    instances: int = 0
+    example: dict[str, Any] | None = Field(
+        default=None, description="A request body that this model answers."
+    )
+
+
+class DurationStatistic(Body):
+    count: int
+    ns: int
+
+
+class ModelStatistics(Body):
+    """Cumulative since the process started."""
+
+    name: str
+    version: str
+    last_inference: int = Field(description="Milliseconds since 1970; 0 for never.")
+    inference_count: int
+    execution_count: int
+    inference_stats: dict[str, DurationStatistic]
+    response_stats: dict[str, Any] = {}
+    batch_stats: list[dict[str, Any]] = []
+    memory_usage: list[dict[str, Any]] = []
+
+
+class StatisticsList(Body):
+    model_stats: list[ModelStatistics]
+
+
+class DeviceStatus(Body):
+    """A device that this gateway has attached."""
+
+    id: str
+    state: str = Field(description="ready, lost (being restarted) or closed.")
+    pid: int | None = Field(description="Of its process; null while there is none.")
+    threads: int
+    models: int
+    in_flight: int
+    restarts: int
+
+
+class DeviceList(Body):
+    devices: list[DeviceStatus]
+
+
+class Live(Body):
+    live: bool
+
+
+class Ready(Body):
+    """Whether requests are taken, and if not, why. The status says it too (503)."""
+
+    ready: bool
+    reasons: list[str] = []
+    loading: list[str] = Field(default=[], description="Models still being loaded.")
+    failed: dict[str, str] = Field(
+        default={}, description="Models that could not be loaded, with the reason."
+    )
+
+
+class ServerMetadata(Body):
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class ModelNames(Body):
+    models: list[str]
+
+
+class ModelReady(Body):
+    name: str
+    ready: bool
+
+
+class IndexEntry(Body):
+    name: str
+    version: str | None = None
+    state: State
+    reason: str | None = None
+
+
+class ModelState(Body):
+    """What a load or unload has led to."""
+
+    name: str
+    state: State
+    version: str | None = None
