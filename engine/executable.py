@@ -69,6 +69,8 @@ MAX_PROGRAMS = 1 << 16
 MAX_RANK = 64
 MAX_STEPS = 1 << 40
 """Node executions that one run of a program may take, repeats multiplied out."""
+MAX_CALLS = 8
+"""How deep programs may call each other."""
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -289,6 +291,9 @@ def _bytes(value: object) -> bytes:
 
 def _check_references(executable: Executable) -> None:
     """Every name leads somewhere, calls do not go in circles, runs come to an end."""
+    for name, graph in executable.graphs.items():
+        if name != graph.name:
+            raise BadProgram(f"graph {graph.name!r} is listed as {name!r}")
     for number, program in executable.programs.items():
         for node in walk(program):
             for variable in _variables_of(node):
@@ -370,7 +375,3 @@ def _check_length(executable: Executable) -> None:
 
     for number in executable.programs:
         steps_of(number)
-
-
-MAX_CALLS = 8
-"""How deep programs may call each other."""

@@ -68,6 +68,8 @@ class Executor:
     Not thread-safe: one thread at a time; `clone` gives another thread its own.
     """
 
+    _sessions: _Sessions
+    _values: dict[str, Array]
     _steps: Mapping[int, Step]
 
     def __init__(
