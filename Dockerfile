@@ -1,0 +1,43 @@
+# syntax=docker/dockerfile:1
+#
+#     docker build -t popgate .
+#     docker run --rm -p 127.0.0.1:8000:8000 -v "$PWD/models:/models:ro" popgate
+#
+# Inside the container the server listens on 0.0.0.0, because nothing outside could
+# reach it otherwise. Who can reach it is then decided by what is published: `-p
+# 8000:8000` opens it to every network of the host, `-p 127.0.0.1:8000:8000` to the
+# host alone. There is no TLS and no authentication of inference requests. Loading and
+# unloading models is refused from other hosts, and every caller is another host to a
+# container: set POPGATE_API_KEY to allow it to those who have the key.
+
+FROM python:3.11-slim AS build
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+WORKDIR /src
+COPY . .
+RUN python -m venv /opt/popgate && /opt/popgate/bin/pip install .
+
+FROM python:3.11-slim
+LABEL org.opencontainers.image.title="PopGate" \
+      org.opencontainers.image.licenses="Apache-2.0"
+COPY --from=build /opt/popgate /opt/popgate
+RUN useradd --system --uid 10001 --home-dir /nonexistent --shell /usr/sbin/nologin popgate \
+    && install -d -o popgate -g popgate /models /var/cache/popgate
+USER popgate
+ENV PATH=/opt/popgate/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    POPGATE_MODEL_REPOSITORY=/models \
+    POPGATE_HOST=0.0.0.0 \
+    POPGATE_PORT=8000 \
+    POPGATE_CACHE_DIR=/var/cache/popgate \
+    POPGATE_LOG_FORMAT=json
+VOLUME ["/models", "/var/cache/popgate"]
+EXPOSE 8000
+# Tensors pass through anonymous shared memory (memfd), which counts as memory of the
+# container, not as /dev/shm: --shm-size need not be raised.
+# Live, not ready: a container that still loads its models is not to be restarted.
+HEALTHCHECK --interval=10s --timeout=3s --start-period=30s --retries=3 \
+    CMD ["python", "-c", "import os, httpx; httpx.get('http://127.0.0.1:' + os.environ['POPGATE_PORT'] + '/v1/health/live', timeout=2).raise_for_status()"]
+# Longer than the gateway's own --shutdown-timeout, so that accepted requests finish:
+#     docker stop --time 40
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["popgate", "serve"]
