@@ -1,0 +1,131 @@
+"""`config.toml`: every key, every mistake."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from app.model_config import (
+    _CHECKS,
+    ModelConfig,
+    ModelConfigError,
+    load_model_config,
+    parse_model_config,
+)
+
+
+def test_every_option_has_a_check_and_a_place() -> None:
+    assert set(_CHECKS) == {f.name for f in fields(ModelConfig)}
+
+
+def test_nothing_is_needed(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("")
+    assert load_model_config(path) == ModelConfig()
+
+
+def test_everything_can_be_said(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(
+        """
+        instances = 2
+        devices = [0, 1]
+        batching = true
+        max_batch_size = 32
+        max_queue_delay = 0.002
+        max_queue_size = 7
+        channel_memory = "1MiB"
+        timeout = 5
+        check_package_hash = false
+        versions = [1, 3]
+        [example]
+        x = [[1.0, 2.0]]
+        """
+    )
+    assert load_model_config(path) == ModelConfig(
+        instances=2,
+        devices=(0, 1),
+        batching=True,
+        max_batch_size=32,
+        max_queue_delay=0.002,
+        max_queue_size=7,
+        channel_memory=1 << 20,
+        timeout=5.0,
+        check_package_hash=False,
+        versions=(1, 3),
+        example={"x": [[1.0, 2.0]]},
+    )
+
+
+def test_unknown_key_names_it_and_the_known_ones() -> None:
+    with pytest.raises(ModelConfigError) as caught:
+        parse_model_config({"max_batchsize": 3})
+    text = str(caught.value)
+    assert "config.toml: unknown key 'max_batchsize'" in text
+    assert "did you mean max_batch_size?" in text
+    assert all(key in text for key in _CHECKS)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("instances", 0),
+        ("instances", 1025),
+        ("instances", True),
+        ("instances", 1.0),
+        ("devices", []),
+        ("devices", [0, 0]),
+        ("devices", [-1]),
+        ("devices", "cpu:0"),
+        ("batching", "yes"),
+        ("batching", 1),
+        ("max_batch_size", -1),
+        ("max_queue_delay", 61),
+        ("max_queue_delay", float("nan")),
+        ("max_queue_size", 0),
+        ("channel_memory", "1KiB"),
+        ("channel_memory", True),
+        ("channel_memory", "big"),
+        ("timeout", 0),
+        ("timeout", "1s"),
+        ("check_package_hash", "no"),
+        ("versions", "newest"),
+        ("versions", [0]),
+        ("versions", []),
+        ("example", [1]),
+    ],
+)
+def test_values_that_are_refused(key: str, value: object) -> None:
+    with pytest.raises(ModelConfigError, match=f"config.toml: {key} must be "):
+        parse_model_config({key: value})
+
+
+def test_more_devices_than_instances() -> None:
+    with pytest.raises(ModelConfigError, match="2 devices for 1 instances"):
+        parse_model_config({"devices": [0, 1]})
+
+
+@pytest.mark.parametrize("text", ["instances = ", "\udcff", "[" * 5000])
+def test_what_is_no_toml(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.toml"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ModelConfigError, match="config.toml cannot be read"):
+        load_model_config(path)
+
+
+def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    with path.open("wb") as file:
+        file.truncate(1 << 32)
+    with pytest.raises(ModelConfigError, match="larger than"):
+        load_model_config(path)
+
+
+def test_which_versions_are_served() -> None:
+    assert ModelConfig().serves(1, latest=3)
+    assert not ModelConfig(versions="latest").serves(1, latest=3)
+    assert ModelConfig(versions="latest").serves(3, latest=3)
+    assert ModelConfig(versions=(2,)).serves(2, latest=3)
+    assert not ModelConfig(versions=(2,)).serves(3, latest=3)

@@ -1,0 +1,102 @@
+"""Where settings come from and what they refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from app.settings import Settings, parse_device_wait, parse_size
+from engine import DeviceWaitStrategy
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        (1, 1),
+        ("1", 1),
+        ("64KiB", 65536),
+        ("64kb", 64000),
+        ("64K", 65536),
+        ("1.5 MiB", 1_572_864),
+        ("2GB", 2_000_000_000),
+        ("3g", 3 << 30),
+        ("0", 0),
+    ],
+)
+def test_sizes(text: object, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "many", "-1", "1 PB", "1e9", "0x10", True, None])
+def test_what_is_no_size(text: object) -> None:
+    with pytest.raises(ValueError, match="is not a size"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("no-wait", 0.0), ("forever", None), ("2.5", 2.5), ("0", 0.0)]
+)
+def test_device_wait(text: str, seconds: float | None) -> None:
+    assert parse_device_wait(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-1", "nan", "inf"])
+def test_what_is_no_device_wait(text: str) -> None:
+    with pytest.raises(ValueError, match="neither no-wait, forever nor a number"):
+        parse_device_wait(text)
+
+
+def test_device_wait_config() -> None:
+    assert Settings().device_wait_config.strategy is DeviceWaitStrategy.NO_WAIT
+    config = Settings(device_wait="5", device_wait_sleep=0.5).device_wait_config
+    assert config.strategy is DeviceWaitStrategy.WAIT_WITH_TIMEOUT
+    assert (config.timeout, config.sleep_time) == (5.0, 0.5)
+    forever = Settings(device_wait="forever").device_wait_config
+    assert forever.strategy is DeviceWaitStrategy.WAIT_FOREVER
+
+
+def test_environment_and_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POPGATE_PORT", "9000")
+    monkeypatch.setenv("POPGATE_MAX_BODY_SIZE", "1MiB")
+    monkeypatch.setenv("POPGATE_API_KEY", "secret")
+    settings = Settings(host="::1")
+    assert (settings.port, settings.max_body_size) == (9000, 1 << 20)
+    assert settings.host == "::1"
+    assert Settings(port=9001).port == 9001
+    assert "secret" not in repr(settings)
+
+
+def test_defaults_are_safe() -> None:
+    settings = Settings()
+    assert settings.host == "127.0.0.1"
+    assert settings.api_key is None
+    assert settings.model_repository == Path("models")
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(ValidationError):
+        Settings().port = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"port": 65536},
+        {"port": -1},
+        {"max_body_size": 0},
+        {"max_body_size": "lots"},
+        {"request_timeout": 0},
+        {"request_timeout": float("inf")},
+        {"shutdown_timeout": -1},
+        {"log_level": "loud"},
+        {"api_key": " "},
+        {"device_wait": "later"},
+        {"load_threads": 0},
+        {"unknown": 1},
+    ],
+)
+def test_values_that_are_refused(values: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        Settings(**values)  # type: ignore[arg-type]
