@@ -1,0 +1,62 @@
+"""Options are checked when they are made, with the range in the message."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine import InvalidConfig, ModelRunnerConfig
+from engine.cores import cgroup_quota, usable_cores
+
+
+@pytest.mark.parametrize(
+    ("option", "good", "bad"),
+    [
+        ("replication_factor", [1, 1024], [0, 1025]),
+        ("ring_buffer_size_multiplier", [1], [0]),
+        ("max_batch_size", [0, 65536], [-1, 65537]),
+        ("max_queue_delay", [0, 60], [-0.1, 61]),
+        ("max_queue_size", [1], [0]),
+        ("channel_memory", [1 << 16], [(1 << 16) - 1]),
+        ("batching_dim", [0, 0xFFFFFFFF], [-1]),
+    ],
+)
+def test_ranges(option: str, good: list[Any], bad: list[Any]) -> None:
+    for value in good:
+        assert getattr(ModelRunnerConfig(**{option: value}), option) == value
+    for value in bad:
+        with pytest.raises(InvalidConfig, match=option):
+            ModelRunnerConfig(**{option: value})
+
+
+def test_replicas_and_frozen_inputs_are_checked() -> None:
+    with pytest.raises(InvalidConfig, match="replica 1"):
+        ModelRunnerConfig(replica_to_device={1: object()})  # type: ignore[dict-item]
+    with pytest.raises(InvalidConfig, match="got list"):
+        ModelRunnerConfig(frozen_inputs={"x": [1]})  # type: ignore[dict-item]
+    assert ModelRunnerConfig(frozen_inputs={"x": np.ones(1)})
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({}, None),
+        ({"cpu.max": "max 100000"}, None),
+        ({"cpu.max": "150000 100000"}, 1.5),
+        ({"cpu.max": "nonsense"}, None),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
+        ({"cpu/cpu.cfs_quota_us": "200000", "cpu/cpu.cfs_period_us": "100000"}, 2.0),
+    ],
+)
+def test_the_cgroup_quota(
+    tmp_path: Path, files: dict[str, str], quota: float | None
+) -> None:
+    for name, content in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content)
+    assert cgroup_quota(tmp_path) == quota
+    assert usable_cores() >= 1
