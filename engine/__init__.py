@@ -15,6 +15,7 @@ from engine.config import (
     ModelRunnerConfig,
 )
 from engine.cores import usable_cores
+from engine.descriptors import raise_descriptor_limit
 from engine.device import Device, DeviceState
 from engine.device_manager import DeviceInfo, DeviceManager, parse_devices
 from engine.errors import (
@@ -106,5 +107,6 @@ __all__ = [
     "UnknownAnchor",
     "keep_large_blocks",
     "parse_devices",
+    "raise_descriptor_limit",
     "usable_cores",
 ]

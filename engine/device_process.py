@@ -34,6 +34,7 @@ from engine import control
 from engine.batch import ClientChannel
 from engine.channel import AnchorRing, Channel, ChannelLayout
 from engine.control import Message
+from engine.descriptors import raise_descriptor_limit
 from engine.errors import EngineBug, EngineError, ExecutionFailed, InvalidInput
 from engine.link import Link
 from engine.loading import load_replica
@@ -401,6 +402,7 @@ def main(arguments: list[str] | None = None) -> int:
     _die_with(options.owner_fd)
     _set_process_name(options.name)
     keep_large_blocks()
+    raise_descriptor_limit()
     sys.setswitchinterval(_SWITCH_INTERVAL)
     listener = socket.socket(fileno=options.listen_fd)
     listener.setblocking(True)

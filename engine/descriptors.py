@@ -1,0 +1,22 @@
+"""How many file descriptors this process may have."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+
+#: Python before 3.13 keeps a descriptor for each mapping: two for each model.
+WANTED = 65536
+
+
+def raise_descriptor_limit() -> int:
+    """Raise the soft limit as far as it may be raised, at most to what we want.
+
+    The usual 1024 is too little for hundreds of models. Returns the limit.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = WANTED if hard == resource.RLIM_INFINITY else min(hard, WANTED)
+    if soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
