@@ -14,6 +14,7 @@ import io
 import timeit
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import msgpack
 import numpy as np
@@ -106,17 +107,10 @@ def main() -> None:
         result = {"y": Tensor.from_numpy(array.ravel()[: np.prod(out_shape)].copy())}
         result["y"].shape = out_shape
         for case in cases(array):
-            body = chunks(case.body)
-
-            def decode(case: Case = case, body: list[bytes] = body) -> object:
-                return codec.decode(None, case.header_length, case.accept, body)
-
-            request = codec.decode(None, case.header_length, case.accept, body)
-
-            def encode() -> object:
-                return codec.encode(request, result)  # noqa: B023 - called at once
-
-            spent_in, spent_out = (microseconds(f, seconds) for f in (decode, encode))
+            arguments = (None, case.header_length, case.accept, chunks(case.body))
+            request = codec.decode(*arguments)
+            spent_in = microseconds(partial(codec.decode, *arguments), seconds)
+            spent_out = microseconds(partial(codec.encode, request, result), seconds)
             print(
                 f"{name + ' ' + case.name:20}{len(case.body):>10}{spent_in:>10.2f}"
                 f"{spent_out:>10.2f}{spent_in + spent_out:>10.2f}"

@@ -1,0 +1,19 @@
+"""Bodies to tensors and back: one module for each encoding.
+
+The way in: `media` (which encoding), `oip_json`, `oip_msgpack` or `npy` (the bytes to a
+document), `document` (its rules), `inputs` with `shapes` and `elements` (tensors). The
+way out: `outputs` (the constant pieces and the numbers) and the same three encodings.
+"""
+
+from app.codec.messages import Encoding, InferRequest, NanPolicy, Response
+from app.codec.model import ModelCodec, decode_request, encode_response
+
+__all__ = [
+    "Encoding",
+    "InferRequest",
+    "ModelCodec",
+    "NanPolicy",
+    "Response",
+    "decode_request",
+    "encode_response",
+]

@@ -1,0 +1,83 @@
+"""Bodies in several parts, read and written without joining them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from app.codec.messages import Buffer
+
+# What is larger is sent in the parts that it is made of, because joining copies it;
+# what is smaller is joined, because a message of its own costs more than the copy.
+JOIN_BELOW = 64 * 1024
+
+
+class Chunks:
+    """Reads forward through the chunks of a body. What it gives are views.
+
+    The caller has checked that as much is left as it takes.
+    """
+
+    __slots__ = ("_chunks", "_index", "_offset", "left")
+
+    def __init__(self, chunks: Sequence[bytes], left: int) -> None:
+        self._chunks = chunks
+        self._index = 0
+        self._offset = 0
+        self.left = left
+
+    def take(self, count: int) -> Sequence[memoryview]:
+        """Views of the next `count` bytes, none of them empty."""
+        self.left -= count
+        start, end = self._offset, self._offset + count
+        chunk = self._chunks[self._index] if count else b""
+        if end <= len(chunk):
+            self._offset = end
+            return (memoryview(chunk)[start:end],) if count else ()
+        parts: list[memoryview] = []
+        while count:
+            chunk = self._chunks[self._index]
+            available = len(chunk) - self._offset
+            if available <= count:
+                if available:
+                    parts.append(memoryview(chunk)[self._offset :])
+                self._index += 1
+                self._offset = 0
+                count -= available
+            else:
+                end = self._offset + count
+                parts.append(memoryview(chunk)[self._offset : end])
+                self._offset = end
+                count = 0
+        return parts
+
+    def take_bytes(self, count: int) -> bytes:
+        """The next `count` bytes, joined."""
+        parts = self.take(count)
+        return parts[0].tobytes() if len(parts) == 1 else b"".join(parts)
+
+    def __repr__(self) -> str:
+        return f"<Chunks {len(self._chunks)} chunks, {self.left} bytes left>"
+
+
+def join(chunks: Sequence[bytes]) -> bytes:
+    """The whole body in one; the chunk itself where there is one."""
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def in_parts(pieces: Iterable[Buffer], total: int) -> Sequence[Buffer]:
+    """A response body of `total` bytes as few parts, none of the large ones copied."""
+    if total <= JOIN_BELOW:
+        return (b"".join(pieces),)
+    parts: list[Buffer] = []
+    small: list[Buffer] = []
+    for piece in pieces:
+        if len(piece) < JOIN_BELOW:
+            small.append(piece)
+            continue
+        if small:
+            parts.append(b"".join(small))
+            small = []
+        parts.append(piece)
+    if small:
+        parts.append(b"".join(small))
+    return parts

@@ -1,0 +1,352 @@
+"""The inference document, whatever it was written in, to a validated request.
+
+JSON, msgpack and the header of a binary request all parse to the same dictionary; here
+are its rules. The long form is the protocol's, the shorthand ours: `inputs` as a
+mapping of name to value, with shape and datatype taken from the model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from app.codec.chunks import Chunks
+from app.codec.inputs import Input
+from app.codec.media import nan_policy
+from app.codec.messages import Encoding, InferRequest, NanPolicy, Reply
+from app.codec.shapes import check_depth
+from app.errors import InvalidRequest, InvalidTensor
+from app.limits import Limits
+from app.spec import ModelSpec
+from engine import Tensor
+
+Document = dict[str, Any]
+
+_SOURCES = (
+    "Input must set only one of the following fields: 'data', 'binary_data_size' in "
+    "'parameters', 'shared_memory_region' in 'parameters'"
+)
+_US_PER_S = 1e6
+
+
+class DocumentReader:
+    """Reads the documents of one model."""
+
+    __slots__ = ("_expected", "_inputs", "_limits", "_outputs", "spec")
+
+    def __init__(self, spec: ModelSpec, limits: Limits, inputs: dict[str, Input]):
+        self.spec = spec
+        self._inputs = inputs
+        self._outputs = frozenset(output.name for output in spec.outputs)
+        self._expected = len(inputs)
+        self._limits = limits
+
+    def read(
+        self,
+        document: object,
+        reply: Reply,
+        tail: Chunks | None = None,
+        *,
+        maybe_bool: bool = True,
+    ) -> InferRequest:
+        """The request of a parsed document. `tail` holds its binary tensors.
+
+        Raises InvalidRequest or InvalidTensor.
+        """
+        if type(document) is not dict:
+            msg = (
+                "expected an inference request, an object with 'inputs', "
+                f"got {type(document).__name__}"
+            )
+            raise InvalidRequest(msg)
+        request = new_request(reply)
+        get = document.get
+        parameters = get("parameters")
+        if parameters is not None:
+            self._read_parameters(request, parameters)
+        inputs = get("inputs")
+        if type(inputs) is list:
+            self._read_inputs(request, inputs, tail, maybe_bool)
+        else:
+            self._read_shorthand(request, inputs, maybe_bool)
+        if len(request.inputs) != self._expected:
+            raise self._wrong_count(request.inputs)
+        if tail is not None and tail.left:
+            msg = f"unexpected additional input data for model '{self.spec.name}'"
+            raise InvalidRequest(f"{msg}: {tail.left} bytes are left over")
+        if self.spec.max_batch_size:
+            count_rows(request, self.spec)
+        known = 1 + (parameters is not None)
+        outputs = get("outputs")
+        if outputs is not None:
+            known += 1
+            self._read_outputs(request, outputs)
+        identifier = get("id")
+        if identifier is not None:
+            known += 1
+            if type(identifier) is not str:
+                msg = f"'id' must be a string, got {type(identifier).__name__}"
+                raise InvalidRequest(msg)
+            request.id = identifier
+        if len(document) > known:  # what the protocol has no word for is not read
+            check_depth(document, self._limits)
+        return request
+
+    def _read_shorthand(
+        self, request: InferRequest, inputs: object, maybe_bool: bool
+    ) -> None:
+        if type(inputs) is not dict:
+            what = "is missing" if inputs is None else f"is {type(inputs).__name__}"
+            msg = f"'inputs' {what}; expected a list of inputs or an object by name"
+            raise InvalidRequest(msg)
+        null_is_nan = request.nan is NanPolicy.NULL
+        for name, value in inputs.items():
+            request.inputs[name] = self._input(name).from_nested(
+                value, maybe_bool=maybe_bool, null_is_nan=null_is_nan
+            )
+
+    def _input(self, name: object) -> Input:
+        found = self._inputs.get(name) if type(name) is str else None
+        if found is None:
+            if type(name) is not str:
+                msg = f"'name' of an input must be a string, got {name!r:.80}"
+                raise InvalidRequest(msg)
+            msg = (
+                f"unexpected inference input '{name:.200}' for model "
+                f"'{self.spec.name}'. Expected input(s) {list(self._inputs)}."
+            )
+            raise InvalidTensor(msg)
+        return found
+
+    def _read_inputs(
+        self,
+        request: InferRequest,
+        items: list[Any],
+        tail: Chunks | None,
+        maybe_bool: bool,
+    ) -> None:
+        tensors = request.inputs
+        for item in items:
+            if type(item) is not dict:
+                msg = f"an input must be an object, got {type(item).__name__}"
+                raise InvalidRequest(msg)
+            get = item.get
+            model_input = self._input(get("name"))
+            name = model_input.name
+            if name in tensors:
+                msg = f"input '{name}' already exists in request"
+                raise InvalidRequest(msg)
+            datatype = get("datatype")
+            if datatype != model_input.datatype:
+                msg = (
+                    f"inference input '{name}' data-type is '{datatype!s:.80}', but "
+                    f"model '{self.spec.name}' expects '{model_input.datatype}'"
+                )
+                raise InvalidTensor(msg)
+            data, parameters = get("data"), get("parameters")
+            accepted = model_input.accept(get("shape"))
+            if data is None or parameters is not None:
+                tensors[name] = self._read_source(
+                    request, model_input, item, accepted, tail
+                )
+            else:
+                tensors[name] = model_input.from_values(
+                    data,
+                    accepted,
+                    maybe_bool=maybe_bool,
+                    null_is_nan=request.nan is NanPolicy.NULL,
+                )
+
+    def _read_source(
+        self,
+        request: InferRequest,
+        model_input: Input,
+        item: Document,
+        accepted: Any,
+        tail: Chunks | None,
+    ) -> Tensor:
+        """The tensor of an input that has parameters, or no `data`."""
+        name, data = model_input.name, item.get("data")
+        parameters = item.get("parameters")
+        if parameters is None:
+            parameters = {}
+        elif type(parameters) is not dict:
+            msg = f"'parameters' of input '{name}' must be an object"
+            raise InvalidRequest(msg)
+        size = parameters.get("binary_data_size")
+        region = parameters.get("shared_memory_region")
+        sources = (data is not None) + (size is not None) + (region is not None)
+        if sources > 1:
+            msg = f"{_SOURCES}; input '{name}' sets {sources} of them"
+            raise InvalidRequest(msg)
+        if region is not None:
+            msg = (
+                f"input '{name}' is in shared memory, which this server has not enabled"
+            )
+            raise InvalidRequest(msg)
+        if size is not None:
+            return self._read_binary(model_input, size, accepted, tail)
+        if data is None:
+            if accepted[1]:
+                msg = f"{_SOURCES}; input '{name}' sets none of them"
+                raise InvalidRequest(msg)
+            return model_input.from_bytes((), 0, accepted)
+        is_base64 = parameters.get("content_type") == "base64"
+        null_is_nan = request.nan is NanPolicy.NULL
+        return model_input.from_values(
+            data, accepted, is_base64=is_base64, null_is_nan=null_is_nan
+        )
+
+    def _read_binary(
+        self, model_input: Input, size: object, accepted: Any, tail: Chunks | None
+    ) -> Tensor:
+        name = model_input.name
+        if type(size) is not int or size < 0:
+            msg = (
+                f"'binary_data_size' of input '{name}' must be a non-negative "
+                f"integer, got {size!r:.80}"
+            )
+            raise InvalidRequest(msg)
+        left = 0 if tail is None else tail.left
+        if size > left:
+            msg = (
+                f"unexpected size for input '{name}', expecting {size - left} "
+                f"additional bytes for model '{self.spec.name}'"
+            )
+            if tail is None:
+                msg += "; there is no Inference-Header-Content-Length header"
+            raise InvalidTensor(msg)
+        parts = () if tail is None else tail.take(size)
+        return model_input.from_bytes(parts, size, accepted)
+
+    def _wrong_count(self, given: dict[str, Tensor]) -> InvalidTensor:
+        missing = [name for name in self._inputs if name not in given]
+        return InvalidTensor(
+            f"expected {self._expected} inputs but got {len(given)} inputs for model "
+            f"'{self.spec.name}'. Got input(s) {list(given)}, but missing required "
+            f"input(s) {missing}. Please provide all required input(s)."
+        )
+
+    def _read_parameters(self, request: InferRequest, parameters: object) -> None:
+        if type(parameters) is not dict:
+            msg = f"'parameters' must be an object, got {type(parameters).__name__}"
+            raise InvalidRequest(msg)
+        for key, value in parameters.items():
+            check_parameter(key, value)
+        request.parameters = parameters
+        binary = parameters.get("binary_data_output")
+        if binary is not None:
+            request.binary = _boolean("binary_data_output", binary)
+        timeout = parameters.get("timeout")
+        if timeout:
+            if type(timeout) is not int or timeout < 0:
+                msg = f"'timeout' must be microseconds, an integer, got {timeout!r:.80}"
+                raise InvalidRequest(msg)
+            request.timeout = min(timeout, 1 << 62) / _US_PER_S
+        if "nan" in parameters:
+            request.nan = nan_policy(parameters["nan"])
+
+    def _read_outputs(self, request: InferRequest, outputs: object) -> None:
+        if type(outputs) is not list:
+            msg = f"'outputs' must be a list, got {type(outputs).__name__}"
+            raise InvalidRequest(msg)
+        if not outputs:
+            return
+        if len(outputs) > self._limits.max_inputs:
+            msg = (
+                f"'outputs' has {len(outputs)} entries; "
+                f"at most {self._limits.max_inputs} are allowed"
+            )
+            raise InvalidRequest(msg)
+        names: list[str] = []
+        binary: dict[str, bool] = {}
+        for item in outputs:
+            name = item
+            if type(item) is dict:
+                name = item.get("name")
+                if item.get("parameters") is not None:
+                    _read_output_parameters(name, item["parameters"], binary)
+            if type(name) is not str or name not in self._outputs:
+                msg = (
+                    f"unexpected inference output '{name!s:.200}' for model "
+                    f"'{self.spec.name}'. Expected some of "
+                    f"{[output.name for output in self.spec.outputs]}."
+                )
+                raise InvalidRequest(msg)
+            if name in names:
+                msg = f"output '{name}' already exists in request"
+                raise InvalidRequest(msg)
+            names.append(name)
+        request.outputs = tuple(names)
+        if binary:
+            request.binary_by_name = binary
+
+
+def _read_output_parameters(
+    name: object, parameters: object, binary: dict[str, bool]
+) -> None:
+    if type(parameters) is not dict:
+        msg = f"'parameters' of output '{name!s:.200}' must be an object"
+        raise InvalidRequest(msg)
+    for key in ("shared_memory_region", "classification"):
+        if parameters.get(key) is not None:
+            msg = f"output '{name!s:.200}' asks for '{key}', which is not enabled here"
+            raise InvalidRequest(msg)
+    wanted = parameters.get("binary_data")
+    if wanted is not None and type(name) is str:
+        binary[name] = _boolean("binary_data", wanted)
+
+
+def new_request(reply: Reply) -> InferRequest:
+    """An empty request that will be answered as `reply` says."""
+    encoding = reply.encoding
+    if encoding is Encoding.BINARY:
+        request = InferRequest({}, Encoding.JSON)
+        request.binary = True
+    else:
+        request = InferRequest({}, encoding)
+        if encoding is Encoding.MSGPACK:  # it holds bytes; numbers only if asked for
+            request.binary = True
+    if reply.nan is not None:
+        request.nan = reply.nan
+    return request
+
+
+def count_rows(request: InferRequest, spec: ModelSpec) -> None:
+    """The batch of a request, on which the inputs of a batched model must agree."""
+    rows = -1
+    for name, tensor in request.inputs.items():
+        got = tensor.shape[0] if tensor.shape else 1
+        if rows not in (-1, got):
+            msg = (
+                f"input '{name}' batch size does not match other inputs for "
+                f"'{spec.name}': it has {got} rows, another input has {rows}"
+            )
+            raise InvalidTensor(msg)
+        rows = got
+    request.rows = rows
+
+
+def _boolean(name: str, value: object) -> bool:
+    if type(value) is not bool:
+        msg = f"'{name}' must be true or false, got {value!r:.80}"
+        raise InvalidRequest(msg)
+    return value
+
+
+def check_parameter(key: object, value: object) -> None:
+    """Refuses what the protocol does not have as a request parameter."""
+    if type(key) is not str:
+        msg = f"the name of a parameter must be a string, got {key!r:.80}"
+        raise InvalidRequest(msg)
+    if key.startswith("triton_"):
+        msg = (
+            "parameter keys starting with 'triton_' are reserved for Triton usage and "
+            f"should not be specified, got '{key:.80}'"
+        )
+        raise InvalidRequest(msg)
+    if value is not None and not isinstance(value, str | int | float):
+        msg = (
+            f"parameter '{key:.80}' has invalid type. It should be either 'int', "
+            f"'bool', 'double' or 'string', got {type(value).__name__}"
+        )
+        raise InvalidRequest(msg)

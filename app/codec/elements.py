@@ -1,0 +1,251 @@
+"""Lists of JSON or msgpack values to the bytes of a tensor: strict and exact.
+
+`struct` packs a list of numbers 2.5 times faster than numpy makes an array of it, and
+is strict where numpy is not: numbers out of range, fractions for integers, strings and
+null are refused, never wrapped or truncated. The one thing it lets pass is a boolean,
+because Python's are integers; those are looked for where the text may hold some.
+
+What goes wrong on the fast way is looked at again slowly, to say which element it was.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from app.codec.halves import pack_bf16
+from app.errors import InvalidTensor
+from app.spec import Datatype
+
+Pack: TypeAlias = Callable[..., bytes]
+
+_SPECIAL: dict[str | None, float] = {
+    "NaN": math.nan,
+    "Infinity": math.inf,
+    "-Infinity": -math.inf,
+}
+_BOOL = {bool}
+_LENGTH = struct.Struct("<I")
+
+
+def packer(datatype: Datatype, count: int) -> Pack | None:
+    """Packs exactly `count` numbers given as arguments; None if `struct` cannot."""
+    if datatype.struct_code is None:
+        return None
+    return struct.Struct(f"<{count}{datatype.struct_code}").pack
+
+
+class Elements:
+    """How the elements of one input are read: its datatype, and words for errors."""
+
+    __slots__ = ("datatype", "max_string_bytes", "name")
+
+    def __init__(self, name: str, datatype: Datatype, max_string_bytes: int) -> None:
+        self.name = name
+        self.datatype = datatype
+        self.max_string_bytes = max_string_bytes
+
+    def pack(
+        self,
+        values: Sequence[Any],
+        count: int,
+        pack: Pack | None,
+        *,
+        maybe_bool: bool = True,
+        null_is_nan: bool = False,
+    ) -> bytes:
+        """The bytes of `values`, a flat list that must hold `count` elements.
+
+        Raises InvalidTensor, naming the first element that does not fit.
+        """
+        if pack is not None:
+            if not maybe_bool or bool not in set(map(type, values)):
+                try:
+                    return pack(*values)
+                except (struct.error, OverflowError):
+                    pass
+            return self._pack_slowly(values, count, pack, null_is_nan)
+        kind = self.datatype.kind
+        if kind == "b":
+            if len(values) == count and (not values or set(map(type, values)) == _BOOL):
+                return bytes(values)
+        elif kind == "f" and len(values) == count:  # BF16
+            if bool not in set(map(type, values)):
+                try:
+                    return pack_bf16(values)
+                except (struct.error, OverflowError):
+                    pass
+            return self._pack_slowly(values, count, _bf16, null_is_nan)
+        raise self._mismatch(values, count)
+
+    def _pack_slowly(
+        self, values: Sequence[Any], count: int, pack: Pack, null_is_nan: bool
+    ) -> bytes:
+        """Once more, with NaN and the infinities in the spellings that JSON has."""
+        if self.datatype.kind == "f" and len(values) == count:
+            words: dict[str | None, float] = {**_SPECIAL}
+            if null_is_nan:
+                words[None] = math.nan
+            values = [
+                words.get(value, value)
+                if value is None or type(value) is str
+                else value
+                for value in values
+            ]
+            if bool not in set(map(type, values)):
+                try:
+                    return pack(*values)
+                except (struct.error, OverflowError):
+                    pass
+        raise self._mismatch(values, count)
+
+    def _mismatch(self, values: Sequence[Any], count: int) -> InvalidTensor:
+        """The error that names the first element that does not fit."""
+        if len(values) != count:
+            return InvalidTensor(
+                f"unexpected number of elements for input '{self.name}': the shape "
+                f"holds {count} elements, 'data' has {len(values)}"
+            )
+        for index, value in enumerate(values):
+            why = self._objection(value)
+            if why:
+                return InvalidTensor(
+                    f"element {index} of input '{self.name}' {why}; "
+                    f"the model expects {self.datatype.name}"
+                )
+        return InvalidTensor(f"input '{self.name}' is not {self.datatype.name} data")
+
+    def _objection(self, value: object) -> str:
+        """Why one value is not an element of this datatype; empty if it is one."""
+        kind, size = self.datatype.kind, self.datatype.item_size
+        if isinstance(value, bool):
+            return "" if kind == "b" else f"is the boolean {str(value).lower()}"
+        if not isinstance(value, int | float) or kind == "b":
+            return f"is {_described(value)}"
+        if kind == "f":
+            if self._fits_float(value):
+                return ""
+            return f"is {_described(value)}, which is out of range"
+        if isinstance(value, float):
+            return f"is {_described(value)}, not an integer"
+        low = -(1 << (8 * size - 1)) if kind == "i" else 0
+        high = (1 << (8 * size - (kind == "i"))) - 1
+        if low <= value <= high:
+            return ""
+        return f"is {_described(value)}, which is not in {low}..{high}"
+
+    def _fits_float(self, value: float) -> bool:
+        try:
+            (packer(self.datatype, 1) or _bf16)(value)
+        except (struct.error, OverflowError):
+            return False
+        return True
+
+    def pack_strings(
+        self, values: Sequence[Any], count: int, *, is_base64: bool = False
+    ) -> bytes:
+        """The bytes of a BYTES tensor: each element behind its 4-byte length.
+
+        Text becomes UTF-8; with `is_base64`, text is decoded from base64 instead.
+        """
+        if len(values) != count:
+            msg = (
+                f"expected {count} string elements for inference input '{self.name}', "
+                f"got {len(values)}"
+            )
+            raise InvalidTensor(msg)
+        parts: list[bytes] = []
+        for index, value in enumerate(values):
+            raw = self._string(value, index, is_base64)
+            parts.append(_LENGTH.pack(len(raw)))
+            parts.append(raw)
+        return b"".join(parts)
+
+    def _string(self, value: object, index: int, is_base64: bool) -> bytes:
+        where = f"element {index} of input '{self.name}'"
+        if isinstance(value, bytes) and not is_base64:
+            raw = value
+        elif isinstance(value, str):
+            raw = from_base64(value, where) if is_base64 else encode_text(value, where)
+        else:
+            msg = f"{where} is {_described(value)}; the model expects BYTES (a string)"
+            raise InvalidTensor(msg)
+        if len(raw) > self.max_string_bytes:
+            msg = (
+                f"{where} has {len(raw)} bytes, "
+                f"more than the {self.max_string_bytes} allowed"
+            )
+            raise InvalidTensor(msg)
+        return raw
+
+    def check_framing(self, data: bytes, count: int) -> None:
+        """Refuses BYTES data whose lengths do not add up to `count` elements."""
+        offset, found, end = 0, 0, len(data)
+        unpack, limit = _LENGTH.unpack_from, self.max_string_bytes
+        while offset < end and found < count:
+            if end - offset < 4:
+                break
+            (length,) = unpack(data, offset)
+            if length > limit or length > end - offset - 4:
+                msg = (
+                    f"element {found} of input '{self.name}' says that it has {length} "
+                    f"bytes; {end - offset - 4} are left, and {limit} are allowed"
+                )
+                raise InvalidTensor(msg)
+            offset += 4 + length
+            found += 1
+        if found != count or offset != end:
+            more = " and more" if found == count else f" and {end - offset} bytes"
+            msg = (
+                f"expected {count} string elements for inference input '{self.name}', "
+                f"got {found}{more if offset != end else ''}"
+            )
+            raise InvalidTensor(msg)
+
+    def __repr__(self) -> str:
+        return f"<Elements {self.name!r} {self.datatype.name}>"
+
+
+def _bf16(*values: Any) -> bytes:
+    return pack_bf16(values)
+
+
+def encode_text(value: str, where: str) -> bytes:
+    """UTF-8 of a text; InvalidTensor for half of a surrogate pair."""
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        msg = f"{where} is not text that UTF-8 can write: {error.reason}"
+        raise InvalidTensor(msg) from None
+
+
+def from_base64(value: str, where: str) -> bytes:
+    """The bytes of standard base64; InvalidTensor for anything else."""
+    try:
+        return base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError) as error:
+        msg = f"{where} is not base64: {error}"
+        raise InvalidTensor(msg) from None
+
+
+def _described(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, list):
+        return "a list (nested deeper than the shape, or unevenly)"
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes"
+    text = repr(value) if isinstance(value, str) else _number(value)
+    return f"the string {text[:80]}" if isinstance(value, str) else text
+
+
+def _number(value: object) -> str:
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"an integer of {value.bit_length()} bits"
+    return str(value)

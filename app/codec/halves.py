@@ -1,0 +1,95 @@
+"""FP16 and BF16 as numbers: shortest decimals out, round to nearest even in.
+
+The shortest decimal is the one with the fewest digits that reads back as the same
+value, which is what FP32 and FP64 get from the JSON writer. Both types have 65536
+values, so a decimal is computed once, when the value is first met.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_EXPONENT_BF16 = 0x7F80
+
+
+class Shortest(dict[int, bytes]):
+    """Decimals by bit pattern, filled as they are asked for (65536 at most)."""
+
+    def __init__(self, decimal: Callable[[int], str]) -> None:
+        super().__init__()
+        self._decimal = decimal
+
+    def __missing__(self, bits: int) -> bytes:
+        text = self[bits] = self._decimal(bits).encode()
+        return text
+
+    def join(self, bits: Iterable[int]) -> bytes:
+        """The JSON list of the values with these bits; non-finite ones are null."""
+        return b"[" + b",".join(map(self.__getitem__, bits)) + b"]"
+
+
+def _decimal_fp16(bits: int) -> str:
+    value = np.uint16(bits).view(np.float16)
+    return str(value) if np.isfinite(value) else "null"
+
+
+def _decimal_bf16(bits: int) -> str:
+    if bits & _EXPONENT_BF16 == _EXPONENT_BF16:
+        return "null"
+    (value,) = struct.unpack("<f", struct.pack("<I", bits << 16))
+    for digits in range(4):
+        text = f"{value:.{digits}e}"
+        if int(round_to_bf16(np.array([float(text)]))[0]) == bits:
+            return repr(float(text))
+    return repr(value)
+
+
+FP16 = Shortest(_decimal_fp16)
+BF16 = Shortest(_decimal_bf16)
+
+
+def round_to_bf16(values: npt.NDArray[np.float64]) -> npt.NDArray[np.uint16]:
+    """The BF16 bits nearest to `values`, ties to even; too large becomes infinity.
+
+    Going by way of float32 would round twice and so may be off by one. Rounding to
+    float32 is therefore done towards an odd last bit, which keeps the information on
+    which side of a tie the value was.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        single = values.astype(np.float32)
+        back = single.astype(np.float64)
+        bits = single.view(np.uint32)
+        finite = np.isfinite(back)
+        too_far = finite & (np.abs(back) > np.abs(values))
+        inexact = finite & (back != values)
+    bits = (bits - too_far) | inexact
+    # Half of the last place kept, less one where that place is even.
+    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    halves: npt.NDArray[np.uint16] = (rounded >> np.uint32(16)).astype(np.uint16)
+    # Rounding must not carry a NaN's payload over into the sign.
+    halves[np.isnan(values)] = 0x7FC0
+    return halves
+
+
+def pack_bf16(values: Sequence[Any]) -> bytes:
+    """BF16 bytes of numbers. OverflowError where a finite one is too large.
+
+    Raises what `struct` raises for anything that is not a number.
+    """
+    doubles = np.frombuffer(struct.pack(f"<{len(values)}d", *values), "<f8")
+    halves = round_to_bf16(doubles)
+    if (np.isinf(unpack_bf16(halves)) & np.isfinite(doubles)).any():
+        msg = "float too large to pack as BF16"
+        raise OverflowError(msg)
+    return halves.tobytes()
+
+
+def unpack_bf16(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
+    """The values of BF16 bits, exactly."""
+    shifted: npt.NDArray[np.uint32] = bits.astype(np.uint32) << np.uint32(16)
+    return shifted.view(np.float32)

@@ -1,0 +1,219 @@
+"""One input of a model as requests fill it: shape checks and the making of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from app.codec.elements import Elements, encode_text, from_base64, packer
+from app.codec.messages import Buffer
+from app.codec.shapes import (
+    Accepted,
+    count_elements,
+    deduce,
+    discover,
+    fits,
+    flatten,
+    parse_shape,
+    written,
+)
+from app.errors import InvalidTensor
+from app.limits import Limits
+from app.spec import ModelSpec, TensorSpec
+from engine import Tensor
+
+_REMEMBERED = 128  # shapes remembered for an input; a client can send any number
+_STRING_HEADER = 4
+
+
+class Input:
+    """Everything that is known of an input before a request comes.
+
+    Shapes that have passed once are remembered with what follows from them, so the
+    usual request pays one look-up for all checks of its shape.
+    """
+
+    __slots__ = (
+        "_accepted",
+        "_limits",
+        "_model",
+        "data_type",
+        "datatype",
+        "elements",
+        "item_size",
+        "name",
+        "shape",
+        "spec",
+    )
+
+    def __init__(self, model: ModelSpec, spec: TensorSpec, limits: Limits) -> None:
+        self.spec = spec
+        self.name = spec.name
+        self.shape = spec.shape
+        self.datatype = spec.datatype
+        self.data_type = spec.data_type
+        self.item_size = spec.type.item_size
+        self.elements = Elements(spec.name, spec.type, limits.max_string_bytes)
+        self._model = model
+        self._limits = limits
+        self._accepted: dict[tuple[int, ...], Accepted] = {}
+
+    def accept(self, shape: object) -> Accepted:
+        """The shape of a request, checked against the model's.
+
+        Raises InvalidRequest or InvalidTensor.
+        """
+        if type(shape) is list:
+            for dim in shape:
+                if type(dim) is not int:  # True and 1.0 are equal to 1 as keys
+                    break
+            else:
+                found = self._accepted.get(tuple(shape))
+                if found is not None:
+                    return found
+        return self.accept_parsed(parse_shape(self.name, shape, self._limits))
+
+    def accept_parsed(self, shape: tuple[int, ...]) -> Accepted:
+        """As `accept`, for dimensions that are known to be integers above -1."""
+        found = self._accepted.get(shape)
+        if found is not None:
+            return found
+        model = self._model
+        if not fits(self.shape, shape):
+            msg = (
+                f"unexpected shape for input '{self.name}' for model '{model.name}'. "
+                f"Expected {written(self.shape)}, got {written(shape)}."
+            )
+            raise InvalidTensor(msg)
+        if model.is_batched and model.max_rows and shape[0] > model.max_rows:
+            msg = (
+                f"inference request batch-size must be <= {model.max_rows} "
+                f"for '{model.name}', got {shape[0]}"
+            )
+            raise InvalidTensor(msg)
+        count = count_elements(self.name, shape, self._limits)
+        nbytes = count * self.item_size if self.item_size else -1
+        accepted = (shape, count, nbytes, packer(self.spec.type, count))
+        if len(self._accepted) >= _REMEMBERED:
+            self._accepted.clear()
+        self._accepted[shape] = accepted
+        return accepted
+
+    def from_values(
+        self,
+        data: object,
+        accepted: Accepted,
+        *,
+        maybe_bool: bool = True,
+        is_base64: bool = False,
+        null_is_nan: bool = False,
+    ) -> Tensor:
+        """The tensor of a document's `data`: a flat or nested list, or bytes."""
+        shape, count, _, pack = accepted
+        if type(data) is not list:
+            if isinstance(data, bytes):
+                return self.from_bytes((data,), len(data), accepted)
+            if isinstance(data, str) and is_base64 and self.item_size:
+                raw = from_base64(data, f"'data' of input '{self.name}'")
+                return self.from_bytes((raw,), len(raw), accepted)
+            if shape:
+                msg = (
+                    f"'data' of input '{self.name}' must be a list "
+                    f"of {count} elements, got {type(data).__name__}"
+                )
+                raise InvalidTensor(msg)
+            data = [data]
+        if data and type(data[0]) is list:
+            data = flatten(self.name, data, shape, self._limits)
+        if self.item_size:
+            packed = self.elements.pack(
+                data, count, pack, maybe_bool=maybe_bool, null_is_nan=null_is_nan
+            )
+        else:
+            packed = self.elements.pack_strings(data, count, is_base64=is_base64)
+        return Tensor(self.data_type, shape, (packed,), len(packed))
+
+    def from_bytes(
+        self, parts: Sequence[Buffer], nbytes: int, accepted: Accepted
+    ) -> Tensor:
+        """The tensor of bytes as they came, which are checked and not copied.
+
+        Only the bytes of BYTES tensors are joined, if they came in several parts.
+        """
+        shape, count, expected, _ = accepted
+        if expected < 0:
+            joined = bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+            self.elements.check_framing(joined, count)
+            return Tensor(self.data_type, shape, (joined,), nbytes)
+        if nbytes != expected:
+            msg = (
+                f"input byte size mismatch for input '{self.name}' "
+                f"for model '{self._model.name}'. Expected {expected}, got {nbytes}"
+            )
+            raise InvalidTensor(msg)
+        if self.spec.type.kind == "b":
+            self._check_bools(parts)
+        return Tensor(self.data_type, shape, parts, nbytes)
+
+    def _check_bools(self, parts: Sequence[Buffer]) -> None:
+        """Any other byte than 0 and 1 is no boolean to the compiled kernels."""
+        for part in parts:
+            array = np.frombuffer(part, np.uint8)
+            if array.size and int(array.max()) > 1:
+                msg = (
+                    f"input '{self.name}' has a byte with value {int(array.max())}; "
+                    "the model expects BOOL, of which each byte is 0 or 1"
+                )
+                raise InvalidTensor(msg)
+
+    def from_nested(
+        self, value: Any, *, maybe_bool: bool = True, null_is_nan: bool = False
+    ) -> Tensor:
+        """The tensor of a shorthand value: nested lists, a scalar, or bytes."""
+        if isinstance(value, bytes) and self.item_size:
+            return self.from_raw((value,), len(value))
+        shape, flat = discover(self.name, value, self.shape, self._limits)
+        return self.from_values(
+            flat,
+            self.accept_parsed(shape),
+            maybe_bool=maybe_bool,
+            null_is_nan=null_is_nan,
+        )
+
+    def from_raw(self, parts: Sequence[Buffer], nbytes: int) -> Tensor:
+        """The tensor of bytes that say nothing of their shape."""
+        if not self.item_size:
+            return self._from_raw_string(parts)
+        shape = deduce(
+            self.name,
+            nbytes,
+            self.item_size,
+            self.shape,
+            batched=self._model.is_batched,
+        )
+        return self.from_bytes(parts, nbytes, self.accept_parsed(shape))
+
+    def _from_raw_string(self, parts: Sequence[Buffer]) -> Tensor:
+        dims = self.shape or ()
+        inner = dims[1:] if self._model.is_batched else dims
+        if inner != (1,) and not (inner == () and len(dims) == 1):
+            msg = (
+                f"For BYTE datatype raw input '{self.name}', the model must have input "
+                f"shape [1], it has {written(self.shape)}"
+            )
+            raise InvalidTensor(msg)
+        packed = self.elements.pack_strings([b"".join(parts)], 1)
+        accepted = self.accept_parsed((1,) * len(dims))
+        return Tensor(self.data_type, accepted[0], (packed,), len(packed))
+
+    def from_texts(self, values: list[Any], accepted: Accepted) -> Tensor:
+        """The tensor of strings that came as an .npy array of text or bytes."""
+        where = f"an element of input '{self.name}'"
+        raws = [v if isinstance(v, bytes) else encode_text(v, where) for v in values]
+        packed = self.elements.pack_strings(raws, accepted[1])
+        return Tensor(self.data_type, accepted[0], (packed,), len(packed))
+
+    def __repr__(self) -> str:
+        return f"<Input {self.name!r} {self.datatype}{written(self.shape)}>"

@@ -1,0 +1,169 @@
+"""Which encoding a body is in, and which one goes back.
+
+Content-Type cannot be trusted: the synchronous stock client sends none, the asyncio one
+says ``application/octet-stream`` of JSON, curl says that everything is a form. Types
+that are sent wrongly are taken as "not known" and the first bytes decide, which no two
+of our encodings share: ``{`` or white space is JSON, ``\\x93NUMPY`` an array (as
+msgpack it would be a list), a map's first byte msgpack (as JSON it is not a text).
+
+Headers repeat from request to request, so both decisions are remembered by the bytes of
+the header; the memory is bounded.
+"""
+
+from __future__ import annotations
+
+from app.codec.messages import Encoding, NanPolicy, Reply
+from app.errors import InvalidRequest, MalformedBody, NotAcceptable
+from app.errors import UnsupportedMediaType as Unsupported
+
+NPY_MAGIC = b"\x93NUMPY"
+_MEMORY = 256  # different header values remembered; a client can send any number
+
+_READ: dict[bytes, Encoding | None] = {
+    b"application/json": Encoding.JSON,
+    b"text/json": Encoding.JSON,
+    b"application/msgpack": Encoding.MSGPACK,
+    b"application/x-msgpack": Encoding.MSGPACK,
+    b"application/vnd.msgpack": Encoding.MSGPACK,
+    b"application/x-npy": Encoding.NPY,
+    b"application/npy": Encoding.NPY,
+    b"application/vnd.numpy.npy": Encoding.NPY,
+    # Sent by stock clients for anything: the first bytes decide.
+    b"application/octet-stream": None,
+    b"application/vnd.triton.inference-request": None,
+    b"application/x-www-form-urlencoded": None,
+    b"binary/octet-stream": None,
+    b"text/plain": None,
+    b"": None,
+}
+_WRITTEN = {name: encoding for name, encoding in _READ.items() if encoding is not None}
+_WRITTEN[b"application/octet-stream"] = Encoding.BINARY
+
+_READABLE = (
+    "application/json, application/msgpack, application/x-npy, "
+    "application/octet-stream (Open Inference Protocol binary)"
+)
+
+_content_types: dict[bytes, Encoding | None] = {}
+_replies: dict[tuple[bytes, Encoding], Reply] = {}
+
+
+def encoding_of(content_type: bytes | None, first: bytes) -> Encoding:
+    """The encoding of a body without a binary header; `first` are its first bytes.
+
+    Raises UnsupportedMediaType for a content type that is not read here,
+    MalformedBody where the content type leaves it open and the bytes do not tell.
+    """
+    if content_type:
+        try:
+            known = _content_types[content_type]
+        except KeyError:
+            known = _remember_content_type(content_type)
+        if known is not None:
+            return known
+    return _recognise(first)
+
+
+def _remember_content_type(content_type: bytes) -> Encoding | None:
+    media_type = content_type.partition(b";")[0].strip().lower()
+    if media_type not in _READ:
+        msg = (
+            f"content type '{_shown(media_type)}' is not read here; "
+            f"expected one of: {_READABLE}"
+        )
+        raise Unsupported(msg)
+    if len(_content_types) >= _MEMORY:
+        _content_types.clear()
+    known = _content_types[content_type] = _READ[media_type]
+    return known
+
+
+def _recognise(first: bytes) -> Encoding:
+    head = first[:1]
+    if head == b"{":
+        return Encoding.JSON
+    if first.startswith(NPY_MAGIC):
+        return Encoding.NPY
+    if head and (0x80 <= head[0] <= 0x8F or head in b"\xde\xdf"):
+        return Encoding.MSGPACK
+    if first.lstrip(b" \t\r\n").startswith(b"{"):
+        return Encoding.JSON
+    if not first:
+        msg = f"the body is empty; expected an inference request in one of: {_READABLE}"
+        raise MalformedBody(msg)
+    msg = (
+        "the body is no inference request: expected a JSON object, a msgpack map or "
+        f"an .npy array, or a content type out of: {_READABLE}; "
+        f"got bytes that begin with {bytes(first[:16])!r}"
+    )
+    raise MalformedBody(msg)
+
+
+def reply_to(accept: bytes | None, came: Encoding) -> Reply:
+    """What goes back to a request that came as `came`.
+
+    Raises NotAcceptable where Accept allows nothing that is written here.
+    """
+    if not accept or accept == b"*/*":
+        return _AS_IT_CAME[came]
+    key = (accept, came)
+    found = _replies.get(key)
+    if found is None:
+        found = _choose(accept, came)
+        if len(_replies) >= _MEMORY:
+            _replies.clear()
+        _replies[key] = found
+    return found
+
+
+_AS_IT_CAME = {encoding: Reply(encoding) for encoding in Encoding}
+
+
+def _choose(accept: bytes, came: Encoding) -> Reply:
+    best: tuple[float, bool, int] | None = None
+    chosen = Reply(came)
+    for position, item in enumerate(accept.split(b",")):
+        media_type, *parameters = (part.strip().lower() for part in item.split(b";"))
+        quality, nan = _parameters(parameters)
+        named = _WRITTEN.get(media_type)
+        if named is None and media_type not in (b"*/*", b"application/*"):
+            continue
+        rank = (quality, named is None or named is came, -position)
+        if quality > 0 and (best is None or rank > best):
+            best = rank
+            chosen = Reply(named or came, nan, named is not None)
+    if best is None:
+        msg = (
+            f"Accept '{_shown(accept)}' allows nothing that is written here; "
+            f"expected one of: {_READABLE}, or */*"
+        )
+        raise NotAcceptable(msg)
+    return chosen
+
+
+def _parameters(parameters: list[bytes]) -> tuple[float, NanPolicy | None]:
+    quality, nan = 1.0, None
+    for parameter in parameters:
+        name, _, value = parameter.partition(b"=")
+        if name.strip() == b"q":
+            try:
+                quality = float(value)
+            except ValueError:
+                quality = 0.0
+        elif name.strip() == b"nan":
+            nan = nan_policy(_shown(value.strip().strip(b'"')))
+    return quality, nan
+
+
+def nan_policy(value: object) -> NanPolicy:
+    """The policy by its name; raises InvalidRequest for any other value."""
+    try:
+        return NanPolicy(value)
+    except ValueError:
+        names = ", ".join(f"'{policy.value}'" for policy in NanPolicy)
+        msg = f"'nan' must be one of {names}, got {value!r}"
+        raise InvalidRequest(msg) from None
+
+
+def _shown(value: bytes) -> str:
+    return value[:200].decode("ascii", "backslashreplace")

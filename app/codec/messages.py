@@ -1,0 +1,105 @@
+"""A request after decoding and a response before sending.
+
+Plain classes: one of each is made for every request, and a frozen dataclass costs ten
+times as much to construct.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from engine import Tensor
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+Header: TypeAlias = tuple[bytes, bytes]
+
+
+class Encoding(enum.Enum):
+    """What a body is written in; the value is the media type that is sent."""
+
+    JSON = b"application/json"
+    MSGPACK = b"application/msgpack"
+    NPY = b"application/x-npy"
+    BINARY = b"application/octet-stream"
+    """A JSON header and binary tensors behind it (the protocol's binary extension)."""
+
+
+class NanPolicy(enum.Enum):
+    """How NaN and the infinities are written in JSON, which has no words for them."""
+
+    LITERAL = "literal"
+    NULL = "null"
+    STRING = "string"
+    REFUSE = "refuse"
+
+
+class Reply(NamedTuple):
+    """What goes back, as far as the headers of a request decide it."""
+
+    encoding: Encoding
+    nan: NanPolicy | None = None
+    explicit: bool = False
+    """Whether Accept named the encoding (and did not just allow anything)."""
+
+
+class InferRequest:
+    """A validated inference request.
+
+    `outputs` are the names asked for, None for all. `binary` says whether outputs are
+    binary in a JSON response, `binary_by_name` where single outputs say otherwise.
+    `timeout` is in seconds, None where the request states none. `rows` is the batch
+    of a batched model and 1 for every other.
+
+    Most requests leave most of this as it is, so the defaults belong to the class.
+    """
+
+    id: str | None = None
+    outputs: tuple[str, ...] | None = None
+    binary: bool = False
+    binary_by_name: Mapping[str, bool] | None = None
+    parameters: Mapping[str, Any] | None = None
+    nan: NanPolicy = NanPolicy.LITERAL
+    timeout: float | None = None
+    rows: int = 1
+
+    def __init__(self, inputs: dict[str, Tensor], encoding: Encoding) -> None:
+        self.inputs = inputs
+        self.encoding = encoding
+
+    def __repr__(self) -> str:
+        wanted = "all" if self.outputs is None else list(self.outputs)
+        return (
+            f"<InferRequest id={self.id!r} inputs={list(self.inputs.values())} "
+            f"outputs={wanted} reply={self.encoding.name}>"
+        )
+
+
+class Response:
+    """A response in parts, which are sent one after the other and never joined.
+
+    Small ones have one part. `nbytes` is the sum of all parts.
+    """
+
+    __slots__ = ("headers", "nbytes", "parts", "status")
+
+    def __init__(
+        self,
+        status: int,
+        headers: list[Header],
+        parts: Sequence[Buffer],
+        nbytes: int | None = None,
+    ) -> None:
+        self.status = status
+        self.headers = headers
+        self.parts = parts
+        self.nbytes = sum(map(len, parts)) if nbytes is None else nbytes
+
+    @property
+    def body(self) -> bytes:
+        """All parts in one: for small bodies and for tests."""
+        return b"".join(self.parts)
+
+    def __repr__(self) -> str:
+        return f"<Response {self.status} {self.nbytes} bytes>"

@@ -1,0 +1,160 @@
+"""All encodings of one model: a body to a request, outputs to a response."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from weakref import WeakKeyDictionary
+
+from app.codec.chunks import join
+from app.codec.document import DocumentReader
+from app.codec.inputs import Input
+from app.codec.media import encoding_of, reply_to
+from app.codec.messages import Encoding, InferRequest, Reply, Response
+from app.codec.npy import decode_npy, encode_npy
+from app.codec.oip_binary import BinaryReader
+from app.codec.oip_json import JsonWriter, decode_json
+from app.codec.oip_msgpack import MsgpackWriter, decode_msgpack
+from app.codec.outputs import Output
+from app.errors import InvalidRequest, NotAcceptable
+from app.limits import DEFAULT_LIMITS, Limits
+from app.spec import ModelSpec
+from engine import Tensor
+
+_RECOGNISED_BY = 64  # bytes, enough for white space before a JSON object
+
+
+class ModelCodec:
+    """Decodes the requests and encodes the responses of one version of a model.
+
+    Made once when a model is loaded; holds what can be computed before a request comes.
+    Not thread safe: belongs to the event loop.
+    """
+
+    __slots__ = (
+        "_binary",
+        "_inputs",
+        "_json",
+        "_msgpack",
+        "_outputs",
+        "_reader",
+        "limits",
+        "spec",
+    )
+
+    def __init__(self, spec: ModelSpec, limits: Limits = DEFAULT_LIMITS) -> None:
+        self.spec = spec
+        self.limits = limits
+        self._inputs = {item.name: Input(spec, item, limits) for item in spec.inputs}
+        self._outputs = {item.name: Output(item) for item in spec.outputs}
+        self._reader = DocumentReader(spec, limits, self._inputs)
+        self._binary = BinaryReader(spec, limits, self._inputs, self._reader)
+        self._json = JsonWriter(spec, self._outputs)
+        self._msgpack = MsgpackWriter(spec, self._outputs)
+
+    def decode(
+        self,
+        content_type: bytes | None,
+        header_length: bytes | None,
+        accept: bytes | None,
+        body: list[bytes],
+    ) -> InferRequest:
+        """The validated request of a body, given as its chunks in order.
+
+        `header_length` is the value of Inference-Header-Content-Length. Binary tensors
+        are views of the chunks. Raises `app.errors.RequestError` and nothing else.
+        """
+        first = body[0] if body else b""
+        if header_length is not None:
+            return self._decode_framed(content_type, header_length, accept, body)
+        if len(first) < _RECOGNISED_BY and len(body) > 1:
+            first = join(body)[:_RECOGNISED_BY]
+        encoding = encoding_of(content_type, first)
+        reply = reply_to(accept, encoding)
+        if encoding is Encoding.JSON:
+            request = decode_json(self._reader, self.limits, body, reply)
+        elif encoding is Encoding.MSGPACK:
+            request = decode_msgpack(self._reader, self.limits, body, reply)
+        else:
+            request = decode_npy(self.spec, self._inputs, self.limits, body, reply)
+        if request.encoding is Encoding.NPY:
+            self._check_npy(request, reply)
+        return request
+
+    def _decode_framed(
+        self,
+        content_type: bytes | None,
+        header_length: bytes,
+        accept: bytes | None,
+        body: list[bytes],
+    ) -> InferRequest:
+        if content_type:
+            encoding = encoding_of(content_type, b"{")
+            if encoding is not Encoding.JSON:
+                msg = (
+                    "Inference-Header-Content-Length belongs to a JSON header with "
+                    f"binary tensors, not to {encoding.value.decode()}"
+                )
+                raise InvalidRequest(msg)
+        reply = reply_to(accept, Encoding.JSON)
+        request = self._binary.decode(header_length, body, reply)
+        if request.encoding is Encoding.NPY:
+            self._check_npy(request, reply)
+        return request
+
+    def _check_npy(self, request: InferRequest, reply: Reply) -> None:
+        """One array goes back as .npy. More go back as JSON, unless Accept insists."""
+        names = request.outputs or tuple(self._outputs)
+        if len(names) == 1:
+            return
+        if reply.explicit:
+            msg = (
+                f".npy holds one array, and the answer has {len(names)} outputs: "
+                f"{list(names)}; name one of them in 'outputs'"
+            )
+            raise NotAcceptable(msg)
+        request.encoding = Encoding.JSON
+
+    def encode(self, request: InferRequest, outputs: Mapping[str, Tensor]) -> Response:
+        """The response to `request`; `outputs` holds at least the names it wants.
+
+        Raises NotRepresentable where the encoding asked for cannot hold the result.
+        """
+        if request.encoding is Encoding.JSON:
+            return self._json.encode(request, outputs)
+        if request.encoding is Encoding.MSGPACK:
+            return self._msgpack.encode(request, outputs)
+        (name,) = request.outputs or tuple(self._outputs)
+        return encode_npy(self._outputs[name], outputs[name])
+
+    def __repr__(self) -> str:
+        return f"<ModelCodec {self.spec.name}/{self.spec.version}>"
+
+
+_codecs: WeakKeyDictionary[ModelSpec, ModelCodec] = WeakKeyDictionary()
+
+
+def codec_of(spec: ModelSpec, limits: Limits) -> ModelCodec:
+    """The codec of a spec, made at the first call."""
+    found = _codecs.get(spec)
+    if found is None or found.limits is not limits:
+        found = _codecs[spec] = ModelCodec(spec, limits)
+    return found
+
+
+def decode_request(
+    spec: ModelSpec,
+    limits: Limits,
+    content_type: bytes | None,
+    header_length: bytes | None,
+    accept: bytes | None,
+    body: list[bytes],
+) -> InferRequest:
+    """`ModelCodec.decode` for callers that hold a spec."""
+    return codec_of(spec, limits).decode(content_type, header_length, accept, body)
+
+
+def encode_response(
+    spec: ModelSpec, request: InferRequest, outputs: Mapping[str, Tensor]
+) -> Response:
+    """`ModelCodec.encode` for callers that hold a spec."""
+    return codec_of(spec, DEFAULT_LIMITS).encode(request, outputs)

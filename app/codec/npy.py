@@ -1,0 +1,271 @@
+"""A single numpy array as a body (``.npy``), read without numpy's own loader.
+
+That loader can unpickle and evaluates the header as Python; here the header is matched
+against the grammar that writers use, and bounded first. Formats 1.0, 2.0 and 3.0 are
+read. Big-endian and Fortran-ordered arrays are converted, which copies; every other
+array stays a view of the body.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from app.codec.chunks import Chunks
+from app.codec.document import count_rows, new_request
+from app.codec.inputs import Input
+from app.codec.media import NPY_MAGIC
+from app.codec.messages import Buffer, Encoding, InferRequest, Reply, Response
+from app.codec.outputs import Output, strings_of
+from app.codec.shapes import Shape, count_elements
+from app.errors import InvalidTensor, MalformedBody, NotRepresentable
+from app.limits import Limits
+from app.spec import ModelSpec
+from engine import Tensor
+from popef_io import DataType
+
+_ALIGNMENT = 64
+_REMEMBERED = 256
+_MAX_DIGITS = 18  # of one dimension: enough for any shape within the limits
+_ITEM = re.compile(
+    rb"\s*['\"](descr|fortran_order|shape)['\"]\s*:\s*"
+    rb"(?:['\"]([<>|=]?[A-Za-z?][0-9]{0,9})['\"]|(True|False)|\(([0-9,\s]*)\))\s*(,|\Z)"
+)
+
+
+class NpyHeader(NamedTuple):
+    """What the header of an array says, and where its data begins."""
+
+    descr: str
+    is_fortran: bool
+    shape: Shape
+    offset: int
+
+
+_headers: dict[bytes, NpyHeader] = {}
+
+
+def _malformed(why: str) -> MalformedBody:
+    return MalformedBody(f"the body is no valid .npy array: {why}")
+
+
+def read_header(chunks: Chunks, limits: Limits) -> NpyHeader:
+    """The header at the start of a body; the data is what `chunks` has left."""
+    if chunks.left < 10:
+        raise _malformed(f"it ends after {chunks.left} bytes, within the header")
+    start = chunks.take_bytes(8)
+    version = (start[6], start[7])
+    if not start.startswith(NPY_MAGIC) or version not in ((1, 0), (2, 0), (3, 0)):
+        raise _malformed(
+            "expected \\x93NUMPY and version 1.0, 2.0 or 3.0, "
+            f"got {start[:6]!r} and version {version[0]}.{version[1]}"
+        )
+    width = 2 if version == (1, 0) else 4
+    if chunks.left < width:
+        raise _malformed("it ends within the header")
+    length = int.from_bytes(chunks.take_bytes(width), "little")
+    if length > limits.max_npy_header_bytes:
+        raise _malformed(
+            f"its header has {length} bytes; "
+            f"at most {limits.max_npy_header_bytes} are allowed"
+        )
+    if length > chunks.left:
+        raise _malformed(
+            f"its header has {length} bytes, {chunks.left} follow it in the body"
+        )
+    text = chunks.take_bytes(length)
+    found = _headers.get(text)
+    if found is None:
+        if len(_headers) >= _REMEMBERED:
+            _headers.clear()
+        found = _headers[text] = _parse_header(text, 8 + width + length)
+    return found
+
+
+def _parse_header(text: bytes, offset: int) -> NpyHeader:
+    inner = text.strip()
+    if not (inner.startswith(b"{") and inner.endswith(b"}")):
+        raise _malformed(f"expected a header in braces, got {text[:80]!r}")
+    inner = inner[1:-1].strip()
+    items: dict[bytes, tuple[bytes | None, ...]] = {}
+    position = 0
+    while position < len(inner):
+        match = _ITEM.match(inner, position)
+        if match is None or match[1] in items:
+            raise _malformed(f"header not understood at {inner[position:][:80]!r}")
+        items[match[1]] = (match[2], match[3], match[4])
+        position = match.end()
+    none = (None, None, None)
+    descr = items.get(b"descr", none)[0]
+    order = items.get(b"fortran_order", none)[1]
+    dims = items.get(b"shape", none)[2]
+    if descr is None or order is None or dims is None:
+        raise _malformed(f"expected descr, fortran_order and shape, got {text[:80]!r}")
+    return NpyHeader(descr.decode(), order == b"True", _parse_dims(dims), offset)
+
+
+def _parse_dims(text: bytes) -> Shape:
+    words = [word.strip() for word in text.split(b",")]
+    if words[-1] == b"":
+        words.pop()
+    if not all(word.isdigit() and len(word) <= _MAX_DIGITS for word in words):
+        raise _malformed(f"shape not understood: ({text[:80].decode()})")
+    return tuple(map(int, words))
+
+
+def decode_npy(
+    spec: ModelSpec,
+    inputs: dict[str, Input],
+    limits: Limits,
+    body: list[bytes],
+    reply: Reply,
+) -> InferRequest:
+    """The request of a body that is the array for a model's only input.
+
+    Raises MalformedBody or InvalidTensor.
+    """
+    if len(inputs) != 1:
+        msg = (
+            f"an .npy body is the input of a model with one input; '{spec.name}' has "
+            f"{len(inputs)}: {list(inputs)}"
+        )
+        raise InvalidTensor(msg)
+    (model_input,) = inputs.values()
+    chunks = Chunks(body, sum(map(len, body)))
+    header = read_header(chunks, limits)
+    request = new_request(reply)
+    request.inputs[model_input.name] = _tensor(
+        spec, model_input, limits, header, chunks
+    )
+    if spec.is_batched:
+        count_rows(request, spec)
+    return request
+
+
+def _tensor(
+    spec: ModelSpec,
+    model_input: Input,
+    limits: Limits,
+    header: NpyHeader,
+    chunks: Chunks,
+) -> Tensor:
+    dtype = _dtype(header.descr)
+    _check_dtype(spec, model_input, dtype, header.descr)
+    if len(header.shape) > limits.max_rank:
+        msg = (
+            f"the array has {len(header.shape)} dimensions; "
+            f"at most {limits.max_rank} are allowed"
+        )
+        raise InvalidTensor(msg)
+    count = count_elements(model_input.name, header.shape, limits)
+    expected, left = count * dtype.itemsize, chunks.left
+    if left != expected:
+        raise _malformed(
+            f"shape {header.shape} of {header.descr} takes {expected} bytes, "
+            f"{left} follow the header"
+        )
+    accepted = model_input.accept_parsed(header.shape)
+    is_text = dtype.kind in "SU"
+    if not is_text and not header.is_fortran and dtype.isnative:
+        return model_input.from_bytes(chunks.take(left), left, accepted)
+    array = (
+        np.frombuffer(chunks.take_bytes(left), dtype) if left else np.empty(0, dtype)
+    )
+    if header.is_fortran:
+        array = array.reshape(header.shape[::-1]).T.reshape(-1)
+    if is_text:
+        return model_input.from_texts(array.tolist(), accepted)
+    native = np.ascontiguousarray(array.astype(dtype.newbyteorder("="), copy=False))
+    return model_input.from_bytes((native.tobytes(),), left, accepted)
+
+
+def _dtype(descr: str) -> np.dtype[np.generic]:
+    try:
+        return np.dtype(descr)
+    except TypeError:
+        raise _malformed(f"element type '{descr}' is not known") from None
+
+
+def _check_dtype(
+    spec: ModelSpec, model_input: Input, dtype: np.dtype[np.generic], descr: str
+) -> None:
+    """An array fits a tensor whose numpy type it has, in either byte order.
+
+    BF16, which numpy does not have, is two bytes without a type (``V2``), as the
+    package ml_dtypes saves it.
+    """
+    wanted = model_input.data_type
+    if wanted is DataType.STRING:
+        fits = dtype.kind in "SU" and dtype.itemsize > 0
+    elif wanted is DataType.BF16:
+        fits = dtype.kind == "V" and dtype.itemsize == 2
+    else:
+        fits = dtype.newbyteorder("<") == wanted.numpy_dtype.newbyteorder("<")
+    if not fits:
+        msg = (
+            f"inference input '{model_input.name}' data-type is "
+            f"'{_name(dtype, descr)}', but model '{spec.name}' "
+            f"expects '{model_input.datatype}'"
+        )
+        raise InvalidTensor(msg)
+
+
+def _name(dtype: np.dtype[np.generic], descr: str) -> str:
+    kinds = {"f": "FP", "i": "INT", "u": "UINT"}
+    if dtype.kind in kinds:
+        return f"{kinds[dtype.kind]}{dtype.itemsize * 8}"
+    return {"b": "BOOL", "S": "BYTES", "U": "BYTES"}.get(dtype.kind, descr)
+
+
+def encode_npy(output: Output, tensor: Tensor) -> Response:
+    """The response that is one output as an array, its data not copied.
+
+    Raises NotRepresentable for strings that numpy's fixed-width type would change.
+    """
+    if output.kind == "s":
+        array = _string_array(output, tensor)
+        descr = array.dtype.str
+        parts: Sequence[Buffer] = (array.tobytes(),)
+        size = array.nbytes
+    else:
+        bf16 = output.data_type is DataType.BF16
+        descr = "<V2" if bf16 else output.dtype.str
+        parts, size = tensor.parts, tensor.nbytes
+    head = write_header(descr, tensor.shape)
+    total = len(head) + size
+    headers = [
+        (b"content-type", Encoding.NPY.value),
+        (b"content-length", b"%d" % total),
+    ]
+    return Response(200, headers, [head, *parts], total)
+
+
+def write_header(descr: str, shape: Shape) -> bytes:
+    """The header of a format 1.0 array, padded so that the data is aligned to 64."""
+    dims = ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "")
+    text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': ({dims}), }}"
+    padding = -(len(NPY_MAGIC) + 4 + len(text) + 1) % _ALIGNMENT
+    body = text.encode() + b" " * padding + b"\n"
+    return NPY_MAGIC + b"\x01\x00" + len(body).to_bytes(2, "little") + body
+
+
+def _string_array(output: Output, tensor: Tensor) -> npt.NDArray[np.bytes_]:
+    elements = strings_of(tensor)
+    width = max(map(len, elements), default=1) or 1
+    if any(element.endswith(b"\0") for element in elements):
+        msg = (
+            f"output '{output.name}' has strings that end in a zero byte, which .npy "
+            "cannot hold; ask for JSON, msgpack or binary"
+        )
+        raise NotRepresentable(msg)
+    if width * len(elements) > 4 * tensor.nbytes + 65536:
+        msg = (
+            f"output '{output.name}' has strings of very different lengths, which .npy "
+            "pads to the longest; ask for JSON, msgpack or binary"
+        )
+        raise NotRepresentable(msg)
+    return np.array(elements, dtype=f"S{width}").reshape(tensor.shape)

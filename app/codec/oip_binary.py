@@ -1,0 +1,145 @@
+"""The binary tensor extension of the Open Inference Protocol, incoming.
+
+The header Inference-Header-Content-Length says how many bytes of the body are JSON; the
+tensors follow it, back to back, in the order of the inputs that state a size. The value
+0 makes the whole body the data of the model's only input. Tensors are not copied.
+
+Clients that send one request after the other send the same JSON every time. What it
+was found to say is remembered by its bytes, so that it is read once.
+"""
+
+from __future__ import annotations
+
+from app.codec.chunks import Chunks
+from app.codec.document import DocumentReader, count_rows, new_request
+from app.codec.inputs import Input
+from app.codec.json_text import parse_json
+from app.codec.messages import InferRequest, Reply
+from app.codec.oip_json import check_json_size
+from app.codec.shapes import Accepted
+from app.errors import InvalidRequest, InvalidTensor, MalformedBody
+from app.limits import Limits
+from app.spec import ModelSpec
+
+_LARGEST_HEADER = 2**31 - 1
+_REMEMBERED = 64  # JSON headers remembered for a model
+_REMEMBERED_BYTES = 4096  # of one such header
+
+
+def parse_header_length(value: bytes, total: int) -> int:
+    """The value of Inference-Header-Content-Length; InvalidRequest if it is absurd."""
+    if not value.removeprefix(b"-").isdigit() or len(value) > 20:
+        shown = value[:40].decode("ascii", "backslashreplace")
+        msg = f"Unable to parse Inference-Header-Content-Length, got: {shown}"
+        raise InvalidRequest(msg)
+    length = int(value)
+    if not 0 <= length <= min(total, _LARGEST_HEADER):
+        msg = f"inference header size should be in range (0, {total}), got: {length}"
+        raise InvalidRequest(msg)
+    return length
+
+
+class _Known:
+    """What a JSON header says whose inputs are all binary."""
+
+    __slots__ = ("inputs", "reply", "request", "total")
+
+    def __init__(self, request: InferRequest, reply: Reply, codec: BinaryReader):
+        self.request = request
+        self.reply = reply
+        self.total = sum(tensor.nbytes for tensor in request.inputs.values())
+        self.inputs: list[tuple[Input, Accepted, int]] = [
+            (
+                codec.inputs[name],
+                codec.inputs[name].accept_parsed(tensor.shape),
+                tensor.nbytes,
+            )
+            for name, tensor in request.inputs.items()
+        ]
+
+
+class BinaryReader:
+    """Reads the binary requests of one model."""
+
+    __slots__ = ("_known", "_limits", "_reader", "_spec", "inputs")
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        limits: Limits,
+        inputs: dict[str, Input],
+        reader: DocumentReader,
+    ) -> None:
+        self._spec = spec
+        self._limits = limits
+        self._reader = reader
+        self._known: dict[bytes, _Known] = {}
+        self.inputs = inputs
+
+    def decode(
+        self, header_length: bytes, body: list[bytes], reply: Reply
+    ) -> InferRequest:
+        """The request of a body that came with Inference-Header-Content-Length.
+
+        Raises `app.errors.RequestError`.
+        """
+        total = len(body[0]) if len(body) == 1 else sum(map(len, body))
+        length = parse_header_length(header_length, total)
+        chunks = Chunks(body, total)
+        if length == 0:
+            return self._decode_raw(chunks, reply)
+        check_json_size(length, self._limits)
+        header = chunks.take_bytes(length)
+        known = self._known.get(header)
+        if known is not None and known.reply is reply and known.total == chunks.left:
+            return self._decode_known(known, chunks)
+        request = self._reader.read(parse_json(header, self._limits), reply, chunks)
+        # An id makes a header that does not come again.
+        if total > length and length <= _REMEMBERED_BYTES and request.id is None:
+            self._remember(header, request, reply, total - length)
+        return request
+
+    def _decode_known(self, known: _Known, chunks: Chunks) -> InferRequest:
+        request = InferRequest.__new__(InferRequest)
+        request.__dict__.update(known.request.__dict__)
+        request.inputs = {
+            model_input.name: model_input.from_bytes(chunks.take(size), size, accepted)
+            for model_input, accepted, size in known.inputs
+        }
+        return request
+
+    def _remember(
+        self, header: bytes, request: InferRequest, reply: Reply, tensor_bytes: int
+    ) -> None:
+        known = _Known(request, reply, self)
+        if known.total != tensor_bytes:  # some of the inputs are in the JSON
+            return
+        if len(self._known) >= _REMEMBERED:
+            self._known.clear()
+        known.request = InferRequest.__new__(InferRequest)
+        known.request.__dict__.update(request.__dict__)
+        known.request.inputs = {}  # or the first body of its kind would live for ever
+        self._known[header] = known
+
+    def _decode_raw(self, chunks: Chunks, reply: Reply) -> InferRequest:
+        """The request of a body that is the data of a model's only input."""
+        if not chunks.left:
+            msg = "the body is empty; expected a tensor (the header length is 0)"
+            raise MalformedBody(msg)
+        if len(self.inputs) != 1:
+            msg = (
+                "Raw request must only have 1 input (found 1) to be deduced but got "
+                f"{len(self.inputs)} inputs in '{self._spec.name}' model configuration"
+            )
+            raise InvalidTensor(msg)
+        (model_input,) = self.inputs.values()
+        size = chunks.left
+        request = new_request(reply)
+        request.binary = True
+        request.inputs[model_input.name] = model_input.from_raw(chunks.take(size), size)
+        if self._spec.is_batched:
+            count_rows(request, self._spec)
+        return request
+
+    def __repr__(self) -> str:
+        return f"<BinaryReader {self._spec.name!r} {len(self._known)} known headers>"

@@ -1,0 +1,127 @@
+"""The Open Inference Protocol in JSON: requests, and responses to all of its requests.
+
+A response has tensors behind the JSON where the request asks for binary outputs;
+requests of that form are read by `oip_binary`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import orjson
+
+from app.codec.chunks import in_parts, join
+from app.codec.document import DocumentReader
+from app.codec.json_text import may_hold_booleans, parse_json
+from app.codec.messages import Buffer, Header, InferRequest, Reply, Response
+from app.codec.outputs import Output, json_strings, strings_of
+from app.errors import BodyTooLarge
+from app.limits import Limits
+from app.spec import ModelSpec
+from engine import Tensor
+
+_CONTENT_TYPE: dict[bool, Header] = {
+    False: (b"content-type", b"application/json"),
+    True: (b"content-type", b"application/octet-stream"),
+}
+
+Outputs: TypeAlias = Mapping[str, Tensor]
+
+
+def check_json_size(size: int, limits: Limits) -> None:
+    if size > limits.max_json_bytes:
+        msg = (
+            f"request JSON size of {size} bytes exceeds the maximum allowed input size "
+            f"of {limits.max_json_bytes} bytes. Send large tensors as binary data, or "
+            "Use --http-max-input-size to increase the limit."
+        )
+        raise BodyTooLarge(msg)
+
+
+def decode_json(
+    reader: DocumentReader, limits: Limits, body: list[bytes], reply: Reply
+) -> InferRequest:
+    """The request of a body that is JSON from end to end."""
+    text = join(body)
+    check_json_size(len(text), limits)
+    document = parse_json(text, limits)
+    maybe_bool = True
+    if type(document) is dict:
+        inputs = document.get("inputs")
+        if isinstance(inputs, list | dict):
+            maybe_bool = may_hold_booleans(text, inputs)
+    return reader.read(document, reply, maybe_bool=maybe_bool)
+
+
+class JsonWriter:
+    """Writes the JSON responses of one model.
+
+    Everything that is the same in every response is encoded once, here; a response
+    joins these pieces around the numbers.
+    """
+
+    __slots__ = ("_all", "_model", "_outputs")
+
+    def __init__(self, spec: ModelSpec, outputs: dict[str, Output]) -> None:
+        self._outputs = outputs
+        self._all = tuple(outputs)
+        self._model = b'"model_name":%b,"model_version":%b,"outputs":[' % (
+            orjson.dumps(spec.name),
+            orjson.dumps(spec.version),
+        )
+
+    def encode(self, request: InferRequest, tensors: Outputs) -> Response:
+        """The response; outputs that the request wants binary follow the JSON.
+
+        Raises NotRepresentable where the policy for NaN refuses a number.
+        """
+        if request.id is None:
+            pieces: list[bytes] = [b"{", self._model]
+        else:
+            pieces = [b'{"id":', orjson.dumps(request.id), b",", self._model]
+        names = request.outputs or self._all
+        by_name, binary = request.binary_by_name, request.binary
+        tail: list[Buffer] = []
+        tail_size = 0
+        comma = b""
+        for name in names:
+            tensor = tensors[name]
+            output = self._outputs[name]
+            pieces.append(comma)
+            pieces.append(output.head(tensor.shape))
+            comma = b","
+            if binary if by_name is None else by_name.get(name, binary):
+                pieces.append(b'"parameters":{"binary_data_size":%d}}' % tensor.nbytes)
+                if tensor.nbytes:
+                    tail += tensor.parts
+                    tail_size += tensor.nbytes
+            elif output.kind == "s":
+                pieces.append(_string_data(tensor))
+            else:
+                pieces.append(b'"data":')
+                pieces.append(output.json_data(tensor, request.nan))
+                pieces.append(b"}")
+        pieces.append(b"]}")
+        return _response(pieces, tail, tail_size)
+
+    def __repr__(self) -> str:
+        return f"<JsonWriter outputs={list(self._all)}>"
+
+
+def _string_data(tensor: Tensor) -> bytes:
+    text, is_base64 = json_strings(strings_of(tensor))
+    flag = b'"parameters":{"content_type":"base64"},' if is_base64 else b""
+    return flag + b'"data":' + text + b"}"
+
+
+def _response(pieces: list[bytes], tail: list[Buffer], tail_size: int) -> Response:
+    head_size = sum(map(len, pieces))
+    total = head_size + tail_size
+    headers: list[Header] = [
+        _CONTENT_TYPE[tail_size > 0],
+        (b"content-length", b"%d" % total),
+    ]
+    if tail_size:
+        headers.append((b"inference-header-content-length", b"%d" % head_size))
+    return Response(200, headers, in_parts([*pieces, *tail], total), total)

@@ -1,0 +1,193 @@
+"""The Open Inference Protocol's document in msgpack, with tensors as bytes.
+
+Requests are the JSON document written in msgpack; `data` is the tensor's bytes (little
+endian, row-major; BYTES elements each behind a 4-byte length) or a list as in JSON.
+Responses hold bytes, a list of byte strings for BYTES, and lists of numbers only for
+outputs that the request wants without `binary_data`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgpack
+
+from app.codec.chunks import in_parts, join
+from app.codec.document import DocumentReader
+from app.codec.messages import Buffer, Encoding, InferRequest, Reply, Response
+from app.codec.outputs import Output, strings_of
+from app.codec.shapes import LIST_WEIGHT, too_deep, too_many_values
+from app.errors import InvalidRequest, MalformedBody, NotRepresentable
+from app.limits import Limits
+from app.spec import ModelSpec
+from engine import Tensor
+
+# A list is allocated by the length it claims, before its elements are read. Up to this
+# length that is harmless at any nesting; longer ones are first walked without building.
+_TRUSTED_LENGTH = 4096
+_REMEMBERED = 128  # heads of outputs remembered for a model
+_pack: Callable[[Any], bytes] = msgpack.packb
+
+
+def _no_extension(code: int, data: bytes) -> Any:
+    msg = f"extension type {code} ({len(data)} bytes) is not part of a request"
+    raise InvalidRequest(msg)
+
+
+def _unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        msg = f"key {twice!r:.80} stands twice in one map"
+        raise InvalidRequest(msg)
+    return found
+
+
+def parse_msgpack(data: bytes, limits: Limits) -> Any:
+    """The value of a msgpack body. MalformedBody or InvalidRequest where it is none.
+
+    No extension type, timestamps included, is read, and no object is built but the
+    plain ones; keys are strings.
+    """
+    try:
+        try:
+            return msgpack.unpackb(data, max_array_len=_TRUSTED_LENGTH, **_STRICT)
+        except ValueError as error:
+            if "max_array_len" not in str(error):
+                raise
+        return _parse_long(data, limits)
+    except msgpack.ExtraData as error:
+        raise _malformed(f"{len(error.extra)} bytes follow the document") from None
+    except msgpack.StackError:
+        raise too_deep(limits) from None
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise _malformed(str(error) or "it ends too early") from None
+
+
+def _parse_long(data: bytes, limits: Limits) -> Any:
+    """As `parse_msgpack`, for documents with long lists.
+
+    The first walk builds nothing, so a list that claims more elements than there are
+    bytes ends it before anything is allocated. The second counts what it builds.
+    """
+    walker = msgpack.Unpacker(max_buffer_size=len(data))
+    walker.feed(data)
+    walker.skip()
+    left = limits.max_document_values
+
+    def count(values: list[Any]) -> list[Any]:
+        nonlocal left
+        left -= len(values) + LIST_WEIGHT
+        if left < 0:
+            raise too_many_values(limits)
+        return values
+
+    longest = min(len(data), limits.max_document_values)
+    return msgpack.unpackb(data, max_array_len=longest, list_hook=count, **_STRICT)
+
+
+_STRICT: dict[str, Any] = {
+    "object_pairs_hook": _unique,
+    "ext_hook": _no_extension,
+    "max_ext_len": 0,
+}
+
+
+def _malformed(why: str) -> MalformedBody:
+    return MalformedBody(f"failed to parse the request msgpack buffer: {why}")
+
+
+def decode_msgpack(
+    reader: DocumentReader, limits: Limits, body: list[bytes], reply: Reply
+) -> InferRequest:
+    """The request of a msgpack body."""
+    return reader.read(parse_msgpack(join(body), limits), reply)
+
+
+class MsgpackWriter:
+    """Writes the msgpack responses of one model, with tensors as bytes."""
+
+    __slots__ = ("_all", "_heads", "_model", "_outputs", "_prefixes")
+
+    def __init__(self, spec: ModelSpec, outputs: dict[str, Output]) -> None:
+        self._outputs = outputs
+        self._all = tuple(outputs)
+        self._model = b"".join(
+            _pack(item)
+            for item in (
+                *("model_name", spec.name),
+                *("model_version", spec.version),
+                "outputs",
+            )
+        )
+        self._heads: dict[tuple[str, tuple[int, ...]], bytes] = {}
+        self._prefixes = {
+            output.name: b"\x84"  # a map of four: name, datatype, shape, data
+            + _pack("name")
+            + _pack(output.name)
+            + _pack("datatype")
+            + _pack(output.datatype)
+            + _pack("shape")
+            for output in spec.outputs
+        }
+
+    def encode(self, request: InferRequest, tensors: Mapping[str, Tensor]) -> Response:
+        """The response to `request`."""
+        names = request.outputs or self._all
+        if request.id is None:
+            pieces: list[Buffer] = [b"\x83", self._model]
+        else:
+            pieces = [b"\x84", _pack("id"), _pack(request.id), self._model]
+        pieces.append(_array_header(len(names)))
+        by_name = request.binary_by_name or {}
+        for name in names:
+            tensor = tensors[name]
+            pieces.append(self._head(name, tensor.shape))
+            output = self._outputs[name]
+            if output.kind == "s":
+                pieces.append(_pack(strings_of(tensor)))
+            elif by_name.get(name, request.binary):
+                pieces.append(_bin_header(tensor.nbytes))
+                pieces += tensor.parts
+            else:
+                pieces.append(_pack(output.values(output.array(tensor)).tolist()))
+        total = sum(map(len, pieces))
+        headers = [
+            (b"content-type", Encoding.MSGPACK.value),
+            (b"content-length", b"%d" % total),
+        ]
+        return Response(200, headers, in_parts(pieces, total), total)
+
+    def _head(self, name: str, shape: tuple[int, ...]) -> bytes:
+        """The map of an output up to its data. Packing costs 3 us, so it is kept."""
+        key = (name, shape)
+        found = self._heads.get(key)
+        if found is None:
+            if len(self._heads) >= _REMEMBERED:
+                self._heads.clear()
+            found = self._prefixes[name] + _pack(shape) + b"\xa4data"
+            self._heads[key] = found
+        return found
+
+    def __repr__(self) -> str:
+        return f"<MsgpackWriter outputs={list(self._all)}>"
+
+
+def _array_header(count: int) -> bytes:
+    if count < 1 << 4:
+        return bytes((0x90 | count,))
+    return struct.pack(">BI", 0xDD, count)
+
+
+def _bin_header(size: int) -> bytes:
+    if size < 1 << 8:
+        return struct.pack(">BB", 0xC4, size)
+    if size < 1 << 16:
+        return struct.pack(">BH", 0xC5, size)
+    if size < 1 << 32:
+        return struct.pack(">BI", 0xC6, size)
+    msg = f"msgpack cannot hold an output of {size} bytes; ask for binary"
+    raise NotRepresentable(msg)

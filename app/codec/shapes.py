@@ -1,0 +1,201 @@
+"""Shapes of inputs: checked, counted, discovered from nesting, deduced from bytes."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+from app.codec.elements import Pack
+from app.errors import BodyTooLarge, InvalidRequest, InvalidTensor
+from app.limits import Limits
+
+Shape = tuple[int, ...]
+Accepted = tuple[Shape, int, int, Pack | None]
+"""A shape that has passed: itself, elements, bytes (-1 for BYTES), how to pack them."""
+
+# Values that a list, which takes memory even if it is empty, counts as.
+LIST_WEIGHT = 8
+
+
+def written(shape: Shape | list[int] | None) -> str:
+    """A shape as error messages show it: ``[1,16]``."""
+    if shape is None:
+        return "of any rank"
+    return "[" + ",".join(map(str, shape)) + "]"
+
+
+def parse_shape(name: str, shape: object, limits: Limits) -> Shape:
+    """A shape from a document; InvalidRequest where it is none, or is absurd."""
+    if type(shape) is not list:
+        what = "is missing" if shape is None else f"is {shape!r:.80}"
+        msg = f"'shape' of input '{name}' {what}; expected a list of integers"
+        raise InvalidRequest(msg)
+    if len(shape) > limits.max_rank:
+        msg = (
+            f"'shape' of input '{name}' has {len(shape)} dimensions; "
+            f"at most {limits.max_rank} are allowed"
+        )
+        raise InvalidRequest(msg)
+    for dim in shape:
+        if type(dim) is not int or dim < 0:
+            msg = (
+                "Unable to parse 'shape': attempt to access JSON non-unsigned-integer "
+                f"as unsigned-integer (input '{name}' has dimension {dim!r:.80})"
+            )
+            raise InvalidRequest(msg)
+    count_elements(name, shape, limits)
+    return tuple(shape)
+
+
+def count_elements(name: str, shape: list[int] | Shape, limits: Limits) -> int:
+    """The product of the dimensions; InvalidTensor where it passes the limit."""
+    count = 1
+    largest = limits.max_elements
+    for dim in shape:
+        count *= dim
+        if count > largest or dim > largest:
+            msg = (
+                f"shape {written(tuple(shape))} of input '{name}' causes total element "
+                f"count to exceed maximum size of {largest}"
+            )
+            raise InvalidTensor(msg)
+    return count
+
+
+def fits(expected: Shape | None, shape: Shape) -> bool:
+    """Whether a shape matches one with -1 for free dimensions."""
+    if expected is None:
+        return True
+    return len(expected) == len(shape) and all(
+        want in (-1, got) for want, got in zip(expected, shape, strict=True)
+    )
+
+
+def flatten(name: str, data: list[Any], shape: Shape, limits: Limits) -> list[Any]:
+    """A nested list as a flat one; its nesting must be exactly `shape`.
+
+    `data` is a list that has a list as its first element.
+    """
+    rows = data
+    wrong = len(rows) != shape[0] if shape else True
+    for dim in shape[1:]:
+        if wrong:
+            break
+        wrong = any(type(row) is not list or len(row) != dim for row in rows)
+        rows = list(chain.from_iterable(rows)) if not wrong else rows
+    # Elements that are lists still are left to the packer, which names the first.
+    if wrong or (rows and type(rows[0]) is list):
+        check_depth(data, limits)
+        true = [len(data)]
+        row = data[0]
+        while type(row) is list and len(true) <= limits.max_rank:
+            true.append(len(row))
+            row = row[0] if row else None
+        uneven = " (unevenly nested)" if fits(shape, tuple(true)) else ""
+        msg = (
+            "Unable to parse 'data': Shape does not match true shape of 'data' field "
+            f"(input '{name}' has shape {written(shape)}, its data {written(true)}"
+            f"{uneven})"
+        )
+        raise InvalidTensor(msg)
+    return rows
+
+
+def check_depth(value: object, limits: Limits, depth: int = 0) -> None:
+    """Refuses lists and objects nested deeper than the limit. Does not recurse."""
+    level: list[object] = [value]
+    while level:
+        deeper: list[object] = []
+        for item in level:
+            if isinstance(item, dict):
+                deeper += [v for v in item.values() if isinstance(v, dict | list)]
+            elif isinstance(item, list):
+                deeper += [v for v in item if isinstance(v, dict | list)]
+        level = deeper
+        depth += 1
+        if level and depth >= limits.max_json_depth:
+            raise too_deep(limits)
+
+
+def too_deep(limits: Limits) -> InvalidRequest:
+    return InvalidRequest(
+        f"JSON nesting depth exceeds maximum allowed limit ({limits.max_json_depth})"
+    )
+
+
+def too_many_values(limits: Limits) -> BodyTooLarge:
+    return BodyTooLarge(
+        f"the lists of the document hold more than {limits.max_document_values} "
+        f"values (a list counts as {LIST_WEIGHT}); send large tensors as binary data"
+    )
+
+
+def discover(
+    name: str, value: object, expected: Shape | None, limits: Limits
+) -> tuple[Shape, list[Any]]:
+    """Shape and flat elements of the shorthand's (nested) value.
+
+    Leading dimensions that the value lacks are 1 where the model leaves them free or
+    says 1, so that one row needs no brackets around it and a number none at all.
+    An empty list takes the dimensions that it cannot show from the model.
+    """
+    nested: list[int] = []
+    row = value
+    while type(row) is list and len(nested) <= limits.max_rank:
+        nested.append(len(row))
+        row = row[0] if row else None
+    if len(nested) > limits.max_rank:
+        check_depth(value, limits)
+        msg = f"input '{name}' is nested deeper than {limits.max_rank} dimensions"
+        raise InvalidRequest(msg)
+    shape = tuple(nested)
+    if type(value) is not list:
+        flat = [value]
+    elif type(value[0] if value else None) is list:
+        flat = flatten(name, value, shape, limits)
+    else:
+        flat = value
+    return _completed(shape, expected), flat
+
+
+def _completed(shape: Shape, expected: Shape | None) -> Shape:
+    if expected is None or len(shape) >= len(expected):
+        return shape
+    missing = len(expected) - len(shape)
+    if shape and shape[-1] == 0 and (expected[0] == -1 or expected[0] == shape[0]):
+        return shape + tuple(max(dim, 0) for dim in expected[len(shape) :])
+    if all(dim in (-1, 1) for dim in expected[:missing]):
+        return (1,) * missing + shape
+    return shape
+
+
+def deduce(
+    name: str, nbytes: int, item_size: int, expected: Shape | None, *, batched: bool
+) -> Shape:
+    """The shape of bytes that came without one (raw requests).
+
+    One dimension may be free; of a batched model the batch may be free as well, and is
+    1 then. Raises InvalidTensor where more are free, or the bytes do not fit.
+    """
+    dims = [] if expected is None else list(expected)
+    if dims and batched and dims.count(-1) > 1 and dims[0] == -1:
+        dims[0] = 1
+    if expected is None or dims.count(-1) > 1:
+        msg = (
+            f"The shape of the raw input '{name}' can not be deduced because there are "
+            "more than one variable-sized dimension"
+        )
+        raise InvalidTensor(msg)
+    known = item_size
+    for dim in dims:
+        known *= 1 if dim == -1 else dim
+    if -1 in dims:
+        free = nbytes // known if known else 0
+        if free * known != nbytes or not known:
+            msg = (
+                f"input byte size mismatch for input '{name}'. Expected a multiple of "
+                f"{known} for shape {written(expected)}, got {nbytes}"
+            )
+            raise InvalidTensor(msg)
+        dims[dims.index(-1)] = free
+    return tuple(dims)

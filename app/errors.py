@@ -1,0 +1,238 @@
+"""What goes wrong over HTTP: one tree, one table, one form of answer.
+
+RequestError            the request cannot be answered as it was asked
+  MalformedBody           the body is not what it says it is
+  InvalidRequest          the document breaks a rule of the protocol
+    InvalidTensor           an input does not fit the model
+  UnknownModel            no such model or version
+  ModelNotReady           there is such a model, but not now
+  BodyTooLarge            more bytes than the limits allow
+  UnsupportedMediaType    nobody here reads this content type or encoding
+  NotAcceptable           nobody here writes what Accept asks for
+  NotRepresentable        the answer exists, but not in the encoding asked for
+  HttpError               any other status (not found, forbidden, …)
+
+`ERRORS` is the only place that turns an exception, ours or the engine's, into a
+status, a code and a reason to count. It is searched along the class's MRO, so a
+subclass needs a row only where it differs.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import NamedTuple
+
+import orjson
+
+from app.metrics import FailureReason
+from engine import (
+    Cancelled,
+    Closed,
+    DeadlineExceeded,
+    DeviceLost,
+    EngineError,
+    ExecutionFailed,
+    Gone,
+    Invalid,
+    InvalidInput,
+    InvalidModel,
+    NoDeviceAvailable,
+    QueueFull,
+    Refused,
+    TimedOut,
+    UnknownAnchor,
+)
+
+logger = logging.getLogger(__name__)
+
+Header = tuple[bytes, bytes]
+
+
+class RequestError(Exception):
+    """The request cannot be answered as it was asked; the message says why."""
+
+    @property
+    def message(self) -> str:
+        return str(self.args[0]) if self.args else type(self).__name__
+
+
+class MalformedBody(RequestError):
+    """The body is not valid in its encoding: cut off, misspelt, contradictory."""
+
+
+class InvalidRequest(RequestError):
+    """The document breaks a rule of the protocol."""
+
+
+class InvalidTensor(InvalidRequest):
+    """An input of the request does not fit what the model takes."""
+
+
+class UnknownModel(RequestError):
+    """No model of this name, or no such version of it, is known here."""
+
+    def __init__(self, name: str, version: str | None = None) -> None:
+        which = f"'{name}' version {version}" if version else f"'{name}'"
+        super().__init__(f"Request for unknown model: {which} is not found")
+        self.name = name
+        self.version = version
+
+
+class ModelNotReady(RequestError):
+    """The model is known and is not served at this moment."""
+
+    def __init__(self, name: str, why: str = "it is not loaded") -> None:
+        super().__init__(f"Model '{name}' is not ready: {why}")
+        self.name = name
+
+
+class BodyTooLarge(RequestError):
+    """The body, or a part of it, is larger than the limits allow."""
+
+
+class UnsupportedMediaType(RequestError):
+    """The content type or content encoding is not one that is read here."""
+
+
+class NotAcceptable(RequestError):
+    """Nothing that is written here satisfies the Accept header."""
+
+
+class NotRepresentable(RequestError):
+    """The result cannot be written in the encoding or under the policy asked for."""
+
+
+class HttpError(RequestError):
+    """A refusal that needs no class of its own."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str = "error",
+        headers: tuple[Header, ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.headers = headers
+
+
+class Row(NamedTuple):
+    """What an exception class becomes."""
+
+    status: int
+    code: str
+    reason: FailureReason
+
+
+_OTHER, _REJECTED = FailureReason.OTHER, FailureReason.REJECTED
+_BACKEND, _CANCELED = FailureReason.BACKEND, FailureReason.CANCELED
+
+ERRORS: dict[type[BaseException], Row] = {
+    MalformedBody: Row(400, "malformed_body", _OTHER),
+    InvalidRequest: Row(400, "invalid_request", _OTHER),
+    InvalidTensor: Row(400, "invalid_input", _OTHER),
+    UnknownModel: Row(404, "unknown_model", _OTHER),
+    ModelNotReady: Row(503, "model_not_ready", _REJECTED),
+    BodyTooLarge: Row(413, "body_too_large", _OTHER),
+    UnsupportedMediaType: Row(415, "unsupported_media_type", _OTHER),
+    NotAcceptable: Row(406, "not_acceptable", _OTHER),
+    NotRepresentable: Row(422, "not_representable", _OTHER),
+    RequestError: Row(400, "invalid_request", _OTHER),
+    QueueFull: Row(429, "queue_full", _REJECTED),
+    NoDeviceAvailable: Row(503, "no_device", _REJECTED),
+    Refused: Row(503, "refused", _REJECTED),
+    DeadlineExceeded: Row(504, "deadline_exceeded", _OTHER),
+    TimedOut: Row(504, "timed_out", _OTHER),
+    # A status that only logs and metrics see: the client has gone.
+    Cancelled: Row(499, "cancelled", _CANCELED),
+    Closed: Row(503, "model_closed", _REJECTED),
+    DeviceLost: Row(503, "device_lost", _REJECTED),
+    Gone: Row(503, "device_lost", _REJECTED),
+    InvalidInput: Row(400, "invalid_input", _OTHER),
+    UnknownAnchor: Row(400, "invalid_input", _OTHER),
+    InvalidModel: Row(400, "invalid_model", _BACKEND),
+    Invalid: Row(400, "invalid_request", _OTHER),
+    ExecutionFailed: Row(500, "execution_failed", _BACKEND),
+    EngineError: Row(500, "internal_error", _OTHER),
+    Exception: Row(500, "internal_error", _OTHER),
+}
+
+# Seconds after which a client may ask again: a device is respawned within that.
+RETRY_AFTER_DEVICE_LOST = 1
+_INTERNAL = Row(500, "internal_error", _OTHER)
+_CALLERS_FAULT = Row(400, "invalid_input", _BACKEND)
+
+
+def row_of(error: BaseException) -> Row:
+    """Status, code and failure reason of an exception."""
+    if isinstance(error, HttpError):
+        return Row(error.status, error.code, _OTHER)
+    if isinstance(error, ExecutionFailed) and error.callers_fault:
+        return _CALLERS_FAULT
+    for base in type(error).__mro__:
+        found = ERRORS.get(base)
+        if found is not None:
+            return found
+    return _INTERNAL
+
+
+class ErrorResponse:
+    """An error ready to be sent: a status, headers, and the one form of body."""
+
+    __slots__ = ("body", "headers", "status")
+
+    def __init__(self, status: int, body: bytes, extra: tuple[Header, ...] = ()):
+        self.status = status
+        self.body = body
+        self.headers: list[Header] = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            *extra,
+        ]
+
+    @classmethod
+    def of(cls, error: BaseException, *, close: bool = False) -> ErrorResponse:
+        """The answer to a request that failed with `error`.
+
+        `close` asks the server to close the connection, because a body is left
+        unread on it. What is our own fault is logged with its traceback, and the
+        client is told no more than that.
+        """
+        row = row_of(error)
+        message = str(error) or type(error).__name__
+        if row.code == "internal_error":
+            logger.error("request failed: %s", message, exc_info=error)
+            if not isinstance(error, EngineError):
+                message = "internal error; the server's log has the details"
+        extra = retry_after(error)
+        if isinstance(error, HttpError):
+            extra += error.headers
+        if close:
+            extra += ((b"connection", b"close"),)
+        return cls(row.status, error_body(message, row.code), extra)
+
+    def __repr__(self) -> str:
+        return f"<ErrorResponse {self.status} {self.body.decode()}>"
+
+
+def error_body(message: str, code: str) -> bytes:
+    """The JSON of every error this server answers with."""
+    try:
+        return orjson.dumps({"error": message, "code": code})
+    except orjson.JSONEncodeError:  # a lone surrogate quoted from a bad request
+        text = message.encode("utf-8", "backslashreplace").decode()
+        return orjson.dumps({"error": text, "code": code})
+
+
+def retry_after(error: BaseException) -> tuple[Header, ...]:
+    """Retry-After in whole seconds, rounded up, where trying again makes sense."""
+    if isinstance(error, QueueFull):
+        seconds = max(1, math.ceil(error.retry_after))
+    elif isinstance(error, Gone | NoDeviceAvailable | ModelNotReady):
+        seconds = RETRY_AFTER_DEVICE_LOST
+    else:
+        return ()
+    return ((b"retry-after", str(seconds).encode()),)

@@ -1,0 +1,296 @@
+"""The infer path: one raw ASGI callable that stands in front of everything else.
+
+It takes POST on the paths of the model table and hands all other requests on. A request
+goes: body (chunks, never joined here), decode, submit, wait, encode, send. There is no
+thread hop in it, and one await that waits: for the device to resolve the request.
+
+Nobody waits for ever and nobody computes for a client that has gone. One timer of the
+whole front looks after the requests that are under way; only those that take longer
+than that pay for a task that watches for the client to disconnect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, TypeAlias
+
+from app.codec.compression import inflate
+from app.codec.messages import Response
+from app.errors import (
+    BodyTooLarge,
+    ErrorResponse,
+    InvalidRequest,
+    ModelNotReady,
+    UnknownModel,
+    row_of,
+)
+from app.limits import DEFAULT_LIMITS, Limits
+from app.metrics import FailureReason
+from app.table import ModelEntry, ModelTable
+from app.waiting import Waiting, WaitingRequests
+from engine import Cancelled
+
+__all__ = ["InferFront", "ModelEntry", "ModelTable"]
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+# The longest a request takes where nobody says otherwise, in seconds.
+DEFAULT_TIMEOUT = 60.0
+# The longest that may be asked for: it has to fit into nanoseconds of 64 bits.
+MAX_TIMEOUT = 1e6
+# How long, and of how many bytes, the rest of a refused body is read and dropped: a
+# client that is still sending when the connection is closed never sees the answer.
+_LINGER_SECONDS = 1.0
+_LINGER_BYTES = 64 << 20
+_NS = 1_000_000_000
+
+
+class ClientGone(Exception):
+    """The client has disconnected; there is nobody to answer."""
+
+
+class InferFront:
+    """Serves inference; everything else goes to `fallback`.
+
+    `timeout` (seconds) holds for requests that state none: neither by the request
+    parameter ``timeout`` (microseconds) nor by the header ``X-Request-Timeout``
+    (seconds), and whose model has none either.
+    """
+
+    def __init__(
+        self,
+        fallback: ASGIApp,
+        models: ModelTable,
+        limits: Limits = DEFAULT_LIMITS,
+        *,
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> None:
+        self.fallback = fallback
+        self.models = models
+        self.limits = limits
+        self.timeout = timeout
+        self._waiting = WaitingRequests()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self.fallback(scope, receive, send)
+            return
+        path: str = scope["path"]
+        root: str = scope.get("root_path", "")
+        if root and path.startswith(root):
+            path = path[len(root) :]
+        if path in self.models.paths:
+            await self._infer(path, scope, receive, send)
+            return
+        missing = self.models.missing(path)
+        if missing is None:
+            await self.fallback(scope, receive, send)
+        else:
+            await _send_error(send, ErrorResponse.of(missing))
+
+    async def _infer(
+        self, path: str, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        try:
+            body = await self._read_body(headers, receive)
+        except BodyTooLarge as error:
+            await _refuse_body(receive, send, error)
+            return
+        except InvalidRequest as error:
+            await _send_error(send, ErrorResponse.of(error, close=True))
+            return
+        except ClientGone:
+            return
+        # Looked up again: the model may have been swapped while the body came.
+        entry = self.models.paths.get(path)
+        if entry is None:
+            missing = self.models.missing(path) or UnknownModel(path)
+            await _send_error(send, ErrorResponse.of(missing))
+            return
+        began = time.monotonic_ns()
+        stats = entry.stats
+        stats.begin()
+        try:
+            if not entry.ready:
+                raise ModelNotReady(entry.spec.name)
+            response = await self._answer(entry, headers, body, receive, began)
+        except asyncio.CancelledError:
+            stats.failure(FailureReason.CANCELED, time.monotonic_ns() - began)
+            raise
+        except ClientGone:
+            stats.failure(FailureReason.CANCELED, time.monotonic_ns() - began)
+            return
+        except Exception as error:
+            stats.failure(row_of(error).reason, time.monotonic_ns() - began)
+            await _send_error(send, ErrorResponse.of(error))
+            return
+        await _send_response(send, response)
+
+    async def _read_body(
+        self, headers: dict[bytes, bytes], receive: Receive
+    ) -> list[bytes]:
+        """The chunks of the body, refused before the first byte if it is too long.
+
+        Raises BodyTooLarge, InvalidRequest or ClientGone.
+        """
+        limit = self.limits.max_body_bytes
+        length = headers.get(b"content-length")
+        if length is not None:
+            if not length.isdigit():
+                msg = f"Content-Length is no number: {length[:40]!r}"
+                raise InvalidRequest(msg)
+            if len(length) > 18 or int(length) > limit:
+                raise _too_large(int(length[:18]), limit)
+        message = await receive()
+        if message["type"] != "http.request":
+            raise ClientGone
+        chunk: bytes = message.get("body", b"")
+        if not message.get("more_body", False) and len(chunk) <= limit:
+            return [chunk]
+        chunks: list[bytes] = []
+        size = 0
+        while True:
+            if chunk:
+                chunks.append(chunk)
+                size += len(chunk)
+                if size > limit:
+                    raise _too_large(size, limit)
+            if not message.get("more_body", False):
+                return chunks
+            message = await receive()
+            if message["type"] != "http.request":
+                raise ClientGone
+            chunk = message.get("body", b"")
+
+    async def _answer(
+        self,
+        entry: ModelEntry,
+        headers: dict[bytes, bytes],
+        body: list[bytes],
+        receive: Receive,
+        began: int,
+    ) -> Response:
+        """The response to a complete request; raises what is to be answered instead."""
+        get = headers.get
+        compressed = get(b"content-encoding")
+        if compressed is not None:
+            body = inflate(compressed, body, self.limits.max_body_bytes)
+        codec = entry.codec(self.limits)
+        request = codec.decode(
+            get(b"content-type"),
+            get(b"inference-header-content-length"),
+            get(b"accept"),
+            body,
+        )
+        timeout = request.timeout
+        if timeout is None and b"x-request-timeout" in headers:
+            timeout = _parse_timeout(headers[b"x-request-timeout"])
+        exact = timeout is not None
+        if timeout is None:
+            timeout = entry.timeout or self.timeout
+        deadline = began / _NS + min(timeout, MAX_TIMEOUT)
+        waiting = Waiting(receive, deadline)
+        decoded = time.monotonic_ns()
+        submitted = entry.runner.submit(
+            request.inputs, deadline=deadline, on_done=waiting.wake
+        )
+        if not submitted.done:
+            await self._waiting.wait(waiting, submitted, exact=exact)
+        if submitted.error is not None:
+            if waiting.is_client_gone and isinstance(submitted.error, Cancelled):
+                raise ClientGone
+            raise submitted.error
+        encoding = time.monotonic_ns()
+        response = codec.encode(request, submitted.outputs)
+        ended = time.monotonic_ns()
+        entry.stats.success(
+            ended - began,
+            submitted.queue_ns,
+            submitted.compute_ns,
+            rows=request.rows,
+            batch_rows=submitted.batch_rows,
+            input_ns=decoded - began,
+            output_ns=ended - encoding,
+        )
+        return response
+
+    def __repr__(self) -> str:
+        return f"<InferFront {self.models!r} waiting={len(self._waiting)}>"
+
+
+def _too_large(size: int, limit: int) -> BodyTooLarge:
+    return BodyTooLarge(
+        f"request body of {size} bytes or more exceeds the maximum allowed input size "
+        f"of {limit} bytes. Use --http-max-input-size to increase the limit."
+    )
+
+
+def _parse_timeout(value: bytes) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        shown = value[:40].decode("ascii", "backslashreplace")
+        msg = f"X-Request-Timeout must be seconds, a number above 0, got '{shown}'"
+        raise InvalidRequest(msg)
+    return seconds
+
+
+async def _send_response(send: Send, response: Response) -> None:
+    await send(
+        {
+            "type": "http.response.start",
+            "status": response.status,
+            "headers": response.headers,
+        }
+    )
+    parts = response.parts
+    for part in parts[:-1]:
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": parts[-1]})
+
+
+async def _send_error(send: Send, error: ErrorResponse) -> None:
+    await send(
+        {
+            "type": "http.response.start",
+            "status": error.status,
+            "headers": error.headers,
+        }
+    )
+    await send({"type": "http.response.body", "body": error.body})
+
+
+async def _refuse_body(receive: Receive, send: Send, why: BodyTooLarge) -> None:
+    """Answers at once, then reads on for a moment before the connection is closed."""
+    error = ErrorResponse.of(why, close=True)
+    await send(
+        {
+            "type": "http.response.start",
+            "status": error.status,
+            "headers": error.headers,
+        }
+    )
+    await send({"type": "http.response.body", "body": error.body, "more_body": True})
+    try:
+        async with asyncio.timeout(_LINGER_SECONDS):
+            dropped = 0
+            while dropped < _LINGER_BYTES:
+                message = await receive()
+                if message["type"] != "http.request":
+                    return
+                dropped += len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    break
+    except TimeoutError:
+        pass
+    await send({"type": "http.response.body", "body": b""})

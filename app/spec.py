@@ -1,0 +1,175 @@
+"""What a model takes and gives, in the words of the Open Inference Protocol.
+
+The table of datatypes here is the only place that knows both the protocol's names
+(``FP32``) and PopEF's data types (``F32``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import numpy as np
+
+from engine import DataDesc
+from popef_io import DataType
+
+
+@dataclass(frozen=True, slots=True)
+class Datatype:
+    """One datatype of the protocol.
+
+    `struct_code` is the code of Python's `struct` that packs one element from a
+    number, None where numbers need more than that (BF16) or are none (BOOL, BYTES).
+    """
+
+    name: str
+    data_type: DataType
+    kind: str
+    """``f`` float, ``i`` signed, ``u`` unsigned, ``b`` bool, ``s`` string."""
+    struct_code: str | None
+
+    @property
+    def item_size(self) -> int:
+        """Bytes of one element; 0 for BYTES, whose elements vary."""
+        return self.data_type.item_size
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The numpy type that carries the bytes (uint16 for BF16)."""
+        return self.data_type.numpy_dtype
+
+
+DATATYPES: Mapping[str, Datatype] = MappingProxyType(
+    {
+        name: Datatype(name, data_type, kind, code)
+        for name, data_type, kind, code in (
+            ("BOOL", DataType.BOOL, "b", None),
+            ("UINT8", DataType.U8, "u", "B"),
+            ("UINT16", DataType.U16, "u", "H"),
+            ("UINT32", DataType.U32, "u", "I"),
+            ("UINT64", DataType.U64, "u", "Q"),
+            ("INT8", DataType.S8, "i", "b"),
+            ("INT16", DataType.S16, "i", "h"),
+            ("INT32", DataType.S32, "i", "i"),
+            ("INT64", DataType.S64, "i", "q"),
+            ("FP16", DataType.F16, "f", "e"),
+            ("BF16", DataType.BF16, "f", None),
+            ("FP32", DataType.F32, "f", "f"),
+            ("FP64", DataType.F64, "f", "d"),
+            ("BYTES", DataType.STRING, "s", None),
+        )
+    }
+)
+_BY_DATA_TYPE = {item.data_type: item for item in DATATYPES.values()}
+
+
+def datatype_of(data_type: DataType) -> Datatype:
+    """The protocol's datatype of a PopEF data type.
+
+    Raises ValueError for the types that the protocol has no name for (FP8).
+    """
+    found = _BY_DATA_TYPE.get(data_type)
+    if found is None:
+        msg = (
+            f"data type {data_type.name} has no name in the Open Inference Protocol, "
+            f"which knows {', '.join(DATATYPES)}"
+        )
+        raise ValueError(msg)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One input or output of a model: what metadata shows and requests must match.
+
+    `shape` has -1 where a dimension is free and is None where the rank is free.
+    """
+
+    name: str
+    datatype: str
+    data_type: DataType
+    shape: tuple[int, ...] | None
+
+    @classmethod
+    def make(
+        cls, name: str, datatype: str, shape: Iterable[int] | None = None
+    ) -> TensorSpec:
+        """The spec of a datatype by its protocol name, for example ``FP32``."""
+        dims = None if shape is None else tuple(shape)
+        return cls(name, datatype, DATATYPES[datatype].data_type, dims)
+
+    @classmethod
+    def from_desc(cls, desc: DataDesc) -> TensorSpec:
+        found = datatype_of(desc.data_type)
+        return cls(desc.name, found.name, desc.data_type, desc.shape)
+
+    @property
+    def type(self) -> Datatype:
+        return DATATYPES[self.datatype]
+
+
+class DescribesTensors(Protocol):
+    """The part of `engine.ModelRunner` that a spec is made of."""
+
+    @property
+    def execute_inputs(self) -> tuple[DataDesc, ...]: ...
+    @property
+    def execute_outputs(self) -> tuple[DataDesc, ...]: ...
+    @property
+    def max_batch_size(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class ModelSpec:
+    """A version of a model as requests see it. Compared by identity.
+
+    `max_batch_size` is 0 for a model whose rows are not mixed with those of other
+    requests; otherwise the first dimension of every input and output is the batch,
+    and the inputs of a request must agree on it. The engine splits a request with
+    more rows than that; `max_rows`, if not 0, refuses one with more rows than
+    `max_rows` instead.
+    """
+
+    name: str
+    version: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_batch_size: int = 0
+    max_rows: int = 0
+    inputs_by_name: Mapping[str, TensorSpec] = field(init=False, repr=False)
+    outputs_by_name: Mapping[str, TensorSpec] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for attribute, tensors in (
+            ("inputs_by_name", self.inputs),
+            ("outputs_by_name", self.outputs),
+        ):
+            by_name = {tensor.name: tensor for tensor in tensors}
+            if len(by_name) != len(tensors):
+                msg = f"model '{self.name}' has two tensors of one name"
+                raise ValueError(msg)
+            object.__setattr__(self, attribute, by_name)
+
+    @property
+    def is_batched(self) -> bool:
+        return self.max_batch_size > 0
+
+    @classmethod
+    def from_runner(
+        cls, name: str, version: str, runner: DescribesTensors, *, max_rows: int = 0
+    ) -> ModelSpec:
+        """The spec of what `runner` has loaded.
+
+        Raises ValueError where a data type cannot be said in the protocol.
+        """
+        return cls(
+            name,
+            version,
+            tuple(TensorSpec.from_desc(desc) for desc in runner.execute_inputs),
+            tuple(TensorSpec.from_desc(desc) for desc in runner.execute_outputs),
+            runner.max_batch_size,
+            max_rows,
+        )

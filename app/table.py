@@ -1,0 +1,166 @@
+"""Which model answers at which path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+from app.codec import ModelCodec
+from app.errors import ModelNotReady, RequestError, UnknownModel
+from app.limits import Limits
+from app.metrics import ModelMetrics
+from app.spec import ModelSpec
+from engine import EngineError, Tensor
+
+PREFIXES = ("/v1/models/", "/v2/models/")
+_SUFFIX = "/infer"
+
+
+class Submitted(Protocol):
+    """The part of `engine.Request` that the front uses."""
+
+    @property
+    def done(self) -> bool: ...
+    @property
+    def error(self) -> EngineError | None: ...
+    @property
+    def outputs(self) -> Mapping[str, Tensor]: ...
+    @property
+    def queue_ns(self) -> int: ...
+    @property
+    def compute_ns(self) -> int: ...
+    @property
+    def batch_rows(self) -> int: ...
+    def abandon(self, error: EngineError) -> None: ...
+
+
+class Runner(Protocol):
+    """The part of `engine.ModelRunner` that the front uses.
+
+    `on_done` is called once, in the event loop's thread: from within `submit`, from
+    within `abandon`, or from the device's `poll`.
+    """
+
+    def submit(
+        self,
+        inputs: Mapping[str, Tensor],
+        *,
+        deadline: float | None = None,
+        on_done: Callable[[Any], None] | None = None,
+    ) -> Submitted: ...
+
+
+class ModelEntry:
+    """A version of a model that takes requests.
+
+    `timeout` is the longest that a request may take, in seconds, where neither the
+    request nor its headers say so; None leaves it to the front. While `ready` is False
+    requests are answered with 503.
+    """
+
+    __slots__ = ("_codec", "ready", "runner", "spec", "stats", "timeout")
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        runner: Runner,
+        stats: ModelMetrics,
+        ready: bool = True,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        self.spec = spec
+        self.runner = runner
+        self.stats = stats
+        self.ready = ready
+        self.timeout = timeout
+        self._codec: ModelCodec | None = None
+
+    def codec(self, limits: Limits) -> ModelCodec:
+        """The codec of this model under `limits`; made at the first request."""
+        found = self._codec
+        if found is None or found.limits is not limits:
+            found = self._codec = ModelCodec(self.spec, limits)
+        return found
+
+    def __repr__(self) -> str:
+        state = "ready" if self.ready else "not ready"
+        return f"<ModelEntry {self.spec.name}/{self.spec.version} {state}>"
+
+
+class ModelTable:
+    """The models that take requests, by the paths of their infer operation.
+
+    Changed only in the event loop's thread, and by whole models, so a request sees a
+    model before or after a change and never within. `explain` may say of a name that
+    is not here why not; None if it does not know the name either.
+    """
+
+    def __init__(self, explain: Callable[[str], str | None] | None = None) -> None:
+        self.paths: dict[str, ModelEntry] = {}
+        self.explain = explain
+        self._entries: dict[str, tuple[ModelEntry, ...]] = {}
+
+    def publish(self, name: str, entries: Iterable[ModelEntry]) -> None:
+        """Makes `entries` the versions of model `name`, instead of all before.
+
+        Requests that name no version go to the highest. Without entries the model is
+        gone.
+        """
+        versions = tuple(entries)
+        paths = {
+            f"{prefix}{name}/versions/{entry.spec.version}{_SUFFIX}": entry
+            for entry in versions
+            for prefix in PREFIXES
+        }
+        if versions:
+            highest = max(versions, key=lambda entry: _order(entry.spec.version))
+            paths |= {f"{prefix}{name}{_SUFFIX}": highest for prefix in PREFIXES}
+        for path in self._paths_of(name):
+            if path not in paths:
+                del self.paths[path]
+        self.paths.update(paths)
+        if versions:
+            self._entries[name] = versions
+        else:
+            self._entries.pop(name, None)
+
+    def remove(self, name: str) -> None:
+        """Takes a model out; nothing happens if it is not there."""
+        self.publish(name, ())
+
+    def entries(self, name: str) -> tuple[ModelEntry, ...]:
+        return self._entries.get(name, ())
+
+    def _paths_of(self, name: str) -> list[str]:
+        before = self._entries.get(name, ())
+        paths = [f"{prefix}{name}{_SUFFIX}" for prefix in PREFIXES if before]
+        return paths + [
+            f"{prefix}{name}/versions/{entry.spec.version}{_SUFFIX}"
+            for entry in before
+            for prefix in PREFIXES
+        ]
+
+    def missing(self, path: str) -> RequestError | None:
+        """Why there is nothing at an infer path; None if `path` is none."""
+        prefix = next((p for p in PREFIXES if path.startswith(p)), None)
+        if prefix is None or not path.endswith(_SUFFIX):
+            return None
+        name, slash, version = path[len(prefix) : -len(_SUFFIX)].partition("/versions/")
+        if not name or "/" in name or "/" in version or bool(slash) != bool(version):
+            return None
+        if name not in self._entries:
+            why = self.explain(name) if self.explain is not None else None
+            return UnknownModel(name) if why is None else ModelNotReady(name, why)
+        return UnknownModel(name, version)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        return f"<ModelTable {len(self)} models, {len(self.paths)} paths>"
+
+
+def _order(version: str) -> tuple[int, str]:
+    """Versions are numbers; what is none comes before all numbers."""
+    return (int(version), "") if version.isdecimal() else (-1, version)
