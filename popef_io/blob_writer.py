@@ -92,7 +92,7 @@ class BlobWriter:
         Raises InvalidValueError for more bytes than described, and for memory that is
         not contiguous; WriterStateError if the blob is not open any more.
         """
-        self._check_open()
+        self.check_open()
         view = _bytes_of(data)
         size = len(view)
         if self._expected is not None and self._content_size + size > self._expected:
@@ -122,7 +122,7 @@ class BlobWriter:
         """
         if self.state is BlobState.CLOSED:
             return
-        self._check_open()
+        self.check_open()
         self.check_complete()
         if self._strings is not None:
             self._store_strings(b"".join(self._strings))
@@ -132,6 +132,11 @@ class BlobWriter:
         self.state = BlobState.CLOSED
         self._finished(self)
         _log.debug("wrote %s", self)
+
+    def check_open(self) -> None:
+        """Raise WriterStateError if the blob does not take bytes any more."""
+        if self.state is not BlobState.OPEN:
+            raise WriterStateError(f"{self} is {self.state.value}")
 
     def check_complete(self) -> None:
         """Raise WriterStateError if bytes of the description are missing."""
@@ -157,7 +162,7 @@ class BlobWriter:
     ) -> None:
         if kind:
             self.discard()
-        else:
+        elif self.state is not BlobState.DISCARDED:
             self.close()
 
     def __repr__(self) -> str:
@@ -165,10 +170,6 @@ class BlobWriter:
 
     def __str__(self) -> str:
         return f"{self.blob_type.name} {getattr(self.info, 'name', '')!r}"
-
-    def _check_open(self) -> None:
-        if self.state is not BlobState.OPEN:
-            raise WriterStateError(f"{self} is {self.state.value}")
 
     def _store(self, view: memoryview) -> None:
         if self._compressor is None:

@@ -232,4 +232,6 @@ def _array(
             raise CorruptError(error.reason, where=blob.where) from error
     if data_type is DataType.BOOL and not has_only_booleans(view):
         raise CorruptError("a boolean other than 0 and 1", where=blob.where)
-    return np.ndarray(shape, data_type.numpy_dtype, buffer=view)
+    # Not np.ndarray(buffer=view): its arrays refer to what is behind the view, which
+    # may claim to be writable, and then could be told to be so as well.
+    return np.frombuffer(view, data_type.numpy_dtype).reshape(shape)

@@ -44,9 +44,10 @@ class FeedsWriter:
 
     def close(self) -> None:
         """Finish all feeds; WriterStateError if one is incomplete."""
-        if self.state is not BlobState.OPEN:
+        if self.state is BlobState.CLOSED:
             return
         for blob in self._blob_by_name.values():
+            blob.check_open()
             blob.check_complete()
         for blob in self._blob_by_name.values():
             blob.close()
@@ -73,7 +74,7 @@ class FeedsWriter:
     ) -> None:
         if kind:
             self.discard()
-        else:
+        elif self.state is not BlobState.DISCARDED:
             self.close()
 
     def __repr__(self) -> str:

@@ -106,4 +106,4 @@ def check_data_size(info: TensorInfo, count: int, size: int) -> None:
 
 def has_only_booleans(view: memoryview) -> bool:
     """Whether all bytes are 0 or 1; compiled code may do anything with others."""
-    return not len(view) or int(np.frombuffer(view, np.uint8).max()) <= 1
+    return not view.nbytes or int(np.frombuffer(view, np.uint8).max()) <= 1

@@ -34,7 +34,7 @@ EXECUTABLE, METADATA, TENSOR, FEED, OPAQUE, UNKNOWN = 0, 1, 2, 3, 4, 777
 LAST, COMPRESSED = 1, 2
 
 WEIGHT = np.arange(6, dtype=np.float32).reshape(2, 3)
-FRAMES = np.arange(24, dtype=np.uint8).reshape(4, 3, 2)
+FRAMES = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
 LABELS = ["zero", "one", ""]
 
 
@@ -67,7 +67,7 @@ def write_small(path: Path, *, unknown: bool = False) -> Path:
         writer.write(small_metadata())
         with writer.create_tensor_data(TensorDataInfo("w", info(2, 3))) as blob:
             blob.write(WEIGHT)
-        frames = FeedDataInfo("x", info(3, 2, data_type=DataType.U8), 4)
+        frames = FeedDataInfo("x", info(2, 3), 4)
         with writer.create_feed_data(frames) as blob:
             blob.write(FRAMES)
         labels = TensorDataInfo("labels", info(3, data_type=DataType.STRING), "net")
