@@ -1,9 +1,9 @@
 """The devices of a gateway: attached at start, driven by its event loop, brought back.
 
 A device needs somebody who drives it (`Device.poll`), who notices that its process has
-died (`Device.check`), who lets requests expire (`Device.expire`) and who starts a lost
-one again (`Device.recover`, which blocks). Here that is the event loop, and a thread
-for what blocks. A device that has nothing to do costs the expiry timer, no more.
+died (`Device.check`) and who starts a lost one again (`Device.recover`, which blocks).
+Here that is the event loop, and a thread for what blocks. A device that has nothing to
+do costs nothing; requests that are late are the infer path's to give up.
 """
 
 from __future__ import annotations
@@ -25,9 +25,6 @@ from engine import (
 
 logger = logging.getLogger(__name__)
 
-# Seconds between looks for requests whose deadline has passed: how much later than its
-# deadline a request may be answered.
-EXPIRE_INTERVAL = 0.05
 # Cores that are not the devices' when there is more than one: the event loop's.
 RESERVED_CORES = 1
 
@@ -166,19 +163,12 @@ class DeviceWatch:
         device.on_lost(self._lost)
         loop.add_reader(self._result_fd, device.poll)
         self._watch_life()
-        self._expire()
 
     def close(self) -> None:
-        self._timer.cancel()
         self._loop.remove_reader(self._result_fd)
         self._forget_life()
         if self._recovery is not None:
             self._recovery.cancel()
-
-    def _expire(self) -> None:
-        if self._device.in_flight:
-            self._device.expire()
-        self._timer = self._loop.call_later(EXPIRE_INTERVAL, self._expire)
 
     def _watch_life(self) -> None:
         self._lost_fd = self._device.lost_fileno()

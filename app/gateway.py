@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from app.background import DaemonPool
 from app.compile_cache import CompileCache
 from app.devices import GatewayDevices
-from app.front import ModelTable
 from app.loader import ModelLoader
 from app.metrics import MetricsRegistry
 from app.repository import ModelRepository, State
 from app.settings import Settings
+from app.table import ModelTable
 from engine import EngineError
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,6 @@ class Gateway:
             self._load_pool,
             self.table,
             self.metrics,
-            request_timeout=settings.request_timeout,
             drain_timeout=settings.shutdown_timeout,
         )
         self._start: asyncio.Task[None] | None = None

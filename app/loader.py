@@ -70,7 +70,7 @@ class ModelLoader:
             runner.close()
             raise LoadError(str(e)) from e
         seconds = time.monotonic() - start
-        logger.info("model %s/%d is loaded (%.3f s)", name, source.version, seconds)
+        logger.debug("model %s/%d is loaded (%.3f s)", name, source.version, seconds)
         return LoadedModel(spec, runner, config, fingerprint)
 
     def _open(

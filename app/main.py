@@ -31,11 +31,11 @@ def create_app(
     the settings come from the environment. Raises `engine.InvalidConfig` for a device
     specification that cannot be read.
     """
-    if gateway is None:
-        gateway = Gateway(settings or Settings())
+    gateway = gateway or Gateway(settings or Settings())
     api = create_api(gateway)
-    limits = replace(DEFAULT_LIMITS, max_body_bytes=gateway.settings.max_body_size)
-    front = InferFront(api, gateway.table, limits)
+    settings = gateway.settings
+    limits = replace(DEFAULT_LIMITS, max_body_bytes=settings.max_body_size)
+    front = InferFront(api, gateway.table, limits, timeout=settings.request_timeout)
     api.state.front = front
     return front
 

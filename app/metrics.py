@@ -253,7 +253,7 @@ def render_families(families: Iterable[Family]) -> Iterator[str]:
             f"# TYPE {family.name} {family.kind}",
         ]
         lines += [
-            f"{family.name}{format_labels(labels)} {value:.17g}"
+            f"{family.name}{format_labels(labels)} {value + 0!r}"
             for labels, value in family.samples
         ]
         yield "\n".join(lines) + "\n"

@@ -102,6 +102,12 @@ def _finish_operation(path: str, operation: dict[str, Any]) -> None:
     for status, text in errors.items():
         responses.setdefault(status, _error_response(text))
     operation["responses"] = dict(sorted(responses.items()))
+    for response in responses.values():
+        # The page asks for the first one, and JSON is what a person can read.
+        content = response.get("content", {})
+        if "application/json" in content:
+            first = {"application/json": content.pop("application/json")}
+            response["content"] = first | content
 
 
 def _error_response(text: str) -> dict[str, Any]:
@@ -145,6 +151,8 @@ def _model_operation(template: Mapping[str, Any], loaded: LoadedModel) -> Any:
         },
         **OTHER_ENCODINGS,
     }
+    answer = operation["responses"]["200"]["content"]["application/json"]
+    answer["example"] = _example_response(spec)
     return operation
 
 
@@ -192,6 +200,19 @@ def _examples(spec: ModelSpec, loaded: LoadedModel) -> dict[str, Any]:
         key: {"summary": summary, "value": value}
         for key, (summary, value) in found.items()
         if value is not None
+    }
+
+
+def _example_response(spec: ModelSpec) -> dict[str, Any]:
+    outputs = [
+        {"name": t.name, "datatype": t.datatype, "shape": shown_shape(spec, t)}
+        | {"data": ["…"]}
+        for t in spec.outputs
+    ]
+    return {
+        "model_name": spec.name,
+        "model_version": spec.version,
+        "outputs": outputs,
     }
 
 

@@ -13,14 +13,14 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from pathlib import Path
 
 from app.background import DaemonPool
-from app.front import ModelTable
 from app.loader import LoadedModel, LoadError, ModelLoader
 from app.metrics import MetricsRegistry
 from app.scan import ModelSource, VersionSource, scan_model, scan_names
-from engine import ModelRunner
+from app.table import ModelEntry, ModelTable
 
 logger = logging.getLogger(__name__)
 
@@ -101,17 +101,17 @@ class ModelRepository:
         table: ModelTable,
         metrics: MetricsRegistry,
         *,
-        request_timeout: float | None = None,
         drain_timeout: float = 30.0,
     ) -> None:
         self.root = root
         self._loader = loader
         self._pool = pool
         self._table = table
+        table.explain = self.explain
         self._metrics = metrics
-        self._request_timeout = request_timeout
         self._drain_timeout = drain_timeout
         self._records: dict[str, ModelRecord] = {}
+        self._starting = False
         self._closing = False
 
     def models(self) -> list[ModelRecord]:
@@ -124,6 +124,13 @@ class ModelRepository:
     def names_in(self, state: State) -> list[str]:
         return [record.name for record in self.models() if record.state is state]
 
+    def explain(self, name: str) -> str | None:
+        """Why a model is not served; None if there is no such model."""
+        record = self._records.get(name)
+        if record is None:
+            return None
+        return record.problem or f"it is {record.state.value.lower()}"
+
     def problems(self) -> dict[str, str]:
         """The models of which something failed to load, with the reasons."""
         return {r.name: r.problem for r in self.models() if r.problem}
@@ -133,11 +140,13 @@ class ModelRepository:
 
         Raises OSError if the folder cannot be listed.
         """
+        self._starting = True
         names = await self._pool.run(lambda: scan_names(self.root))
         for name in names:
             record = self._record(name)
             record.versions[0] = VersionRecord(0, State.LOADING)
         await asyncio.gather(*(self._load_quietly(name) for name in names))
+        self._starting = False
 
     async def load(self, name: str) -> ModelRecord:
         """Brings a model to what the folder holds now. Raises `RepositoryError`.
@@ -159,6 +168,8 @@ class ModelRepository:
         record = self._record(name)
         async with record.lock:
             await self._bring_up(record, source)
+        if not self._starting:
+            logger.info("model %s is loaded: %s", name, sorted(record.serving))
         if record.problem:
             raise RepositoryError(f"failed to load '{name}': {record.problem}")
         return record
@@ -229,7 +240,7 @@ class ModelRepository:
             else:
                 ready = entry.loaded is not None
                 entry.state = State.READY if ready else State.UNAVAILABLE
-                entry.reason = str(result)
+                entry.reason = str(result).replace(f"{self.root.resolve()}/", "")
         if any(entry.loaded for v, entry in record.versions.items() if v in wanted):
             for number in [v for v in record.versions if v not in wanted]:
                 gone = record.versions.pop(number)
@@ -265,17 +276,29 @@ class ModelRepository:
         return loaded
 
     def _publish(self, record: ModelRecord) -> None:
-        self._table.publish(record.name, record.serving.values())
+        self._table.publish(
+            record.name,
+            [
+                ModelEntry(
+                    loaded.spec,
+                    loaded.runner,
+                    self._metrics.model(record.name, loaded.version),
+                    timeout=loaded.config.timeout,
+                )
+                for loaded in record.serving.values()
+            ],
+        )
 
     async def _retire(self, leaving: Iterable[LoadedModel]) -> None:
         """Closes runners that get no new requests, when they have nothing in flight."""
         for loaded in leaving:
-            await self._pool.run(lambda runner=loaded.runner: self._close(runner))
-
-    def _close(self, runner: ModelRunner) -> None:
-        if not runner.drain(self._drain_timeout):
-            logger.warning("%r is closed with requests in flight", runner)
-        runner.close()
+            if await self._pool.run(partial(loaded.runner.drain, self._drain_timeout)):
+                await self._pool.run(loaded.runner.close)
+            else:
+                logger.warning("%r is closed with requests in flight", loaded.runner)
+                # Requests must be failed in this thread; the price is that nothing
+                # else is done meanwhile.
+                loaded.runner.close()
 
     def __repr__(self) -> str:
         ready = len(self.names_in(State.READY))

@@ -128,6 +128,11 @@ class GatewayProtocol(HttpToolsProtocol):
         )
         self.transport.close()
 
+    def finish(self) -> None:
+        """Makes the request that is being answered the connection's last."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.keep_alive = False
+
 
 class GatewayServer(uvicorn.Server):
     """Runs one ASGI application on sockets that already listen.
@@ -213,6 +218,10 @@ class GatewayServer(uvicorn.Server):
             await self.lifespan.shutdown()
 
     def _announce_close(self) -> None:
+        """Lets every answer from now on say that it is its connection's last."""
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, GatewayProtocol):
+                connection.finish()
         headers = self.server_state.default_headers
         if _CLOSE_HEADER not in headers:
             self.server_state.default_headers = [*headers, _CLOSE_HEADER]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import Enum
+
 from fastapi import APIRouter
 
 from app.dependencies import (
@@ -25,23 +27,26 @@ from app.schemas import (
     StatisticsList,
 )
 
-router = APIRouter(prefix="/v1", tags=["models"])
+router = APIRouter(prefix="/v1")
+_TAGS: list[str | Enum] = ["models"]
 
 
-@router.get("/models", summary="List the models")
+@router.get("/models", summary="List the models", tags=_TAGS)
 async def list_models(gateway: GatewayOf) -> ModelList:
     """Every model of the repository, ready or not, with the reason if not."""
     return ModelList(models=[model_summary(r) for r in gateway.repository.models()])
 
 
-@router.get("/models/{name}", summary="Describe a model")
+@router.get("/models/{name}", summary="Describe a model", tags=_TAGS)
 async def get_model(gateway: GatewayOf, name: ModelName) -> ModelDetails:
     """What it takes and gives, how it is run, and a request that it answers."""
     record = find_model(gateway, name)
     return model_details(record, record.default)
 
 
-@router.get("/models/{name}/versions/{version}", summary="Describe a version")
+@router.get(
+    "/models/{name}/versions/{version}", summary="Describe a version", tags=_TAGS
+)
 async def get_version(
     gateway: GatewayOf, name: ModelName, version: Version
 ) -> ModelDetails:
@@ -50,13 +55,15 @@ async def get_version(
     return model_details(record, find_version(record, version))
 
 
-@router.get("/models/{name}/stats", summary="Count what a model has done")
+@router.get("/models/{name}/stats", summary="Count what a model has done", tags=_TAGS)
 async def get_stats(gateway: GatewayOf, name: ModelName) -> StatisticsList:
     """Cumulative counts and durations of every version that is or was served."""
     return StatisticsList(model_stats=statistics(gateway, name))
 
 
-@router.post("/models/{name}/load", summary="Load a model", dependencies=MANAGEMENT)
+@router.post(
+    "/models/{name}/load", summary="Load a model", dependencies=MANAGEMENT, tags=_TAGS
+)
 async def load(gateway: GatewayOf, name: ModelName) -> ModelState:
     """Brings the model to what the repository holds now.
 
@@ -70,7 +77,12 @@ async def load(gateway: GatewayOf, name: ModelName) -> ModelState:
         raise HttpError(status, str(e), code) from None
 
 
-@router.post("/models/{name}/unload", summary="Unload a model", dependencies=MANAGEMENT)
+@router.post(
+    "/models/{name}/unload",
+    summary="Unload a model",
+    dependencies=MANAGEMENT,
+    tags=_TAGS,
+)
 async def unload(gateway: GatewayOf, name: ModelName) -> ModelState:
     """Stops serving it. Requests that are in flight are answered first."""
     find_model(gateway, name)

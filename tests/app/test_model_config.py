@@ -111,7 +111,7 @@ def test_more_devices_than_instances() -> None:
 def test_what_is_no_toml(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config.toml"
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
-    with pytest.raises(ModelConfigError, match="config.toml cannot be read"):
+    with pytest.raises(ModelConfigError, match=r"config\.toml cannot be read"):
         load_model_config(path)
 
 

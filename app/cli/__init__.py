@@ -1,0 +1,66 @@
+"""The command `popgate`: one file for each of its commands.
+
+What a command needs is imported when it runs, so that `popgate --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from app.cli import compile as compile_command
+from app.cli import devices, dump, infer, openapi, serve
+from app.cli.errors import CommandError
+
+app = typer.Typer(
+    name="popgate",
+    help=(
+        "An open inference gateway.\n\n"
+        "Compile an ONNX model into a PopEF file, put it into a folder, serve the "
+        "folder over HTTP, and post tensors to it."
+    ),
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("compile")(compile_command.compile_models)
+app.command("serve")(serve.serve)
+app.command("infer")(infer.infer)
+app.command("dump")(dump.dump)
+app.command("devices")(devices.devices)
+app.command("openapi")(openapi.openapi)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from app.about import VERSION
+
+        typer.echo(f"popgate {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="Show the version and exit.",
+            callback=_show_version,
+            is_eager=True,
+        ),
+    ] = False,
+) -> None:
+    """Options before the command."""
+
+
+def main() -> None:
+    """The entry point of the command."""
+    try:
+        app()
+    except CommandError as e:
+        typer.echo(f"popgate: error: {e}", err=True)
+        sys.exit(e.exit_code)

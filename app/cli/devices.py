@@ -1,0 +1,56 @@
+"""`popgate devices`: the pool, and who has what."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from app.cli.errors import EXIT_USAGE, CommandError
+
+
+def devices(
+    spec: Annotated[
+        str | None,
+        typer.Option(
+            "--devices",
+            metavar="SPEC",
+            help="The pool to show, as for serve. [default: the CPU devices]",
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show the devices of this machine and who has attached them.
+
+    A device runs models in a process of its own; one process of yours at a time can
+    attach it.
+    """
+    from engine import DeviceManager, InvalidConfig
+
+    try:
+        listed = DeviceManager(spec).list()
+    except InvalidConfig as e:
+        raise CommandError(str(e), EXIT_USAGE) from None
+    if json:
+        import orjson
+
+        rows = [
+            {"id": d.id, "state": d.state, "pid": d.pid, "owner": d.owner}
+            for d in listed
+        ]
+        typer.echo(orjson.dumps(rows, option=orjson.OPT_INDENT_2).decode())
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for title in ("device", "state", "process", "owner process"):
+        table.add_column(title)
+    for d in listed:
+        table.add_row(d.id, d.state, _text(d.pid), _text(d.owner))
+    Console().print(table)
+
+
+def _text(pid: int | None) -> str:
+    return "" if pid is None else str(pid)

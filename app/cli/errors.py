@@ -1,0 +1,15 @@
+"""How a command says that it could not do what was asked."""
+
+from __future__ import annotations
+
+EXIT_FAILED = 1  # the thing was tried and failed
+EXIT_USAGE = 2  # it was asked for wrongly: options, paths, addresses
+EXIT_NO_DEVICE = 3  # no device came free in the time allowed
+
+
+class CommandError(Exception):
+    """Ends a command: the message goes to standard error, the code to the shell."""
+
+    def __init__(self, message: str, exit_code: int = EXIT_FAILED) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code

@@ -1,0 +1,187 @@
+"""`popgate infer`: post tensors to a running gateway and show what comes back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from app.cli.errors import EXIT_USAGE, CommandError
+
+if TYPE_CHECKING:
+    import httpx
+
+    from app.cli.tensors import NamedTensor
+
+# Long enough for a large model's first answer.
+TIMEOUT = 300.0
+
+
+def infer(
+    name: Annotated[str, typer.Argument(help="The model, as `GET /v1/models` lists.")],
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input", "-i", metavar="NAME=VALUE",
+            help="An input: NAME=file.npy, or a JSON value as in NAME='[[1, 2]]'. "
+            "Give one for each input.",
+        ),
+    ] = None,
+    outputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--output", "-o", metavar="NAME=FILE",
+            help="Write an output to a .npy file instead of showing it.",
+        ),
+    ] = None,
+    encoding: Annotated[
+        str,
+        typer.Option("--encoding", "-e", metavar="json|msgpack|binary|npy",
+                     help="How the tensors travel."),
+    ] = "binary",
+    url: Annotated[
+        str, typer.Option(help="Where the gateway is.", envvar="POPGATE_URL")
+    ] = "http://127.0.0.1:8000",
+    version: Annotated[
+        str | None, typer.Option(help="Version of the model. [default: the highest]")
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait.")] = TIMEOUT,
+) -> None:  # fmt: skip
+    """Run a model of a running gateway on your data.
+
+    For example: popgate infer digits --input image=digit.npy
+    """
+    import httpx
+
+    wanted = _pairs(outputs or [], "--output")
+    client = httpx.Client(base_url=url, timeout=timeout, trust_env=False)
+    path = f"/v1/models/{name}" + (f"/versions/{version}" if version else "")
+    with client:
+        try:
+            model = _json(client.get(path))
+            tensors = _read_inputs(model, _pairs(inputs or [], "--input"))
+            response, results = _post(client, f"{path}/infer", tensors, encoding)
+        except httpx.TransportError as e:
+            msg = f"no answer from {url}: {e}; is `popgate serve` running there?"
+            raise CommandError(msg) from None
+        except httpx.InvalidURL as e:
+            raise CommandError(f"--url {url}: {e}", EXIT_USAGE) from None
+    if len(results) == 1 and encoding == "npy":
+        results = [_renamed(results[0], model)]
+    _deliver(results, wanted)
+    milliseconds = response.elapsed.total_seconds() * 1000
+    typer.echo(f"{name} version {model['version']}, {milliseconds:.1f} ms", err=True)
+
+
+def _pairs(items: list[str], option: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for item in items:
+        key, equals, value = item.partition("=")
+        if not (key and equals):
+            msg = f"{option} {item}: expected NAME=VALUE"
+            raise CommandError(msg, EXIT_USAGE)
+        if key in pairs:
+            raise CommandError(f"{option} {key} is given twice", EXIT_USAGE)
+        pairs[key] = value
+    return pairs
+
+
+def _json(response: httpx.Response) -> dict[str, Any]:
+    try:
+        document = response.json()
+    except ValueError:
+        document = {}
+    if response.is_success and isinstance(document, dict):
+        return document
+    text = document.get("error") if isinstance(document, dict) else None
+    raise CommandError(f"{text or response.text} (status {response.status_code})")
+
+
+def _read_inputs(model: dict[str, Any], given: dict[str, str]) -> list[NamedTensor]:
+    from app.cli.tensors import TensorError, read_value
+
+    if not model["inputs"]:
+        raise CommandError(f"{model['name']} is {model['state']}: {model['reason']}")
+    known = {item["name"]: item for item in model["inputs"]}
+    shown = ", ".join(
+        f"{n} {i['datatype']}{i['shape']}".replace(" [", "[") for n, i in known.items()
+    )
+    unknown, missing = set(given) - set(known), set(known) - set(given)
+    if unknown or missing:
+        wrong = [f"no input {n!r}" for n in sorted(unknown)]
+        wrong += [f"--input {n}=… is missing" for n in sorted(missing)]
+        msg = f"{'; '.join(wrong)}. {model['name']} takes: {shown}"
+        raise CommandError(msg, EXIT_USAGE)
+    try:
+        return [
+            read_value(given[n], n, i["datatype"], i["shape"]) for n, i in known.items()
+        ]
+    except TensorError as e:
+        raise CommandError(str(e), EXIT_USAGE) from None
+
+
+def _post(
+    client: httpx.Client, path: str, tensors: list[NamedTensor], encoding: str
+) -> tuple[httpx.Response, list[NamedTensor]]:
+    from app.cli.tensors import Encoding, TensorError, decode_response, encode_request
+
+    try:
+        headers, body = encode_request(tensors, Encoding(encoding))
+    except ValueError:
+        known = ", ".join(e.value for e in Encoding)
+        msg = f"--encoding {encoding}: expected one of {known}"
+        raise CommandError(msg, EXIT_USAGE) from None
+    except TensorError as e:
+        raise CommandError(str(e), EXIT_USAGE) from None
+    response = client.post(path, content=body, headers=headers)
+    if not response.is_success:
+        _json(response)
+    try:
+        return response, decode_response(response.headers, response.content)
+    except TensorError as e:
+        raise CommandError(str(e)) from None
+
+
+def _renamed(result: NamedTensor, model: dict[str, Any]) -> NamedTensor:
+    """An .npy body carries no name: it is the model's first output."""
+    from app.cli.tensors import NamedTensor
+
+    output = model["outputs"][0]
+    return NamedTensor(output["name"], output["datatype"], result.array)
+
+
+def _deliver(results: list[NamedTensor], wanted: dict[str, str]) -> None:
+    import numpy as np
+
+    names = [result.name for result in results]
+    for name in wanted:
+        if name not in names:
+            msg = f"no output {name!r}; there are {', '.join(names)}"
+            raise CommandError(msg, EXIT_USAGE)
+    for result in results:
+        head = f"{result.name}  {result.datatype}{result.shape}"
+        if result.name in wanted:
+            target = Path(wanted[result.name])
+            array = result.array
+            if result.datatype == "BYTES":
+                array = array.astype(np.bytes_)
+            try:
+                with target.open("wb") as file:
+                    np.save(file, array, allow_pickle=False)
+            except OSError as e:
+                raise CommandError(f"{target}: {e.strerror}") from None
+            typer.echo(f"{head} → {target}")
+        else:
+            typer.echo(head)
+            typer.echo(_shown(result))
+
+
+def _shown(result: NamedTensor) -> str:
+    import numpy as np
+
+    array = result.array
+    if result.datatype == "BYTES":
+        texts = [item.decode(errors="backslashreplace") for item in array.reshape(-1)]
+        array = np.array(texts, dtype=object).reshape(array.shape)
+    return np.array2string(array, threshold=200, suppress_small=True, max_line_width=88)

@@ -1,0 +1,29 @@
+"""`popgate openapi`: the API as a document."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def openapi(
+    json: Annotated[
+        bool, typer.Option("--json", help="Print JSON instead of YAML.")
+    ] = False,
+) -> None:
+    """Print the OpenAPI document of the HTTP API.
+
+    It describes the server without any model. A running server's /openapi.json
+    describes its models too.
+    """
+    import orjson
+
+    from app.main import openapi_document
+    from app.openapi import to_yaml
+
+    document = openapi_document()
+    if json:
+        typer.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
+    else:
+        typer.echo(to_yaml(document), nl=False)

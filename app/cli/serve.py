@@ -1,0 +1,225 @@
+"""`popgate serve`: a folder of models, over HTTP."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from app.cli.errors import EXIT_USAGE, CommandError
+
+if TYPE_CHECKING:
+    from app.gateway import Gateway
+    from app.settings import Settings
+
+MAX_MODELS_LISTED = 20
+
+# The order is that of the help: what everybody sets comes first.
+_Repository = Annotated[
+    Path | None,
+    typer.Option(
+        "--model-repository", "-m", metavar="DIR",
+        help="Folder with the models: NAME.popef, or NAME/VERSION/*.popef or .onnx. "
+        "[default: models]",
+    ),
+]  # fmt: skip
+_Host = Annotated[
+    str | None,
+    typer.Option(help="Address to listen on. 0.0.0.0 is every one of this machine. "
+                 "[default: 127.0.0.1]"),
+]  # fmt: skip
+_Port = Annotated[
+    int | None, typer.Option(help="Port; 0 takes a free one. [default: 8000]")
+]
+_Uds = Annotated[
+    Path | None,
+    typer.Option(metavar="PATH", help="Listen on a Unix socket instead of a port."),
+]
+_Devices = Annotated[
+    str | None,
+    typer.Option(metavar="SPEC", help="Devices to run on, all of them: cpu:2 (two), "
+                 "cpu:0-3, cuda:0. [default: one free CPU device]"),
+]  # fmt: skip
+_DeviceWait = Annotated[
+    str | None,
+    typer.Option(metavar="no-wait|forever|SECONDS", help="What to do while another "
+                 "process has the devices. [default: no-wait]"),
+]  # fmt: skip
+_DeviceWaitSleep = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="Pause between two tries. [default: 15]"),
+]
+_MaxBodySize = Annotated[
+    str | None,
+    # The second name is the one that Triton's messages, and so ours, tell users.
+    typer.Option("--max-body-size", "--http-max-input-size", metavar="SIZE",
+                 help="Largest request, as in 64MiB. [default: 256MiB]"),
+]  # fmt: skip
+_RequestTimeout = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="A request that takes longer fails with 504. "
+                 "[default: 60]"),
+]  # fmt: skip
+_ApiKey = Annotated[
+    str | None,
+    typer.Option(metavar="KEY", help="Needed to load and unload models; without it "
+                 "only this machine may. Better set as POPGATE_API_KEY."),
+]  # fmt: skip
+_ShutdownTimeout = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="How long requests in flight may take once "
+                 "the server is told to end. [default: 30]"),
+]  # fmt: skip
+_DrainGrace = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="How long new connections are still taken "
+                 "then. [default: 0]"),
+]  # fmt: skip
+_LoadThreads = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Models loaded at the same time. [default: 4]"),
+]
+_CacheDir = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Where compiled ONNX files are kept. "
+                 "[default: ~/.cache/popgate]"),
+]  # fmt: skip
+_StrictReadiness = Annotated[
+    bool | None,
+    typer.Option("--strict-readiness", help="Not ready if any model failed to load."),
+]
+_ServerName = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="The name that /v2 gives. [default: popgate]"),
+]
+_LogLevel = Annotated[
+    str | None,
+    typer.Option(metavar="LEVEL", help="debug, info, warning, error or critical. "
+                 "[default: info]"),
+]  # fmt: skip
+_LogFormat = Annotated[
+    str | None, typer.Option(metavar="text|json", help="[default: text]")
+]
+
+
+def serve(
+    model_repository: _Repository = None,
+    host: _Host = None,
+    port: _Port = None,
+    devices: _Devices = None,
+    device_wait: _DeviceWait = None,
+    device_wait_sleep: _DeviceWaitSleep = None,
+    uds: _Uds = None,
+    max_body_size: _MaxBodySize = None,
+    request_timeout: _RequestTimeout = None,
+    api_key: _ApiKey = None,
+    shutdown_timeout: _ShutdownTimeout = None,
+    drain_grace: _DrainGrace = None,
+    load_threads: _LoadThreads = None,
+    cache_dir: _CacheDir = None,
+    strict_readiness: _StrictReadiness = None,
+    server_name: _ServerName = None,
+    log_level: _LogLevel = None,
+    log_format: _LogFormat = None,
+) -> None:
+    """Serve a folder of models over HTTP.
+
+    Every option can also be set in the environment: --max-body-size is
+    POPGATE_MAX_BODY_SIZE, and so on. Ctrl-C ends it in an orderly way: requests in
+    flight are answered. A second Ctrl-C ends it at once.
+    """
+    settings = _settings({k: v for k, v in locals().items() if v is not None})
+    if not settings.model_repository.is_dir():
+        msg = (
+            f"there is no folder {settings.model_repository}; make it and put models "
+            f"into it, or name another with --model-repository"
+        )
+        raise CommandError(msg, EXIT_USAGE)
+    from app.run import run_gateway
+    from app.server import ListenError
+    from engine import InvalidConfig
+
+    try:
+        code = run_gateway(
+            settings,
+            on_listening=lambda url: _print_listening(url, settings),
+            on_started=_print_started,
+            on_failed=_print_failed,
+        )
+    except (ListenError, InvalidConfig) as e:
+        raise CommandError(str(e), EXIT_USAGE) from None
+    raise typer.Exit(code)
+
+
+def _settings(given: dict[str, Any]) -> Settings:
+    from pydantic import ValidationError
+
+    from app.settings import Settings
+
+    try:
+        return Settings(**given)
+    except ValidationError as e:
+        lines = (f"{_option(p['loc'], given)}: {p['msg']}" for p in e.errors())
+        text = "; ".join(lines).replace("Value error, ", "")
+        raise CommandError(text, EXIT_USAGE) from None
+
+
+def _option(location: tuple[int | str, ...], given: dict[str, Any]) -> str:
+    """The option, or the variable, that a value came from."""
+    name = str(location[0]) if location else "settings"
+    if name in given:
+        return "--" + name.replace("_", "-")
+    return "POPGATE_" + name.upper()
+
+
+def _print_listening(url: str, settings: Settings) -> None:
+    from app.about import VERSION
+
+    folder = settings.model_repository
+    _say(f"PopGate {VERSION} listens on {url}, loading models from {folder}")
+
+
+def _print_started(url: str, gateway: Gateway) -> None:
+    from app.describe import model_summary
+    from engine import usable_cores
+
+    devices = gateway.devices.summaries()
+    for d in devices:
+        _say(f"  device   {d.id}, process {d.pid}, {_count(d.threads, 'thread')}")
+    plan = ", ".join(f"{d.threads} for {d.id}" for d in devices)
+    _say(f"  threads  {_count(usable_cores(), 'core')}: 1 for HTTP, {plan}")
+    models = [model_summary(record) for record in gateway.repository.models()]
+    ready = sum(m.state == "READY" for m in models)
+    failed = f", {len(models) - ready} not" if ready < len(models) else ""
+    seconds = gateway.load_seconds
+    _say(f"  models   {ready} ready{failed}, after {seconds:.1f} s")
+    # What failed first: the rest is as expected.
+    models.sort(key=lambda m: m.state == "READY")
+    width = max((len(m.name) for m in models[:MAX_MODELS_LISTED]), default=0)
+    for m in models[:MAX_MODELS_LISTED]:
+        place = f"{url}{m.url}" if m.state == "READY" else m.reason
+        _say(f"    {m.name:<{width}}  {m.state.lower():<11}  {place}")
+    if len(models) > MAX_MODELS_LISTED:
+        rest = len(models) - MAX_MODELS_LISTED
+        _say(f"    and {rest} more: GET {url}/v1/models")
+    if not models:
+        _say("    none; put a .popef or .onnx file into the folder, then load it with")
+        _say(f"    curl -X POST {url}/v1/models/NAME/load")
+    _say(f"  docs     {url}/docs")
+
+
+def _print_failed(error: Exception) -> None:
+    from app.describe import explain_start_failure
+
+    typer.echo(f"popgate: error: {explain_start_failure(error)}", err=True)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + "s" * (number != 1)
+
+
+def _say(line: str) -> None:
+    typer.echo(line)
+    sys.stdout.flush()
