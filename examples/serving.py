@@ -6,6 +6,7 @@ their own model.
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
@@ -40,7 +41,9 @@ def serve(models: Mapping[str, Path], *options: str) -> Iterator[str]:
         url = f"http://127.0.0.1:{port}"
         serve_command = [popgate(), "serve", "--model-repository", name]
         serve_command += ["--port", str(port), *options]
-        process = subprocess.Popen(serve_command, stdout=sys.stderr)
+        # A pool of devices of its own: whoever has the default one is not in the way.
+        environment = {**os.environ, "POPGATE_POOL": f"examples-{os.getpid()}-{port}"}
+        process = subprocess.Popen(serve_command, stdout=sys.stderr, env=environment)
         try:
             wait_until_ready(url, process)
             yield url
