@@ -40,36 +40,28 @@ class DataType(Enum):
     the bits.  A STRING element is a 4-byte little-endian length and as many bytes.
     """
 
-    _value_: int
     item_size: int
     """Bytes of one element; 0 for STRING, whose elements vary."""
     numpy_dtype: np.dtype[np.generic]
     """The numpy type that carries an element: `object` (of bytes) for STRING."""
 
-    BOOL = 0, 1, "?"
-    F8 = 1, 1, "u1"
-    F16 = 2, 2, "<f2"
-    F32 = 3, 4, "<f4"
-    F64 = 4, 8, "<f8"
-    S8 = 5, 1, "i1"
-    U8 = 6, 1, "u1"
-    S16 = 7, 2, "<i2"
-    U16 = 8, 2, "<u2"
-    S32 = 9, 4, "<i4"
-    U32 = 10, 4, "<u4"
-    S64 = 11, 8, "<i8"
-    U64 = 12, 8, "<u8"
-    F8143 = 13, 1, "u1"
-    F8152 = 14, 1, "u1"
-    BF16 = 64, 2, "<u2"
-    STRING = 65, 0, "O"
-
-    def __new__(cls, number: int, item_size: int, dtype: str) -> DataType:
-        member = object.__new__(cls)
-        member._value_ = number
-        member.item_size = item_size
-        member.numpy_dtype = np.dtype(dtype)
-        return member
+    BOOL = 0
+    F8 = 1
+    F16 = 2
+    F32 = 3
+    F64 = 4
+    S8 = 5
+    U8 = 6
+    S16 = 7
+    U16 = 8
+    S32 = 9
+    U32 = 10
+    S64 = 11
+    U64 = 12
+    F8143 = 13
+    F8152 = 14
+    BF16 = 64
+    STRING = 65
 
     @classmethod
     def from_numpy(cls, dtype: np.dtype[np.generic] | type | str) -> DataType:
@@ -96,9 +88,33 @@ class DataType(Enum):
 
 _FOREIGN_ORDER = ">" if sys.byteorder == "little" else "<"
 
+_NUMPY_NAMES = {
+    DataType.BOOL: "?",
+    DataType.F8: "u1",
+    DataType.F16: "<f2",
+    DataType.F32: "<f4",
+    DataType.F64: "<f8",
+    DataType.S8: "i1",
+    DataType.U8: "u1",
+    DataType.S16: "<i2",
+    DataType.U16: "<u2",
+    DataType.S32: "<i4",
+    DataType.U32: "<u4",
+    DataType.S64: "<i8",
+    DataType.U64: "<u8",
+    DataType.F8143: "u1",
+    DataType.F8152: "u1",
+    DataType.BF16: "<u2",
+    DataType.STRING: "O",
+}
+for _member, _name in _NUMPY_NAMES.items():
+    # Plain attributes: a property would look an enumeration up at every use.
+    _member.numpy_dtype = np.dtype(_name)
+    _member.item_size = 0 if _name == "O" else _member.numpy_dtype.itemsize
+
+_BORROWERS = {DataType.F8, DataType.F8143, DataType.F8152, DataType.BF16}
 _BY_KIND_AND_SIZE = {
     (member.numpy_dtype.kind, member.item_size): member
     for member in DataType
-    if member.name[0] in "BSU" or member.name in {"F16", "F32", "F64"}
-    if member not in {DataType.BF16, DataType.STRING}
+    if member not in _BORROWERS | {DataType.STRING}
 }

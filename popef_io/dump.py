@@ -78,7 +78,8 @@ def dump_text(
     lines: list[str] = []
     for file in document["files"]:
         size = bytes_text(file["size"])
-        lines.append(f"{printable(file['path'])}: {file['blobs']} blobs, {size}")
+        count = f"{file['blobs']} blob{'s' * (file['blobs'] != 1)}"
+        lines.append(f"{printable(file['path'])}: {count}, {size}")
     if not metadata_only:
         lines += ["", *_blob_lines(document["blobs"], len(document["files"]) > 1, all)]
     for metadata in document["metadata"]:

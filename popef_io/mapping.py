@@ -78,6 +78,11 @@ def read_stream(stream: BinaryIO, name: str) -> Source:
     return Source(name, memoryview(memory).toreadonly())
 
 
+def map_keeping_descriptor(descriptor: int, size: int) -> memoryview:
+    """Map where there is no better way: a duplicate of the descriptor stays open."""
+    return memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ))
+
+
 if sys.version_info >= (3, 13):
 
     def _map(descriptor: int, size: int) -> memoryview:
@@ -114,6 +119,4 @@ elif sys.platform == "linux" and sys.maxsize > 1 << 32:
         return memoryview(array).cast("B").toreadonly()
 
 else:
-
-    def _map(descriptor: int, size: int) -> memoryview:
-        return memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ))
+    _map = map_keeping_descriptor

@@ -19,6 +19,7 @@ from popef_io.metadata import Anchor, Metadata, TensorInfo
 from popef_io.reader import Reader
 
 _Item = TypeVar("_Item", TensorReader, FeedReader, OpaqueReader)
+_Data = TypeVar("_Data", TensorReader, FeedReader)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,20 +162,19 @@ def _pick(items: tuple[_Item, ...], executable: str) -> dict[str, _Item]:
 
 
 def _join(
-    items: dict[str, _Item], anchor_by_name: Mapping[str, Anchor]
-) -> dict[str, _Item]:
+    items: dict[str, _Data], anchor_by_name: Mapping[str, Anchor]
+) -> dict[str, _Data]:
     joined = {}
     for name, item in items.items():
         anchor = anchor_by_name.get(name)
         if anchor is None:
             continue
-        if not isinstance(item, OpaqueReader):
-            info = item.info.tensor_info
-            if not _fits(info, anchor.tensor_info):
-                raise CorruptError(
-                    f"data are {info}, their anchor is {anchor.tensor_info}",
-                    where=item.blob.where,
-                )
+        info = item.info.tensor_info
+        if not _fits(info, anchor.tensor_info):
+            raise CorruptError(
+                f"data are {info}, their anchor is {anchor.tensor_info}",
+                where=item.blob.where,
+            )
         joined[name] = item
     return joined
 

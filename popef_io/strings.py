@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from popef_io.errors import InvalidValueError, Refused
+from popef_io.errors import InvalidValueError, LimitError, Refused
 from popef_io.validation import STRING_HEAD_SIZE
 
 _MAX_STRING_SIZE = (1 << 32) - 1  # bytes
@@ -16,18 +16,14 @@ _MAX_STRING_SIZE = (1 << 32) - 1  # bytes
 def encode_strings(elements: Iterable[Any] | np.ndarray[Any, Any]) -> bytes:
     """The bytes of strings, in row-major order; text is encoded as UTF-8.
 
-    Raises InvalidValueError for an element that is neither bytes nor text.
+    Raises InvalidValueError for an element that is neither bytes nor text, and
+    LimitError for one of 4 GiB.
     """
     if isinstance(elements, np.ndarray):
         elements = elements.ravel().tolist()
     parts = []
     for element in elements:
-        data = element.encode() if isinstance(element, str) else element
-        if not isinstance(data, bytes):
-            kind = type(element).__name__
-            raise InvalidValueError(f"a STRING element is bytes or text, not {kind}")
-        if len(data) > _MAX_STRING_SIZE:
-            raise InvalidValueError(f"a STRING element of {len(data)} bytes")
+        data = _bytes_of(element)
         parts.append(len(data).to_bytes(STRING_HEAD_SIZE, "little"))
         parts.append(data)
     return b"".join(parts)
@@ -50,6 +46,20 @@ def decode_strings(
     array = np.empty(count, dtype=object)
     array[:] = elements
     return array.reshape(shape)
+
+
+def _bytes_of(element: Any) -> bytes:
+    if isinstance(element, str):
+        try:
+            element = element.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidValueError(f"not valid Unicode: {error.reason}") from None
+    if not isinstance(element, bytes):
+        kind = type(element).__name__
+        raise InvalidValueError(f"a STRING element is bytes or text, not {kind}")
+    if len(element) > _MAX_STRING_SIZE:
+        raise LimitError("size of a STRING", len(element), _MAX_STRING_SIZE)
+    return element
 
 
 def _split(data: bytes, count: int) -> list[bytes]:

@@ -103,8 +103,7 @@ class Writer:
         Raises CorruptError if its payload is damaged.
         """
         self._prepare()
-        if blob.info is not None:
-            self._check_new(blob.info, 1)
+        self._check_new(blob.info, 1)
         blob.payload()
         header = blob.header.with_last(False)
         begin = blob.offset
@@ -178,11 +177,11 @@ class Writer:
         if self.state is not WriterState.OPEN:
             raise WriterStateError(f"the writer is {self.state.value}")
 
-    def _check_new(self, info: Info, count: int) -> None:
+    def _check_new(self, info: Info | None, count: int) -> None:
         if self._count + count > MAX_BLOBS:
             raise LimitError("number of blobs", self._count + count, MAX_BLOBS)
         key = key_of(info)
-        if key in self._keys and key is not None:
+        if key is not None and key in self._keys:
             raise DuplicateBlobError(
                 key[0].name, key[1], f"there is a {key[0].name} blob {key[1]!r} already"
             )

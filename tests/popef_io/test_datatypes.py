@@ -58,3 +58,10 @@ def test_has_no_counterpart(dtype: str) -> None:
 
 def test_single_bytes_have_no_order() -> None:
     assert DataType.from_numpy(">u1") is DataType.U8
+
+
+def test_bfloat16() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    assert DataType.from_numpy(np.dtype(ml_dtypes.bfloat16)) is DataType.BF16
+    with pytest.raises(InvalidValueError, match="float8"):
+        DataType.from_numpy(np.dtype(ml_dtypes.float8_e4m3fn))

@@ -26,8 +26,12 @@ def use(data: bytes) -> None:
 def use_contents(reader: Reader) -> None:
     for executable in reader.executables:
         executable.executable()
-    for item in (*reader.tensors, *reader.feeds, *reader.opaque_blobs):
-        item.data()
+    for tensor in reader.tensors:
+        tensor.data()
+    for feed in reader.feeds:
+        feed.data()
+    for opaque in reader.opaque_blobs:
+        opaque.data()
     for unknown in reader.unknown_blobs:
         unknown.data()
 
@@ -51,10 +55,11 @@ def test_is_refused(hostile: Hostile) -> None:
         assert reader.blobs == ()
 
 
-@pytest.mark.parametrize("hostile", HOSTILE, ids=str)
+# The largest list of blobs takes what its 8 MiB of headers take.
+@pytest.mark.parametrize(
+    "hostile", [item for item in HOSTILE if item.number != 27], ids=str
+)
 def test_takes_little_memory(hostile: Hostile) -> None:
-    if hostile.title == "more blobs than anybody needs":
-        pytest.skip("takes what its 8 MiB of blobs take")
     data = hostile.data()
     tracemalloc.start()
     try:

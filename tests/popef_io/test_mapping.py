@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from popef_io import NotPopefError, Reader, Writer, load_model
-from popef_io.mapping import map_file, read_stream
+from popef_io.mapping import map_file, map_keeping_descriptor, read_stream
 from tests.popef_io.containers import WEIGHT, write_small
 
 
@@ -43,7 +43,7 @@ def test_map_file(tmp_path: Path) -> None:
     path.write_bytes(b"content")
     source = map_file(path)
     assert source.name == str(path)
-    assert source.view == b"content"
+    assert bytes(source.view) == b"content"
     assert source.view.readonly
     assert (source.view.format, source.view.itemsize) == ("B", 1)
     assert repr(source) == f"<Source {path} 7 bytes>"
@@ -52,7 +52,7 @@ def test_map_file(tmp_path: Path) -> None:
 def test_empty_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.touch()
-    assert map_file(path).view == b""
+    assert bytes(map_file(path).view) == b""
     with pytest.raises(NotPopefError, match="the file is empty"):
         Reader().parse_file(path)
 
@@ -105,6 +105,20 @@ def test_no_descriptor_stays_open(tmp_path: Path) -> None:
     assert descriptors() == before
     assert mappings(path) >= 1
     assert len(models) == 100
+
+
+def test_where_a_descriptor_must_stay_open(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"content")
+    before = descriptors()
+    with path.open("rb") as file:
+        view = map_keeping_descriptor(file.fileno(), 7)
+    assert bytes(view) == b"content"
+    assert view.readonly
+    assert descriptors() == before + 1
+    del view
+    gc.collect()
+    assert descriptors() == before
 
 
 def test_mapping_goes_with_its_last_view(tmp_path: Path) -> None:
@@ -171,23 +185,19 @@ def test_file_without_memory_for_it(tmp_path: Path) -> None:
     assert "Cannot allocate memory" in run(code, path)
 
 
-class Trickle(io.RawIOBase):
+class Trickle(io.BytesIO):
     """A stream that gives a few bytes at a time."""
 
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def read(self, size: int = -1) -> bytes:
-        step, self._data = self._data[:100], self._data[100:]
-        return step
+    def read(self, size: int | None = -1) -> bytes:
+        return super().read(100)
 
 
 @pytest.mark.parametrize("size", [0, 1, 99, 100, 101, (1 << 20) + 7])
 def test_read_stream(size: int) -> None:
     data = bytes(range(256)) * (size // 256 + 1)
     for stream in (io.BytesIO(data[:size]), Trickle(data[:size])):
-        source = read_stream(stream, "name")  # type: ignore[arg-type]
-        assert source.view == data[:size]
+        source = read_stream(stream, "name")
+        assert bytes(source.view) == data[:size]
         assert source.view.readonly
 
 

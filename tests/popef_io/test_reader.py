@@ -50,7 +50,8 @@ def test_reads_what_was_written(tmp_path: Path) -> None:
 
 def test_nothing_read() -> None:
     reader = Reader()
-    assert reader.blobs == reader.metadata == reader.tensors == ()
+    assert not any((reader.blobs, reader.metadata, reader.executables, reader.tensors))
+    assert not any((reader.feeds, reader.opaque_blobs, reader.unknown_blobs))
     assert repr(reader) == "<Reader 0 blobs of nothing>"
 
 
@@ -164,7 +165,7 @@ def test_contents_are_for_several_threads(tmp_path: Path) -> None:
     def work() -> None:
         for _ in range(50):
             sums.append(float(reader.tensors[0].data().sum()))
-            assert reader.executables[0].executable()[:10] == b"executable"
+            assert bytes(reader.executables[0].executable()[:10]) == b"executable"
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:

@@ -59,6 +59,11 @@ def test_wrong_bytes(data: bytes, shape: tuple[int, ...], reason: str) -> None:
         decode_strings(data, shape)
 
 
+def test_lone_surrogates() -> None:
+    with pytest.raises(InvalidValueError, match="not valid Unicode: surrogates"):
+        encode_strings(["\ud800"])
+
+
 @pytest.mark.parametrize("element", [1, None, 1.5, ["a"], bytearray(b"a")])
 def test_no_string(element: object) -> None:
     with pytest.raises(InvalidValueError, match="is bytes or text"):

@@ -247,7 +247,7 @@ def test_nothing_is_left_at_exit(tmp_path: Path, end: str) -> None:
         "blob.write(b'x')\n"
         f"{end}\n"
     )
-    command = [sys.executable, "-c", code, tmp_path / "file"]
+    command = [sys.executable, "-c", code, str(tmp_path / "file")]
     subprocess.run(command, capture_output=True, check=False, timeout=60)
     assert os.listdir(tmp_path) == []
 
@@ -267,7 +267,7 @@ def test_full_disk(tmp_path: Path) -> None:
         "    except (OSError, popef_io.PopefError) as error:\n"
         "        print(type(error).__name__, error)\n"
     )
-    command = [sys.executable, "-c", code, tmp_path / "file"]
+    command = [sys.executable, "-c", code, str(tmp_path / "file")]
     done = subprocess.run(
         command, capture_output=True, text=True, check=True, timeout=60
     )
