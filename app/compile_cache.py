@@ -14,11 +14,12 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any
-
-from engine.compiler import CompileOptions, compile_model
+from typing import TYPE_CHECKING, Any
 
 from app.about import VERSION
+
+if TYPE_CHECKING:
+    from engine.compiler import CompileOptions
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +37,17 @@ class CompileCache:
         self._wanted = folder
         self._folder: Path | None = None
 
-    def popef_for(self, source: Path, options: CompileOptions) -> Path:
+    def popef_for(self, source: Path) -> Path:
         """The compiled file of an ONNX file; compiles it if there is none yet.
 
         Blocks as long as compiling takes. Raises what `compile_model` raises, and
         OSError where a file cannot be read or written.
         """
+        # The compiler and what it needs take a tenth of a second and tens of MiB,
+        # and most repositories hold compiled models.
+        from engine.compiler import CompileOptions, compile_model
+
+        options = CompileOptions()
         key = _digest(source, options)
         target = self._usable_folder() / key[:2] / f"{key}.popef"
         if target.is_file():
@@ -84,7 +90,7 @@ def external_files(source: Path) -> list[Path]:
 
     What a model may refer to is the compiler's to check; this only reads them.
     """
-    import onnx  # costs 100 ms, and most repositories hold compiled models
+    import onnx
 
     model = onnx.load(source, load_external_data=False)
     names = {

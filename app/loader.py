@@ -6,8 +6,6 @@ import logging
 import time
 from dataclasses import dataclass
 
-from engine.compiler import CompileOptions
-
 from app.compile_cache import CompileCache
 from app.devices import GatewayDevices
 from app.model_config import ModelConfig
@@ -78,7 +76,7 @@ class ModelLoader:
     ) -> ModelRunner:
         files = list(source.files)
         if source.is_onnx:
-            files = [self._cache.popef_for(files[0], CompileOptions())]
+            files = [self._cache.popef_for(files[0])]
         return ModelRunner(
             files if len(files) > 1 else files[0],
             config=ModelRunnerConfig(

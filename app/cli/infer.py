@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.cli.errors import EXIT_USAGE, CommandError
+from app.cli.pairs import parse_pairs
 
 if TYPE_CHECKING:
     import httpx
@@ -54,13 +55,13 @@ def infer(
     """
     import httpx
 
-    wanted = _pairs(outputs or [], "--output")
+    wanted = parse_pairs(outputs, "--output")
     client = httpx.Client(base_url=url, timeout=timeout, trust_env=False)
     path = f"/v1/models/{name}" + (f"/versions/{version}" if version else "")
     with client:
         try:
             model = _json(client.get(path))
-            tensors = _read_inputs(model, _pairs(inputs or [], "--input"))
+            tensors = _read_inputs(model, parse_pairs(inputs, "--input"))
             response, results = _post(client, f"{path}/infer", tensors, encoding)
         except httpx.TransportError as e:
             msg = f"no answer from {url}: {e}; is `popgate serve` running there?"
@@ -72,19 +73,6 @@ def infer(
     _deliver(results, wanted)
     milliseconds = response.elapsed.total_seconds() * 1000
     typer.echo(f"{name} version {model['version']}, {milliseconds:.1f} ms", err=True)
-
-
-def _pairs(items: list[str], option: str) -> dict[str, str]:
-    pairs: dict[str, str] = {}
-    for item in items:
-        key, equals, value = item.partition("=")
-        if not (key and equals):
-            msg = f"{option} {item}: expected NAME=VALUE"
-            raise CommandError(msg, EXIT_USAGE)
-        if key in pairs:
-            raise CommandError(f"{option} {key} is given twice", EXIT_USAGE)
-        pairs[key] = value
-    return pairs
 
 
 def _json(response: httpx.Response) -> dict[str, Any]:

@@ -1,0 +1,251 @@
+"""`popgate compile`: from ONNX files to PopEF files."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from app.cli.errors import EXIT_FAILED, EXIT_USAGE, CommandError
+from app.cli.pairs import parse_pairs, parse_shapes
+
+if TYPE_CHECKING:
+    from engine.compiler import CompileOptions, CompileReport, Progress
+
+_Models = Annotated[
+    list[Path], typer.Argument(metavar="MODEL.onnx...", help="What to compile.")
+]
+_Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="FILE",
+                 help="The PopEF file. [default: beside the model, as MODEL.popef]"),
+]  # fmt: skip
+_OutDir = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="A folder for the PopEF files of several models. "
+                 "One that fails does not keep the others."),
+]  # fmt: skip
+_Batch = Annotated[
+    str,
+    typer.Option(metavar="auto|off|N", help="May rows of different requests run "
+                 "together? auto: where a check shows that it changes nothing. off: "
+                 "never. N: as auto, with a fixed batch of N rows."),
+]  # fmt: skip
+_Weights = Annotated[
+    str,
+    typer.Option(metavar="data|inside", help="Large weights: as tensor data (mapped, "
+                 "shared, replaceable) or inside the executable."),
+]  # fmt: skip
+_WeightsFrom = Annotated[
+    str, typer.Option(metavar="SIZE", help="Size from which a weight is large.")
+]
+_Name = Annotated[
+    str, typer.Option(help="Name of the executable. [default: that of the file]")
+]
+_Input = Annotated[
+    list[str] | None,
+    typer.Option("--rename-input", metavar="OLD=NEW", help="Another name of an input."),
+]
+_Outputs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--rename-output", metavar="OLD=NEW", help="Another name of an output."
+    ),
+]
+_Shapes = Annotated[
+    list[str] | None,
+    typer.Option("--shape", metavar="NAME=DIMS", help="Another shape of an input or "
+                 "output: image=-1,1,28,28, where -1 or a name is free."),
+]  # fmt: skip
+_Metadata = Annotated[
+    list[str] | None,
+    typer.Option("--metadata", metavar="KEY=VALUE", help="Kept in the file."),
+]
+_Description = Annotated[str, typer.Option(help="Kept in the file, for people.")]
+_Threads = Annotated[int, typer.Option(help="Threads of the check of --batch.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one model: a report, or a reason."""
+
+    source: Path
+    seconds: float
+    report: CompileReport | None = None
+    reason: str = ""
+
+
+def compile_models(
+    models: _Models,
+    output: _Output = None,
+    out_dir: _OutDir = None,
+    batch: _Batch = "auto",
+    weights: _Weights = "data",
+    weights_from: _WeightsFrom = "1024",
+    name: _Name = "",
+    rename_input: _Input = None,
+    rename_output: _Outputs = None,
+    shape: _Shapes = None,
+    metadata: _Metadata = None,
+    description: _Description = "",
+    threads: _Threads = 1,
+) -> None:
+    """Compile ONNX models into PopEF files that the gateway serves.
+
+    popgate compile model.onnx -o models/model.popef
+
+    popgate compile a.onnx b.onnx --out-dir models/
+    """
+    targets = _targets(models, output, out_dir)
+    options = _options(
+        batch=batch,
+        weights=weights,
+        weights_from=weights_from,
+        name=name,
+        inputs=parse_pairs(rename_input, "--rename-input"),
+        outputs=parse_pairs(rename_output, "--rename-output"),
+        shapes=parse_shapes(shape),
+        user_metadata=parse_pairs(metadata, "--metadata"),
+        description=description,
+        threads=threads,
+    )
+    outcomes = []
+    with _progress(len(targets)) as stage:
+        for source, target in targets.items():
+            stage(source.name, 0.0)
+            outcome = _compile(source, target, options, stage)
+            outcomes.append(outcome)
+            _tell(outcome, in_detail=len(targets) == 1)
+    if len(outcomes) > 1:
+        _summarise(outcomes)
+    if any(outcome.reason for outcome in outcomes):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _targets(
+    models: list[Path], output: Path | None, out_dir: Path | None
+) -> dict[Path, Path]:
+    """Where each model goes. Nothing is overwritten by another model of this call."""
+    if output is not None and out_dir is not None:
+        raise CommandError("give --output or --out-dir, not both", EXIT_USAGE)
+    if output is not None:
+        if len(models) > 1:
+            msg = f"--output is one file, for {len(models)} models; use --out-dir"
+            raise CommandError(msg, EXIT_USAGE)
+        return {models[0]: output}
+    targets: dict[Path, Path] = {}
+    taken: dict[Path, Path] = {}
+    for model in dict.fromkeys(models):
+        target = (out_dir or model.parent) / f"{model.stem}.popef"
+        if target in taken:
+            msg = (
+                f"{taken[target]} and {model} would both become {target}; "
+                f"compile them one by one with --output"
+            )
+            raise CommandError(msg, EXIT_USAGE)
+        taken[target] = model
+        targets[model] = target
+    return targets
+
+
+def _options(*, batch: str, weights_from: str, **values: Any) -> CompileOptions:
+    from app.settings import parse_size
+    from engine import InvalidConfig
+    from engine.compiler import CompileOptions
+
+    try:
+        return CompileOptions(
+            batch=int(batch) if batch.isdecimal() else batch,  # type: ignore[arg-type]
+            weights_from=parse_size(weights_from),
+            **values,
+        )
+    except (InvalidConfig, ValueError) as e:
+        raise CommandError(str(e), EXIT_USAGE) from None
+
+
+def _compile(
+    source: Path, target: Path, options: CompileOptions, progress: Progress
+) -> Outcome:
+    from engine import EngineError
+    from engine.compiler import compile_model
+    from popef_io import PopefError
+
+    start = time.monotonic()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        report = compile_model(source, target, options, progress)
+    except (EngineError, PopefError) as e:
+        return Outcome(source, time.monotonic() - start, reason=str(e))
+    except OSError as e:
+        where = e.filename or source
+        reason = f"{where}: {e.strerror or e}"
+        return Outcome(source, time.monotonic() - start, reason=reason)
+    except Exception as e:
+        reason = f"{type(e).__name__}: {e}; this is a bug"
+        return Outcome(source, time.monotonic() - start, reason=reason)
+    return Outcome(source, time.monotonic() - start, report)
+
+
+@contextmanager
+def _progress(count: int) -> Iterator[Progress]:
+    """Shows what is being done, to a person; does nothing where nobody looks."""
+    if not sys.stderr.isatty():
+        yield lambda stage, done: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("compiling", total=1.0)
+        yield lambda stage, done: bar.update(task, description=stage, completed=done)
+
+
+def _tell(outcome: Outcome, *, in_detail: bool) -> None:
+    report = outcome.report
+    if report is None:
+        typer.echo(f"popgate: error: {outcome.source}: {outcome.reason}", err=True)
+        return
+    typer.echo(f"{outcome.source} → {report.target}, {_bytes(report.file_bytes)}")
+    if not in_detail:
+        return
+    mixed = "mixed" if report.batch.rows else "never mixed"
+    typer.echo(f"  takes {', '.join(map(str, report.inputs)) or 'nothing'}")
+    typer.echo(f"  gives {', '.join(map(str, report.outputs))}")
+    typer.echo(f"  rows of different requests are {mixed}: {report.batch.reason}")
+
+
+def _summarise(outcomes: list[Outcome]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("model", overflow="fold")
+    for title in ("result", "size", "batching", "seconds"):
+        table.add_column(title, no_wrap=True)
+    for outcome in outcomes:
+        report = outcome.report
+        cells = ("failed", "", "")
+        if report is not None:
+            size = _bytes(report.file_bytes)
+            cells = ("compiled", size, "rows" if report.batch.rows else "none")
+        table.add_row(outcome.source.name, *cells, f"{outcome.seconds:.2f}")
+    Console().print(table)
+    failed = sum(bool(outcome.reason) for outcome in outcomes)
+    typer.echo(f"{len(outcomes) - failed} compiled, {failed} failed")
+
+
+def _bytes(count: int) -> str:
+    size = float(count)
+    for unit in ("bytes", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"

@@ -1,0 +1,36 @@
+"""Options of the form ``NAME=VALUE``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from app.cli.errors import EXIT_USAGE, CommandError
+
+
+def parse_pairs(items: Sequence[str] | None, option: str) -> dict[str, str]:
+    """The mapping that repeated options give. Raises `CommandError`."""
+    pairs: dict[str, str] = {}
+    for item in items or ():
+        key, equals, value = item.partition("=")
+        if not (key and equals):
+            msg = f"{option} {item}: expected NAME=VALUE"
+            raise CommandError(msg, EXIT_USAGE)
+        if key in pairs:
+            raise CommandError(f"{option} {key} is given twice", EXIT_USAGE)
+        pairs[key] = value
+    return pairs
+
+
+def parse_shapes(items: Sequence[str] | None) -> dict[str, tuple[int | str, ...]]:
+    """``image=-1,1,28,28`` and the like. An empty value is the shape of a scalar."""
+    return {
+        name: tuple(map(_dimension, filter(None, value.split(","))))
+        for name, value in parse_pairs(items, "--shape").items()
+    }
+
+
+def _dimension(text: str) -> int | str:
+    try:
+        return int(text)
+    except ValueError:
+        return text.strip()

@@ -1,0 +1,37 @@
+"""One gateway with a few small models, for the tests that do not change it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.app.serving import ServedGateway
+from tests.engine import models
+
+
+def fill_repository(root: Path) -> Path:
+    """Models of every kind: see what each is in `tests/engine/models.py`."""
+    models.affine(root / "affine.popef")
+    models.text(root / "text.popef")
+    models.weighted(root / "weighted.popef")
+    models.gather(root / "gather.popef")
+    for version in ("1", "2"):
+        (root / "many" / version).mkdir(parents=True)
+    models.mean_over_rows(root / "many" / "1" / "m.popef")
+    models.affine(root / "many" / "2" / "m.popef")
+    (root / "broken.popef").write_bytes(b"not a container")
+    return root
+
+
+@pytest.fixture(scope="session")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fill_repository(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def gateway(repository: Path) -> Iterator[ServedGateway]:
+    """Shared by everybody: ask, but leave it as it is."""
+    with ServedGateway(repository, "--server-name", "tester") as served:
+        yield served.wait_ready()

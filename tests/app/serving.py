@@ -1,0 +1,145 @@
+"""A real `popgate serve`, started, asked and ended by tests."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+
+POPGATE = [sys.executable, "-c", "from app.cli import main; main()"]
+ROOT = Path(__file__).resolve().parents[2]
+WAIT = 30.0  # seconds that nothing here should ever take
+
+_NUMBERS = itertools.count()
+
+
+def run_popgate(*arguments: str | Path, **variables: str) -> Any:
+    """A command that ends by itself: its code and what it wrote."""
+    return subprocess.run(
+        [*POPGATE, *map(str, arguments)],
+        cwd=ROOT,
+        env={**os.environ, **variables},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=WAIT * 2,
+        check=False,
+    )
+
+
+class ServedGateway:
+    """`popgate serve` on a free port, with a device pool of its own. A context manager.
+
+    Leaving it ends the server with SIGTERM and checks nothing; `stop` returns the code.
+    """
+
+    def __init__(
+        self, repository: Path, *options: str, pool: str | None = None, **variables: str
+    ) -> None:
+        self.pool = pool or f"test-app-{os.getpid()}-{next(_NUMBERS)}"
+        command = [*POPGATE, "serve", "--model-repository", str(repository)]
+        if not any(option.startswith("--uds") for option in options):
+            command += ["--port", "0"]
+        self.process = subprocess.Popen(
+            [*command, *options],
+            cwd=ROOT,
+            env={**os.environ, "POPGATE_POOL": self.pool, **variables},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.lines: list[str] = []
+        self._changed = threading.Condition()
+        self._ended = False
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        first = self.wait_line("listens on")
+        self.url = first.split("listens on ")[1].split(",")[0]
+        transport = None
+        base = self.url
+        if base.startswith("unix:"):
+            transport = httpx.HTTPTransport(uds=base.removeprefix("unix:"))
+            base = "http://localhost"
+        self.client = httpx.Client(
+            base_url=base, timeout=WAIT, trust_env=False, transport=transport
+        )
+
+    @property
+    def output(self) -> str:
+        return "\n".join(self.lines)
+
+    def wait_line(self, text: str) -> str:
+        """The first line it writes with `text` in it."""
+        with self._changed:
+            found = self._changed.wait_for(
+                lambda: self._ended or any(text in line for line in self.lines), WAIT
+            )
+        for line in list(self.lines):
+            if text in line:
+                return line
+        why = "it ended" if found else "it did not come in time"
+        raise AssertionError(f"no line with {text!r}, {why}:\n{self.output}")
+
+    def wait_ready(self) -> Self:
+        self.until("/v1/health/ready", 200)
+        return self
+
+    def until(self, path: str, status: int) -> httpx.Response:
+        """Asks until `path` answers with `status`."""
+        end = time.monotonic() + WAIT
+        while True:
+            response = self.client.get(path)
+            if response.status_code == status:
+                return response
+            assert time.monotonic() < end, f"{path}: {response.text}\n{self.output}"
+            assert self.process.poll() is None, self.output
+
+    def infer(self, name: str, **inputs: Any) -> Any:
+        """The outputs of a request in JSON, by name, as flat lists."""
+        response = self.client.post(f"/v1/models/{name}/infer", json={"inputs": inputs})
+        assert response.status_code == 200, response.text
+        return {o["name"]: o["data"] for o in response.json()["outputs"]}
+
+    def send(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """The exit code after a signal."""
+        if self.process.poll() is None:
+            self.send(number)
+        return self.join()
+
+    def join(self) -> int:
+        """The exit code, once it ends."""
+        try:
+            return self.process.wait(WAIT)
+        finally:
+            self.process.kill()
+            self._reader.join(WAIT)
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as stdout:
+            for line in stdout:
+                with self._changed:
+                    self.lines.append(line.rstrip("\n"))
+                    self._changed.notify_all()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.client.close()
+        self.stop()
