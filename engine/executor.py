@@ -42,8 +42,13 @@ class _Sessions:
     threads: int
     providers: tuple[str, ...]
     made: dict[_SessionKey, OnnxSession] = field(default_factory=dict)
+    ready: dict[str, OnnxSession] = field(default_factory=dict)
+    """Made elsewhere, by graph, and not taken yet."""
 
     def make(self, key: _SessionKey, values: Mapping[str, Array]) -> None:
+        if key[0] in self.ready:
+            self.made[key] = self.ready.pop(key[0])
+            return
         graph = self.executable.graphs[key[0]]
         variables = self.executable.variables
         weights = {
@@ -64,6 +69,7 @@ class Executor:
 
     threads: how many threads ONNX Runtime uses for one operator (default 1).
     providers: ONNX Runtime's execution providers, in order of preference.
+    sessions: sessions that exist already, by graph, with their first weights in them.
     Raises InvalidModel where a graph cannot be loaded or does not fit its programs.
     Not thread-safe: one thread at a time; `clone` gives another thread its own.
     """
@@ -79,11 +85,14 @@ class Executor:
         *,
         threads: int = 1,
         providers: Sequence[str] = ("CPUExecutionProvider",),
+        sessions: Mapping[str, OnnxSession] | None = None,
     ) -> None:
         load = frozenset(metadata.program_flow.load)
         dataflow = Dataflow.of(executable, load)
-        sessions = _Sessions(executable, threads, tuple(providers))
-        self._assemble_over(executable, dataflow, sessions, {}, load)
+        made = _Sessions(
+            executable, threads, tuple(providers), {}, dict(sessions or {})
+        )
+        self._assemble_over(executable, dataflow, made, {}, load)
         self._make_sessions(changed=frozenset())
 
     def clone(self) -> Executor:

@@ -1,0 +1,277 @@
+"""From ONNX models to a container that a device can run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.compiler.batching import decide
+from engine.compiler.external_data import ExternalFiles
+from engine.compiler.interface import Interface, change, check_types, renamed
+from engine.compiler.options import (
+    BatchDecision,
+    CompileOptions,
+    CompileReport,
+    Progress,
+    TensorReport,
+)
+from engine.compiler.package import (
+    LOAD,
+    MAIN,
+    Package,
+    Part,
+    WeightStreams,
+    input_handle,
+    make_package,
+    output_handle,
+    selector_anchor,
+)
+from engine.compiler.row_check import Run
+from engine.compiler.source import OnnxModel, Source, read_model
+from engine.compiler.weights import Weight, drop_unused, take_inside, take_out
+from engine.errors import InvalidConfig, InvalidModel
+from engine.executable import Graph, StreamIn, Switch
+from engine.executable import Sequence as Steps
+from engine.executor import Executor
+from engine.onnx_session import OnnxSession
+from popef_io import Option, TensorType
+
+_log = logging.getLogger(__name__)
+
+_PENDING = BatchDecision(False, 0, "not decided yet")
+_MAX_OPTION = 1 << 16
+"""Characters of a metadata value of the source that are kept."""
+
+
+def compile_model(
+    source: Source,
+    target: str | Path,
+    options: CompileOptions | None = None,
+    progress: Progress | None = None,
+) -> CompileReport:
+    """Compile an ONNX model into a container at `target`, which it replaces.
+
+    `source` is a path, the bytes of a file, or an `onnx.ModelProto` (not changed). The
+    same source and options give the same bytes. Raises InvalidModel, naming the node
+    or tensor, for what cannot be run or served; OSError where a file cannot be read or
+    written. Thread-safe; nothing is at `target` unless it succeeds.
+    """
+    options = options or CompileOptions()
+    say = progress or _silent
+    say("reading", 0.0)
+    loaded = _load(source, options, prefix="", graph="main", progress=say)
+    name = options.name or loaded.source.name
+    package = make_package(name, [loaded.part], loaded.part.main, _PENDING)
+    with _Trial(package, {"main": loaded.session}, options.threads) as trial:
+        say("checking rows", 0.6)
+        interface = loaded.part.interface
+        decision = decide(
+            loaded.source.proto, interface, trial.run(loaded.part), options
+        )
+    notes = _notes(loaded.source.proto, options)
+    final = make_package(name, [loaded.part], loaded.part.main, decision, notes)
+    return _write(final, Path(target), decision, say)
+
+
+def compile_fused(
+    sources: Sequence[tuple[str, Source]],
+    target: str | Path,
+    selector: str = "index",
+    options: CompileOptions | None = None,
+    progress: Progress | None = None,
+) -> CompileReport:
+    """Compile several models into one container, one of which runs at a time.
+
+    The input `selector` (one integer) says which: 0 for the first, and so on. Inputs,
+    outputs and weights are called `<name>/<tensor>`; a run reads and writes only
+    those of the chosen model. Rows are never mixed. Of the options, `batch`, `inputs`,
+    `outputs` and `shapes` cannot be given here. Raises what `compile_model` raises.
+    """
+    options = options or CompileOptions()
+    names = [name for name, _ in sources]
+    if not names or len(set(names)) < len(names) or not all(names):
+        raise InvalidConfig("fused models need names, each its own")
+    if options.inputs or options.outputs or options.shapes or options.batch != "auto":
+        raise InvalidConfig("fused models are compiled without changes to each")
+    say = progress or _silent
+    parts: list[Part] = []
+    sessions: dict[str, OnnxSession] = {}
+    alone = replace(options, batch="off")
+    for number, (name, source) in enumerate(sources):
+        say(f"reading {name}", number / len(sources) * 0.8)
+        try:
+            loaded = _load(source, alone, f"{name}/", name, _silent)
+        except InvalidModel as error:
+            raise InvalidModel(f"{name}: {error}") from None
+        parts.append(loaded.part)
+        sessions[name] = loaded.session
+    anchor = selector_anchor(selector)
+    cases = {number: part.main for number, part in enumerate(parts)}
+    choose = f"input {selector}"
+    main = Steps((StreamIn(anchor.handle, choose), Switch(choose, cases)))
+    chosen = ", ".join(f"{number}: {name}" for number, name in enumerate(names))
+    decision = BatchDecision(False, 0, f"{selector!r} chooses a model for each run")
+    package = make_package(
+        options.name or "fused",
+        parts,
+        main,
+        decision,
+        [*_user_notes(options), Option("popgate.fused", chosen)],
+        anchor,
+    )
+    with _Trial(package, sessions, options.threads):
+        return _write(package, Path(target), decision, say)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    source: OnnxModel
+    part: Part
+    session: OnnxSession
+
+
+def _load(
+    source: Source, options: CompileOptions, prefix: str, graph: str, progress: Progress
+) -> _Loaded:
+    model = read_model(source)
+    check_types(model.proto)
+    change(model.proto, options)
+    drop_unused(model.proto.graph)
+    files = ExternalFiles(model.folder)
+    weights: list[Weight] = []
+    if options.weights == "data":
+        weights = take_out(model.proto, files, options.weights_from)
+    else:
+        take_inside(model.proto, files)
+    progress("loading", 0.2)
+    compiled = _graph(model.proto, graph, weights)
+    session = OnnxSession(
+        compiled.model,
+        {w.name: (w.data, w.info.data_type) for w in weights},
+        threads=options.threads,
+    )
+    interface = Interface.of(model.proto, session)
+    inputs = renamed(interface.inputs, options.inputs, "input")
+    outputs = renamed(interface.outputs, options.outputs, "output")
+    part = Part(
+        compiled,
+        tuple(weights),
+        interface,
+        {k: prefix + v for k, v in inputs.items()},
+        {k: prefix + v for k, v in outputs.items()},
+        prefix,
+    )
+    return _Loaded(model, part, session)
+
+
+def _graph(proto: Any, name: str, weights: Sequence[Weight]) -> Graph:
+    try:
+        serialized = proto.SerializeToString(deterministic=True)
+    except ValueError as error:  # more than protocol buffers can hold
+        raise InvalidModel(
+            f"the graph is larger than 2 GiB even without its large weights ({error})"
+        ) from None
+    return Graph(
+        name,
+        serialized,
+        weights=tuple(w.name for w in weights),
+        opsets={o.domain: o.version for o in proto.opset_import},
+    )
+
+
+class _Trial:
+    """A package loaded as a device would load it."""
+
+    def __init__(
+        self, package: Package, sessions: dict[str, OnnxSession], threads: int
+    ) -> None:
+        self._executor = Executor(
+            package.executable, package.metadata, threads=threads, sessions=sessions
+        )
+        self._executor.run((LOAD,), WeightStreams(package.weights))
+
+    def run(self, part: Part) -> Run:
+        """Runs the main program, by the graph's own names."""
+
+        def run(feed: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+            streams = _TensorStreams(
+                {input_handle(part.inputs[name]): a for name, a in feed.items()}
+            )
+            self._executor.run((MAIN,), streams)
+            return {
+                name: streams.outputs[output_handle(public)]
+                for name, public in part.outputs.items()
+            }
+
+        return run
+
+    def __enter__(self) -> _Trial:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._executor.close()
+
+
+class _TensorStreams:
+    """Streams over arrays."""
+
+    def __init__(self, inputs: dict[str, npt.NDArray[Any]]) -> None:
+        self.read = inputs.__getitem__
+        self.outputs: dict[str, npt.NDArray[Any]] = {}
+        self.write = self.outputs.__setitem__
+
+    def output_memory(
+        self, handle: str, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> None:
+        return None
+
+
+def _write(
+    package: Package, target: Path, decision: BatchDecision, progress: Progress
+) -> CompileReport:
+    progress("writing", 0.8)
+    package.write(target)
+    progress("done", 1.0)
+    anchors = [a for a in package.metadata.anchors if MAIN in a.programs]
+    report = CompileReport(
+        target,
+        _reports(anchors, TensorType.INPUT),
+        _reports(anchors, TensorType.OUTPUT),
+        decision,
+        len(package.weights),
+        sum(weight.nbytes for weight in package.weights.values()),
+        target.stat().st_size,
+    )
+    _log.info("%s", report)
+    return report
+
+
+def _reports(anchors: Sequence[Any], kind: TensorType) -> tuple[TensorReport, ...]:
+    return tuple(TensorReport(a.name, a.tensor_info) for a in anchors if a.type is kind)
+
+
+def _notes(proto: Any, options: CompileOptions) -> list[Option]:
+    """What the source and the user say of the model."""
+    made = " ".join(filter(None, (proto.producer_name, proto.producer_version)))
+    description = options.description or proto.doc_string or proto.graph.doc_string
+    notes = [
+        Option("popgate.source_producer", made),
+        Option("popgate.description", description),
+        *(Option(f"onnx.{entry.key}", entry.value) for entry in proto.metadata_props),
+    ]
+    kept = [n for n in notes if n.value and len(n.value) <= _MAX_OPTION]
+    return [*kept, *_user_notes(options)]
+
+
+def _user_notes(options: CompileOptions) -> list[Option]:
+    return [Option(f"user.{k}", v) for k, v in options.user_metadata.items()]
+
+
+def _silent(stage: str, done: float) -> None:
+    """No one wants to know."""

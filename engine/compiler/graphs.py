@@ -1,0 +1,68 @@
+"""Walking ONNX graphs: nodes, nested graphs, and the names that are used.
+
+Protocol buffer messages have no types of ours; they are `Any` throughout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from engine.errors import InvalidModel
+
+MAX_NESTING = 64
+
+
+def graphs_of(node: Any) -> Iterator[Any]:
+    """The graphs inside the attributes of `node`."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def all_nodes(graph: Any, depth: int = 0) -> Iterator[Any]:
+    """Every node of `graph` and of the graphs inside its nodes, in order."""
+    if depth > MAX_NESTING:
+        raise InvalidModel(f"graphs are nested more than {MAX_NESTING} deep")
+    for node in graph.node:
+        yield node
+        for inner in graphs_of(node):
+            yield from all_nodes(inner, depth + 1)
+
+
+def all_graphs(graph: Any) -> Iterator[Any]:
+    """`graph` and every graph inside it."""
+    yield graph
+    for node in all_nodes(graph):
+        yield from graphs_of(node)
+
+
+def used_names(graph: Any) -> set[str]:
+    """Every value that a node somewhere reads or that a graph gives back."""
+    used = {name for node in all_nodes(graph) for name in node.input}
+    for inner in all_graphs(graph):
+        used.update(output.name for output in inner.output)
+    return used
+
+
+def label(node: Any) -> str:
+    """How to call a node in a message."""
+    kind = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+    return f"{kind} node {node.name!r}" if node.name else f"{kind} node"
+
+
+def attribute_int(node: Any, name: str, default: int) -> int:
+    """An integer attribute of `node`."""
+    for attribute in node.attribute:
+        if attribute.name == name:
+            return int(attribute.i)
+    return default
+
+
+def attribute_ints(node: Any, name: str) -> tuple[int, ...] | None:
+    """A list of integers among the attributes of `node`; None if it is not there."""
+    for attribute in node.attribute:
+        if attribute.name == name:
+            return tuple(attribute.ints)
+    return None

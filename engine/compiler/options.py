@@ -1,0 +1,106 @@
+"""What a compilation is told, and what it tells afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from engine.errors import InvalidConfig
+from popef_io import TensorInfo
+
+Progress: TypeAlias = Callable[[str, float], None]
+"""Called with the name of a stage and how much of all the work is done, 0 to 1."""
+Dims: TypeAlias = tuple[int | str, ...]
+"""Dimensions of a shape override: numbers, names of free dimensions, or -1 (free)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompileOptions:
+    """How to compile. `repr` is complete and stable: it may be part of a cache key."""
+
+    batch: Literal["auto", "off"] | int = "auto"
+    """Whether rows of different requests may share a batch. `auto`: where the check
+    shows that they may. `off`: never. A number fixes the first dimension at that many
+    rows, which are mixed where the check shows that they may."""
+    weights: Literal["data", "inside"] = "data"
+    """Where large initializers go: tensor data of the container, or the executable."""
+    weights_from: int = 1024
+    """Bytes from which an initializer is large."""
+    name: str = ""
+    """Name of the executable; empty: the name of the source file, or `model`."""
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    """New names of inputs, by their names in the source."""
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    """New names of outputs."""
+    shapes: Mapping[str, Dims] = field(default_factory=dict)
+    """New shapes of inputs or outputs, by their names in the source."""
+    user_metadata: Mapping[str, str] = field(default_factory=dict)
+    """Kept in the container under `user.<key>`."""
+    description: str = ""
+    """For a person; empty: what the source says of itself."""
+    threads: int = 1
+    """Threads of the check."""
+    seed: int = 0
+    """Of the data that the check makes up."""
+    check_seconds: float = 20.0
+    """How long the check may take, about, before it makes do with fewer trials."""
+
+    def __post_init__(self) -> None:
+        batch = self.batch
+        if isinstance(batch, bool) or not (
+            batch in ("auto", "off") or (isinstance(batch, int) and batch >= 1)
+        ):
+            raise InvalidConfig(
+                f"batch must be auto, off or a number from 1, found {batch!r}"
+            )
+        if self.weights not in ("data", "inside"):
+            raise InvalidConfig(
+                f"weights must be data or inside, found {self.weights!r}"
+            )
+        if self.threads < 1:
+            raise InvalidConfig(f"threads must be at least 1, found {self.threads}")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorReport:
+    """An input or output of the compiled model."""
+
+    name: str
+    info: TensorInfo
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.info}"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDecision:
+    """Whether rows of different requests may be mixed, and why (not)."""
+
+    rows: bool
+    size: int
+    """Rows of every run; 0: as many as there are."""
+    reason: str
+    """A sentence without its full stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompileReport:
+    """What came out of a compilation."""
+
+    target: Path
+    inputs: tuple[TensorReport, ...]
+    outputs: tuple[TensorReport, ...]
+    batch: BatchDecision
+    weight_count: int
+    """Initializers that became tensor data."""
+    weight_bytes: int
+    file_bytes: int
+
+    def __str__(self) -> str:
+        mixed = "mixed" if self.batch.rows else "never mixed"
+        return (
+            f"{self.target}: {len(self.inputs)} inputs, {len(self.outputs)} outputs, "
+            f"{self.file_bytes} bytes; rows are {mixed}: {self.batch.reason}"
+        )

@@ -1,0 +1,225 @@
+"""Puts graphs, weights and programs together and writes them as a container."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata as distributions
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.compiler.interface import Interface
+from engine.compiler.options import BatchDecision
+from engine.compiler.weights import Weight
+from engine.executable import (
+    Executable,
+    Execute,
+    Graph,
+    Node,
+    StreamIn,
+    StreamOut,
+)
+from engine.executable import Sequence as Steps
+from popef_io import (
+    Anchor,
+    DataType,
+    Metadata,
+    Option,
+    ProgramFlow,
+    TensorDataInfo,
+    TensorInfo,
+    TensorType,
+    Writer,
+)
+
+LOAD, MAIN = 0, 1
+_CHUNK = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One graph of a container: its weights, and what its tensors are called outside.
+
+    `prefix` is put before the names of weights, to keep those of several models apart.
+    """
+
+    graph: Graph
+    weights: tuple[Weight, ...]
+    interface: Interface
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+    prefix: str = ""
+
+    @property
+    def load(self) -> tuple[Node, ...]:
+        """Brings the weights to the device."""
+        names = (self.prefix + w.name for w in self.weights)
+        return tuple(StreamIn(input_handle(n), f"weight {n}") for n in names)
+
+    @property
+    def main(self) -> Steps:
+        """Streams the inputs in, executes, streams the outputs out."""
+        return Steps(
+            (
+                *(
+                    StreamIn(input_handle(n), f"input {n}")
+                    for n in self.inputs.values()
+                ),
+                Execute(self.graph.name, self._connected(), self._results()),
+                *(
+                    StreamOut(f"output {n}", output_handle(n))
+                    for n in self.outputs.values()
+                ),
+            )
+        )
+
+    @property
+    def variables(self) -> dict[str, TensorInfo]:
+        """The device memory of this part."""
+        result = {f"weight {self.prefix}{w.name}": w.info for w in self.weights}
+        for tensor in self.interface.inputs:
+            result[f"input {self.inputs[tensor.name]}"] = tensor.info
+        for tensor in self.interface.outputs:
+            result[f"output {self.outputs[tensor.name]}"] = tensor.info
+        return result
+
+    @property
+    def anchors(self) -> tuple[Anchor, ...]:
+        """Inputs, outputs, weights."""
+        found = []
+        for tensor in self.interface.inputs:
+            name = self.inputs[tensor.name]
+            handle = input_handle(name)
+            found.append(Anchor(name, handle, tensor.info, TensorType.INPUT, (MAIN,)))
+        for tensor in self.interface.outputs:
+            name = self.outputs[tensor.name]
+            handle = output_handle(name)
+            found.append(Anchor(name, handle, tensor.info, TensorType.OUTPUT, (MAIN,)))
+        for weight in self.weights:
+            name = self.prefix + weight.name
+            handle = input_handle(name)
+            found.append(Anchor(name, handle, weight.info, TensorType.INPUT, (LOAD,)))
+        return tuple(found)
+
+    def _connected(self) -> dict[str, str]:
+        inputs = {k: f"input {n}" for k, n in self.inputs.items()}
+        weights = {w.name: f"weight {self.prefix}{w.name}" for w in self.weights}
+        return inputs | weights
+
+    def _results(self) -> dict[str, str]:
+        return {k: f"output {n}" for k, n in self.outputs.items()}
+
+
+def input_handle(name: str) -> str:
+    """The stream that brings `name` to the device."""
+    return f"h2d_{name}"
+
+
+def output_handle(name: str) -> str:
+    """The stream that brings `name` back."""
+    return f"d2h_{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """Everything that is in the container."""
+
+    executable: Executable
+    metadata: Metadata
+    weights: Mapping[str, Weight]
+    """By the name of their anchor."""
+
+    def write(self, target: Path) -> None:
+        """Write the container beside `target` and put it in its place."""
+        with Writer(target) as writer:
+            writer.write(self.metadata)
+            with writer.create_executable(self.metadata.executable) as blob:
+                blob.write(self.executable.encode())
+            for name, weight in self.weights.items():
+                info = TensorDataInfo(name, weight.info)
+                with writer.create_tensor_data(info) as blob:
+                    for chunk in _chunks(weight.data):
+                        blob.write(chunk)
+
+
+class WeightStreams:
+    """Streams that give the weights of a package, for loading it here."""
+
+    def __init__(self, weights: Mapping[str, Weight]) -> None:
+        self._data = {input_handle(name): w.data for name, w in weights.items()}
+
+    def read(self, handle: str) -> npt.NDArray[Any]:
+        return self._data[handle]
+
+    def output_memory(self, handle: str, shape: object, dtype: object) -> None:
+        return None
+
+    def write(self, handle: str, value: object) -> None:
+        """Load programs write nothing."""
+
+
+def make_package(
+    name: str,
+    parts: Sequence[Part],
+    main: Node,
+    decision: BatchDecision,
+    options: Iterable[Option] = (),
+    selector: Anchor | None = None,
+) -> Package:
+    """A package of `parts`, run by the program `main`."""
+    variables: dict[str, TensorInfo] = {}
+    anchors: list[Anchor] = []
+    weights: dict[str, Weight] = {}
+    if selector is not None:
+        variables[f"input {selector.name}"] = selector.tensor_info
+        anchors.append(selector)
+    for part in parts:
+        variables |= part.variables
+        anchors.extend(part.anchors)
+        weights |= {part.prefix + w.name: w for w in part.weights}
+    load = Steps(tuple(step for part in parts for step in part.load))
+    executable = Executable(
+        {part.graph.name: part.graph for part in parts},
+        variables,
+        {LOAD: load, MAIN: main},
+    )
+    metadata = Metadata(
+        executable=name,
+        anchors=tuple(anchors),
+        program_flow=ProgramFlow(load=(LOAD,), main=(MAIN,)),
+        programs_map={LOAD: "load", MAIN: "main"},
+        engine_options=(
+            Option("popgate.batching", "rows" if decision.rows else "none"),
+            Option("popgate.batch_size", str(decision.size)),
+            Option("popgate.batching_reason", decision.reason),
+            Option("popgate.producer", producer()),
+            *options,
+        ),
+    )
+    return Package(executable, metadata, weights)
+
+
+def producer() -> str:
+    """What made the container: our version and ONNX Runtime's."""
+    versions = []
+    for name in ("popgate", "onnxruntime"):
+        try:
+            versions.append(f"{name} {distributions.version(name)}")
+        except distributions.PackageNotFoundError:
+            versions.append(name)
+    return ", ".join(versions)
+
+
+def selector_anchor(name: str) -> Anchor:
+    """The input that chooses among fused models."""
+    info = TensorInfo((1,), DataType.S64)
+    return Anchor(name, input_handle(name), info, TensorType.INPUT, (MAIN,))
+
+
+def _chunks(data: npt.NDArray[Any]) -> Iterable[npt.NDArray[np.uint8]]:
+    flat = data.reshape(-1).view(np.uint8)
+    for start in range(0, flat.nbytes, _CHUNK):
+        yield flat[start : start + _CHUNK]

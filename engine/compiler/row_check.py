@@ -1,0 +1,248 @@
+"""Shows by running it whether each output row of a model depends on its own row only.
+
+Three questions, each put to the model with rows of several kinds:
+
+- Does a row give the same alone, together with others, and in another order?
+  Kernels round differently for other batch sizes and positions, so this is compared
+  within a tolerance, and on rows where rounding stays small.
+- Does a row give the same whatever its neighbours are? Size and position stay, so
+  every bit must: the rows beside it may be zero, huge, infinite or not a number.
+- Do the answers depend on the rows at all? If not, nothing was shown.
+
+A model that cannot be run on made-up rows has shown nothing either.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.compiler.interface import GraphTensor, Interface
+from engine.compiler.samples import (
+    GENTLE,
+    HARSH,
+    SIZES,
+    Feed,
+    Sampler,
+    joined,
+    take,
+    with_row,
+)
+from engine.errors import EngineError
+from popef_io import DataType
+
+Array = npt.NDArray[Any]
+Run: TypeAlias = Callable[[Feed], dict[str, Array]]
+"""Runs the model; EngineError where it fails."""
+
+ROWS = 5
+"""Rows of most trials: odd, so that the vector units' remainders are met."""
+_TOLERANCE = {
+    DataType.F64: 1e-9,
+    DataType.F32: 1e-4,
+    DataType.F16: 1e-2,
+    DataType.BF16: 5e-2,
+}
+"""Of the largest value of the row."""
+
+
+class Dependent(Exception):
+    """Rows depend on each other, or it could not be shown that they do not.
+
+    The message is a clause that says how.
+    """
+
+
+class RowCheck:
+    """Puts the questions to one model. `size` is its fixed batch, 0 if it has none."""
+
+    def __init__(
+        self, interface: Interface, run: Run, size: int, seed: int, seconds: float
+    ) -> None:
+        self._interface = interface
+        self._run = run
+        self._size = size
+        self._seed = seed
+        self._deadline = time.monotonic() + seconds
+        self._sampler = Sampler(interface.inputs, SIZES[0], seed)
+        self._responds = False
+
+    def check(self) -> None:
+        """Raise Dependent unless all answers are right."""
+        kinds = self._find_kinds()
+        for kind in kinds:
+            self._arrangement(kind, self._size or ROWS)
+            if self._late():
+                break
+        for base in (*kinds[:2], "large"):
+            self._neighbours(base)
+            if self._late():
+                break
+        if not self._size:
+            for rows in (2, 3, 9, 33):
+                if self._late():
+                    break
+                self._arrangement(kinds[0], rows)
+        if not self._responds:
+            raise Dependent(
+                "its answers to made-up rows are all the same, which shows nothing"
+            )
+
+    def run(self, feed: Feed) -> dict[str, Array]:
+        """Run on the rows of `feed`, padded with zeros to a fixed batch size."""
+        rows = len(next(iter(feed.values())))
+        if self._size > rows:
+            feed = joined(feed, self._sampler.rows("zeros", self._size - rows))
+        results = self._run(feed)
+        expected = self._size or rows
+        for name, result in results.items():
+            if result.ndim == 0 or len(result) != expected:
+                shape = list(result.shape)
+                raise Dependent(
+                    f"output {name!r} has shape {shape} for {expected} rows"
+                )
+        if self._size > rows:
+            results = {name: result[:rows] for name, result in results.items()}
+        return results
+
+    def _late(self) -> bool:
+        return time.monotonic() > self._deadline
+
+    def _find_kinds(self) -> list[str]:
+        """The gentle kinds on which the model runs; sets free dimensions so that it
+        does."""
+        inputs = self._interface.inputs
+        sizes: Sequence[int] = SIZES if _has_free_tail(inputs) else SIZES[:1]
+        failure: EngineError | None = None
+        for size in sizes:
+            self._sampler = Sampler(inputs, size, self._seed)
+            kinds = []
+            for kind in GENTLE:
+                try:
+                    self.run(self._sampler.rows(kind, 1))
+                except EngineError as error:
+                    failure = failure or error
+                else:
+                    kinds.append(kind)
+            if kinds:
+                return kinds
+        raise Dependent(f"it could not be run on made-up rows ({failure})")
+
+    def _arrangement(self, kind: str, count: int) -> None:
+        """Alone, together, in another order."""
+        feed = self._sampler.rows(kind, count)
+        alone = self._each_alone(feed)
+        together = self._try(feed)
+        if together is None and alone is None:
+            return
+        if together is None or alone is None:
+            raise Dependent("rows that run alone fail together, or the other way round")
+        self._compare(together, alone, "together with others and alone")
+        order = self._sampler.permutation(count)
+        shuffled = self._try(take(feed, order))
+        if shuffled is None:
+            raise Dependent("rows that run in one order fail in another")
+        expected = {name: array[order] for name, array in together.items()}
+        self._compare(shuffled, expected, "in one order and in another")
+        self._note_response(together)
+
+    def _each_alone(self, feed: Feed) -> dict[str, Array] | None:
+        count = len(next(iter(feed.values())))
+        results = [self._try(take(feed, slice(i, i + 1))) for i in range(count)]
+        done = [r for r in results if r is not None]
+        if len(done) < count:
+            return None
+        shapes = [{name: a.shape for name, a in r.items()} for r in done]
+        if any(s != shapes[0] for s in shapes):
+            raise Dependent("the shape of its output depends on data")
+        return joined(*done)
+
+    def _neighbours(self, base: str) -> None:
+        """One row kept, all others replaced."""
+        count = self._size or ROWS
+        if count < 2:
+            return
+        feed = self._sampler.rows(base, count)
+        expected = self._try(feed)
+        if expected is None:
+            return
+        self._note_response(expected)
+        for row, others in self._replacements(count):
+            actual = self._try(with_row(others, row, feed))
+            if actual is None:
+                continue  # the neighbours cannot be run, as they may not alone
+            for name, result in actual.items():
+                if result.shape != expected[name].shape or not same_bits(
+                    result[row], expected[name][row]
+                ):
+                    raise Dependent(
+                        f"a row of output {name!r} changes when other rows do"
+                    )
+
+    def _replacements(self, count: int) -> Iterator[tuple[int, Feed]]:
+        rows = dict.fromkeys((count // 2, 0, count - 1))
+        for row in rows:
+            for kind in ("normal", *HARSH):
+                yield row, self._sampler.rows(kind, count)
+                if self._late() and kind == "nan":
+                    return
+
+    def _try(self, feed: Feed) -> dict[str, Array] | None:
+        try:
+            return self.run(feed)
+        except EngineError:
+            return None
+
+    def _compare(
+        self, actual: dict[str, Array], expected: dict[str, Array], when: str
+    ) -> None:
+        for tensor in self._interface.outputs:
+            one, other = actual[tensor.name], expected[tensor.name]
+            if one.shape != other.shape or not _alike(one, other, tensor.data_type):
+                raise Dependent(f"a row of output {tensor.name!r} differs {when}")
+
+    def _note_response(self, results: dict[str, Array]) -> None:
+        for result in results.values():
+            if len(result) > 1 and not all(
+                same_bits(result[0], row) for row in result[1:]
+            ):
+                self._responds = True
+
+
+def same_bits(one: Array, other: Array) -> bool:
+    """Whether two arrays are equal to the last bit, NaN being equal to NaN."""
+    if one.dtype.kind == "f":
+        return bool(np.array_equal(one, other, equal_nan=True))
+    return bool(np.array_equal(one, other))
+
+
+def _alike(one: Array, other: Array, data_type: DataType) -> bool:
+    tolerance = _TOLERANCE.get(data_type)
+    if tolerance is None or one.size == 0:
+        return same_bits(one, other)
+    first, second = _wide(one, data_type), _wide(other, data_type)
+    finite = np.isfinite(first)
+    if not np.array_equal(finite, np.isfinite(second)) or not same_bits(
+        first[~finite], second[~finite]
+    ):
+        return False
+    rows = len(first)
+    size = np.where(finite, np.abs(first), 0).reshape(rows, -1).max(axis=1)
+    gap = np.where(finite, first, 0) - np.where(finite, second, 0)
+    furthest = np.abs(gap).reshape(rows, -1).max(axis=1)
+    return bool(np.all(furthest <= tolerance * size + 1e-30))
+
+
+def _wide(array: Array, data_type: DataType) -> Array:
+    if data_type is DataType.BF16:
+        bits = array.astype(np.uint32) << 16
+        return np.ascontiguousarray(bits).view(np.float32).astype(np.float64)
+    return array.astype(np.float64)
+
+
+def _has_free_tail(inputs: Sequence[GraphTensor]) -> bool:
+    return any(not isinstance(d, int) for t in inputs for d in (t.shape or ())[1:])

@@ -1,0 +1,110 @@
+"""Reads an ONNX model without its external data, and says what is wrong with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from engine.compiler.graphs import all_graphs
+from engine.errors import InvalidModel
+
+Source: TypeAlias = str | Path | bytes | Any
+"""An ONNX file, the bytes of one, or an `onnx.ModelProto`."""
+
+IR_WITH_FREE_INITIALIZERS = 4
+"""From this version on, initializers need not be inputs of the graph too."""
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxModel:
+    """A model that was read, ours to change."""
+
+    proto: Any
+    folder: Path | None
+    """Where its external data may be; None if it did not come from a file."""
+    name: str
+    """What to call it where nobody says."""
+
+
+def read_model(source: Source) -> OnnxModel:
+    """Read a model; its external data stays where it is.
+
+    Raises InvalidModel where it is not a usable ONNX model, and OSError where the file
+    cannot be read.
+    """
+    import onnx
+
+    if isinstance(source, onnx.ModelProto):
+        proto = onnx.ModelProto()
+        proto.CopyFrom(source)
+        model = OnnxModel(proto, None, "model")
+    elif isinstance(source, bytes):
+        model = OnnxModel(_parse(source, "these bytes"), None, "model")
+    else:
+        path = Path(source)
+        proto = _parse(path.read_bytes(), str(path))
+        model = OnnxModel(proto, path.parent, path.stem)
+    _check(model.proto, model.name)
+    _initializers_are_no_inputs(model.proto)
+    _name_nodes(model.proto.graph)
+    return model
+
+
+def _parse(data: bytes, what: str) -> Any:
+    import onnx
+
+    if not data:
+        raise InvalidModel(f"{what}: empty")
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(data)
+    except Exception:  # the parser's own error type depends on its implementation
+        raise InvalidModel(
+            f"{what}: not an ONNX model, or cut off ({len(data)} bytes)"
+        ) from None
+    return proto
+
+
+def _check(proto: Any, name: str) -> None:
+    if not proto.HasField("graph") or not proto.ir_version:
+        raise InvalidModel(f"{name}: not an ONNX model, or cut off: it has no graph")
+    if not proto.opset_import:
+        raise InvalidModel(
+            f"{name}: not an ONNX model, or cut off: it names no operator set"
+        )
+    graph = proto.graph
+    if not graph.output:
+        raise InvalidModel(f"{name}: the graph has no outputs")
+    for inner in all_graphs(graph):
+        for node in inner.node:
+            if not node.op_type:
+                raise InvalidModel(f"{name}: a node has no operator type")
+
+
+def _initializers_are_no_inputs(proto: Any) -> None:
+    """Weights are constants, also where an old model lists them as inputs."""
+    graph = proto.graph
+    names = {tensor.name for tensor in graph.initializer}
+    names |= {sparse.values.name for sparse in graph.sparse_initializer}
+    inputs = [value for value in graph.input if value.name not in names]
+    if len(inputs) == len(graph.input):
+        return
+    kept = [type(value).FromString(value.SerializeToString()) for value in inputs]
+    del graph.input[:]
+    graph.input.extend(kept)
+    proto.ir_version = max(proto.ir_version, IR_WITH_FREE_INITIALIZERS)
+
+
+def _name_nodes(graph: Any) -> None:
+    """Give every node a name, so that messages can say which one failed."""
+    for inner in all_graphs(graph):
+        taken = {node.name for node in inner.node if node.name}
+        for number, node in enumerate(inner.node):
+            if node.name:
+                continue
+            name = f"{node.op_type}_{number}"
+            while name in taken:
+                name += "_"
+            taken.add(name)
+            node.name = name
