@@ -126,6 +126,8 @@ def index_entries(records: list[ModelRecord], *, ready: bool) -> list[IndexEntry
 def _summary(record: ModelRecord) -> dict[str, Any]:
     default = record.default
     state, reason = record.state, record.problem
+    if state is State.UNAVAILABLE:
+        reason = reason or record.absence
     if state is State.READY and not is_serving(default):
         state, reason = State.UNAVAILABLE, LOST
     return {

@@ -25,6 +25,9 @@ from app.table import ModelEntry, ModelTable
 logger = logging.getLogger(__name__)
 
 
+UNLOADED = "it was unloaded"
+
+
 class State(Enum):
     """The states of a model version, in the protocol's words."""
 
@@ -82,11 +85,18 @@ class ModelRecord:
         return State.UNAVAILABLE
 
     @property
+    def absence(self) -> str:
+        """Why it is not served, although nothing has gone wrong with it."""
+        if self.state is State.UNAVAILABLE:
+            return UNLOADED
+        return f"it is {self.state.value.lower()}"
+
+    @property
     def problem(self) -> str:
-        """Why the model, or a version of it, is not served; empty if all is well."""
+        """What has gone wrong with the model or a version of it; empty if nothing."""
         if self.reason:
             return self.reason
-        bad = (r for r in self.versions.values() if r.reason)
+        bad = (r for r in self.versions.values() if r.reason not in ("", UNLOADED))
         return "; ".join(f"version {r.version}: {r.reason}" for r in bad)
 
 
@@ -129,7 +139,7 @@ class ModelRepository:
         record = self._records.get(name)
         if record is None:
             return None
-        return record.problem or f"it is {record.state.value.lower()}"
+        return record.problem or record.absence
 
     def problems(self) -> dict[str, str]:
         """The models of which something failed to load, with the reasons."""
@@ -192,7 +202,7 @@ class ModelRepository:
             await self._retire(leaving)
             for version in record.versions.values():
                 version.state = State.UNAVAILABLE
-                version.reason = "unloaded"
+                version.reason = UNLOADED
         logger.info("model %s is unloaded", name)
         return record
 

@@ -171,7 +171,7 @@ def _served(
     record = find_model(gateway, name)
     loaded = find_version(record, version)
     if loaded is None:
-        raise ModelNotReady(name, record.problem or record.state.value.lower())
+        raise ModelNotReady(name, record.problem or record.absence)
     return record, loaded
 
 
