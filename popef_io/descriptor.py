@@ -64,6 +64,12 @@ MAX_PROGRAMS = 1 << 10  # of one anchor, or to load, run or save
 MAX_PROGRAM_NAMES = 1 << 16
 MAX_COUNT = 1 << 16  # replicas, devices, processes
 
+# Longest list that the decoder itself may make.  The long lists are read item by item;
+# msgpack's C module does not count those, its pure-Python twin does, but makes no room
+# for items before it has them.
+_IS_COMPILED = msgpack.Unpacker.__module__.endswith("._cmsgpack")
+_MAX_LIST = MAX_PROGRAMS if _IS_COMPILED else MAX_ANCHORS
+
 _name = Text(MAX_NAME_SIZE, may_be_empty=False)
 _link = Text(MAX_NAME_SIZE)
 _program = Integer(0, U32_MAX)
@@ -200,7 +206,7 @@ def _unpacker(data: bytes) -> msgpack.Unpacker:
     unpacker = msgpack.Unpacker(
         None,
         max_buffer_size=size,
-        max_array_len=min(MAX_PROGRAMS, size),
+        max_array_len=min(_MAX_LIST, size),
         max_map_len=min(len(_metadata.fields), size),
         max_str_len=min(MAX_VALUE_SIZE, size),
         max_bin_len=0,
