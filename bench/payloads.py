@@ -144,6 +144,8 @@ def _raw(array: np.ndarray) -> bytes:
 def _read(tensor: Mapping[str, Any], data: Any) -> np.ndarray:
     dtype, shape = _DTYPES[tensor["datatype"]], tensor["shape"]
     if not isinstance(data, bytes):
+        if dtype is np.object_:  # msgpack: each string as its bytes
+            data = [w.decode() if isinstance(w, bytes) else w for w in data]
         return np.array(data, dtype=dtype).reshape(shape)
     if dtype is not np.object_:
         return np.frombuffer(data, dtype=dtype).reshape(shape)

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
 from bench.client import Client
 from bench.processes import Usage
@@ -63,7 +64,8 @@ def growth(usages: Sequence[Usage]) -> list[str]:
         found.append(f"open descriptors grew from {old}: {usages[-1].descriptors}")
     if (old := max(u.threads for u in before)) < max(u.threads for u in after):
         found.append(f"threads grew from {old}: {usages[-1].threads}")
-    old, new = max(u.rss for u in before), max(u.rss for u in after)
+    # Medians: what large bodies in flight take for a moment is no growth.
+    old, new = (int(median(u.rss for u in some)) for some in (before, after))
     if new - old > max(MEMORY_NOISE, MEMORY_SHARE * old):
         found.append(f"memory grew from {old >> 20} to {new >> 20} MiB")
     return found
