@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from engine.compiler.interface import Dimension, Interface
 from engine.compiler.options import BatchDecision, CompileOptions
 from engine.compiler.row_check import Dependent, RowCheck, Run
 from engine.compiler.row_mixers import row_mixer
+from engine.compiler.row_trace import RowTrace
+from engine.compiler.weights import Weight
 
 
 def decide(
-    model: Any, interface: Interface, run: Run, options: CompileOptions
+    model: Any,
+    interface: Interface,
+    weights: Sequence[Weight],
+    run: Run,
+    options: CompileOptions,
 ) -> BatchDecision:
-    """The decision on a loaded model, as `options.batch` asks."""
+    """The decision on a loaded model, as `options.batch` asks.
+
+    `model` lacks the data of `weights`; `run` runs it on arrays by name.
+    """
     batch = options.batch
     size = batch if isinstance(batch, int) else 0
     if batch == "off":
         return BatchDecision(False, 0, "batching is switched off")
+    trace = RowTrace(model, weights, options.threads)
     reason = (
         _rows_are_missing(interface, size)
         or row_mixer(model)
-        or _rows_depend(interface, run, size, options)
+        or _rows_depend(interface, run, trace, size, options)
     )
     if reason is not None:
         return BatchDecision(False, size, reason)
@@ -76,9 +87,10 @@ def _other_rows(rows: Dimension, first: Any, name: str, size: int) -> str | None
 
 
 def _rows_depend(
-    interface: Interface, run: Run, size: int, options: CompileOptions
+    interface: Interface, run: Run, trace: RowTrace, size: int, options: CompileOptions
 ) -> str | None:
-    check = RowCheck(interface, run, size, options.seed, options.check_seconds)
+    seconds = options.check_seconds
+    check = RowCheck(interface, run, trace, size, options.seed, seconds)
     try:
         check.check()
     except Dependent as found:

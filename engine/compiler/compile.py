@@ -70,9 +70,12 @@ def compile_model(
     package = make_package(name, [loaded.part], loaded.part.main, _PENDING)
     with _Trial(package, {"main": loaded.session}, options.threads) as trial:
         say("checking rows", 0.6)
-        interface = loaded.part.interface
         decision = decide(
-            loaded.source.proto, interface, trial.run(loaded.part), options
+            loaded.source.proto,
+            loaded.part.interface,
+            loaded.part.weights,
+            trial.run(loaded.part),
+            options,
         )
     notes = _notes(loaded.source.proto, options)
     final = make_package(name, [loaded.part], loaded.part.main, decision, notes)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata as distributions
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnxruntime as ort
 
 from engine.compiler.interface import Interface
 from engine.compiler.options import BatchDecision
@@ -202,15 +204,14 @@ def make_package(
     return Package(executable, metadata, weights)
 
 
+@cache
 def producer() -> str:
     """What made the container: our version and ONNX Runtime's."""
-    versions = []
-    for name in ("popgate", "onnxruntime"):
-        try:
-            versions.append(f"{name} {distributions.version(name)}")
-        except distributions.PackageNotFoundError:
-            versions.append(name)
-    return ", ".join(versions)
+    try:
+        version = distributions.version("popgate")
+    except distributions.PackageNotFoundError:  # run from a checkout
+        version = "(not installed)"
+    return f"popgate {version}, onnxruntime {ort.__version__}"
 
 
 def selector_anchor(name: str) -> Anchor:

@@ -1,12 +1,14 @@
 """Shows by running it whether each output row of a model depends on its own row only.
 
-Three questions, each put to the model with rows of several kinds:
+Four questions, each put to the model with rows of several kinds:
 
 - Does a row give the same alone, together with others, and in another order?
   Kernels round differently for other batch sizes and positions, so this is compared
   within a tolerance, and on rows where rounding stays small.
 - Does a row give the same whatever its neighbours are? Size and position stay, so
   every bit must: the rows beside it may be zero, huge, infinite or not a number.
+- Is there a value inside in which rows are mixed (`engine.compiler.row_trace`), even
+  if it did not come through to the answers?
 - Do the answers depend on the rows at all? If not, nothing was shown.
 
 A model that cannot be run on made-up rows has shown nothing either.
@@ -22,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.compiler.interface import GraphTensor, Interface
+from engine.compiler.row_trace import RowTrace
 from engine.compiler.samples import (
     GENTLE,
     HARSH,
@@ -41,6 +44,8 @@ Run: TypeAlias = Callable[[Feed], dict[str, Array]]
 
 ROWS = 5
 """Rows of most trials: odd, so that the vector units' remainders are met."""
+TRACED_ROWS = 7
+"""Rows of the runs that are looked into: a prime, which few other dimensions share."""
 _TOLERANCE = {
     DataType.F64: 1e-9,
     DataType.F32: 1e-4,
@@ -61,9 +66,16 @@ class RowCheck:
     """Puts the questions to one model. `size` is its fixed batch, 0 if it has none."""
 
     def __init__(
-        self, interface: Interface, run: Run, size: int, seed: int, seconds: float
+        self,
+        interface: Interface,
+        run: Run,
+        trace: RowTrace,
+        size: int,
+        seed: int,
+        seconds: float,
     ) -> None:
         self._interface = interface
+        self._trace = trace
         self._run = run
         self._size = size
         self._seed = seed
@@ -87,6 +99,8 @@ class RowCheck:
                 if self._late():
                     break
                 self._arrangement(kinds[0], rows)
+        for kind in dict.fromkeys((kinds[0], kinds[-1], "large")):
+            self._inside(kinds[0], kind)
         if not self._responds:
             raise Dependent(
                 "its answers to made-up rows are all the same, which shows nothing"
@@ -177,7 +191,7 @@ class RowCheck:
                 continue  # the neighbours cannot be run, as they may not alone
             for name, result in actual.items():
                 if result.shape != expected[name].shape or not same_bits(
-                    result[row], expected[name][row]
+                    result[row : row + 1], expected[name][row : row + 1]
                 ):
                     raise Dependent(
                         f"a row of output {name!r} changes when other rows do"
@@ -190,6 +204,17 @@ class RowCheck:
                 yield row, self._sampler.rows(kind, count)
                 if self._late() and kind == "nan":
                     return
+
+    def _inside(self, kind: str, neighbours: str) -> None:
+        count = self._size or TRACED_ROWS
+        if count < 2 or self._late():
+            return
+        base = self._sampler.rows(kind, count)
+        other = self._sampler.rows(neighbours, count)
+        row = count // 2
+        mixed = self._trace.mixed(base, with_row(other, row, base), row, self._deadline)
+        if mixed is not None:
+            raise Dependent(mixed)
 
     def _try(self, feed: Feed) -> dict[str, Array] | None:
         try:
@@ -208,7 +233,7 @@ class RowCheck:
     def _note_response(self, results: dict[str, Array]) -> None:
         for result in results.values():
             if len(result) > 1 and not all(
-                same_bits(result[0], row) for row in result[1:]
+                same_bits(result[:1], result[i : i + 1]) for i in range(1, len(result))
             ):
                 self._responds = True
 
