@@ -7,17 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from popef_io import (
     CorruptError,
     DuplicateBlobError,
-    FileWriter,
     InvalidValueError,
     LimitError,
     Metadata,
-    NotPopefError,
     Reader,
     TensorDataInfo,
     Writer,
@@ -279,6 +276,46 @@ def test_full_disk(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "popef_io.FileWriter(path)",
+        "other.copy(reader.blobs[0])",
+        "fill(other).close()",
+    ],
+)
+def test_full_disk_while(tmp_path: Path, call: str) -> None:
+    """Appending, copying, and finishing a blob: the files that are there stay."""
+    path = tmp_path / "file"
+    with Writer(path) as writer:
+        writer.create_opaque_blob("a").write(bytes(200_000))
+    before = path.read_bytes()
+    code = (
+        "import resource, signal, sys, popef_io\n"
+        "path = sys.argv[1]\n"
+        "reader = popef_io.Reader()\n"
+        "reader.parse_file(path)\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+        "other = popef_io.Writer(path)\n"
+        "def fill(writer):\n"
+        "    blob = writer.create_opaque_blob('b')\n"
+        "    blob.write(bytes(99_999 - 128))\n"  # the zeros behind do not fit
+        "    return blob\n"
+        "try:\n"
+        f"    {call}\n"
+        "except OSError as error:\n"
+        "    print(error)\n"
+    )
+    command = [sys.executable, "-c", code, str(path)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == "[Errno 27] File too large\n"
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["file"]
+
+
 def test_copy(tmp_path: Path) -> None:
     source = write_small(tmp_path / "source", unknown=True)
     reader = Reader()
@@ -327,78 +364,3 @@ def test_number_of_blobs(tmp_path: Path) -> None:
     with pytest.raises(LimitError, match="number of blobs"):
         writer._check_new(small_metadata(), MAX_BLOBS - 2)
     writer.discard()
-
-
-class TestFileWriter:
-    """Appending."""
-
-    def test_begins_a_file(self, tmp_path: Path) -> None:
-        path = tmp_path / "file"
-        for _ in range(2):
-            with FileWriter(path) as writer:
-                write_opaque(writer, "a")
-            assert names(path) == ["a"]
-            path.write_bytes(b"")  # an empty file is one that is not begun
-
-    def test_appends(self, tmp_path: Path) -> None:
-        path = write_small(tmp_path / "file")
-        before = names(path)
-        for index in range(3):
-            with FileWriter(path) as writer:
-                assert repr(writer).startswith("<FileWriter ")
-                write_opaque(writer, f"late {index}")
-        assert names(path) == [*before, "late 0", "late 1", "late 2"]
-
-    def test_gives_the_same_file_as_writing_at_once(self, tmp_path: Path) -> None:
-        with Writer(tmp_path / "once") as writer:
-            write_opaque(writer, "a", "b", "c")
-        for name in ("a", "b", "c"):
-            with FileWriter(tmp_path / "turns") as writer:
-                write_opaque(writer, name)
-        once, turns = (tmp_path / name for name in ("once", "turns"))
-        assert once.read_bytes() == turns.read_bytes()
-
-    def test_leaves_the_file_alone_without_a_blob(self, tmp_path: Path) -> None:
-        path = write_small(tmp_path / "file")
-        inode = path.stat().st_ino
-        with FileWriter(path):
-            pass
-        assert path.stat().st_ino == inode
-        assert os.listdir(tmp_path) == ["file"]
-
-    def test_leaves_the_file_alone_after_an_error(self, tmp_path: Path) -> None:
-        path = write_small(tmp_path / "file")
-        before = path.read_bytes()
-        writer = FileWriter(path)
-        write_opaque(writer, "a")
-        with pytest.raises(DuplicateBlobError, match="DATA_TENSOR blob 'w'"):
-            writer.create_tensor_data(TensorDataInfo("w", info(1)))
-        writer.discard()
-        assert path.read_bytes() == before
-        assert os.listdir(tmp_path) == ["file"]
-
-    def test_does_not_disturb_readers(self, tmp_path: Path) -> None:
-        path = write_small(tmp_path / "file")
-        reader = Reader()
-        reader.parse_file(path)
-        with FileWriter(path) as writer:
-            write_opaque(writer, "a")
-        np.testing.assert_array_equal(reader.tensors[0].data()[0], [0, 1, 2])
-        reader.verify()
-
-    @pytest.mark.parametrize("size", [1, 64, -64, -1])
-    def test_refuses_a_file_that_is_damaged(self, tmp_path: Path, size: int) -> None:
-        path = write_small(tmp_path / "file")
-        data = path.read_bytes()[:size]
-        path.write_bytes(data)
-        with pytest.raises(Exception, match="the file is cut short"):
-            FileWriter(path)
-        assert path.read_bytes() == data
-        assert os.listdir(tmp_path) == ["file"]
-
-    def test_refuses_other_files(self, tmp_path: Path) -> None:
-        path = tmp_path / "file"
-        path.write_bytes(b"This is not cache")
-        with pytest.raises(NotPopefError):
-            FileWriter(path)
-        assert path.read_bytes() == b"This is not cache"
