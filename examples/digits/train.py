@@ -30,6 +30,7 @@ from onnx import TensorProto, helper, numpy_helper
 from rich.console import Console
 from rich.progress import track
 from sklearn.datasets import load_digits
+from threadpoolctl import threadpool_limits
 
 HERE = Path(__file__).parent
 HELD_OUT = 360
@@ -165,7 +166,9 @@ def write(folder: Path) -> str:
     """
     train_images, train_labels, test_images, test_labels = load_split()
     images = test_images.astype(np.float32)
-    model = to_onnx(train(train_images, train_labels))
+    # The matrices are too small for more threads to be of use.
+    with threadpool_limits(1):
+        model = to_onnx(train(train_images, train_labels))
     correct = count_correct(model.SerializeToString(), images, test_labels)
     accuracy = f"{correct}/{len(images)}"
     helper.set_model_props(model, {"held_out_accuracy": accuracy})
