@@ -12,6 +12,7 @@ than that pay for a task that watches for the client to disconnect.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -54,6 +55,17 @@ _NS = 1_000_000_000
 
 class ClientGone(Exception):
     """The client has disconnected; there is nobody to answer."""
+
+
+class BodyRefused(Exception):
+    """The body is too long; `is_read` where nothing of it is left to read."""
+
+    def __init__(self, size: int, limit: int, *, is_read: bool = False) -> None:
+        super().__init__(
+            f"request body of {size} bytes or more exceeds the maximum allowed input "
+            f"size of {limit} bytes. Use --http-max-input-size to increase the limit."
+        )
+        self.is_read = is_read
 
 
 class InferFront:
@@ -101,8 +113,8 @@ class InferFront:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         try:
             body = await self._read_body(headers, receive)
-        except BodyTooLarge as error:
-            await _refuse_body(receive, send, error)
+        except BodyRefused as refused:
+            await _refuse_body(receive, send, refused)
             return
         except InvalidRequest as error:
             await _send_error(send, ErrorResponse.of(error, close=True))
@@ -139,7 +151,7 @@ class InferFront:
     ) -> list[bytes]:
         """The chunks of the body, refused before the first byte if it is too long.
 
-        Raises BodyTooLarge, InvalidRequest or ClientGone.
+        Raises BodyRefused, InvalidRequest or ClientGone.
         """
         limit = self.limits.max_body_bytes
         length = headers.get(b"content-length")
@@ -148,27 +160,22 @@ class InferFront:
                 msg = f"Content-Length is no number: {length[:40]!r}"
                 raise InvalidRequest(msg)
             if len(length) > 18 or int(length) > limit:
-                raise _too_large(int(length[:18]), limit)
-        message = await receive()
-        if message["type"] != "http.request":
-            raise ClientGone
-        chunk: bytes = message.get("body", b"")
-        if not message.get("more_body", False) and len(chunk) <= limit:
-            return [chunk]
+                raise BodyRefused(int(length[:18]), limit)
         chunks: list[bytes] = []
         size = 0
-        while True:
-            if chunk:
-                chunks.append(chunk)
-                size += len(chunk)
-                if size > limit:
-                    raise _too_large(size, limit)
-            if not message.get("more_body", False):
-                return chunks
+        more = True
+        while more:
             message = await receive()
             if message["type"] != "http.request":
                 raise ClientGone
-            chunk = message.get("body", b"")
+            chunk: bytes = message.get("body", b"")
+            more = message.get("more_body", False)
+            size += len(chunk)
+            if size > limit:
+                raise BodyRefused(size, limit, is_read=not more)
+            if chunk or not (more or chunks):
+                chunks.append(chunk)
+        return chunks
 
     async def _answer(
         self,
@@ -226,13 +233,6 @@ class InferFront:
         return f"<InferFront {self.models!r} waiting={len(self._waiting)}>"
 
 
-def _too_large(size: int, limit: int) -> BodyTooLarge:
-    return BodyTooLarge(
-        f"request body of {size} bytes or more exceeds the maximum allowed input size "
-        f"of {limit} bytes. Use --http-max-input-size to increase the limit."
-    )
-
-
 def _parse_timeout(value: bytes) -> float:
     try:
         seconds = float(value)
@@ -270,9 +270,9 @@ async def _send_error(send: Send, error: ErrorResponse) -> None:
     await send({"type": "http.response.body", "body": error.body})
 
 
-async def _refuse_body(receive: Receive, send: Send, why: BodyTooLarge) -> None:
+async def _refuse_body(receive: Receive, send: Send, refused: BodyRefused) -> None:
     """Answers at once, then reads on for a moment before the connection is closed."""
-    error = ErrorResponse.of(why, close=True)
+    error = ErrorResponse.of(BodyTooLarge(str(refused)), close=True)
     await send(
         {
             "type": "http.response.start",
@@ -281,16 +281,11 @@ async def _refuse_body(receive: Receive, send: Send, why: BodyTooLarge) -> None:
         }
     )
     await send({"type": "http.response.body", "body": error.body, "more_body": True})
-    try:
+    more, dropped = not refused.is_read, 0
+    with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_LINGER_SECONDS):
-            dropped = 0
-            while dropped < _LINGER_BYTES:
+            while more and dropped < _LINGER_BYTES:
                 message = await receive()
-                if message["type"] != "http.request":
-                    return
+                more = message.get("more_body", False)
                 dropped += len(message.get("body", b""))
-                if not message.get("more_body", False):
-                    break
-    except TimeoutError:
-        pass
     await send({"type": "http.response.body", "body": b""})

@@ -7,6 +7,7 @@ values, so a decimal is computed once, when the value is first met.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -41,12 +42,26 @@ def _decimal_fp16(bits: int) -> str:
 def _decimal_bf16(bits: int) -> str:
     if bits & _EXPONENT_BF16 == _EXPONENT_BF16:
         return "null"
-    (value,) = struct.unpack("<f", struct.pack("<I", bits << 16))
+    magnitude = bits & 0x7FFF
+    value = _magnitude(magnitude)
+    # What lies between the middles to both neighbours reads back as this value; so do
+    # the middles themselves, where ties go to it because it is even.
+    step_down = value - _magnitude(magnitude - 1) if magnitude else 0.0
+    step_up = _magnitude(magnitude + 1) - value
+    low = value - step_down / 2
+    high = value + (step_down if math.isinf(step_up) else step_up) / 2
+    is_even = not magnitude & 1
+    shortest = value
     for digits in range(4):
-        text = f"{value:.{digits}e}"
-        if int(round_to_bf16(np.array([float(text)]))[0]) == bits:
-            return repr(float(text))
-    return repr(value)
+        shortest = float(f"{value:.{digits}e}")
+        if low < shortest < high or (is_even and low <= shortest <= high):
+            break
+    return repr(math.copysign(shortest, -1.0 if bits & 0x8000 else 1.0))
+
+
+def _magnitude(bits: int) -> float:
+    value: float = struct.unpack("<f", struct.pack("<I", bits << 16))[0]
+    return value
 
 
 FP16 = Shortest(_decimal_fp16)

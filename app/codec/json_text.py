@@ -24,6 +24,8 @@ from app.limits import Limits
 
 # Below this size, asking every element is cheaper than looking into the text.
 _SMALL = 1024
+# What orjson's message has about nesting, depending on its release.
+_TOO_DEEP = ("depth", "ecursion")
 # Up to this size a text is parsed without counting first: it cannot become much.
 _LARGE = 4 << 20
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"[ \t\r\n]*(:?)', re.DOTALL)
@@ -36,7 +38,7 @@ def parse_json(text: bytes, limits: Limits) -> Any:
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        if "Recursion" in str(error):
+        if any(word in str(error) for word in _TOO_DEEP):
             raise too_deep(limits) from None
         if b"NaN" not in text and b"Infinity" not in text:
             raise _malformed(str(error)) from None

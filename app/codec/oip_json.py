@@ -33,8 +33,8 @@ def check_json_size(size: int, limits: Limits) -> None:
     if size > limits.max_json_bytes:
         msg = (
             f"request JSON size of {size} bytes exceeds the maximum allowed input size "
-            f"of {limits.max_json_bytes} bytes. Send large tensors as binary data, or "
-            "Use --http-max-input-size to increase the limit."
+            f"of {limits.max_json_bytes} bytes for JSON; send large tensors as binary "
+            "data, msgpack or .npy"
         )
         raise BodyTooLarge(msg)
 

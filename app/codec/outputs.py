@@ -76,7 +76,7 @@ class Output:
         if self._short is None:
             text = orjson.dumps(array, option=_NUMPY)
         else:
-            text = self._short.join(array.tolist())
+            text = self._short.join(array.view(np.uint16).tolist())
         # Only a number that is not finite is written with an "n": as null.
         if self.kind == "f" and text.find(b"n") >= 0 and nan is not NanPolicy.NULL:
             return self._with_words(text, self.values(array), nan)

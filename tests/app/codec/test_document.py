@@ -1,0 +1,401 @@
+"""The rules of the inference document, and the words for breaking them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+
+from app.codec import Encoding, NanPolicy
+from app.errors import InvalidRequest, InvalidTensor, RequestError, row_of
+from tests.app.codec import samples
+from tests.app.codec.samples import Body
+
+TWO = (("A", "FP32", (-1, 2)), ("B", "INT32", (-1, 2)))
+
+
+def entry(**changes: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "name": "x",
+        "shape": [2],
+        "datatype": "FP32",
+        "data": [1.5, 2],
+    }
+    found.update(changes)
+    return {key: value for key, value in found.items() if value is not ...}
+
+
+def request(document: Any, codec: Any = None) -> Any:
+    """What JSON and msgpack make of a document, which must be the same."""
+    codec = codec or samples.codec()
+    outcomes = []
+    for body in (json.dumps(document).encode(), msgpack.packb(document)):
+        try:
+            outcomes.append(Body(body).decode(codec))
+        except RequestError as error:
+            outcomes.append(error)
+    first, second = outcomes
+    assert type(first) is type(second)
+    if isinstance(first, RequestError):
+        assert str(first) == str(second)
+        raise first
+    return first
+
+
+def refusal(document: Any, codec: Any = None) -> str:
+    with pytest.raises(RequestError) as caught:
+        request(document, codec)
+    assert 400 <= row_of(caught.value).status < 500
+    return str(caught.value)
+
+
+def of_inputs(*inputs: Any, **more: Any) -> dict[str, Any]:
+    return {"inputs": list(inputs), **more}
+
+
+def test_plain_request() -> None:
+    got = request(of_inputs(entry(), id="7"))
+    assert got.id == "7"
+    assert got.outputs is None
+    assert got.rows == 1
+    assert got.timeout is None
+    assert got.inputs["x"].numpy().tolist() == [1.5, 2.0]
+
+
+@pytest.mark.parametrize("document", [[], 5, "x", None])
+def test_not_an_object(document: Any) -> None:
+    body = Body(json.dumps(document).encode(), {"content-type": b"application/json"})
+    with pytest.raises(InvalidRequest, match="expected an inference request"):
+        body.decode(samples.codec())
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ({}, "'inputs' is missing"),
+        ({"inputs": 5}, "'inputs' is int"),
+        ({"inputs": [5]}, "an input must be an object, got int"),
+        (of_inputs(entry(name=5)), "'name' of an input must be a string, got 5"),
+        (of_inputs(entry(name=...)), "'name' of an input must be a string, got None"),
+        (of_inputs(entry(name=["x"])), "'name' of an input must be a string"),
+        (
+            of_inputs(entry(name="q")),
+            "unexpected inference input 'q' for model 'm'. Expected input(s) ['x'].",
+        ),
+        (of_inputs(entry(), entry()), "input 'x' already exists in request"),
+        (
+            of_inputs(entry(datatype="INT64")),
+            "inference input 'x' data-type is 'INT64', but model 'm' expects 'FP32'",
+        ),
+        (of_inputs(entry(datatype=...)), "data-type is 'None'"),
+        (of_inputs(entry(datatype=[1])), "data-type is '[1]'"),
+        (of_inputs(entry(shape=...)), "'shape' of input 'x' is missing"),
+        (of_inputs(entry(shape=2)), "'shape' of input 'x' is 2"),
+        (of_inputs(entry(shape=["2"])), "attempt to access JSON non-unsigned-integer"),
+        (of_inputs(entry(shape=[2.0])), "as unsigned-integer"),
+        (of_inputs(entry(shape=[True])), "input 'x' has dimension True"),
+        (of_inputs(entry(shape=[-1])), "input 'x' has dimension -1"),
+        (
+            of_inputs(entry(shape=[2**62])),
+            "causes total element count to exceed maximum size of 2147483648",
+        ),
+        (of_inputs(entry(shape=[0, 2**40])), "causes total element count to exceed"),
+        (of_inputs(entry(shape=[2**40, 0])), "causes total element count to exceed"),
+        (of_inputs(entry(shape=[2**20] * 32)), "causes total element count to exceed"),
+        (of_inputs(entry(shape=[1] * 1000)), "has 1000 dimensions; at most 32"),
+        (
+            of_inputs(entry(shape=[1, 8])),
+            "unexpected shape for input 'x' for model 'm'. Expected [-1], got [1,8].",
+        ),
+        (of_inputs(entry(shape=[3])), "the shape holds 3 elements, 'data' has 2"),
+        (
+            of_inputs(entry(data=...)),
+            "Input must set only one of the following fields:",
+        ),
+        (of_inputs(entry(data="abc")), "'data' of input 'x' must be a list"),
+        (of_inputs(entry(data=5)), "'data' of input 'x' must be a list"),
+        (of_inputs(entry(data={"a": 1})), "'data' of input 'x' must be a list"),
+        (of_inputs(entry(data=[1, "2"])), "element 1 of input 'x' is the string '2'"),
+        (
+            of_inputs(entry(data=[1, True])),
+            "element 1 of input 'x' is the boolean true",
+        ),
+        (of_inputs(entry(data=[1, [2]])), "element 1 of input 'x' is a list"),
+        (of_inputs(entry(data=[[1], 2])), "Shape does not match true shape of 'data'"),
+        (of_inputs(entry(data=[[1, 2]])), "Shape does not match true shape of 'data'"),
+        (of_inputs(entry(parameters=5)), "'parameters' of input 'x' must be an object"),
+        (
+            of_inputs(entry(parameters={"binary_data_size": 8})),
+            "Input must set only one of the following fields:",
+        ),
+        (
+            of_inputs(entry(data=..., parameters={"binary_data_size": 8})),
+            "unexpected size for input 'x', expecting 8 additional bytes for model 'm'",
+        ),
+        (
+            of_inputs(entry(data=..., parameters={"binary_data_size": -8})),
+            "'binary_data_size' of input 'x' must be a non-negative integer, got -8",
+        ),
+        (
+            of_inputs(entry(data=..., parameters={"shared_memory_region": "r"})),
+            "input 'x' is in shared memory",
+        ),
+        (of_inputs(entry(), id=5), "'id' must be a string, got int"),
+        (of_inputs(entry(), parameters=[1]), "'parameters' must be an object"),
+        (
+            of_inputs(entry(), parameters={"triton_x": 1}),
+            "parameter keys starting with 'triton_' are reserved",
+        ),
+        (
+            of_inputs(entry(), parameters={"a": [1]}),
+            "should be either 'int', 'bool', 'double' or 'string', got list",
+        ),
+        (of_inputs(entry(), parameters={"timeout": -1}), "'timeout' must be microsec"),
+        (of_inputs(entry(), parameters={"timeout": "9"}), "'timeout' must be microsec"),
+        (
+            of_inputs(entry(), parameters={"binary_data_output": 1}),
+            "'binary_data_output' must be true or false, got 1",
+        ),
+        (of_inputs(entry(), parameters={"nan": "x"}), "'nan' must be one of 'literal'"),
+        (of_inputs(entry(), outputs={}), "'outputs' must be a list, got dict"),
+        (of_inputs(entry(), outputs=[5]), "unexpected inference output '5'"),
+        (
+            of_inputs(entry(), outputs=[{"name": "q"}]),
+            "unexpected inference output 'q'",
+        ),
+        (
+            of_inputs(entry(), outputs=[{"name": "y"}, {"name": "y"}]),
+            "output 'y' already exists in request",
+        ),
+        (
+            of_inputs(entry(), outputs=[{"name": "y", "parameters": 5}]),
+            "'parameters' of output 'y' must be an object",
+        ),
+        (
+            of_inputs(
+                entry(), outputs=[{"name": "y", "parameters": {"binary_data": 1}}]
+            ),
+            "'binary_data' must be true or false",
+        ),
+        (
+            of_inputs(
+                entry(), outputs=[{"name": "y", "parameters": {"classification": 3}}]
+            ),
+            "'classification', which is not enabled here",
+        ),
+        (of_inputs(entry(), outputs=["y"] * 2000), "at most 1024"),
+    ],
+)
+def test_refusals(document: Any, words: str) -> None:
+    assert words in refusal(document)
+
+
+def test_missing_inputs() -> None:
+    codec = samples.codec(samples.model(inputs=TWO))
+    a = entry(name="A", shape=[1, 2])
+    assert refusal(of_inputs(a), codec) == (
+        "expected 2 inputs but got 1 inputs for model 'm'. Got input(s) ['A'], but "
+        "missing required input(s) ['B']. Please provide all required input(s)."
+    )
+    assert "expected 2 inputs but got 0" in refusal({"inputs": {}}, codec)
+    assert "expected 2 inputs but got 0" in refusal({"inputs": []}, codec)
+
+
+def test_several_inputs() -> None:
+    codec = samples.codec(samples.model(inputs=TWO, max_batch_size=4))
+    a = entry(name="A", shape=[1, 2])
+    b = entry(name="B", shape=[1, 2], datatype="INT32", data=[3, -4])
+    got = request(of_inputs(b, a), codec)
+    assert got.inputs["A"].numpy().tolist() == [[1.5, 2.0]]
+    assert got.inputs["B"].numpy().tolist() == [[3, -4]]
+    assert got.rows == 1
+    c = entry(name="B", shape=[2, 2], datatype="INT32", data=[1, 2, 3, 4])
+    assert "batch size does not match" in refusal(of_inputs(a, c), codec)
+
+
+def test_batch_limit() -> None:
+    spec = samples.model("FP32", (-1, 2), max_batch_size=4, max_rows=8)
+    codec = samples.codec(spec)
+    nine = entry(shape=[9, 2], data=[1.0] * 18)
+    assert "inference request batch-size must be <= 8 for 'm'" in refusal(
+        of_inputs(nine), codec
+    )
+    eight = entry(shape=[8, 2], data=[1.0] * 16)
+    assert request(of_inputs(eight), codec).rows == 8
+
+
+def test_what_a_shape_taught_is_not_taken_for_another() -> None:
+    """1, 1.0 and true are one key of a dictionary and still are not one dimension."""
+    codec = samples.codec(samples.model("FP32", (-1, -1)))
+    assert request(of_inputs(entry(shape=[1, 2])), codec)
+    for dim in (1.0, True):
+        assert "as unsigned-integer" in refusal(of_inputs(entry(shape=[dim, 2])), codec)
+
+
+def test_many_shapes_do_not_pile_up() -> None:
+    codec = samples.codec()
+    for count in range(300):
+        got = request(of_inputs(entry(shape=[count], data=[0.5] * count)), codec)
+        assert got.inputs["x"].shape == (count,)
+
+
+@pytest.mark.parametrize(
+    ("shape", "data", "fits"),
+    [
+        ([], 5, True),
+        ([], [5], True),
+        ([], [[5]], False),
+        ([0], [], True),
+        ([2, 0], [[], []], True),
+        ([2, 0], [], True),
+        ([0, 2], [], True),
+        ([0, 2], [[]], False),
+        ([2, 2], [[1, 2], [3, 4]], True),
+        ([2, 2], [1, 2, 3, 4], True),
+        ([2, 2], [[1, 2], [3]], False),
+        ([2, 2], [[1, 2], 3], False),
+        ([2, 2], [[1, 2, 3, 4]], False),
+        ([4], [[1, 2], [3, 4]], False),
+        ([1, 2, 2], [[[1, 2], [3, 4]]], True),
+        ([2, 1, 2], [[[1, 2], [3, 4]]], False),
+        ([2, 2], [[[1], [2]], [[3], [4]]], False),
+    ],
+)
+def test_nesting_has_to_be_the_shape(shape: list[int], data: Any, fits: bool) -> None:
+    codec = samples.codec(samples.model("FP32", None))
+    document = of_inputs(entry(shape=shape, data=data))
+    if fits:
+        assert request(document, codec).inputs["x"].shape == tuple(shape)
+    else:
+        text = refusal(document, codec)
+        assert "Shape does not match true shape of 'data' field" in text
+
+
+def test_data_that_is_nested_too_deep() -> None:
+    for depth in (101, 900):
+        data: Any = 1
+        for _ in range(depth):
+            data = [data]
+        for document in (
+            of_inputs(entry(shape=[1], data=data)),
+            {"inputs": {"x": data}},
+            of_inputs(entry(), unknown=data),
+        ):
+            text = refusal(document)
+            assert text == "JSON nesting depth exceeds maximum allowed limit (100)"
+
+
+def test_unknown_keys_are_not_read() -> None:
+    got = request(of_inputs(entry(extra={"a": [1]}), something=[{"b": {}}]))
+    assert got.inputs["x"].numpy().tolist() == [1.5, 2.0]
+
+
+def test_requested_outputs() -> None:
+    codec = samples.codec(samples.model(out=(*TWO, ("C", "BYTES", (-1,)))))
+    got = request(of_inputs(entry(), outputs=[{"name": "C"}, "A"]), codec)
+    assert got.outputs == ("C", "A")
+    assert request(of_inputs(entry(), outputs=[]), codec).outputs is None
+
+
+def test_parameters() -> None:
+    parameters = {"timeout": 2_500_000, "mine": "yes", "n": 1.5, "priority": 3}
+    got = request(of_inputs(entry(), parameters=parameters))
+    assert got.timeout == 2.5
+    assert got.parameters == parameters
+    assert request(of_inputs(entry(), parameters={"timeout": 0})).timeout is None
+
+
+@pytest.mark.parametrize("policy", list(NanPolicy))
+def test_nan_policy(policy: NanPolicy) -> None:
+    document = of_inputs(entry(data=[1, None]), parameters={"nan": policy.value})
+    if policy is NanPolicy.NULL:
+        got = request(document)
+        assert np.isnan(got.inputs["x"].numpy()[1])
+    else:
+        assert "element 1 of input 'x' is null" in refusal(document)
+    document = of_inputs(entry(), parameters={"nan": policy.value})
+    assert request(document).nan is policy
+
+
+@pytest.mark.parametrize(
+    ("expected", "value", "shape"),
+    [
+        ((-1, 3), [1, 2, 3], (1, 3)),
+        ((-1, 3), [[1, 2, 3], [4, 5, 6]], (2, 3)),
+        ((1, 1, 3), [1, 2, 3], (1, 1, 3)),
+        ((-1,), 5, (1,)),
+        ((-1, 1), 5, (1, 1)),
+        ((), 5, ()),
+        ((-1,), [], (0,)),
+        ((-1, 3), [], (0, 3)),
+        ((-1, -1), [[], []], (2, 0)),
+        (None, [[1], [2]], (2, 1)),
+        (None, 5, ()),
+        ((-1, 3), [1, 2], None),
+        ((2, 3), [1, 2, 3], None),
+        ((-1, 3), [[1, 2, 3], [4, 5]], None),
+        ((-1, 3), [[[1, 2, 3]]], None),
+        ((-1, 2), "ab", None),
+        ((-1, 2), {"a": 1}, None),
+        ((-1,), None, None),
+        ((3,), [1, True, 3], None),
+    ],
+)
+def test_shorthand(
+    expected: tuple[int, ...] | None, value: Any, shape: tuple[int, ...] | None
+) -> None:
+    codec = samples.codec(samples.model("FP32", expected))
+    document = {"inputs": {"x": value}}
+    if shape is None:
+        with pytest.raises(InvalidTensor):
+            request(document, codec)
+    else:
+        tensor = request(document, codec).inputs["x"]
+        assert tensor.shape == shape
+        assert tensor.numpy().ravel().tolist() == np.ravel(value).tolist()
+
+
+def test_shorthand_of_a_long_list() -> None:
+    codec = samples.codec(samples.model("FP32", (-1, 784)))
+    values = [[0.5] * 784] * 3
+    assert request({"inputs": {"x": values}}, codec).inputs["x"].shape == (3, 784)
+    values[1] = [*values[1][:-1], True]
+    assert "element 1567 of input 'x' is the boolean true" in refusal(
+        {"inputs": {"x": values}}, codec
+    )
+
+
+def test_shorthand_of_an_unknown_input() -> None:
+    assert "unexpected inference input 'q'" in refusal({"inputs": {"q": [1]}})
+
+
+def test_base64_of_numbers_has_to_be_the_right_bytes() -> None:
+    parameters = {"content_type": "base64"}
+    document = of_inputs(entry(data="AAAAAAAA", parameters=parameters))
+    assert "Expected 8, got 6" in refusal(document)
+    document = of_inputs(entry(data="AAA", parameters=parameters))
+    assert "is not base64" in refusal(document)
+
+
+def test_no_data_is_enough_for_no_elements() -> None:
+    got = request(of_inputs(entry(shape=[0], data=...)))
+    assert got.inputs["x"].shape == (0,)
+
+
+def test_bool_bytes_other_than_0_and_1() -> None:
+    codec = samples.codec(samples.model("BOOL"))
+    document = of_inputs(entry(datatype="BOOL", data=b"\x01\x02"))
+    with pytest.raises(InvalidTensor, match="a byte with value 2"):
+        Body(msgpack.packb(document)).decode(codec)
+
+
+def test_reply_in_the_encoding_that_came() -> None:
+    codec = samples.codec()
+    document = of_inputs(entry())
+    text, packed = json.dumps(document).encode(), msgpack.packb(document)
+    assert Body(text).decode(codec).encoding is Encoding.JSON
+    assert Body(packed).decode(codec).encoding is Encoding.MSGPACK
+    assert Body(text).decode(codec, b"application/x-npy").encoding is Encoding.NPY

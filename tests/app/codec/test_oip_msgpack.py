@@ -1,0 +1,148 @@
+"""Msgpack bodies, most of them hostile. Documents are tested with the document."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+
+from app.codec.oip_msgpack import parse_msgpack
+from app.errors import BodyTooLarge, InvalidRequest, MalformedBody, RequestError
+from app.limits import DEFAULT_LIMITS, Limits
+from tests.app.codec import samples
+
+
+def parse(data: bytes, limits: Limits = DEFAULT_LIMITS) -> Any:
+    return parse_msgpack(data, limits)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x81",
+        b"\x81\xa1a",
+        b"\x81\xa1",
+        b"\xc1",
+        b"\x80\x80",
+        b"\xdd\xff\xff\xff\xff",
+        b"\xdf\xff\xff\xff\xff",
+        b"\xdc\xff\xff\x01",
+        b"\xc6\xff\xff\xff\xff",
+        b"\xdb\xff\xff\xff\xff",
+        b"\xa1\xff",
+        b"\x81\x01\x02",
+        b"\x81\x90\x02",
+        b"\x81\xc0\x02",
+        b"\x81\xcb\0\0\0\0\0\0\0\0\x02",
+    ],
+)
+def test_what_is_no_msgpack(data: bytes) -> None:
+    with pytest.raises(MalformedBody, match="failed to parse the request msgpack"):
+        parse(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        msgpack.packb(msgpack.Timestamp(1, 2)),
+        b"\xd6\xff\0\0\0\0",
+        b"\xd4\x05\x00",
+        b"\xc7\x00\x05",
+        b"\xc7\x03\x05abc",
+        b"\xc9\xff\xff\xff\xff\x05",
+    ],
+)
+def test_no_extension_is_read(data: bytes) -> None:
+    with pytest.raises(RequestError):
+        parse(data)
+    with pytest.raises(RequestError):
+        parse(b"\x81\xa1a" + data)
+
+
+@pytest.mark.parametrize("opening", [b"\x91", b"\x81\xa1a", b"\xdd\0\0\0\x01"])
+def test_deep_nesting(opening: bytes) -> None:
+    for depth in (2000, 100_000):
+        with pytest.raises(RequestError):
+            parse(opening * depth + b"\x01")
+        with pytest.raises(RequestError):
+            parse(opening * depth)
+
+
+def test_repeated_keys() -> None:
+    with pytest.raises(InvalidRequest, match="key 'a' stands twice in one map"):
+        parse(b"\x82\xa1a\x01\xa1a\x02")
+
+
+@pytest.mark.parametrize("depth", [1, 30, 500])
+def test_claimed_lengths_allocate_nothing(depth: int) -> None:
+    """Lists that claim more than there is, one within the other."""
+    claims = b"".join(struct.pack(">BI", 0xDD, 1_000_001) for _ in range(depth))
+    data = claims + b"\x01" * 1_000_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(RequestError):
+            parse(data)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 40 << 20
+
+
+def test_long_lists_are_counted() -> None:
+    values = list(range(100)) * 60
+    assert parse(msgpack.packb({"a": values, "b": values}))["b"] == values
+    limits = Limits(max_document_values=10_000)
+    assert parse(msgpack.packb({"a": values}), limits)
+    with pytest.raises(BodyTooLarge, match="more than 10000 values"):
+        parse(msgpack.packb({"a": values, "b": values}), limits)
+    with pytest.raises(BodyTooLarge):
+        parse(msgpack.packb({"a": [[]] * 5000}), limits)
+    with pytest.raises(RequestError):
+        parse(msgpack.packb({"a": values * 2}), limits)
+
+
+def test_numbers_instead_of_bytes_on_request() -> None:
+    codec = samples.codec(samples.model("BF16"))
+    array = samples.sample("BF16", (5,))
+    entry = {"name": "x", "shape": [5], "datatype": "BF16", "data": array.tobytes()}
+    for more in (
+        {"outputs": [{"name": "y", "parameters": {"binary_data": False}}]},
+        {"parameters": {"binary_data_output": False}},
+    ):
+        request = codec.decode(
+            None, None, None, [msgpack.packb({"inputs": [entry], **more})]
+        )
+        response = codec.encode(request, {"y": request.inputs["x"]})
+        data = msgpack.unpackb(response.body)["outputs"][0]["data"]
+        assert data == array.astype(np.float64).tolist()
+
+
+@pytest.mark.parametrize("size", [0, 255, 256, 65535, 65536, 200_000])
+def test_response_is_msgpack_at_every_size(size: int) -> None:
+    codec = samples.codec(samples.model("UINT8", (-1,)))
+    array = np.arange(size, dtype=np.uint8)
+    request = samples.msgpack_bytes("UINT8", array).decode(codec)
+    request.id = "ü"
+    response = codec.encode(request, {"y": request.inputs["x"]})
+    assert msgpack.unpackb(response.body) == {
+        "id": "ü",
+        "model_name": "m",
+        "model_version": "1",
+        "outputs": [
+            {"name": "y", "datatype": "UINT8", "shape": [size], "data": array.tobytes()}
+        ],
+    }
+
+
+def test_many_outputs() -> None:
+    out = tuple((f"y{n}", "INT8", (-1,)) for n in range(20))
+    codec = samples.codec(samples.model("INT8", out=out))
+    request = samples.msgpack_bytes("INT8", np.ones(3, np.int8)).decode(codec)
+    tensors = {name: request.inputs["x"] for name, _, _ in out}
+    found = samples.read_response(codec.encode(request, tensors))
+    assert list(found) == [name for name, _, _ in out]
