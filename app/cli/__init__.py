@@ -60,7 +60,7 @@ def _options(
 def main() -> None:
     """The entry point of the command."""
     try:
-        app()
+        app(prog_name="popgate")
     except CommandError as e:
         typer.echo(f"popgate: error: {e}", err=True)
         sys.exit(e.exit_code)

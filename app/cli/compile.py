@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -16,7 +16,11 @@ from app.cli.errors import EXIT_FAILED, EXIT_USAGE, CommandError
 from app.cli.pairs import parse_pairs, parse_shapes
 
 if TYPE_CHECKING:
-    from engine.compiler import CompileOptions, CompileReport, Progress
+    from engine.compiler import CompileOptions, CompileReport
+
+# Told the name of a stage and how much is done, 0 to 1.
+Progress: TypeAlias = Callable[[str, float], None]
+Compiler: TypeAlias = "Callable[[Path, Path, CompileOptions, Progress], CompileReport]"
 
 _Models = Annotated[
     list[Path], typer.Argument(metavar="MODEL.onnx...", help="What to compile.")
@@ -68,6 +72,11 @@ _Metadata = Annotated[
     typer.Option("--metadata", metavar="KEY=VALUE", help="Kept in the file."),
 ]
 _Description = Annotated[str, typer.Option(help="Kept in the file, for people.")]
+_Fuse = Annotated[
+    str | None,
+    typer.Option(metavar="INPUT", help="Put all models into one file. This input says "
+                 "which of them a request runs: 0 is the first."),
+]  # fmt: skip
 _Threads = Annotated[int, typer.Option(help="Threads of the check of --batch.")]
 
 
@@ -94,6 +103,7 @@ def compile_models(
     shape: _Shapes = None,
     metadata: _Metadata = None,
     description: _Description = "",
+    fuse: _Fuse = None,
     threads: _Threads = 1,
 ) -> None:
     """Compile ONNX models into PopEF files that the gateway serves.
@@ -102,7 +112,15 @@ def compile_models(
 
     popgate compile a.onnx b.onnx --out-dir models/
     """
-    targets = _targets(models, output, out_dir)
+    if fuse is None:
+        jobs: list[tuple[Path, Path, Compiler]] = [
+            (source, target, _compile_one)
+            for source, target in _targets(models, output, out_dir).items()
+        ]
+    elif output is None:
+        raise CommandError("--fuse needs --output for the one file", EXIT_USAGE)
+    else:
+        jobs = [(models[0], output, _fuser(models, fuse))]
     options = _options(
         batch=batch,
         weights=weights,
@@ -116,12 +134,12 @@ def compile_models(
         threads=threads,
     )
     outcomes = []
-    with _progress(len(targets)) as stage:
-        for source, target in targets.items():
+    with _progress() as stage:
+        for source, target, compiler in jobs:
             stage(source.name, 0.0)
-            outcome = _compile(source, target, options, stage)
+            outcome = _compile(source, target, options, stage, compiler)
             outcomes.append(outcome)
-            _tell(outcome, in_detail=len(targets) == 1)
+            _tell(outcome, in_detail=len(jobs) == 1)
     if len(outcomes) > 1:
         _summarise(outcomes)
     if any(outcome.reason for outcome in outcomes):
@@ -169,17 +187,43 @@ def _options(*, batch: str, weights_from: str, **values: Any) -> CompileOptions:
         raise CommandError(str(e), EXIT_USAGE) from None
 
 
-def _compile(
+def _compile_one(
     source: Path, target: Path, options: CompileOptions, progress: Progress
-) -> Outcome:
-    from engine import EngineError
+) -> CompileReport:
     from engine.compiler import compile_model
+
+    return compile_model(source, target, options, progress)
+
+
+def _fuser(models: list[Path], selector: str) -> Compiler:
+    """Compiles all of `models` into one file."""
+
+    def fuse(
+        source: Path, target: Path, options: CompileOptions, progress: Progress
+    ) -> CompileReport:
+        from engine.compiler import compile_fused
+
+        sources = [(model.stem, model) for model in models]
+        return compile_fused(sources, target, selector, options, progress)
+
+    return fuse
+
+
+def _compile(
+    source: Path,
+    target: Path,
+    options: CompileOptions,
+    progress: Progress,
+    compiler: Compiler,
+) -> Outcome:
+    """Runs a compiler and catches what it may raise."""
+    from engine import EngineError
     from popef_io import PopefError
 
     start = time.monotonic()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        report = compile_model(source, target, options, progress)
+        report = compiler(source, target, options, progress)
     except (EngineError, PopefError) as e:
         return Outcome(source, time.monotonic() - start, reason=str(e))
     except OSError as e:
@@ -193,7 +237,7 @@ def _compile(
 
 
 @contextmanager
-def _progress(count: int) -> Iterator[Progress]:
+def _progress() -> Iterator[Progress]:
     """Shows what is being done, to a person; does nothing where nobody looks."""
     if not sys.stderr.isatty():
         yield lambda stage, done: None

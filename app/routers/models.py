@@ -52,7 +52,9 @@ async def get_version(
 ) -> ModelDetails:
     """The same of one version."""
     record = find_model(gateway, name)
-    return model_details(record, find_version(record, version))
+    details = model_details(record, find_version(record, version))
+    url = details.url.replace("/infer", f"/versions/{version}/infer")
+    return details.model_copy(update={"version": version, "url": url})
 
 
 @router.get("/models/{name}/stats", summary="Count what a model has done", tags=_TAGS)

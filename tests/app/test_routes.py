@@ -84,7 +84,9 @@ def test_model_details(gateway: ServedGateway) -> None:
     assert details["outputs"] == [{**tensor, "name": "output"}]
     assert details["batching"] is True
     assert details["max_batch_size"] > 1
-    assert get(gateway, "/v1/models/many/versions/1")["batching"] is False
+    first = get(gateway, "/v1/models/many/versions/1")
+    assert (first["version"], first["batching"]) == ("1", False)
+    assert first["url"] == "/v1/models/many/versions/1/infer"
     assert get(gateway, "/v1/models/broken")["inputs"] == []
 
 

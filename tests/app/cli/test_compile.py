@@ -1,0 +1,149 @@
+"""`popgate compile`: one model, many, and what cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from popef_io import load_model
+from tests.app.cli.calls import Call
+
+
+def save(path: Path, operator: str = "Relu", rows: str | int = "rows") -> Path:
+    """An ONNX file of one operator and one weight."""
+    weight = numpy_helper.from_array(np.ones((3, 3), np.float32), "weight")
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "weight"], ["product"]),
+            helper.make_node(operator, ["product"], ["y"]),
+        ],
+        "graph",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [rows, 3])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [rows, 3])],
+        [weight],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
+    model.ir_version = 10
+    path.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save(model, path)
+    return path
+
+
+def names(anchors: Any) -> list[str]:
+    return [anchor.name for anchor in anchors if anchor.programs == (1,)]
+
+
+def test_one_model(popgate: Call, tmp_path: Path) -> None:
+    target = tmp_path / "new" / "out.popef"
+    done = popgate("compile", save(tmp_path / "m.onnx"), "-o", target)
+    assert (done.code, done.err) == (0, "")
+    assert f"m.onnx → {target}" in done.out
+    assert "takes x: F32[?, 3]" in done.out
+    assert "rows of different requests are mixed" in done.out
+    metadata = load_model(target).metadata
+    assert names(metadata.anchors) == ["x", "y"]
+    assert metadata.option("popgate.batching") == "rows"
+
+
+def test_beside_the_model_by_default(popgate: Call, tmp_path: Path) -> None:
+    save(tmp_path / "m.onnx")
+    assert popgate("compile", tmp_path / "m.onnx").code == 0
+    assert (tmp_path / "m.popef").is_file()
+
+
+def test_options(popgate: Call, tmp_path: Path) -> None:
+    save(tmp_path / "m.onnx")
+    target = tmp_path / "m.popef"
+    done = popgate(
+        "compile", tmp_path / "m.onnx", "-o", target, "--batch", "off",
+        "--weights", "data", "--weights-from", "1", "--name", "special",
+        "--rename-input", "x=image", "--rename-output", "y=result",
+        "--shape", "x=2,3", "--metadata", "author=me", "--description", "A test.",
+    )  # fmt: skip
+    assert (done.code, done.err) == (0, "")
+    model = load_model(target)
+    assert model.metadata.executable == "special"
+    assert names(model.metadata.anchors) == ["image", "result"]
+    assert model.metadata.option("popgate.batching") == "none"
+    assert model.metadata.option("user.author") == "me"
+    assert list(model.tensors) == ["weight"]
+    inside = tmp_path / "inside.popef"
+    popgate(
+        "compile", tmp_path / "m.onnx", "-o", inside, "--weights", "inside",
+        "--batch", "4",
+    )  # fmt: skip
+    assert list(load_model(inside).tensors) == []
+    assert load_model(inside).metadata.option("popgate.batch_size") == "4"
+
+
+def test_many_models_go_on_past_a_failure(popgate: Call, tmp_path: Path) -> None:
+    good = [save(tmp_path / f"good{i}.onnx") for i in range(3)]
+    bad = save(tmp_path / "bad.onnx", operator="NoSuchOperator")
+    out = tmp_path / "out"
+    done = popgate("compile", bad, *good, "--out-dir", out)
+    assert done.code == 1
+    assert sorted(p.name for p in out.iterdir()) == [
+        "good0.popef", "good1.popef", "good2.popef",
+    ]  # fmt: skip
+    assert "bad.onnx" in done.err
+    assert "NoSuchOperator" in done.err
+    assert "3 compiled, 1 failed" in done.out
+    assert "good1.onnx" in done.out
+
+
+def test_fused_models(popgate: Call, tmp_path: Path) -> None:
+    first, second = save(tmp_path / "a.onnx"), save(tmp_path / "b.onnx")
+    target = tmp_path / "both.popef"
+    done = popgate("compile", first, second, "--fuse", "which", "-o", target)
+    assert (done.code, done.err) == (0, "")
+    anchors = names(load_model(target).metadata.anchors)
+    assert "which" in anchors
+    assert {"a/x", "b/x", "a/y", "b/y"} <= set(anchors)
+    done = popgate("compile", first, second, "--fuse", "which")
+    assert done.code == 2
+    assert "--output" in done.err
+
+
+def test_nothing_overwrites_another(popgate: Call, tmp_path: Path) -> None:
+    first, second = save(tmp_path / "a" / "m.onnx"), save(tmp_path / "b" / "m.onnx")
+    done = popgate("compile", first, second, "--out-dir", tmp_path / "out")
+    assert done.code == 2
+    assert f"{first} and {second} would both become" in done.err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        ([], 2, "Missing argument"),
+        (["none.onnx"], 1, "none.onnx"),
+        (["a.onnx", "b.onnx", "-o", "c.popef"], 2, "--output is one file"),
+        (["a.onnx", "-o", "c.popef", "--out-dir", "d"], 2, "not both"),
+        (["a.onnx", "--batch", "some"], 2, "batch must be auto, off or a number"),
+        (["a.onnx", "--batch", "0"], 2, "batch must be auto, off or a number"),
+        (["a.onnx", "--weights", "outside"], 2, "weights must be data or inside"),
+        (["a.onnx", "--weights-from", "big"], 2, "'big' is not a size"),
+        (["a.onnx", "--rename-input", "x"], 2, "--rename-input x: expected NAME="),
+        (["a.onnx", "--metadata", "k=1", "--metadata", "k=2"], 2, "k is given twice"),
+    ],
+)
+def test_what_cannot_be(
+    popgate: Call, arguments: list[str], code: int, text: str
+) -> None:
+    done = popgate("compile", *arguments)
+    assert done.code == code
+    assert text in done.err
+
+
+def test_a_file_that_is_no_model(popgate: Call, tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(b"not a model")
+    done = popgate("compile", path)
+    assert done.code == 1
+    assert f"popgate: error: {path}: " in done.err
+    assert not (tmp_path / "m.popef").exists()

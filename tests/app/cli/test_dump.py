@@ -1,0 +1,63 @@
+"""`popgate dump`, `devices` and `openapi`: what they print."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.app.cli.calls import Call
+from tests.engine import models
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_dump(popgate: Call, tmp_path: Path) -> None:
+    path = models.weighted(tmp_path / "m.popef")
+    done = popgate("dump", path)
+    assert (done.code, done.err) == (0, "")
+    assert "POPLAR_EXECUTABLE" in done.out
+    assert "weights" in done.out
+    short = popgate("dump", "-m", path).out
+    assert "POPLAR_EXECUTABLE" not in short
+    assert len(popgate("dump", "--all", "--verify", path).out) > len(done.out)
+    document = json.loads(popgate("dump", "--json", path).out)
+    assert document["metadata"]
+    assert len(document["blobs"]) == 3
+
+
+def test_dump_of_what_is_no_container(popgate: Call, tmp_path: Path) -> None:
+    path = tmp_path / "m.popef"
+    assert popgate("dump", path).code == 1
+    path.write_bytes(b"something else entirely")
+    done = popgate("dump", path)
+    assert done.code == 1
+    assert done.err.startswith("popgate: error: ")
+    assert "m.popef" in done.err
+
+
+def test_devices(popgate: Call) -> None:
+    done = popgate("devices", "--devices", "cpu:30-31")
+    assert done.code == 0
+    assert done.out.split()[:5] == ["device", "state", "process", "owner", "process"]
+    listed = json.loads(popgate("devices", "--devices", "cpu:30-31", "--json").out)
+    assert listed == [
+        {"id": name, "state": "free", "pid": None, "owner": None}
+        for name in ("cpu:30", "cpu:31")
+    ]
+    assert popgate("devices", "--devices", "what").code == 2
+
+
+def test_openapi_is_the_file_of_the_repository(popgate: Call) -> None:
+    printed = popgate("openapi")
+    assert (printed.code, printed.err) == (0, "")
+    kept = (ROOT / "openapi.yaml").read_text()
+    # The version of an installed package may be ahead of or behind the tree's.
+    shown, expected = yaml.safe_load(printed.out), yaml.safe_load(kept)
+    shown["info"].pop("version")
+    expected["info"].pop("version")
+    if shown != expected:
+        pytest.fail("run: popgate openapi > openapi.yaml")
+    assert json.loads(popgate("openapi", "--json").out) == yaml.safe_load(printed.out)

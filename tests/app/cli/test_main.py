@@ -1,0 +1,81 @@
+"""The command itself: help, version, what it does not know."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from app.about import VERSION
+from app.settings import Settings
+from tests.app.cli.calls import Call
+
+COMMANDS = ("compile", "serve", "infer", "dump", "devices", "openapi")
+
+
+def test_help_lists_the_commands(popgate: Call) -> None:
+    done = popgate("--help")
+    assert done.code == 0
+    for command in COMMANDS:
+        assert re.search(rf"^  {command}  ", done.out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(popgate: Call, command: str) -> None:
+    done = popgate(command, "--help")
+    assert done.code == 0
+    assert done.out.startswith(f"Usage: popgate {command}")
+
+
+def test_version(popgate: Call) -> None:
+    assert popgate("--version") == (0, f"popgate {VERSION}\n", "")
+
+
+def test_no_command_shows_the_help(popgate: Call) -> None:
+    done = popgate()
+    assert done.code == 2
+    assert "Commands:" in done.out + done.err
+
+
+def test_unknown_command(popgate: Call) -> None:
+    done = popgate("severe")
+    assert done.code == 2
+    assert "No such command" in done.err
+
+
+def test_help_needs_none_of_the_heavy_packages() -> None:
+    code = (
+        "import sys; from app.cli import app\n"
+        "print(sorted(set(sys.modules) & {'fastapi', 'numpy', 'onnx', 'onnxruntime',"
+        " 'pydantic', 'uvicorn', 'engine', 'popef_io', 'httpx', 'rich.table'}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
+
+
+def test_help_of_serve_tells_the_real_defaults(popgate: Call) -> None:
+    text = " ".join(popgate("serve", "--help").out.split())
+    options = text.split(" --")
+    shown = {
+        option.split()[0].rstrip(","): match.group(1)
+        for option in options
+        if (match := re.search(r"\[default: ([^]]*)\]", option))
+    }
+    defaults = Settings()
+    for name in Settings.model_fields:
+        value = getattr(defaults, name)
+        text = shown.get(name.replace("_", "-"))
+        if name == "max_body_size":
+            assert shown["http-max-input-size"] == "256MiB"
+            assert value == 256 << 20
+        elif name == "cache_dir":
+            assert text == "~/.cache/popgate"
+        elif value is None or value is False:
+            assert text in (None, "one free CPU device")
+        else:
+            number = f"{value:g}" if isinstance(value, int | float) else str(value)
+            assert text == number, name

@@ -1,0 +1,54 @@
+"""`popgate serve` with options that cannot be: explained, nothing started."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from app.server import listen_tcp
+from tests.app.cli.calls import Call
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["-m", "/nowhere/at/all"], "there is no folder /nowhere/at/all"),
+        (["--devices", "gpu:1"], "cannot understand devices 'gpu:1'"),
+        (["--device-wait", "soon"], "--device-wait: 'soon' is neither no-wait"),
+        (["--port", "70000"], "--port: "),
+        (["--port", "x"], "--port"),
+        (["--max-body-size", "huge"], "--max-body-size: 'huge' is not a size"),
+        (["--request-timeout", "0"], "--request-timeout: "),
+        (["--log-level", "loud"], "--log-level: "),
+        (["--api-key", ""], "--api-key: an empty key protects nothing"),
+        (["--host", "no.such.invalid"], "cannot listen on host 'no.such.invalid'"),
+        (["--nonsense"], "No such option: --nonsense"),
+    ],
+)
+def test_wrong_options(
+    popgate: Call, tmp_path: Path, options: list[str], text: str
+) -> None:
+    done = popgate("serve", "-m", tmp_path, *options)
+    assert done.code == 2
+    assert text in done.err
+    assert done.out == ""
+
+
+def test_wrong_environment(
+    popgate: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POPGATE_PORT", "many")
+    done = popgate("serve", "-m", tmp_path)
+    assert done.code == 2
+    assert "POPGATE_PORT: " in done.err
+
+
+def test_a_port_in_use(popgate: Call, tmp_path: Path) -> None:
+    with contextlib.closing(listen_tcp("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = popgate("serve", "-m", tmp_path, "--port", port)
+    assert done.code == 2
+    assert f"127.0.0.1:{port}: it is in use by another process" in done.err
+    assert "--port" in done.err
