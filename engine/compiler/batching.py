@@ -40,50 +40,52 @@ def decide(
 
 
 def _rows_are_missing(interface: Interface, size: int) -> str | None:
-    """Why not every input and output has one row for each row; None if they do."""
+    """Why not every input and output has one row for each row; None if they may."""
     if not interface.inputs:
         return "there are no inputs"
     if size == 1:
         return "in a batch of one row there is nothing to mix"
-    first = interface.inputs[0]
-    for kind, tensors in (("input", interface.inputs), ("output", interface.outputs)):
-        for tensor in tensors:
-            name = f"{kind} {tensor.name!r}"
-            if tensor.shape is None:
-                return f"the rank of {name} is not known"
-            if not tensor.shape:
-                return f"{name} is a scalar"
-            if reason := _other_rows(tensor.shape[0], first, name, size):
-                return reason
-    if not size:
-        rows = (first.shape or (None,))[0]
-        for tensor in (*interface.inputs, *interface.outputs):
-            if rows is not None and rows in (tensor.shape or ())[1:]:
-                return f"dimension {rows!r} of {tensor.name!r} is not only the first"
-    return None
-
-
-def _other_rows(rows: Dimension, first: Any, name: str, size: int) -> str | None:
-    if size:
-        return None if rows == size else f"the first dimension of {name} is not {size}"
-    if isinstance(rows, int):
-        return f"the first dimension of {name} is fixed at {rows}"
-    expected = first.shape[0]
-    if rows == expected and (rows is not None or name.startswith("output")):
-        return None
-    if name == f"input {first.name!r}":
-        return None
-    if rows is None:
-        # An output that nothing is known of may still have a row for each row.
-        return (
-            None
-            if name.startswith("output")
-            else (f"the first dimension of {name} has no name that others share")
-        )
-    return (
-        f"the first dimension of {name}, {rows!r}, is not that of input "
-        f"{first.name!r}, {expected!r}"
+    named = (
+        *((f"input {t.name!r}", t.shape) for t in interface.inputs),
+        *((f"output {t.name!r}", t.shape) for t in interface.outputs),
     )
+    for name, shape in named:
+        if shape is None:
+            return f"the rank of {name} is not known"
+        if not shape:
+            return f"{name} is a scalar"
+        if size and shape[0] != size:
+            return f"the first dimension of {name} is not {size}"
+        if not size and isinstance(shape[0], int):
+            return f"the first dimension of {name} is fixed at {shape[0]}"
+    return None if size else _rows_differ(interface)
+
+
+def _rows_differ(interface: Interface) -> str | None:
+    """Why free first dimensions are not one and the same; None if they may be.
+
+    Inputs must share a name. Outputs need not: exporters give results new names, and
+    running the model shows how many rows come out.
+    """
+    shapes = {t.name: t.shape or () for t in interface.inputs}
+    first, *others = shapes.items()
+    rows = first[1][0]
+    for name, shape in others:
+        if shape[0] is None or shape[0] != rows:
+            return (
+                f"the first dimensions of inputs {first[0]!r} and {name!r} are "
+                f"{rows or '?'} and {shape[0] or '?'}, which need not be equal"
+            )
+    elsewhere: set[Dimension] = {d for shape in shapes.values() for d in shape[1:]}
+    for output in interface.outputs:
+        elsewhere.update((output.shape or ())[1:])
+    for name, shape in (
+        *shapes.items(),
+        *((t.name, t.shape or ()) for t in interface.outputs),
+    ):
+        if shape[0] is not None and shape[0] in elsewhere:
+            return f"the first dimension of {name!r}, {shape[0]}, is not only a first"
+    return None
 
 
 def _rows_depend(

@@ -44,7 +44,7 @@ class CompileOptions:
     """Threads of the check."""
     seed: int = 0
     """Of the data that the check makes up."""
-    check_seconds: float = 20.0
+    check_seconds: float = 5.0
     """How long the check may take, about, before it makes do with fewer trials."""
 
     def __post_init__(self) -> None:
