@@ -14,6 +14,7 @@ import numpy.typing as npt
 from engine.compiler.batching import decide
 from engine.compiler.external_data import ExternalFiles
 from engine.compiler.interface import Interface, change, check_types, renamed
+from engine.compiler.loading import load
 from engine.compiler.options import (
     BatchDecision,
     CompileOptions,
@@ -36,8 +37,8 @@ from engine.compiler.row_check import Run
 from engine.compiler.source import OnnxModel, Source, read_model
 from engine.compiler.weights import Weight, drop_unused, take_inside, take_out
 from engine.errors import InvalidConfig, InvalidModel
-from engine.executable import Graph, StreamIn, Switch
 from engine.executable import Sequence as Steps
+from engine.executable import StreamIn, Switch
 from engine.executor import Executor
 from engine.onnx_session import OnnxSession
 from popef_io import Option, TensorType
@@ -153,12 +154,7 @@ def _load(
     else:
         take_inside(model.proto, files)
     progress("loading", 0.2)
-    compiled = _graph(model.proto, graph, weights)
-    session = OnnxSession(
-        compiled.model,
-        {w.name: (w.data, w.info.data_type) for w in weights},
-        threads=options.threads,
-    )
+    compiled, session, weights = load(model.proto, graph, weights, options.threads)
     interface = Interface.of(model.proto, session)
     inputs = renamed(interface.inputs, options.inputs, "input")
     outputs = renamed(interface.outputs, options.outputs, "output")
@@ -171,21 +167,6 @@ def _load(
         prefix,
     )
     return _Loaded(model, part, session)
-
-
-def _graph(proto: Any, name: str, weights: Sequence[Weight]) -> Graph:
-    try:
-        serialized = proto.SerializeToString(deterministic=True)
-    except ValueError as error:  # more than protocol buffers can hold
-        raise InvalidModel(
-            f"the graph is larger than 2 GiB even without its large weights ({error})"
-        ) from None
-    return Graph(
-        name,
-        serialized,
-        weights=tuple(w.name for w in weights),
-        opsets={o.domain: o.version for o in proto.opset_import},
-    )
 
 
 class _Trial:
@@ -238,8 +219,7 @@ class _TensorStreams:
 def _write(
     package: Package, target: Path, decision: BatchDecision, progress: Progress
 ) -> CompileReport:
-    progress("writing", 0.8)
-    package.write(target)
+    package.write(target, lambda done: progress("writing", 0.8 + 0.2 * done))
     progress("done", 1.0)
     anchors = [a for a in package.metadata.anchors if MAIN in a.programs]
     report = CompileReport(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata as distributions
@@ -134,8 +134,14 @@ class Package:
     weights: Mapping[str, Weight]
     """By the name of their anchor."""
 
-    def write(self, target: Path) -> None:
-        """Write the container beside `target` and put it in its place."""
+    def write(self, target: Path, progress: Callable[[float], None]) -> None:
+        """Write the container beside `target` and put it in its place.
+
+        `progress` is called with how much of it is written, 0 to 1.
+        """
+        total = sum(weight.nbytes for weight in self.weights.values()) or 1
+        written = 0
+        progress(0.0)
         with Writer(target) as writer:
             writer.write(self.metadata)
             with writer.create_executable(self.metadata.executable) as blob:
@@ -144,7 +150,8 @@ class Package:
                 info = TensorDataInfo(name, weight.info)
                 with writer.create_tensor_data(info) as blob:
                     for chunk in _chunks(weight.data):
-                        blob.write(chunk)
+                        written += blob.write(chunk)
+                        progress(written / total)
 
 
 class WeightStreams:

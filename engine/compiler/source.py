@@ -40,46 +40,43 @@ def read_model(source: Source) -> OnnxModel:
         proto.CopyFrom(source)
         model = OnnxModel(proto, None, "model")
     elif isinstance(source, bytes):
-        model = OnnxModel(_parse(source, "these bytes"), None, "model")
+        model = OnnxModel(_parse(source), None, "model")
     else:
         path = Path(source)
-        proto = _parse(path.read_bytes(), str(path))
-        model = OnnxModel(proto, path.parent, path.stem)
-    _check(model.proto, model.name)
+        model = OnnxModel(_parse(path.read_bytes()), path.parent, path.stem)
+    _check(model.proto)
     _initializers_are_no_inputs(model.proto)
     _name_nodes(model.proto.graph)
     return model
 
 
-def _parse(data: bytes, what: str) -> Any:
+def _parse(data: bytes) -> Any:
     import onnx
 
     if not data:
-        raise InvalidModel(f"{what}: empty")
+        raise InvalidModel("the file is empty")
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(data)
     except Exception:  # the parser's own error type depends on its implementation
         raise InvalidModel(
-            f"{what}: not an ONNX model, or cut off ({len(data)} bytes)"
+            f"not an ONNX model, or one that was cut off ({len(data)} bytes)"
         ) from None
     return proto
 
 
-def _check(proto: Any, name: str) -> None:
+def _check(proto: Any) -> None:
+    what = "not an ONNX model, or one that was cut off"
     if not proto.HasField("graph") or not proto.ir_version:
-        raise InvalidModel(f"{name}: not an ONNX model, or cut off: it has no graph")
+        raise InvalidModel(f"{what}: there is no graph")
     if not proto.opset_import:
-        raise InvalidModel(
-            f"{name}: not an ONNX model, or cut off: it names no operator set"
-        )
-    graph = proto.graph
-    if not graph.output:
-        raise InvalidModel(f"{name}: the graph has no outputs")
-    for inner in all_graphs(graph):
-        for node in inner.node:
+        raise InvalidModel(f"{what}: no operator set is named")
+    if not proto.graph.output:
+        raise InvalidModel(f"{what}: the graph has no outputs")
+    for graph in all_graphs(proto.graph):
+        for node in graph.node:
             if not node.op_type:
-                raise InvalidModel(f"{name}: a node has no operator type")
+                raise InvalidModel(f"{what}: a node has no operator type")
 
 
 def _initializers_are_no_inputs(proto: Any) -> None:

@@ -65,20 +65,31 @@ def take_inside(model: Any, files: ExternalFiles) -> None:
 def take_out(model: Any, files: ExternalFiles, least: int) -> list[Weight]:
     """Remove the data of initializers of at least `least` bytes from `model`.
 
-    They stay as initializers with external data, at a location that is their own name;
+    They stay as initializers with external data, at a location that does not exist;
     other external data is put inside. Order is that of the model.
     """
     weights = []
-    for tensor in model.graph.initializer:
+    for number, tensor in enumerate(model.graph.initializer):
         weight = _weight(tensor, files, least)
         if weight is not None:
             weights.append(weight)
-            _empty(tensor, weight.nbytes)
+            _empty(tensor, f"weight-{number}", weight.nbytes)
     names = {weight.name for weight in weights}
     for tensor in _all_tensors(model):
         if tensor.name not in names:
             _inline(tensor, files)
     return weights
+
+
+def put_back_indices(model: Any, weights: list[Weight]) -> list[Weight]:
+    """Put 32 and 64 bit integers back into `model`; the weights that stay outside."""
+    back = {w.name: w for w in weights if w.info.data_type in _INDEX_TYPES}
+    for tensor in model.graph.initializer:
+        if tensor.name in back:
+            tensor.raw_data = back[tensor.name].data.tobytes()
+            del tensor.external_data[:]
+            tensor.data_location = tensor.DEFAULT
+    return [w for w in weights if w.name not in back]
 
 
 def _weight(tensor: Any, files: ExternalFiles, least: int) -> Weight | None:
@@ -114,7 +125,7 @@ def _raw(tensor: Any, files: ExternalFiles, size: int) -> npt.NDArray[np.uint8] 
     return flat if flat.nbytes == size else None
 
 
-def _empty(tensor: Any, size: int) -> None:
+def _empty(tensor: Any, location: str, size: int) -> None:
     kept = type(tensor)()
     kept.name, kept.data_type, kept.doc_string = (
         tensor.name,
@@ -123,7 +134,7 @@ def _empty(tensor: Any, size: int) -> None:
     )
     kept.dims.extend(tensor.dims)
     kept.data_location = kept.EXTERNAL
-    for key, value in (("location", tensor.name), ("offset", 0), ("length", size)):
+    for key, value in (("location", location), ("offset", 0), ("length", size)):
         entry = kept.external_data.add()
         entry.key, entry.value = key, str(value)
     tensor.CopyFrom(kept)
