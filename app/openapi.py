@@ -49,6 +49,8 @@ _TAGS = (
 )
 _REF = "#/components/schemas/{model}"
 _JSON_TYPES = {"f": "number", "i": "integer", "u": "integer", "b": "boolean"}
+_PLAIN_KEY = re.compile(r"[$A-Za-z_][A-Za-z0-9_./-]*")
+_YAML_WORDS = frozenset("y n yes no on off true false null".split())
 _MANAGED = re.compile(r"/(load|unload)$")
 
 
@@ -275,6 +277,6 @@ def _yaml_item(item: Any, indent: int) -> str:
 
 def _yaml_key(key: str) -> str:
     # Quoted unless it is a plain word that YAML reads as a text.
-    if re.fullmatch(r"[$A-Za-z_][\w./{}-]*", key) and key not in ("y", "n", "null"):
+    if _PLAIN_KEY.fullmatch(key) and key.lower() not in _YAML_WORDS:
         return key
     return orjson.dumps(key).decode()

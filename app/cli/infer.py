@@ -56,7 +56,10 @@ def infer(
     import httpx
 
     wanted = parse_pairs(outputs, "--output")
-    client = httpx.Client(base_url=url, timeout=timeout, trust_env=False)
+    try:
+        client = httpx.Client(base_url=url, timeout=timeout, trust_env=False)
+    except httpx.InvalidURL as e:
+        raise CommandError(f"--url {url}: {e}", EXIT_USAGE) from None
     path = f"/v1/models/{name}" + (f"/versions/{version}" if version else "")
     with client:
         try:
@@ -66,8 +69,6 @@ def infer(
         except httpx.TransportError as e:
             msg = f"no answer from {url}: {e}; is `popgate serve` running there?"
             raise CommandError(msg) from None
-        except httpx.InvalidURL as e:
-            raise CommandError(f"--url {url}: {e}", EXIT_USAGE) from None
     if len(results) == 1 and encoding == "npy":
         results = [_renamed(results[0], model)]
     _deliver(results, wanted)

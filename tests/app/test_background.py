@@ -1,0 +1,79 @@
+"""Threads for work that blocks."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from app.background import DaemonPool
+
+WAIT = 10.0
+
+
+def test_results_and_errors_come_back() -> None:
+    pool = DaemonPool(2, "test")
+    assert pool.submit(lambda: 7).result(WAIT) == 7
+    with pytest.raises(ZeroDivisionError):
+        pool.submit(lambda: 1 // 0).result(WAIT)
+    assert pool.submit(lambda: 8).result(WAIT) == 8
+
+    async def ask() -> int:
+        return await pool.run(lambda: 9)
+
+    assert asyncio.run(ask()) == 9
+    pool.close()
+
+
+def test_never_more_threads_than_asked_for() -> None:
+    pool = DaemonPool(3, "test")
+    gate, inside = threading.Event(), threading.Semaphore(0)
+
+    def work() -> str:
+        inside.release()
+        assert gate.wait(WAIT)
+        return threading.current_thread().name
+
+    jobs = [pool.submit(work) for _ in range(10)]
+    for _ in range(3):
+        assert inside.acquire(timeout=WAIT)
+    assert not inside.acquire(blocking=False)
+    assert pool.is_busy
+    gate.set()
+    names = {job.result(WAIT) for job in jobs}
+    assert names <= {"test-0", "test-1", "test-2"}
+    pool.close()
+
+
+def test_an_idle_thread_is_used_again() -> None:
+    pool = DaemonPool(8, "test")
+    before = threading.active_count()
+    for _ in range(20):
+        pool.submit(lambda: None).result(WAIT)
+    # A thread may not have said yet that it is idle again when the next work comes.
+    assert threading.active_count() - before <= 8
+    pool.close()
+
+
+def test_closing_ends_the_threads() -> None:
+    pool = DaemonPool(2, "test")
+    done = pool.submit(lambda: threading.current_thread())
+    pool.close()
+    thread = done.result(WAIT)
+    thread.join(WAIT)
+    assert not pool.is_busy
+    assert thread.daemon
+
+
+def test_cancelled_work_is_not_done() -> None:
+    pool = DaemonPool(1, "test")
+    gate = threading.Event()
+    pool.submit(lambda: gate.wait(WAIT))
+    done: list[int] = []
+    waiting = pool.submit(lambda: done.append(1))
+    assert waiting.cancel()
+    gate.set()
+    pool.submit(lambda: None).result(WAIT)
+    assert done == []
+    pool.close()
