@@ -60,10 +60,10 @@ class ClientGone(Exception):
 class BodyRefused(Exception):
     """The body is too long; `is_read` where nothing of it is left to read."""
 
-    def __init__(self, size: int, limit: int, *, is_read: bool = False) -> None:
+    def __init__(self, size: str, limit: int, *, is_read: bool = False) -> None:
         super().__init__(
-            f"request body of {size} bytes or more exceeds the maximum allowed input "
-            f"size of {limit} bytes. Use --http-max-input-size to increase the limit."
+            f"request body of {size} bytes exceeds the maximum allowed input size of "
+            f"{limit} bytes. Use --http-max-input-size to increase the limit."
         )
         self.is_read = is_read
 
@@ -160,7 +160,7 @@ class InferFront:
                 msg = f"Content-Length is no number: {length[:40]!r}"
                 raise InvalidRequest(msg)
             if len(length) > 18 or int(length) > limit:
-                raise BodyRefused(int(length[:18]), limit)
+                raise BodyRefused(length[:40].decode(), limit)
         chunks: list[bytes] = []
         size = 0
         more = True
@@ -172,7 +172,8 @@ class InferFront:
             more = message.get("more_body", False)
             size += len(chunk)
             if size > limit:
-                raise BodyRefused(size, limit, is_read=not more)
+                at_least = f"{size} or more" if more else str(size)
+                raise BodyRefused(at_least, limit, is_read=not more)
             if chunk or not (more or chunks):
                 chunks.append(chunk)
         return chunks

@@ -1,6 +1,6 @@
 """What the gateway spends on one request besides the model: decoding and encoding.
 
-    python bench/codec.py [--seconds 0.5]
+    python -m bench.codec [--seconds 0.3]
 
 Prints microseconds for the bodies of the three standard models, in every encoding: S
 (16 floats), M (784 floats in, 10 out), L (602 KB in and out). Best of five rounds, on
