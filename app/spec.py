@@ -122,7 +122,7 @@ class DescribesTensors(Protocol):
     def max_batch_size(self) -> int: ...
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ModelSpec:
     """A version of a model as requests see it. Compared by identity.
 

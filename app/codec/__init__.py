@@ -6,7 +6,7 @@ way out: `outputs` (the constant pieces and the numbers) and the same three enco
 """
 
 from app.codec.messages import Encoding, InferRequest, NanPolicy, Response
-from app.codec.model import ModelCodec, decode_request, encode_response
+from app.codec.model import ModelCodec
 
 __all__ = [
     "Encoding",
@@ -14,6 +14,4 @@ __all__ = [
     "ModelCodec",
     "NanPolicy",
     "Response",
-    "decode_request",
-    "encode_response",
 ]

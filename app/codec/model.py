@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from weakref import WeakKeyDictionary
 
 from app.codec.chunks import join
 from app.codec.document import DocumentReader
@@ -128,33 +127,3 @@ class ModelCodec:
 
     def __repr__(self) -> str:
         return f"<ModelCodec {self.spec.name}/{self.spec.version}>"
-
-
-_codecs: WeakKeyDictionary[ModelSpec, ModelCodec] = WeakKeyDictionary()
-
-
-def codec_of(spec: ModelSpec, limits: Limits) -> ModelCodec:
-    """The codec of a spec, made at the first call."""
-    found = _codecs.get(spec)
-    if found is None or found.limits is not limits:
-        found = _codecs[spec] = ModelCodec(spec, limits)
-    return found
-
-
-def decode_request(
-    spec: ModelSpec,
-    limits: Limits,
-    content_type: bytes | None,
-    header_length: bytes | None,
-    accept: bytes | None,
-    body: list[bytes],
-) -> InferRequest:
-    """`ModelCodec.decode` for callers that hold a spec."""
-    return codec_of(spec, limits).decode(content_type, header_length, accept, body)
-
-
-def encode_response(
-    spec: ModelSpec, request: InferRequest, outputs: Mapping[str, Tensor]
-) -> Response:
-    """`ModelCodec.encode` for callers that hold a spec."""
-    return codec_of(spec, DEFAULT_LIMITS).encode(request, outputs)
