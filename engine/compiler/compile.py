@@ -41,7 +41,7 @@ from engine.executable import Sequence as Steps
 from engine.executable import StreamIn, Switch
 from engine.executor import Executor
 from engine.onnx_session import OnnxSession
-from popef_io import Option, TensorType
+from popef_io import Option, PopefError, TensorType
 
 _log = logging.getLogger(__name__)
 
@@ -219,7 +219,10 @@ class _TensorStreams:
 def _write(
     package: Package, target: Path, decision: BatchDecision, progress: Progress
 ) -> CompileReport:
-    package.write(target, lambda done: progress("writing", 0.8 + 0.2 * done))
+    try:
+        package.write(target, lambda done: progress("writing", 0.8 + 0.2 * done))
+    except PopefError as error:
+        raise InvalidModel(f"a container cannot hold it: {error}") from None
     progress("done", 1.0)
     anchors = [a for a in package.metadata.anchors if MAIN in a.programs]
     report = CompileReport(

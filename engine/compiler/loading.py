@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.compiler.graphs import all_nodes, label
-from engine.compiler.weights import Weight, put_back_indices
+from engine.compiler.weights import Weight, drop_unused, put_back_indices
 from engine.errors import InvalidModel
 from engine.executable import Graph
 from engine.onnx_session import OnnxSession
@@ -30,14 +30,14 @@ def load(
         return (*_try(model, name, weights, threads), weights)
     except InvalidModel as error:
         if _NEEDS_DATA not in str(error):
-            raise _explained(model, error) from None
+            raise _explained(model, weights, error) from None
         fewer = put_back_indices(model, weights)
         if len(fewer) == len(weights):
-            raise _explained(model, error) from None
+            raise _explained(model, weights, error) from None
     try:
         return (*_try(model, name, fewer, threads), fewer)
     except InvalidModel as error:
-        raise _explained(model, error) from None
+        raise _explained(model, fewer, error) from None
 
 
 def _try(
@@ -59,7 +59,9 @@ def _try(
     return graph, OnnxSession(serialized, data, threads=threads)
 
 
-def _explained(model: Any, error: InvalidModel) -> InvalidModel:
+def _explained(
+    model: Any, weights: Sequence[Weight], error: InvalidModel
+) -> InvalidModel:
     """`error` with the node that it is about, where ONNX Runtime leaves that out."""
     text = str(error)
     if found := _NEW_OPSET.search(text):
@@ -69,16 +71,61 @@ def _explained(model: Any, error: InvalidModel) -> InvalidModel:
             f"the model needs operator set {found[1]} of {which}, which is newer than "
             "this ONNX Runtime"
         )
-    node = None
     if found := _UNKNOWN_OPERATOR.search(text):
-        wanted = (found[1].removeprefix("ai.onnx") or "", found[2])
-        node = _first(model, lambda n: (n.domain, n.op_type) == wanted) or _first(
-            model, lambda n: n.op_type == wanted[1]
-        )
+        wanted = (found[1], found[2])
+        node = _first(model, lambda n: (n.domain or "ai.onnx", n.op_type) == wanted)
     elif found := _UNKNOWN_VALUE.search(text):
-        wanted_value = found[1]
-        node = _first(model, lambda n: wanted_value in n.input)
+        value = found[1]
+        node = _first(model, lambda n: value in n.input)
+    elif _names_a_node(model, text):
+        node = None
+    else:
+        node = _culprit(model, weights, text)
     return error if node is None else InvalidModel(f"{text} ({label(node)})")
+
+
+def _names_a_node(model: Any, text: str) -> bool:
+    return any(
+        quoted in text
+        for node in all_nodes(model.graph)
+        for quoted in (f"({node.name})", f"'{node.name}'", f'"{node.name}"')
+    )
+
+
+def _culprit(model: Any, weights: Sequence[Weight], text: str) -> Any:
+    """The first node without which the model would not fail in this way.
+
+    Nodes stand in the order in which they are computed, so that the first so many of
+    them are a model too; found by halving.
+    """
+    count = len(model.graph.node)
+    if not _fails(model, weights, count, text):
+        return None
+    good, bad = 0, count
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        if _fails(model, weights, middle, text):
+            bad = middle
+        else:
+            good = middle
+    return model.graph.node[bad - 1]
+
+
+def _fails(model: Any, weights: Sequence[Weight], count: int, text: str) -> bool:
+    """Whether the first `count` nodes alone fail with `text`."""
+    part = type(model)()
+    part.CopyFrom(model)
+    del part.graph.node[count:]
+    del part.graph.output[:]
+    for name in dict.fromkeys(n for node in part.graph.node for n in node.output if n):
+        part.graph.output.add().name = name
+    drop_unused(part.graph)
+    left = {tensor.name for tensor in part.graph.initializer}
+    try:
+        _try(part, "part", [w for w in weights if w.name in left], 1)
+    except InvalidModel as error:
+        return str(error) == text
+    return False
 
 
 def _first(model: Any, fits: Any) -> Any:
