@@ -117,6 +117,7 @@ class AnchorRing:
         "capacity",
         "payload",
         "payload_at",
+        "place",
         "pool",
         "ring",
         "table_at",
@@ -138,19 +139,15 @@ class AnchorRing:
         self.capacity = capacity
         self.payload = memory[payload_at : payload_at + capacity]
         self.pool = RecordPool(ring, capacity)
-
-    def place(self, nbytes: int) -> int:
-        """Where a record and its descriptor have room, or -1 (producer)."""
-        if self.ring.try_write_lock() < 0:
-            return -1
-        return self.pool.place(nbytes)
+        #: Where a record and its descriptor have room, or -1 (producer).
+        self.place = self.pool.place
 
     def describe(
         self, ahead: int, request: int, offset: int, nbytes: int, shape: tuple[int, ...]
     ) -> None:
         """Fill the descriptor `ahead` places after the next one (producer)."""
         slot = self.ring.write_slot(ahead)
-        self.pool.take(ahead, offset, nbytes)
+        self.pool.take(slot, offset, nbytes)
         rank = len(shape)
         ANCHOR_BY_RANK[rank].pack_into(
             self.view,
@@ -161,6 +158,21 @@ class AnchorRing:
             rank,
             *shape,
         )
+
+    def take(self, request: int) -> tuple[tuple[int, ...], bytes] | None:
+        """Shape and a copy of the data that belongs to `request`, which is released;
+        None where the next data belongs to another (consumer)."""
+        slot = self.ring.peek()
+        if slot < 0:
+            return None
+        at = self.table_at + slot * ANCHOR_SLOT
+        owner, offset, nbytes, rank = ANCHOR_HEAD.unpack_from(self.view, at)
+        if owner != request:
+            return None
+        shape = DIMS_BY_RANK[rank].unpack_from(self.view, at + DIMS_AT)
+        data = bytes(self.payload[offset : offset + nbytes])
+        self.ring.skip()
+        return shape, data
 
     def head(self, slot: int) -> tuple[int, int, int, int]:
         """(request, offset, nbytes, rank) of a published slot (consumer)."""

@@ -97,6 +97,7 @@ class Device:
         self._recovering = threading.Lock()
         self._driver = threading.Lock()
         self._turn = threading.Condition()
+        self._followers = 0
         self._adopted = False
         try:
             self._start()
@@ -142,24 +143,22 @@ class Device:
         """Resolve what has finished; how many requests that was. Never blocks."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._result_fd)
-        count = 0
         with self.lock:
             link = self._link
             if link is None:
                 return 0
             starved = False
-            while (done := link.next_completion()) is not None:
-                number, outcome, request, queue_ns, compute_ns, rows, text = done
-                count += 1
-                channel = self._channels.get(number)
+            completions = link.take_completions()
+            for completion in completions:
+                channel = self._channels.get(completion[0])
                 if channel is not None:
-                    channel.finish(request, outcome, queue_ns, compute_ns, rows, text)
+                    channel.finish(*completion[1:])
                     starved = starved or channel.starved
             if starved:
                 os.eventfd_write(self._doorbell, 1)
-        if count:
+        if completions and self._followers:
             self._tell_followers()
-        return count
+        return len(completions)
 
     def check(self) -> bool:
         """Whether the process lives; where it does not, its requests fail now."""
@@ -212,8 +211,12 @@ class Device:
                     self._tell_followers()
                 continue
             with self._turn:
-                if not request.done and (self._adopted or self._driver.locked()):
-                    self._turn.wait(0.5 if left is None else min(left, 0.5))
+                self._followers += 1
+                try:
+                    if not request.done and (self._adopted or self._driver.locked()):
+                        self._turn.wait(0.5 if left is None else min(left, 0.5))
+                finally:
+                    self._followers -= 1
         return True
 
     def _drive(self, left: float | None, request: Request) -> None:

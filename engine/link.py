@@ -41,6 +41,10 @@ LINK_SIZE: Final = _TEXTS_AT + _TEXT_SIZE * SLOTS
 _COMPLETION = Struct("<IIQQQQQ")
 
 
+#: (channel, outcome, request, queue ns, compute ns, rows in the batch, text)
+Completion = tuple[int, int, int, int, int, int, str]
+
+
 class Outcome(IntEnum):
     """How a request ended in the device process."""
 
@@ -61,7 +65,9 @@ class Link:
     def __init__(self, memory: SharedMemory) -> None:
         self.memory = memory
         self.view = memory.view
-        self.submissions = RingCounters(self.view[CONTROL_SIZE : 2 * CONTROL_SIZE], SLOTS)
+        self.submissions = RingCounters(
+            self.view[CONTROL_SIZE : 2 * CONTROL_SIZE], SLOTS
+        )
         self.completions = RingCounters(
             self.view[2 * CONTROL_SIZE : 3 * CONTROL_SIZE], SLOTS
         )
@@ -97,23 +103,23 @@ class Link:
         self.submissions.write_complete()
         return True
 
-    def next_completion(self) -> tuple[int, int, int, int, int, int, str] | None:
-        """(channel, outcome, request, queue ns, compute ns, rows, text) or None."""
-        ring = self.completions
-        slot = ring.try_read_lock()
-        if slot < 0:
-            return None
-        at = _COMPLETIONS_AT + slot * _COMPLETION_SIZE
-        channel, outcome, request, queue, compute, rows, length = (
-            _COMPLETION.unpack_from(self.view, at)
-        )
-        text = ""
-        if length:
-            start = _TEXTS_AT + slot * _TEXT_SIZE
-            raw = self.view[start : start + min(length, _TEXT_SIZE)]
-            text = bytes(raw).decode(errors="replace")
-        ring.read_complete()
-        return channel, outcome, request, queue, compute, rows, text
+    def take_completions(self) -> list[Completion]:
+        """All that have come since the last call."""
+        ring, view = self.completions, self.view
+        taken: list[Completion] = []
+        while (slot := ring.try_read_lock()) >= 0:
+            at = _COMPLETIONS_AT + slot * _COMPLETION_SIZE
+            completion = _COMPLETION.unpack_from(view, at)
+            text = self._text(slot, completion[6]) if completion[6] else ""
+            taken.append((*completion[:6], text))
+        if taken:
+            ring.read_complete(len(taken))
+        return taken
+
+    def _text(self, slot: int, length: int) -> str:
+        start = _TEXTS_AT + slot * _TEXT_SIZE
+        raw = self.view[start : start + min(length, _TEXT_SIZE)]
+        return bytes(raw).decode(errors="replace")
 
     # -- device
 
@@ -165,4 +171,6 @@ class Link:
         self.memory.close()
 
     def __repr__(self) -> str:
-        return f"<Link submissions {self.submissions!r}, completions {self.completions!r}>"
+        return (
+            f"<Link submissions {self.submissions!r}, completions {self.completions!r}>"
+        )

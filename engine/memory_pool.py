@@ -63,14 +63,20 @@ class RecordPool:
         self._starts = [0] * ring.capacity
 
     def place(self, nbytes: int) -> int:
-        """Where `nbytes` contiguous bytes are free, or -1. Takes nothing yet."""
+        """Where `nbytes` contiguous bytes are free and a slot is, or -1.
+
+        Takes nothing yet: `take` does.
+        """
         # What it will take: whole units, and never nothing, so that a head that has
         # caught up with the tail always means full.
         size = -(-(nbytes or 1) // RECORD_ALIGNMENT) * RECORD_ALIGNMENT
-        oldest = self._ring.oldest_unreleased
-        if oldest < 0:
+        ring = self._ring
+        waiting, oldest = ring.unreleased()
+        if waiting == 0:
             self._head = 0
             return 0 if size <= self.capacity else -1
+        if waiting >= ring.capacity:
+            return -1
         head, tail = self._head, self._starts[oldest]
         if head > tail:
             if self.capacity - head >= size:
@@ -78,9 +84,9 @@ class RecordPool:
             return 0 if size <= tail else -1
         return head if tail - head >= size else -1
 
-    def take(self, ahead: int, offset: int, nbytes: int) -> None:
-        """The slot `ahead` places after the next one gets this placed record."""
-        self._starts[self._ring.write_slot(ahead)] = offset
+    def take(self, slot: int, offset: int, nbytes: int) -> None:
+        """This slot, which is published next, gets this placed record."""
+        self._starts[slot] = offset
         end = offset + (nbytes or 1)
         self._head = -(-end // RECORD_ALIGNMENT) * RECORD_ALIGNMENT
 

@@ -53,13 +53,18 @@ class ReplicaChannel:
         self.name = name
         self.limit = limit
         self.late = 0
-        self._input_names = tuple(desc.name for desc in inputs)
-        self._output_names = tuple(desc.name for desc in outputs)
-        self._output_types = tuple(desc.data_type for desc in outputs)
         self._in_flight: dict[int, Request] = {}
         self._backlog: deque[tuple[Request, Mapping[str, Tensor]]] = deque()
         self._owners = [0] * layout.slots
-        self._channel = Channel.create(name, layout)
+        self._channel = channel = Channel.create(name, layout)
+        self._inputs = [
+            (desc.name, anchor)
+            for desc, anchor in zip(inputs, channel.inputs, strict=True)
+        ]
+        self._outputs = [
+            (desc.name, desc.data_type, anchor)
+            for desc, anchor in zip(outputs, channel.outputs, strict=True)
+        ]
         self._lock = device.lock
         self._compute_ns = 0.0
         self._closed = False
@@ -106,7 +111,7 @@ class ReplicaChannel:
             return False
         # Two steps, so that a request is either in all rings or in none.
         places: list[tuple[AnchorRing, Tensor, int]] = []
-        for name, anchor in zip(self._input_names, channel.inputs, strict=True):
+        for name, anchor in self._inputs:
             tensor = tensors.get(name)
             if tensor is None:
                 continue
@@ -115,7 +120,10 @@ class ReplicaChannel:
                 return False
             places.append((anchor, tensor, offset))
         for anchor, tensor, offset in places:
-            _copy_in(anchor.payload, offset, tensor)
+            end = offset
+            for part in tensor.parts:
+                start, end = end, end + len(part)
+                anchor.payload[start:end] = part
             anchor.describe(0, request.number, offset, tensor.nbytes, tensor.shape)
             anchor.ring.write_complete()
         REQUEST.pack_into(
@@ -134,7 +142,7 @@ class ReplicaChannel:
         return True
 
     def _check_fits(self, tensors: Mapping[str, Tensor]) -> None:
-        for name, anchor in zip(self._input_names, self._channel.inputs, strict=True):
+        for name, anchor in self._inputs:
             tensor = tensors.get(name)
             if tensor is not None and tensor.nbytes > anchor.capacity:
                 raise InvalidInput(
@@ -162,8 +170,8 @@ class ReplicaChannel:
 
     def finish(
         self,
-        number: int,
         outcome: int,
+        number: int,
         queue_ns: int,
         compute_ns: int,
         rows: int,
@@ -172,10 +180,11 @@ class ReplicaChannel:
         """A completion has come: take the outputs out of their slots and resolve."""
         request = self._in_flight.pop(number, None)
         outputs: dict[str, Tensor] = {}
-        for index, anchor in enumerate(self._channel.outputs):
-            tensor = self._take(index, anchor, number, request is not None)
-            if tensor is not None:
-                outputs[self._output_names[index]] = tensor
+        for name, data_type, anchor in self._outputs:
+            taken = anchor.take(number)
+            if taken is not None:
+                shape, data = taken
+                outputs[name] = Tensor(data_type, shape, (data,), len(data))
         if self._backlog:
             self._refill()
         if request is None or request.done:
@@ -190,24 +199,6 @@ class ReplicaChannel:
             request.resolve()
         else:
             request.resolve(_error(outcome, text))
-
-    def _take(
-        self, index: int, anchor: AnchorRing, number: int, wanted: bool
-    ) -> Tensor | None:
-        slot = anchor.ring.try_read_lock()
-        if slot < 0:
-            return None
-        request, offset, nbytes, rank = anchor.head(slot)
-        if request != number:  # this request has no such output; a later one has
-            anchor.ring.unlock_last()
-            return None
-        tensor = None
-        if wanted:
-            shape = anchor.dims(slot, rank)
-            data = bytes(anchor.payload[offset : offset + nbytes])
-            tensor = Tensor(self._output_types[index], shape, (data,), nbytes)
-        anchor.ring.read_complete()
-        return tensor
 
     @property
     def usable(self) -> bool:
@@ -305,13 +296,6 @@ def _known_bytes(desc: DataDesc, rows: int) -> int | None:
         else:
             return None
     return nbytes
-
-
-def _copy_in(payload: memoryview, offset: int, tensor: Tensor) -> None:
-    for part in tensor.parts:
-        end = offset + len(part)
-        payload[offset:end] = part
-        offset = end
 
 
 def _error(outcome: int, text: str) -> EngineError:

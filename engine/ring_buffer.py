@@ -51,8 +51,8 @@ from typing import Generic, TypeVar
 from engine.errors import EngineBug, InvalidConfig, QueueClosed
 
 CONTROL_SIZE = 128
-_WORD = 8
-_READ_AT = 64
+#: Words of the control block; the middle one is free.
+_READ_WORD = 64 // 8
 
 T = TypeVar("T")
 
@@ -102,14 +102,14 @@ class RingCounters:
 
     def _load(self) -> None:
         self._write = self._written_seen = self._control[0]
-        self._read = self._read_seen = self._next = self._control[_READ_AT // _WORD]
+        self._read = self._read_seen = self._next = self._control[_READ_WORD]
 
     # -- producer
 
     def try_write_lock(self) -> int:
         """The slot to fill next, or -1 where the ring is full."""
         if self._write - self._read_seen >= self.capacity:
-            self._read_seen = self._control[_READ_AT // _WORD]
+            self._read_seen = self._control[_READ_WORD]
             if self._write - self._read_seen >= self.capacity:
                 return -1
             if not ORDERED_STORES:
@@ -130,14 +130,16 @@ class RingCounters:
     @property
     def write_available(self) -> int:
         """How many slots can be filled now."""
-        self._read_seen = self._control[_READ_AT // _WORD]
+        self._read_seen = self._control[_READ_WORD]
         return self.capacity - (self._write - self._read_seen)
 
-    @property
-    def oldest_unreleased(self) -> int:
-        """The oldest published slot not yet released, or -1: none (producer side)."""
-        read = self._read_seen = self._control[_READ_AT // _WORD]
-        return -1 if read == self._write else read % self.capacity
+    def unreleased(self) -> tuple[int, int]:
+        """How many slots are published and not yet released, and the oldest of them
+        (producer side)."""
+        read = self._read_seen = self._control[_READ_WORD]
+        if not ORDERED_STORES:
+            _fence()
+        return self._write - read, read % self.capacity
 
     # -- consumer
 
@@ -153,6 +155,24 @@ class RingCounters:
         self._next += 1
         return slot
 
+    def peek(self) -> int:
+        """The next slot that is published, not locked; or -1."""
+        if self._next == self._written_seen:
+            self._written_seen = self._control[0]
+            if self._next == self._written_seen:
+                return -1
+            if not ORDERED_STORES:
+                _fence()
+        return self._next % self.capacity
+
+    def skip(self) -> None:
+        """Release the slot that `peek` showed; nothing else may be read-locked."""
+        if not ORDERED_STORES:
+            _fence()
+        self._next += 1
+        self._read += 1
+        self._control[_READ_WORD] = self._read
+
     def unlock_last(self) -> None:
         """Put back the slot that was read-locked last."""
         if self._next == self._read:
@@ -166,7 +186,7 @@ class RingCounters:
         if not ORDERED_STORES:
             _fence()
         self._read += count
-        self._control[_READ_AT // _WORD] = self._read
+        self._control[_READ_WORD] = self._read
 
     def read_reset(self) -> None:
         """Put all read-locked slots back at the front."""
@@ -194,7 +214,7 @@ class RingCounters:
 
     def reset(self) -> None:
         """Empty and valid again; neither side may use the ring meanwhile."""
-        self._control[0] = self._control[1] = self._control[_READ_AT // _WORD] = 0
+        self._control[0] = self._control[1] = self._control[_READ_WORD] = 0
         self._load()
 
     def release(self) -> None:
@@ -202,7 +222,7 @@ class RingCounters:
         self._control.release()
 
     def __repr__(self) -> str:
-        written, read = self._control[0], self._control[_READ_AT // _WORD]
+        written, read = self._control[0], self._control[_READ_WORD]
         held = self._next - self._read
         state = "" if self.is_valid else ", invalid"
         return (

@@ -47,7 +47,7 @@ def test_records_never_overlap(seed: int) -> None:
         assert 0 <= offset <= offset + nbytes <= capacity
         for start, size in live:
             assert offset + nbytes <= start or start + size <= offset
-        pool.take(0, offset, nbytes)
+        pool.take(producer.write_slot(0), offset, nbytes)
         producer.write_complete()
         live.append((offset, nbytes))
         placed += 1
@@ -60,7 +60,7 @@ def test_an_empty_pool_starts_over() -> None:
     pool = RecordPool(producer, 1024)
     for _ in range(100):
         assert pool.place(1000) == 0
-        pool.take(0, 0, 1000)
+        pool.take(producer.write_slot(0), 0, 1000)
         producer.write_complete()
         assert pool.place(100) == -1
         consumer.try_read_lock()

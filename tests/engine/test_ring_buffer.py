@@ -58,15 +58,15 @@ def test_read_reset_puts_held_slots_back() -> None:
 
 def test_oldest_unreleased_follows_the_consumer() -> None:
     producer, consumer = two_ends(2)
-    assert producer.oldest_unreleased == -1
+    assert producer.unreleased() == (0, 0)
     producer.write_complete(2)
-    assert producer.oldest_unreleased == 0
+    assert producer.unreleased() == (2, 0)
     consumer.try_read_lock()
     consumer.read_complete()
-    assert producer.oldest_unreleased == 1
+    assert producer.unreleased() == (1, 1)
     consumer.try_read_lock()
     consumer.read_complete()
-    assert producer.oldest_unreleased == -1
+    assert producer.unreleased() == (0, 0)
 
 
 def test_an_end_attached_later_sees_what_was_published() -> None:
