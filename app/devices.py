@@ -70,8 +70,13 @@ class GatewayDevices:
 
     @property
     def lost(self) -> list[str]:
-        """The ids of the devices whose process is gone, for the moment."""
-        return [d.id for d in self._devices if d.state is not DeviceState.READY]
+        """The ids of the devices that are gone, or do not have their models back."""
+        recovering = {w.device.id for w in self._watches if w.is_recovering}
+        return [
+            d.id
+            for d in self._devices
+            if d.state is not DeviceState.READY or d.id in recovering
+        ]
 
     def attach(self) -> None:
         """Attaches the named devices, or one free one; waits as configured.
@@ -153,7 +158,7 @@ class DeviceWatch:
     def __init__(
         self, device: Device, loop: asyncio.AbstractEventLoop, pool: DaemonPool
     ) -> None:
-        self._device = device
+        self.device = device
         self._loop = loop
         self._pool = pool
         self._recovery: asyncio.Task[None] | None = None
@@ -164,6 +169,11 @@ class DeviceWatch:
         loop.add_reader(self._result_fd, device.poll)
         self._watch_life()
 
+    @property
+    def is_recovering(self) -> bool:
+        """Whether its process is being replaced, or its models loaded again."""
+        return self._recovery is not None and not self._recovery.done()
+
     def close(self) -> None:
         self._loop.remove_reader(self._result_fd)
         self._forget_life()
@@ -171,7 +181,7 @@ class DeviceWatch:
             self._recovery.cancel()
 
     def _watch_life(self) -> None:
-        self._lost_fd = self._device.lost_fileno()
+        self._lost_fd = self.device.lost_fileno()
         if self._lost_fd >= 0:
             self._loop.add_reader(self._lost_fd, self._check)
 
@@ -183,7 +193,7 @@ class DeviceWatch:
     def _check(self) -> None:
         # Off the loop before `check` may close it: its number will be used again.
         self._forget_life()
-        if self._device.check():
+        if self.device.check():
             self._watch_life()
 
     def _lost(self, device: Device) -> None:
@@ -196,7 +206,7 @@ class DeviceWatch:
             self._recovery = self._loop.create_task(self._recover())
 
     async def _recover(self) -> None:
-        device = self._device
+        device = self.device
         while device.state is DeviceState.LOST:
             await asyncio.sleep(device.back_off)
             logger.info("device %s: starting it again", device.id)

@@ -50,7 +50,7 @@ _TAGS = (
 _REF = "#/components/schemas/{model}"
 _JSON_TYPES = {"f": "number", "i": "integer", "u": "integer", "b": "boolean"}
 _PLAIN_KEY = re.compile(r"[$A-Za-z_][A-Za-z0-9_./-]*")
-_YAML_WORDS = frozenset("y n yes no on off true false null".split())
+_YAML_WORDS = frozenset(["y", "n", "yes", "no", "on", "off", "true", "false", "null"])
 _MANAGED = re.compile(r"/(load|unload)$")
 
 
