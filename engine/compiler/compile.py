@@ -154,7 +154,7 @@ def _load(
     else:
         take_inside(model.proto, files)
     progress("loading", 0.2)
-    compiled, session, weights = load(model.proto, graph, weights, options.threads)
+    compiled, session = load(model.proto, graph, weights, options.threads)
     interface = Interface.of(model.proto, session)
     inputs = renamed(interface.inputs, options.inputs, "input")
     outputs = renamed(interface.outputs, options.outputs, "output")

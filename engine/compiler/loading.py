@@ -7,37 +7,27 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.compiler.graphs import all_nodes, label
-from engine.compiler.weights import Weight, drop_unused, put_back_indices
+from engine.compiler.weights import Weight, drop_unused
 from engine.errors import InvalidModel
 from engine.executable import Graph
 from engine.onnx_session import OnnxSession
 
-_NEEDS_DATA = "external tensor"
-"""In what ONNX Runtime says where it needs the data of a weight to work out shapes."""
 _UNKNOWN_OPERATOR = re.compile(r"(\S*):(\w+)\(-?\d+\) is not a registered")
 _UNKNOWN_VALUE = re.compile(r"Node input '(.*?)' is not a graph input")
 _NEW_OPSET = re.compile(r"Opset (\d+) is under development")
 
 
 def load(
-    model: Any, name: str, weights: list[Weight], threads: int
-) -> tuple[Graph, OnnxSession, list[Weight]]:
-    """The graph called `name`, its session, and the weights that are outside of it.
+    model: Any, name: str, weights: Sequence[Weight], threads: int
+) -> tuple[Graph, OnnxSession]:
+    """The graph called `name` and its session; `model` lacks the data of `weights`.
 
-    Those may be fewer than were given. Raises InvalidModel, naming the node.
+    Raises InvalidModel, naming the node.
     """
     try:
-        return (*_try(model, name, weights, threads), weights)
+        return _try(model, name, weights, threads)
     except InvalidModel as error:
-        if _NEEDS_DATA not in str(error):
-            raise _explained(model, weights, error) from None
-        fewer = put_back_indices(model, weights)
-        if len(fewer) == len(weights):
-            raise _explained(model, weights, error) from None
-    try:
-        return (*_try(model, name, fewer, threads), fewer)
-    except InvalidModel as error:
-        raise _explained(model, fewer, error) from None
+        raise _explained(model, weights, error) from None
 
 
 def _try(

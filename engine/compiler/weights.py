@@ -81,17 +81,6 @@ def take_out(model: Any, files: ExternalFiles, least: int) -> list[Weight]:
     return weights
 
 
-def put_back_indices(model: Any, weights: list[Weight]) -> list[Weight]:
-    """Put 32 and 64 bit integers back into `model`; the weights that stay outside."""
-    back = {w.name: w for w in weights if w.info.data_type in _INDEX_TYPES}
-    for tensor in model.graph.initializer:
-        if tensor.name in back:
-            tensor.raw_data = back[tensor.name].data.tobytes()
-            del tensor.external_data[:]
-            tensor.data_location = tensor.DEFAULT
-    return [w for w in weights if w.name not in back]
-
-
 def _weight(tensor: Any, files: ExternalFiles, least: int) -> Weight | None:
     data_type = data_type_of(tensor.data_type)
     shape = tuple(tensor.dims)
@@ -155,7 +144,7 @@ def _inline(tensor: Any, files: ExternalFiles) -> None:
         )
     tensor.raw_data = raw.tobytes()
     del tensor.external_data[:]
-    tensor.data_location = tensor.DEFAULT
+    tensor.ClearField("data_location")
 
 
 def _all_tensors(model: Any) -> Iterator[Any]:
