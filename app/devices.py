@@ -214,6 +214,9 @@ class DeviceWatch:
                 await self._pool.run(device.recover)
             except (EngineError, OSError) as e:
                 logger.error("device %s does not come back: %s", device.id, e)
+                if device.state is DeviceState.READY and device.check():
+                    # It lives, but without all its models: begin again.
+                    device.kill("its models could not be loaded again")
         if device.state is DeviceState.READY:
             self._watch_life()
             logger.info("device %s is back, process %s", device.id, device.pid)
