@@ -1,0 +1,42 @@
+"""The pages that list settings list all of them, with the real defaults."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+from app.model_config import ModelConfig
+from app.settings import Settings
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def rows() -> dict[str, str]:
+    """First cell to second cell, of all tables of the page."""
+    lines = (DOCS / "configuration.md").read_text().splitlines()
+    cells = [line.split("|") for line in lines if line.startswith("| `")]
+    return {row[1].strip(" `"): row[2].strip(' `"') for row in cells}
+
+
+def test_every_option_of_the_server() -> None:
+    shown = rows()
+    defaults = Settings()
+    for name in Settings.model_fields:
+        option = "--" + name.replace("_", "-")
+        assert option in shown
+        value = getattr(defaults, name)
+        if isinstance(value, float | int) and name != "max_body_size":
+            expected = "off" if value is False else f"{value:g}"
+            assert shown[option] == expected
+        if isinstance(value, str):
+            assert shown[option] == value
+
+
+def test_every_key_of_a_model() -> None:
+    shown = rows()
+    defaults = ModelConfig()
+    for item in fields(ModelConfig):
+        assert item.name in shown
+        value = getattr(defaults, item.name)
+        if isinstance(value, float | int) and item.name != "channel_memory":
+            assert shown[item.name] == str(value).lower()
