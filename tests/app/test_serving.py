@@ -32,7 +32,7 @@ def repository(tmp_path: Path) -> Path:
 class Load:
     """Clients that ask all the time, each on a connection of its own."""
 
-    def __init__(self, gateway: ServedGateway, clients: int = 8) -> None:
+    def __init__(self, gateway: ServedGateway, clients: int = 4) -> None:
         self.codes: list[int] = []
         self.errors: list[Exception] = []
         self.wrong = 0
@@ -270,22 +270,17 @@ def test_several_devices_and_instances(repository: Path) -> None:
         assert gateway.infer("affine", input=ROW)["output"] == AFFINE
 
 
-def test_limits_and_timeouts_are_settings(repository: Path) -> None:
+def test_limits_timeouts_and_log_format_are_settings(repository: Path) -> None:
     options = ("--max-body-size", "1KiB", "--request-timeout", "0.05")
-    with ServedGateway(repository, *options) as gateway:
+    (repository / "bad.popef").write_bytes(b"")
+    with ServedGateway(repository, *options, "--log-format", "json") as gateway:
         gateway.wait_ready()
+        line = gateway.wait_line("failed to load 'bad'")
+        assert line.startswith('{"time":"2')
+        assert '"level":"error","logger":"app.repository"' in line
         big = {"inputs": {"input": ROW * 100}}
         response = gateway.client.post("/v1/models/affine/infer", json=big)
         assert response.status_code == 413
         slow = {"inputs": {"count": 50_000}}
         response = gateway.client.post("/v1/models/slow/infer", json=slow)
         assert response.status_code == 504
-
-
-def test_json_logs(repository: Path) -> None:
-    (repository / "bad.popef").write_bytes(b"")
-    with ServedGateway(repository, "--log-format", "json") as gateway:
-        gateway.wait_ready()
-        line = gateway.wait_line("failed to load 'bad'")
-        assert line.startswith('{"time":"2')
-        assert '"level":"error","logger":"app.repository"' in line
