@@ -13,23 +13,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
-import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
-from app.codec.compression import inflate
 from app.codec.messages import Response
 from app.errors import (
     BodyTooLarge,
     ErrorResponse,
     InvalidRequest,
-    ModelNotReady,
     UnknownModel,
-    row_of,
 )
+from app.infer_call import InferCall
 from app.limits import DEFAULT_LIMITS, Limits
-from app.metrics import FailureReason
 from app.table import ModelEntry, ModelTable
 from app.waiting import Waiting, WaitingRequests
 from engine import Cancelled
@@ -44,13 +39,10 @@ ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 # The longest a request takes where nobody says otherwise, in seconds.
 DEFAULT_TIMEOUT = 60.0
-# The longest that may be asked for: it has to fit into nanoseconds of 64 bits.
-MAX_TIMEOUT = 1e6
 # How long, and of how many bytes, the rest of a refused body is read and dropped: a
 # client that is still sending when the connection is closed never sees the answer.
 _LINGER_SECONDS = 1.0
 _LINGER_BYTES = 64 << 20
-_NS = 1_000_000_000
 
 
 class ClientGone(Exception):
@@ -127,21 +119,17 @@ class InferFront:
             missing = self.models.missing(path) or UnknownModel(path)
             await _send_error(send, ErrorResponse.of(missing))
             return
-        began = time.monotonic_ns()
-        stats = entry.stats
-        stats.begin()
+        call = InferCall(entry)
         try:
-            if not entry.ready:
-                raise ModelNotReady(entry.spec.name)
-            response = await self._answer(entry, headers, body, receive, began)
+            response = await self._answer(call, headers, body, receive)
         except asyncio.CancelledError:
-            stats.failure(FailureReason.CANCELED, time.monotonic_ns() - began)
+            call.forget()
             raise
         except ClientGone:
-            stats.failure(FailureReason.CANCELED, time.monotonic_ns() - began)
+            call.forget()
             return
         except Exception as error:
-            stats.failure(row_of(error).reason, time.monotonic_ns() - began)
+            call.fail(error)
             await _send_error(send, ErrorResponse.of(error))
             return
         await _send_response(send, response)
@@ -180,70 +168,23 @@ class InferFront:
 
     async def _answer(
         self,
-        entry: ModelEntry,
+        call: InferCall,
         headers: dict[bytes, bytes],
         body: list[bytes],
         receive: Receive,
-        began: int,
     ) -> Response:
         """The response to a complete request; raises what is to be answered instead."""
-        get = headers.get
-        compressed = get(b"content-encoding")
-        if compressed is not None:
-            body = inflate(compressed, body, self.limits.max_body_bytes)
-        codec = entry.codec(self.limits)
-        request = codec.decode(
-            get(b"content-type"),
-            get(b"inference-header-content-length"),
-            get(b"accept"),
-            body,
-        )
-        timeout = request.timeout
-        if timeout is None and b"x-request-timeout" in headers:
-            timeout = _parse_timeout(headers[b"x-request-timeout"])
-        exact = timeout is not None
-        if timeout is None:
-            timeout = entry.timeout or self.timeout
-        deadline = began / _NS + min(timeout, MAX_TIMEOUT)
-        waiting = Waiting(receive, deadline)
-        decoded = time.monotonic_ns()
-        submitted = entry.runner.submit(
-            request.inputs, deadline=deadline, on_done=waiting.wake
-        )
+        waiting = Waiting(receive)
+        submitted = call.start(headers, body, self.limits, self.timeout, waiting.wake)
         if not submitted.done:
-            await self._waiting.wait(waiting, submitted, exact=exact)
-        if submitted.error is not None:
-            if waiting.is_client_gone and isinstance(submitted.error, Cancelled):
-                raise ClientGone
-            raise submitted.error
-        encoding = time.monotonic_ns()
-        response = codec.encode(request, submitted.outputs)
-        ended = time.monotonic_ns()
-        entry.stats.success(
-            ended - began,
-            submitted.queue_ns,
-            submitted.compute_ns,
-            rows=request.rows,
-            batch_rows=submitted.batch_rows,
-            input_ns=decoded - began,
-            output_ns=ended - encoding,
-        )
-        return response
+            waiting.deadline = call.deadline
+            await self._waiting.wait(waiting, submitted, exact=call.is_exact)
+        if waiting.is_client_gone and isinstance(submitted.error, Cancelled):
+            raise ClientGone
+        return call.finish(self.limits, submitted)
 
     def __repr__(self) -> str:
         return f"<InferFront {self.models!r} waiting={len(self._waiting)}>"
-
-
-def _parse_timeout(value: bytes) -> float:
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        shown = value[:40].decode("ascii", "backslashreplace")
-        msg = f"X-Request-Timeout must be seconds, a number above 0, got '{shown}'"
-        raise InvalidRequest(msg)
-    return seconds
 
 
 async def _send_response(send: Send, response: Response) -> None:

@@ -21,10 +21,11 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from app.front import InferFront
+from app.protocol import Exchange, GatewayProtocol
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ IDLE_LINGER = 0.5
 TICK = 0.02  # seconds between looks at what is still in flight
 LAST_ANSWERS = 2.0  # seconds that answers to aborted requests have to leave
 BACKLOG = 2048
+IDLE_TICKS = 50  # of 0.1 s, between looks for connections that are idle too long
 
 _CLOSE_HEADER = (b"connection", b"close")
 _SO_ATTACH_FILTER = 26  # Linux; the socket module has no name for it
@@ -117,23 +119,6 @@ def refuse_new_connections(listener: socket.socket) -> None:
             listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
 
-class GatewayProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, with our form of error where the HTTP itself is broken."""
-
-    def send_400_response(self, msg: str) -> None:
-        body = b'{"error":"the request is not valid HTTP/1.1","code":"bad_http"}'
-        self.transport.write(
-            b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
-            b"connection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
-        )
-        self.transport.close()
-
-    def finish(self) -> None:
-        """Makes the request that is being answered the connection's last."""
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.keep_alive = False
-
-
 class GatewayServer(uvicorn.Server):
     """Runs one ASGI application on sockets that already listen.
 
@@ -144,7 +129,7 @@ class GatewayServer(uvicorn.Server):
 
     def __init__(
         self,
-        app: Any,
+        app: InferFront,
         *,
         drain_grace: float = 0.0,
         shutdown_timeout: float = 30.0,
@@ -154,7 +139,8 @@ class GatewayServer(uvicorn.Server):
         config = uvicorn.Config(
             app,
             loop="uvloop",
-            http=GatewayProtocol,
+            # A factory in place of a class: uvicorn only calls it.
+            http=GatewayProtocol.serving(app),  # type: ignore[arg-type]
             ws="none",
             lifespan="on",
             interface="asgi3",
@@ -201,6 +187,8 @@ class GatewayServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         stop = await super().on_tick(counter)
+        if counter % IDLE_TICKS == 0:
+            self._close_long_idle()
         if self.draining:
             self._announce_close()
             stop |= time.monotonic() >= self._draining_since + self._drain_grace
@@ -255,13 +243,25 @@ class GatewayServer(uvicorn.Server):
         for connection in list(self.server_state.connections):
             connection.shutdown()  # closes an idle one, marks a busy one as its last
 
+    def _close_long_idle(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, GatewayProtocol):
+                connection.close_if_idle(now)
+
     async def _abort_requests(self) -> None:
         tasks = self.server_state.tasks
-        if self.force_exit or not tasks:
+        direct = sum(
+            isinstance(c, GatewayProtocol)
+            and isinstance(c.cycle, Exchange)
+            and not c.cycle.response_complete
+            for c in self.server_state.connections
+        )
+        if self.force_exit or not (tasks or direct):
             return
         logger.error(
             "%d requests are not finished after %g seconds: failing them",
-            len(tasks),
+            len(tasks) + direct,
             self._shutdown_timeout,
         )
         if self._abort is not None:

@@ -28,12 +28,10 @@ class Waiting:
     )
 
     def __init__(
-        self,
-        receive: Callable[[], Awaitable[MutableMapping[str, Any]]],
-        deadline: float,
+        self, receive: Callable[[], Awaitable[MutableMapping[str, Any]]]
     ) -> None:
         self.receive = receive
-        self.deadline = deadline
+        self.deadline = 0.0
         self.future: asyncio.Future[None] | None = None
         self.submitted: Submitted | None = None
         self.watcher: asyncio.Task[None] | None = None

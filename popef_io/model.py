@@ -38,6 +38,8 @@ class Model:
     """Feed data by name of their anchors."""
     opaque_blobs: Mapping[str, OpaqueReader]
     """Opaque blobs by name."""
+    paths: tuple[str, ...] = ()
+    """The files it was read from, in the order they were read."""
 
     @property
     def name(self) -> str:
@@ -104,6 +106,7 @@ class ModelBuilder:
             _join(tensors, anchor_by_name),
             _join(feeds, anchor_by_name),
             _pick(self._reader.opaque_blobs, executable.name),
+            tuple(dict.fromkeys(blob.source.name for blob in self._reader.blobs)),
         )
 
     def _executable(self, name: str | None) -> ExecutableReader:

@@ -1,0 +1,139 @@
+"""One inference, from a complete body to a response; whoever waits for it.
+
+The front awaits it as an ASGI application does, the gateway's own HTTP protocol is
+called back. Both go through `start` and `finish`, so that a request means the same on
+either way.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from app.codec.compression import inflate
+from app.codec.messages import InferRequest, Response
+from app.errors import InvalidRequest, ModelNotReady, row_of
+from app.limits import Limits
+from app.metrics import FailureReason
+from app.table import ModelEntry, Submitted
+
+# The longest that may be asked for: it has to fit into nanoseconds of 64 bits.
+MAX_TIMEOUT = 1e6
+_NS = 1_000_000_000
+
+
+class InferCall:
+    """One request to one model. Belongs to the event loop's thread.
+
+    `deadline` is a `time.monotonic()` time; `is_exact` says that the client asked for
+    it, so that it should be kept to the millisecond.
+    """
+
+    __slots__ = (
+        "_began",
+        "_decoded",
+        "_entry",
+        "_request",
+        "deadline",
+        "is_exact",
+        "submitted",
+    )
+
+    def __init__(self, entry: ModelEntry) -> None:
+        self._entry = entry
+        self._began = time.monotonic_ns()
+        self._decoded = 0
+        self._request: InferRequest | None = None
+        self.submitted: Submitted | None = None
+        self.deadline = 0.0
+        self.is_exact = False
+        entry.stats.begin()
+
+    def start(
+        self,
+        headers: Mapping[bytes, bytes],
+        body: list[bytes],
+        limits: Limits,
+        timeout: float,
+        on_done: Callable[[Any], None],
+    ) -> Submitted:
+        """Decodes, validates and queues; `timeout` holds where nobody says otherwise.
+
+        Raises what is to be answered instead: after that, `fail` is due.
+        """
+        entry = self._entry
+        if not entry.ready:
+            raise ModelNotReady(entry.spec.name)
+        get = headers.get
+        compressed = get(b"content-encoding")
+        if compressed is not None:
+            body = inflate(compressed, body, limits.max_body_bytes)
+        request = entry.codec(limits).decode(
+            get(b"content-type"),
+            get(b"inference-header-content-length"),
+            get(b"accept"),
+            body,
+        )
+        self._request = request
+        wanted = request.timeout
+        if wanted is None and b"x-request-timeout" in headers:
+            wanted = _parse_timeout(headers[b"x-request-timeout"])
+        if wanted is None:
+            wanted = entry.timeout or timeout
+        else:
+            self.is_exact = True
+        self.deadline = self._began / _NS + min(wanted, MAX_TIMEOUT)
+        self._decoded = time.monotonic_ns()
+        self.submitted = entry.runner.submit(
+            request.inputs, deadline=self.deadline, on_done=on_done
+        )
+        return self.submitted
+
+    def finish(self, limits: Limits, submitted: Submitted) -> Response:
+        """The response to a request that is done; raises how it failed."""
+        if submitted.error is not None:
+            raise submitted.error
+        request = self._request
+        assert request is not None
+        encoding = time.monotonic_ns()
+        entry = self._entry
+        response = entry.codec(limits).encode(request, submitted.outputs)
+        ended = time.monotonic_ns()
+        entry.stats.success(
+            ended - self._began,
+            submitted.queue_ns,
+            submitted.compute_ns,
+            rows=request.rows,
+            batch_rows=submitted.batch_rows,
+            input_ns=self._decoded - self._began,
+            output_ns=ended - encoding,
+        )
+        return response
+
+    def fail(self, error: BaseException) -> None:
+        """Counts a request that is answered with an error."""
+        self._end(row_of(error).reason)
+
+    def forget(self) -> None:
+        """Counts a request whose client has gone."""
+        self._end(FailureReason.CANCELED)
+
+    def _end(self, reason: FailureReason) -> None:
+        self._entry.stats.failure(reason, time.monotonic_ns() - self._began)
+
+    def __repr__(self) -> str:
+        return f"<InferCall {self._entry.spec.name} {self.submitted!r}>"
+
+
+def _parse_timeout(value: bytes) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        shown = value[:40].decode("ascii", "backslashreplace")
+        msg = f"X-Request-Timeout must be seconds, a number above 0, got '{shown}'"
+        raise InvalidRequest(msg)
+    return seconds

@@ -1,0 +1,294 @@
+"""uvicorn's HTTP protocol, with a short way for inference.
+
+A request to a path of the model table whose body comes with a Content-Length is
+answered right here: the parser's callbacks collect its body in chunks, the complete
+body starts an `InferCall`, and its result is written to the connection from the
+device's `poll`. There is no task, no future and no message in between, which halves
+what a small request costs (bench/LOG.md). Everything else goes uvicorn's way, through
+ASGI, including all that is unusual about an inference: no Content-Length, too long a
+body, Expect, HTTP/1.0.
+
+To uvicorn an `Exchange` is the cycle of a request like its own: it queues pipelined
+requests behind it and ends it in an orderly way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, ClassVar
+from urllib.parse import unquote
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from app.codec.messages import Buffer, Header
+from app.errors import ErrorResponse
+from app.front import InferFront
+from app.infer_call import InferCall
+from app.table import ModelEntry, Submitted
+from engine import Cancelled, DeadlineExceeded
+
+logger = logging.getLogger(__name__)
+
+# Head and body go out as one piece up to this size: joining costs less than a second
+# write then, and a copy of the body more above it.
+_JOIN_UP_TO = 32 * 1024
+
+
+class _Event:
+    """What uvicorn sets on a cycle to wake its task; there is none here."""
+
+    def set(self) -> None:
+        """Nobody waits."""
+
+
+class Exchange:
+    """A request that is answered without ASGI; in place of uvicorn's cycle."""
+
+    message_event: ClassVar[_Event] = _Event()
+
+    __slots__ = (
+        "body",
+        "call",
+        "disconnected",
+        "entry",
+        "headers",
+        "keep_alive",
+        "protocol",
+        "response_complete",
+        "timer",
+    )
+
+    def __init__(
+        self, protocol: GatewayProtocol, entry: ModelEntry, keep_alive: bool
+    ) -> None:
+        self.protocol = protocol
+        self.entry = entry
+        self.keep_alive = keep_alive
+        self.headers: dict[bytes, bytes] = {}
+        self.body: list[bytes] = []
+        self.call: InferCall | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.disconnected = False
+        self.response_complete = False
+
+    def begin(self, front: InferFront) -> None:
+        """The body is complete: decode it and queue the request."""
+        call = self.call = InferCall(self.entry)
+        body, self.body = self.body, []
+        try:
+            submitted = call.start(
+                self.headers, body, front.limits, front.timeout, self.done
+            )
+        except Exception as error:
+            if not self.response_complete:
+                self._fail(error)
+            return
+        if call.is_exact and not submitted.done:
+            left = max(0.0, call.deadline - time.monotonic())
+            self.timer = self.protocol.loop.call_later(left, self.expire)
+
+    def done(self, submitted: Submitted) -> None:
+        """Called when the request is done, however it ended; never raises."""
+        if self.timer is not None:
+            self.timer.cancel()
+        call = self.call
+        if call is None or self.response_complete:
+            return
+        if self.disconnected:
+            self.response_complete = True
+            call.forget()
+            return
+        try:
+            response = call.finish(self.protocol.front.limits, submitted)
+        except Exception as error:
+            self._fail(error)
+            return
+        self._write(response.status, response.headers, response.parts)
+
+    def expire(self) -> None:
+        """The deadline that the client asked for has passed."""
+        submitted = self.call and self.call.submitted
+        if submitted and not submitted.done:
+            submitted.abandon(
+                DeadlineExceeded("the deadline of the request passed before its result")
+            )
+
+    def disconnect(self) -> None:
+        """The client has gone: give up what it asked for."""
+        self.disconnected = True
+        submitted = self.call and self.call.submitted
+        if submitted and not submitted.done:
+            submitted.abandon(Cancelled("the client has disconnected"))
+
+    def _fail(self, error: Exception) -> None:
+        if self.call is not None:
+            self.call.fail(error)
+        answer = ErrorResponse.of(error)
+        self._write(answer.status, answer.headers, [answer.body])
+
+    def _write(
+        self, status: int, headers: list[Header], parts: Sequence[Buffer]
+    ) -> None:
+        protocol = self.protocol
+        self.response_complete = True
+        transport = protocol.transport
+        if transport.is_closing():
+            return
+        pieces: list[Buffer] = [STATUS_LINE[status], protocol.common_head()]
+        for name, value in headers:
+            pieces += (name, b": ", value, b"\r\n")
+        if not self.keep_alive:
+            pieces.append(b"connection: close\r\n")
+        pieces.append(b"\r\n")
+        if len(parts) == 1 and len(parts[0]) <= _JOIN_UP_TO:
+            pieces.append(parts[0])
+            transport.write(b"".join(pieces))
+        else:
+            transport.write(b"".join(pieces))
+            for part in parts:
+                transport.write(part)
+        if not self.keep_alive:
+            transport.close()
+        protocol.on_response_complete()
+
+    def __repr__(self) -> str:
+        return f"<Exchange {self.entry!r} {self.call!r}>"
+
+
+class CommonHead:
+    """The headers of every answer, as bytes; uvicorn renews them each second."""
+
+    __slots__ = ("_bytes", "_of")
+
+    def __init__(self) -> None:
+        self._of: list[Header] | None = None
+        self._bytes = b""
+
+    def of(self, headers: list[Header]) -> bytes:
+        if headers is not self._of:
+            self._of = headers
+            self._bytes = b"".join(b"%b: %b\r\n" % header for header in headers)
+        return self._bytes
+
+
+class GatewayProtocol(HttpToolsProtocol):
+    """One connection. `front` answers inference, and is the ASGI application."""
+
+    def __init__(
+        self, front: InferFront, common: CommonHead, *arguments: Any, **options: Any
+    ) -> None:
+        super().__init__(*arguments, **options)
+        self.front = front
+        self._common = common
+        self._exchange: Exchange | None = None
+        self._idle_since = self.loop.time()
+
+    @classmethod
+    def serving(cls, front: InferFront) -> partial[GatewayProtocol]:
+        """What uvicorn calls for each connection."""
+        return partial(cls, front, CommonHead())
+
+    # -- the parser's callbacks
+
+    def on_message_begin(self) -> None:
+        # uvicorn makes the scope here; it is made later, where it is needed.
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
+
+    def on_headers_complete(self) -> None:
+        entry = self._entry()
+        if entry is not None:
+            keep_alive = self.parser.should_keep_alive()
+            exchange = Exchange(self, entry, keep_alive)
+            exchange.headers = dict(self.headers)
+            length = exchange.headers.get(b"content-length", b"")
+            # Whatever is unusual is uvicorn's and the front's.
+            limit = self.front.limits.max_body_bytes
+            if length.isdigit() and len(length) < 16 and int(length) <= limit:
+                self.cycle = self._exchange = exchange  # type: ignore[assignment]
+                return
+        self._exchange = None
+        url, headers, expect = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.expect_100_continue = url, expect
+        self.headers[:] = headers
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        exchange = self._exchange
+        if exchange is None:
+            super().on_body(body)
+        else:
+            exchange.body.append(body)
+
+    def on_message_complete(self) -> None:
+        exchange = self._exchange
+        if exchange is None:
+            super().on_message_complete()
+            return
+        self._exchange = None
+        exchange.begin(self.front)
+
+    def _entry(self) -> ModelEntry | None:
+        """The model that the request is for, where it can go the short way."""
+        busy = self.cycle is not None and not self.cycle.response_complete
+        if busy or self.expect_100_continue or self.flow.write_paused:
+            return None
+        parser = self.parser
+        if parser.get_method() != b"POST" or parser.get_http_version() != "1.1":
+            return None
+        path = self.url.partition(b"?")[0].decode("latin-1")
+        if "%" in path:
+            path = unquote(path)
+        if self.root_path:
+            return None
+        return self.front.models.paths.get(path)
+
+    # -- the connection
+
+    def common_head(self) -> bytes:
+        return self._common.of(self.server_state.default_headers)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        cycle = self.cycle
+        super().connection_lost(exc)
+        if isinstance(cycle, Exchange):
+            cycle.disconnect()
+
+    def on_response_complete(self) -> None:
+        if self.pipeline or not isinstance(self.cycle, Exchange):
+            super().on_response_complete()
+            self._unset_keepalive_if_required()
+        else:
+            self.server_state.total_requests += 1
+        self._idle_since = self.loop.time()
+
+    def close_if_idle(self, now: float) -> None:
+        """Close a connection on which nothing has happened for too long.
+
+        One look at all connections every few seconds, where uvicorn sets and cancels a
+        timer for every request.
+        """
+        if now - self._idle_since < self.timeout_keep_alive:
+            return
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
+
+    def finish(self) -> None:
+        """Make the request that is being answered the connection's last."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.keep_alive = False
+
+    def send_400_response(self, msg: str) -> None:
+        """Our form of error where the HTTP itself is broken."""
+        body = b'{"error":"the request is not valid HTTP/1.1","code":"bad_http"}'
+        self.transport.write(
+            b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
+            b"connection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+        )
+        self.transport.close()
