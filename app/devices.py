@@ -1,9 +1,9 @@
 """The devices of a gateway: attached at start, driven by its event loop, brought back.
 
 A device needs somebody who drives it (`Device.poll`), who notices that its process has
-died (`Device.check`) and who starts a lost one again (`Device.recover`, which blocks).
-Here that is the event loop, and a thread for what blocks. A device that has nothing to
-do costs nothing; requests that are late are the infer path's to give up.
+died (`Device.check`), who lets requests expire (`Device.expire`) and who starts a lost
+one again (`Device.recover`, which blocks). Here that is the event loop, and a thread
+for what blocks. A device that has nothing to do costs the expiry timer, no more.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from engine import (
 
 logger = logging.getLogger(__name__)
 
+# Seconds between looks for requests whose deadline has passed: how much later than its
+# deadline a request may be answered, unless it has asked for one of its own.
+EXPIRE_INTERVAL = 0.05
 # Cores that are not the devices' when there is more than one: the event loop's.
 RESERVED_CORES = 1
 
@@ -168,6 +171,7 @@ class DeviceWatch:
         device.on_lost(self._lost)
         loop.add_reader(self._result_fd, device.poll)
         self._watch_life()
+        self._expire()
 
     @property
     def is_recovering(self) -> bool:
@@ -175,10 +179,16 @@ class DeviceWatch:
         return self._recovery is not None and not self._recovery.done()
 
     def close(self) -> None:
+        self._timer.cancel()
         self._loop.remove_reader(self._result_fd)
         self._forget_life()
         if self._recovery is not None:
             self._recovery.cancel()
+
+    def _expire(self) -> None:
+        if self.device.in_flight:
+            self.device.expire()
+        self._timer = self._loop.call_later(EXPIRE_INTERVAL, self._expire)
 
     def _watch_life(self) -> None:
         self._lost_fd = self.device.lost_fileno()
