@@ -99,7 +99,8 @@ def test_codes_and_source_paths_are_left_out() -> None:
     said = (
         "[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running "
         "Add node. Name:'add' Status Message: "
-        "/onnxruntime_src/onnxruntime/core/x.h:563 void onnxruntime::Init(ptrdiff_t, ptrdiff_t) axis == 1 was false.\n3 by 7"
+        "/onnxruntime_src/onnxruntime/core/x.h:563 "
+        "void onnxruntime::Init(ptrdiff_t, ptrdiff_t) axis == 1 was false.\n3 by 7"
     )
     assert str(run_error(RuntimeError(said))) == (
         "Non-zero status code returned while running Add node. Name:'add' "
