@@ -8,6 +8,7 @@ Imports are read from the syntax tree, so nothing is imported or run here.
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -215,6 +216,23 @@ def test_no_code_comes_from_data() -> None:
             and node.func.id in forbidden_calls
         ]
     assert broken == []
+
+
+def test_every_page_is_in_the_index() -> None:
+    docs = ROOT / "docs"
+    pages = {path.name for path in docs.glob("*.md")} - {"README.md"}
+    named = set(re.findall(r"\]\(([\w-]+\.md)\)", (docs / "README.md").read_text()))
+    assert named == pages
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    documents = [*ROOT.glob("*.md"), *ROOT.glob("[a-z]*/**/*.md")]
+    assert [
+        f"{document.relative_to(ROOT)} links to {target}"
+        for document in documents
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text())
+        if not (document.parent / target).exists()
+    ] == []
 
 
 def test_files_stay_small() -> None:
