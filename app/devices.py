@@ -224,9 +224,12 @@ class DeviceWatch:
                 await self._pool.run(device.recover)
             except (EngineError, OSError) as e:
                 logger.error("device %s does not come back: %s", device.id, e)
-                if device.state is DeviceState.READY and device.check():
-                    # It lives, but without all its models: begin again.
-                    device.kill("its models could not be loaded again")
+                self._give_up_half_loaded()
         if device.state is DeviceState.READY:
             self._watch_life()
             logger.info("device %s is back, process %s", device.id, device.pid)
+
+    def _give_up_half_loaded(self) -> None:
+        """A process that lives, but without all its models, is replaced too."""
+        if self.device.state is DeviceState.READY and self.device.check():
+            self.device.kill("its models could not be loaded again")
