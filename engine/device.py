@@ -249,7 +249,8 @@ class Device:
             raise DeviceLost(f"device {self.id} is {self.state.value}")
         if not link.try_submit(channel):
             raise QueueFull(f"device {self.id} has too many requests in flight")
-        os.eventfd_write(self._doorbell, 1)
+        if link.must_ring():
+            os.eventfd_write(self._doorbell, 1)
 
     def call(
         self, message: Message, fds: Sequence[int] = (), timeout: float | None = None

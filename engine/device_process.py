@@ -39,6 +39,7 @@ from engine.errors import EngineBug, EngineError, ExecutionFailed, InvalidInput
 from engine.link import Link
 from engine.loading import load_replica
 from engine.replica import Replica
+from engine.ring_buffer import full_fence
 from engine.shared_memory import keep_large_blocks
 
 logger = logging.getLogger(__name__)
@@ -104,9 +105,26 @@ class DeviceProcess:
                 return
             if self._ready:
                 wait = self._step()
-                if wait <= 0 or not self._poller.poll(wait / 1e6):
+                if wait <= 0:
                     continue
+                self._sleep(wait)
+            else:
+                self._sleep()
+
+    def _sleep(self, wait_ns: int = 0) -> None:
+        """Wait for the doorbell, at most `wait_ns` (0: for ever), unless there is news.
+
+        See "Waking" at the head of engine/link.py.
+        """
+        links = [client.link for client in self._clients.values()]
+        for link in links:
+            link.asleep = True
+        full_fence()
+        news = any(link.submissions.read_available for link in links)
+        if not news and (not wait_ns or self._poller.poll(wait_ns / 1e6)):
             os.eventfd_read(self._doorbell)
+        for link in links:
+            link.asleep = False
 
     def _drain(self) -> None:
         while True:

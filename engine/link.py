@@ -6,7 +6,7 @@ rings in a segment of the link tell which channels have news.
 
 The map of the bytes
 --------------------
-    0        u64 magic
+    0        u64 magic, u64 asleep (1 = the device sleeps, or is about to)
     128      control block of the submission ring         (client → device)
     256      control block of the completion ring         (device → client)
     384      submissions, 8 bytes each: the channel's number
@@ -15,6 +15,12 @@ The map of the bytes
                2 u64 queue ns                 3 u64 compute ns
                4 u64 rows in the batch        5 u64 bytes of the text
     …        texts, 1024 bytes each: the message of a completion that failed
+
+Waking: a wake-up costs the client more than everything else it does for a small
+request, so it rings the doorbell only where the device sleeps. Neither may miss the
+other: the device sets `asleep` and then looks at the submissions once more, the client
+publishes its submission and then looks at `asleep`, both with a full fence in between
+(`engine.ring_buffer.full_fence`). Who clears `asleep` rings.
 
 A client never has more requests in flight than there are completion slots, so the
 device never waits for room in the completion ring. Ordering: see engine/ring_buffer.py.
@@ -26,10 +32,11 @@ from enum import IntEnum
 from struct import Struct
 from typing import Final
 
-from engine.ring_buffer import CONTROL_SIZE, RingCounters
+from engine.ring_buffer import CONTROL_SIZE, RingCounters, full_fence
 from engine.shared_memory import SharedMemory, page_aligned
 
-MAGIC: Final = 0x31304B4E4C475020
+MAGIC: Final = 0x32304B4E4C475020
+_ASLEEP_WORD: Final = 1
 #: Requests in flight over all models of one client and device.
 SLOTS: Final = 16384
 _SUBMISSIONS_AT: Final = 3 * CONTROL_SIZE
@@ -60,11 +67,19 @@ class Outcome(IntEnum):
 class Link:
     """One process's end of the two rings of a link."""
 
-    __slots__ = ("_submitted", "completions", "memory", "submissions", "view")
+    __slots__ = (
+        "_header",
+        "_submitted",
+        "completions",
+        "memory",
+        "submissions",
+        "view",
+    )
 
     def __init__(self, memory: SharedMemory) -> None:
         self.memory = memory
         self.view = memory.view
+        self._header = self.view[:16].cast("Q")
         self.submissions = RingCounters(
             self.view[CONTROL_SIZE : 2 * CONTROL_SIZE], SLOTS
         )
@@ -94,6 +109,14 @@ class Link:
 
     # -- client
 
+    def must_ring(self) -> bool:
+        """Whether the device has to be woken for what was submitted."""
+        full_fence()
+        if not self._header[_ASLEEP_WORD]:
+            return False
+        self._header[_ASLEEP_WORD] = 0
+        return True
+
     def try_submit(self, channel: int) -> bool:
         """Tell the device that the channel has one more request."""
         slot = self.submissions.try_write_lock()
@@ -122,6 +145,14 @@ class Link:
         return bytes(raw).decode(errors="replace")
 
     # -- device
+
+    @property
+    def asleep(self) -> bool:
+        return self._header[_ASLEEP_WORD] != 0
+
+    @asleep.setter
+    def asleep(self, value: bool) -> None:
+        self._header[_ASLEEP_WORD] = int(value)
 
     def next_submission(self) -> int:
         """The channel that has one more request, or -1."""
@@ -165,6 +196,7 @@ class Link:
         return True
 
     def close(self) -> None:
+        self._header.release()
         self._submitted.release()
         self.submissions.release()
         self.completions.release()

@@ -59,7 +59,11 @@ T = TypeVar("T")
 _lock = threading.Lock()
 
 
-def _lock_fence() -> None:
+def full_fence() -> None:
+    """Let no load after this overtake a store before it, on any processor.
+
+    Taking a lock is an atomic exchange in every CPython build.
+    """
     with _lock:
         pass
 
@@ -70,7 +74,7 @@ def _no_fence() -> None:
 
 #: True where plain stores and loads are ordered by the processor (see above).
 ORDERED_STORES = platform.machine().lower() in ("x86_64", "amd64")
-_fence = _no_fence if ORDERED_STORES else _lock_fence
+_fence = _no_fence if ORDERED_STORES else full_fence
 
 
 class RingCounters:

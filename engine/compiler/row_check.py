@@ -33,6 +33,7 @@ from engine.compiler.samples import (
     Feed,
     Sampler,
     joined,
+    row_bytes,
     take,
     with_row,
 )
@@ -50,6 +51,8 @@ TRACED_ROWS = 7
 """Rows of the runs that are looked into: a prime, which few other dimensions share."""
 FEW_ROWS = 3
 """Rows of most trials of a slow model."""
+MAX_ROW = 64 << 20
+"""Bytes of a row beyond which no larger free dimensions are tried."""
 _SLOW = 0.02
 """Seconds of one row that make a model slow."""
 _WIDE = 0.05
@@ -148,7 +151,9 @@ class RowCheck:
         """The gentle kinds on which the model runs; sets free dimensions so that it
         does."""
         inputs = self._interface.inputs
-        sizes: Sequence[int] = SIZES if _has_free_tail(inputs) else SIZES[:1]
+        sizes: Sequence[int] = SIZES[:1]
+        if _has_free_tail(inputs):
+            sizes = [s for s in SIZES if row_bytes(inputs, s) <= MAX_ROW] or sizes
         failure: EngineError | None = None
         for size in sizes:
             self._sampler = Sampler(inputs, size, self._seed)

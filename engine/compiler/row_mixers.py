@@ -33,6 +33,27 @@ SEES_ALL_ROWS = frozenset(
         "Unique",
     }
 )
+SIZES = {
+    "BlackmanWindow": (0,),
+    "CenterCropPad": (1,),
+    "Col2Im": (1, 2),
+    "ConstantOfShape": (0,),
+    "Expand": (1,),
+    "HammingWindow": (0,),
+    "HannWindow": (0,),
+    "OneHot": (1,),
+    "Pad": (1,),
+    "Range": (0, 1, 2),
+    "Reshape": (1,),
+    "Resize": (2, 3),
+    "Slice": (1, 2, 4),
+    "Split": (1,),
+    "Tile": (1,),
+    "TopK": (1,),
+    "Upsample": (1,),
+}
+"""Which inputs of an operator say how large its result is. Where that is data it is the
+data of all rows; and made-up data could ask for any amount of memory."""
 _SHAPE_ONLY = frozenset({"Shape", "Size"})
 
 
@@ -79,6 +100,10 @@ def _mixes(
     kind = node.op_type
     if kind in SEES_ALL_ROWS:
         return f"{label(node)} looks at all rows at once"
+    if any(
+        i < len(node.input) and node.input[i] in tainted for i in SIZES.get(kind, ())
+    ):
+        return f"{label(node)} gives as much as data says"
     if kind == "BatchNormalization" and attribute_int(node, "training_mode", 0):
         return f"{label(node)} takes its statistics from the batch"
     if kind == "Dropout" and _is_training(node, constants):
@@ -90,7 +115,7 @@ def _mixes(
     body = bodies.get((node.domain, kind))
     if body is not None:
         for inner in body.node:
-            if inner.op_type in SEES_ALL_ROWS or inner.op_type in ("If", "Loop"):
+            if inner.op_type in SEES_ALL_ROWS | SIZES.keys() | {"If", "Loop"}:
                 return f"{label(inner)} of function {kind} may look at all rows at once"
     return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,11 @@ class Sampler:
         result = np.empty(picks.size, dtype=object)
         result[:] = [words[i] for i in picks.reshape(-1).tolist()]
         return result.reshape(shape)
+
+
+def row_bytes(inputs: Iterable[GraphTensor], size: int) -> int:
+    """Bytes of one row of all inputs, free dimensions being `size`."""
+    return sum(prod(_tail(t, size)) * max(t.data_type.item_size, 8) for t in inputs)
 
 
 def take(feed: Mapping[str, Array], rows: Any) -> Feed:
