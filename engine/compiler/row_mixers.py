@@ -10,7 +10,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.compiler.graphs import all_nodes, attribute_int, graphs_of, label
+from engine.compiler.graphs import (
+    MAX_NESTING,
+    all_nodes,
+    attribute_int,
+    graphs_of,
+    label,
+)
 
 RANDOM = frozenset(
     {
@@ -68,56 +74,59 @@ def row_mixer(model: Any) -> str | None:
     ):
         if node.op_type in RANDOM:
             return f"{label(node)} gives random numbers"
-    tainted = {value.name for value in model.graph.input}
     constants = {t.name: t for t in model.graph.initializer}
-    bodies = {(f.domain, f.name): f for f in model.functions}
-    return _look(model.graph, tainted, constants, bodies)
+    functions = {(f.domain, f.name): f for f in model.functions}
+    tainted = {value.name for value in model.graph.input}
+    return _Look(constants, functions).at(model.graph.node, tainted, 0)
 
 
-def _look(
-    graph: Any, tainted: set[str], constants: dict[str, Any], bodies: dict[Any, Any]
-) -> str | None:
-    """Walk `graph` in order; `tainted` are the names that depend on data."""
-    for node in graph.node:
-        reads = set(node.input)
-        for inner in graphs_of(node):
-            reads |= {name for n in all_nodes(inner) for name in n.input}
-        on_data = bool(reads & tainted)
-        if on_data and (reason := _mixes(node, tainted, constants, bodies)):
-            return reason
-        for inner in graphs_of(node):
-            known = tainted | ({v.name for v in inner.input} if on_data else set())
-            if reason := _look(inner, known, constants, bodies):
+class _Look:
+    """A walk through nodes in order, keeping the names that depend on data."""
+
+    def __init__(self, constants: dict[str, Any], functions: dict[Any, Any]) -> None:
+        self._constants = constants
+        self._functions = functions
+
+    def at(self, nodes: Any, tainted: set[str], depth: int) -> str | None:
+        if depth > MAX_NESTING:
+            return "functions are nested too deep"
+        for node in nodes:
+            reads = set(node.input)
+            for inner in graphs_of(node):
+                reads |= {name for n in all_nodes(inner) for name in n.input}
+            on_data = bool(reads & tainted)
+            if on_data and (reason := self._mixes(node, tainted)):
                 return reason
-        if on_data and node.op_type not in _SHAPE_ONLY:
-            tainted |= set(node.output)
-    return None
+            for inner in graphs_of(node):
+                own = {v.name for v in inner.input} if on_data else set()
+                if reason := self.at(inner.node, tainted | own, depth + 1):
+                    return reason
+            body = self._functions.get((node.domain, node.op_type))
+            if body is not None:
+                pairs = zip(body.input, node.input, strict=False)
+                own = {name for name, given in pairs if given in tainted}
+                if reason := self.at(body.node, own, depth + 1):
+                    return f"{reason} (in function {node.op_type})"
+            if on_data and node.op_type not in _SHAPE_ONLY:
+                tainted |= set(node.output)
+        return None
 
-
-def _mixes(
-    node: Any, tainted: set[str], constants: dict[str, Any], bodies: dict[Any, Any]
-) -> str | None:
-    kind = node.op_type
-    if kind in SEES_ALL_ROWS:
-        return f"{label(node)} looks at all rows at once"
-    if any(
-        i < len(node.input) and node.input[i] in tainted for i in SIZES.get(kind, ())
-    ):
-        return f"{label(node)} gives as much as data says"
-    if kind == "BatchNormalization" and attribute_int(node, "training_mode", 0):
-        return f"{label(node)} takes its statistics from the batch"
-    if kind == "Dropout" and _is_training(node, constants):
-        return f"{label(node)} drops values at random"
-    if kind == "If" and node.input[0] in tainted:
-        return f"{label(node)} branches on data"
-    if kind == "Loop" and _loops_on_data(node, tainted):
-        return f"{label(node)} loops as long as data says"
-    body = bodies.get((node.domain, kind))
-    if body is not None:
-        for inner in body.node:
-            if inner.op_type in SEES_ALL_ROWS | SIZES.keys() | {"If", "Loop"}:
-                return f"{label(inner)} of function {kind} may look at all rows at once"
-    return None
+    def _mixes(self, node: Any, tainted: set[str]) -> str | None:
+        kind = node.op_type
+        if kind in SEES_ALL_ROWS:
+            return f"{label(node)} looks at all rows at once"
+        size = [node.input[i] for i in SIZES.get(kind, ()) if i < len(node.input)]
+        if any(name in tainted for name in size):
+            return f"{label(node)} gives as much as data says"
+        if kind == "BatchNormalization" and attribute_int(node, "training_mode", 0):
+            return f"{label(node)} takes its statistics from the batch"
+        if kind == "Dropout" and _is_training(node, self._constants):
+            return f"{label(node)} drops values at random"
+        if kind == "If" and node.input[0] in tainted:
+            return f"{label(node)} branches on data"
+        if kind == "Loop" and _loops_on_data(node, tainted):
+            return f"{label(node)} loops as long as data says"
+        return None
 
 
 def _is_training(node: Any, constants: dict[str, Any]) -> bool:

@@ -208,6 +208,7 @@ ROWWISE: dict[str, Callable[[], Any]] = {
         [value("x", STRING, ["N"])],
         [value("y", FLOAT, ["N"])],
     ),
+    "a function": lambda: with_function("Neg"),
     "results renamed by the exporter": lambda: onnx_model(
         [node("Relu", ["x"], ["y"])],
         [value("x", FLOAT, ["unk__1", 8])],
@@ -531,6 +532,24 @@ COUPLED: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         "row",
     ),
+    "as large as data says": (
+        lambda: onnx_model(
+            [
+                node("ReduceMax", ["x"], ["m"], keepdims=0),
+                node("Range", ["zero", "m", "one"], ["r"]),
+                node("Size", ["r"], ["s"]),
+                node("Add", ["x", "s"], ["y"]),
+            ],
+            [value("x", INT64, ["N", 8])],
+            [value("y", INT64, ["N", 8])],
+            {"zero": np.int64(0), "one": np.int64(1)},
+        ),
+        "Range node 'Range_1' gives as much as data says",
+    ),
+    "hidden in a function": (
+        lambda: with_function("Unique"),
+        "looks at all rows at once (in function Mine)",
+    ),
     "nothing to see": (
         lambda: onnx_model(
             [node("Mul", ["x", "zero"], ["y"])], [X], [Y], {"zero": np.float32(0)}
@@ -593,6 +612,28 @@ COUPLED: dict[str, tuple[Callable[[], Any], str]] = {
         "for 1 rows",
     ),
 }
+
+
+def with_function(op: str) -> Any:
+    """y = x, by way of the size of what `op` makes of x, all in a function."""
+    body = [
+        node("Shape", ["a"], ["shape"]),
+        node("Reshape", ["a", "shape"], ["same"]),
+        node(op, ["same"], ["u"]),
+        node("Size", ["u"], ["n"]),
+        node("Cast", ["n"], ["f"], to=FLOAT),
+        node("Mul", ["f", "f"], ["g"]),
+        node("Sub", ["g", "g"], ["zero"]),
+        node("Add", ["a", "zero"], ["b"]),
+    ]
+    imports = [helper.make_opsetid("", 20)]
+    model = onnx_model(
+        [node("Mine", ["x"], ["y"], domain="mine")], [X], [Y], domains={"mine": 1}
+    )
+    model.functions.append(
+        helper.make_function("mine", "Mine", ["a"], ["b"], body, imports)
+    )
+    return model
 
 
 def unary_fixed() -> Any:
