@@ -86,7 +86,7 @@ def model_config(loaded: LoadedModel) -> dict[str, Any]:
         "input": [_config_tensor(loaded, t) for t in spec.inputs],
         "output": [_config_tensor(loaded, t) for t in spec.outputs],
         "instance_group": [
-            {"name": f"{spec.name}_0", "kind": "KIND_CPU", "count": config.instances}
+            {"name": f"{spec.name}_0", "kind": _kind(loaded), "count": config.instances}
         ],
         "default_model_filename": "",
         "parameters": {},
@@ -156,6 +156,12 @@ def _config_tensor(loaded: LoadedModel, tensor: TensorSpec) -> dict[str, Any]:
         dims = dims[1:]
     kind = _CONFIG_TYPES.get(tensor.datatype, f"TYPE_{tensor.datatype}")
     return {"name": tensor.name, "data_type": kind, "dims": dims}
+
+
+def _kind(loaded: LoadedModel) -> str:
+    """Triton's word for what the instances run on."""
+    on_gpu = any("cuda" in device.id for device in loaded.runner.devices)
+    return "KIND_GPU" if on_gpu else "KIND_CPU"
 
 
 def _version_policy(loaded: LoadedModel) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
 import sys
 from collections.abc import Callable
 
@@ -13,7 +12,12 @@ from app.log import set_up_logging
 from app.main import create_app
 from app.server import GatewayServer, listen_tcp, listen_unix
 from app.settings import Settings
-from engine import NoDeviceAvailable, TimedOut, keep_large_blocks
+from engine import (
+    NoDeviceAvailable,
+    TimedOut,
+    keep_large_blocks,
+    raise_descriptor_limit,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +40,8 @@ def run_gateway(
     """
     set_up_logging(settings.log_level, settings.log_format)
     keep_large_blocks()
-    allow_many_files()
+    # A loaded model and a connection take one each; the usual 1024 is soon used up.
+    raise_descriptor_limit()
     if settings.uds is not None:
         listener = listen_unix(settings.uds)
         url = f"unix:{settings.uds}"
@@ -73,17 +78,6 @@ def run_gateway(
         logging.shutdown()
         os._exit(server.exit_code)
     return server.exit_code
-
-
-def allow_many_files() -> None:
-    """Raises the limit of open files to what is permitted.
-
-    A loaded model and a connection take one each; the usual 1024 is soon used up. The
-    device processes inherit it.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _url(host: str, port: int) -> str:
