@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 # Seconds between looks for requests whose deadline has passed: how much later than its
 # deadline a request may be answered, unless it has asked for one of its own.
-EXPIRE_INTERVAL = 0.05
+EXPIRE_INTERVAL = 0.1
 # Cores that are not the devices' when there is more than one: the event loop's.
 RESERVED_CORES = 1
 
