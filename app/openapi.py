@@ -49,6 +49,7 @@ _TAGS = (
 )
 _REF = "#/components/schemas/{model}"
 _JSON_TYPES = {"f": "number", "i": "integer", "u": "integer", "b": "boolean"}
+_NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 _PLAIN_KEY = re.compile(r"[$A-Za-z_][A-Za-z0-9_./-]*")
 _YAML_WORDS = frozenset(["y", "n", "yes", "no", "on", "off", "true", "false", "null"])
 _MANAGED = re.compile(r"/(load|unload)$")
@@ -258,13 +259,13 @@ def to_yaml(value: Any, indent: int = 0) -> str:
         )
     if isinstance(value, list) and value:
         return "".join(_yaml_item(item, indent) for item in value)
-    return f"{pad}{orjson.dumps(value).decode()}\n"
+    return f"{pad}{_scalar(value)}\n"
 
 
 def _yaml_value(item: Any, indent: int) -> str:
     if isinstance(item, dict | list) and item:
         return "\n" + to_yaml(item, indent + 1)
-    return f" {orjson.dumps(item).decode()}\n"
+    return f" {_scalar(item)}\n"
 
 
 def _yaml_item(item: Any, indent: int) -> str:
@@ -272,11 +273,18 @@ def _yaml_item(item: Any, indent: int) -> str:
     if isinstance(item, dict | list) and item:
         inner = to_yaml(item, indent + 1)
         return f"{pad}- {inner[len(pad) + 2 :]}"
-    return f"{pad}- {orjson.dumps(item).decode()}\n"
+    return f"{pad}- {_scalar(item)}\n"
 
 
 def _yaml_key(key: str) -> str:
     # Quoted unless it is a plain word that YAML reads as a text.
     if _PLAIN_KEY.fullmatch(key) and key.lower() not in _YAML_WORDS:
         return key
-    return orjson.dumps(key).decode()
+    return _scalar(key)
+
+
+def _scalar(value: Any) -> str:
+    """JSON, less the characters that YAML takes for line breaks or not at all."""
+    return _NOT_IN_YAML.sub(
+        lambda match: f"\\u{ord(match[0]):04x}", orjson.dumps(value).decode()
+    )

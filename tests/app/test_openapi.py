@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.examples import example_oip_request, example_request, shown_shape
@@ -15,21 +14,19 @@ from app.main import openapi_document
 from app.openapi import document_with_models, to_yaml
 from app.spec import ModelSpec, TensorSpec
 
+# Lone surrogates are no text in JSON either.
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | TEXTS,
+    lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner),
     max_leaves=20,
 )
 
 
+@settings(deadline=None)
 @given(VALUES)
 def test_yaml_says_the_same(value: Any) -> None:
-    printable = json.loads(json.dumps(value).replace("\\u007f", "?"))
-    try:
-        loaded = yaml.safe_load(to_yaml(printable))
-    except yaml.reader.ReaderError:
-        return  # a character that PyYAML refuses anywhere
-    assert loaded == printable
+    assert yaml.safe_load(to_yaml(value)) == value
 
 
 @pytest.mark.parametrize("key", ["no", "on", "y", "1", "~", "null", "a: b", "", "#"])
