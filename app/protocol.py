@@ -84,8 +84,8 @@ class Exchange:
                 self.headers, body, front.limits, front.timeout, self.done
             )
         except Exception as error:
-            if not self.response_complete:
-                self._fail(error)
+            self.call = None
+            self._fail(call, error)
             return
         if call.is_exact and not submitted.done:
             left = max(0.0, call.deadline - time.monotonic())
@@ -95,7 +95,7 @@ class Exchange:
         """Called when the request is done, however it ended; never raises."""
         if self.timer is not None:
             self.timer.cancel()
-        call = self.call
+        call, self.call = self.call, None
         if call is None or self.response_complete:
             return
         if self.disconnected:
@@ -105,7 +105,7 @@ class Exchange:
         try:
             response = call.finish(self.protocol.front.limits, submitted)
         except Exception as error:
-            self._fail(error)
+            self._fail(call, error)
             return
         self._write(response.status, response.headers, response.parts)
 
@@ -124,9 +124,8 @@ class Exchange:
         if submitted and not submitted.done:
             submitted.abandon(Cancelled("the client has disconnected"))
 
-    def _fail(self, error: Exception) -> None:
-        if self.call is not None:
-            self.call.fail(error)
+    def _fail(self, call: InferCall, error: Exception) -> None:
+        call.fail(error)
         answer = ErrorResponse.of(error)
         self._write(answer.status, answer.headers, [answer.body])
 

@@ -4,7 +4,7 @@ The map of the bytes
 --------------------
 One anonymous segment per channel, made by the client:
 
-    0        u64 magic, u64 starved (device: 1 while it waits for room in an output)
+    0        u64 magic
     128      control block of the request ring             (see engine/ring_buffer.py)
     256      control block of the ring of input anchor 0, 1, …, then output 0, 1, …
     table_at request descriptors, 64 bytes each
@@ -57,7 +57,6 @@ MAX_RANK: Final = 27
 CANCELLED: Final = 1
 
 _FLAGS_WORD: Final = 2
-_STARVED_WORD: Final = 1
 REQUEST = Struct("<5Q")
 #: Anchor descriptors by rank: four words, then the dimensions.
 ANCHOR_BY_RANK = tuple(Struct(f"<{4 + rank}Q") for rank in range(MAX_RANK + 1))
@@ -194,12 +193,22 @@ class AnchorRing:
 class Channel:
     """One process's end of a channel: the request ring and a ring for each anchor."""
 
-    __slots__ = ("_words", "inputs", "layout", "memory", "outputs", "requests", "view")
+    __slots__ = (
+        "_requests_at",
+        "_words",
+        "inputs",
+        "layout",
+        "memory",
+        "outputs",
+        "requests",
+        "view",
+    )
 
     def __init__(self, memory: SharedMemory, layout: ChannelLayout) -> None:
         self.memory = memory
         self.layout = layout
         self.view = memory.view
+        self._requests_at = layout.table_at
         self._words = self.view[: layout.payload_at].cast("Q")
         controls = [
             self.view[at : at + CONTROL_SIZE]
@@ -238,21 +247,12 @@ class Channel:
 
     def request_at(self, slot: int) -> int:
         """Byte offset of a request descriptor."""
-        return self.layout.table_at + slot * REQUEST_SLOT
+        return self._requests_at + slot * REQUEST_SLOT
 
     def set_cancelled(self, slot: int) -> None:
         """Mark the request in `slot` as cancelled (client, before it is released)."""
         word = (self.layout.table_at + slot * REQUEST_SLOT) // 8 + _FLAGS_WORD
         self._words[word] = CANCELLED
-
-    @property
-    def starved(self) -> bool:
-        """The device waits for room in an output: wake it after releasing one."""
-        return self._words[_STARVED_WORD] != 0
-
-    @starved.setter
-    def starved(self, value: bool) -> None:
-        self._words[_STARVED_WORD] = int(value)
 
     def close(self) -> None:
         """Unmap; nobody may use the rings after that."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import resource
 
-#: Python before 3.13 keeps a descriptor for each mapping: two for each model.
+#: Connections need one each; models need none of their own once loaded.
 WANTED = 65536
 
 

@@ -11,21 +11,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine import control
 from engine.channel import Channel, ChannelLayout
 from engine.control import Message
+from engine.device_launch import STOP_TIMEOUT, LaunchedProcess
 from engine.device_lock import address_of
 from engine.errors import (
     DeadlineExceeded,
@@ -36,6 +32,7 @@ from engine.errors import (
 )
 from engine.link import Link
 from engine.request import Request
+from engine.waiting import BlockingDriver
 
 if TYPE_CHECKING:
     from engine.model_runner import ModelRunner
@@ -45,8 +42,6 @@ logger = logging.getLogger(__name__)
 
 #: Seconds a device process may take to start and answer for the first time.
 START_TIMEOUT = 60.0
-#: Seconds a device process gets to end by itself before it is killed.
-STOP_TIMEOUT = 5.0
 #: Pause before a lost device is started again: doubled each time, reset by success.
 FIRST_BACK_OFF = 0.05
 LAST_BACK_OFF = 10.0
@@ -83,8 +78,7 @@ class Device:
         self.restarts = 0
         self._claims = tuple(claims)
         self._address = address_of(self.units[0])
-        self._process: subprocess.Popen[bytes] | None = None
-        self._owner_pipe = -1
+        self._process: LaunchedProcess | None = None
         self._link: Link | None = None
         self._link_number = 0
         self._control: socket.socket | None = None
@@ -95,10 +89,7 @@ class Device:
         self._on_lost: list[Callable[[Device], None]] = []
         self._failures = 0
         self._recovering = threading.Lock()
-        self._driver = threading.Lock()
-        self._turn = threading.Condition()
-        self._followers = 0
-        self._adopted = False
+        self._blocking = BlockingDriver(self)
         try:
             self._start()
         except BaseException:
@@ -137,7 +128,7 @@ class Device:
 
     def adopt(self) -> None:
         """An event loop drives from now on: blocking waits only wait for it."""
-        self._adopted = True
+        self._blocking.adopted = True
 
     def poll(self) -> int:
         """Resolve what has finished; how many requests that was. Never blocks."""
@@ -147,17 +138,15 @@ class Device:
             link = self._link
             if link is None:
                 return 0
-            starved = False
             completions = link.take_completions()
-            for completion in completions:
-                channel = self._channels.get(completion[0])
+            for number, outcome, request, queue, compute, rows, text in completions:
+                channel = self._channels.get(number)
                 if channel is not None:
-                    channel.finish(*completion[1:])
-                    starved = starved or channel.starved
-            if starved:
+                    channel.finish(outcome, request, queue, compute, rows, text)
+            if link.starved:
                 os.eventfd_write(self._doorbell, 1)
-        if completions and self._followers:
-            self._tell_followers()
+        if completions:
+            self._blocking.tell()
         return len(completions)
 
     def check(self) -> bool:
@@ -189,56 +178,12 @@ class Device:
                         request.abandon(DeadlineExceeded("the deadline passed"))
                         count += 1
         if count:
-            self._tell_followers()
+            self._blocking.tell()
         return count
 
     def wait(self, request: Request, timeout: float | None = None) -> bool:
-        """Block until a request is done, at most `timeout` seconds; whether it is.
-
-        Of the threads that wait, one drives and the others wait for it.
-        """
-        end = None if timeout is None else time.monotonic() + timeout
-        while not request.done:
-            left = None if end is None else end - time.monotonic()
-            if left is not None and left <= 0:
-                return False
-            if not self._adopted and self._driver.acquire(blocking=False):
-                try:
-                    if not request.done:
-                        self._drive(left, request)
-                finally:
-                    self._driver.release()
-                    self._tell_followers()
-                continue
-            with self._turn:
-                self._followers += 1
-                try:
-                    if not request.done and (self._adopted or self._driver.locked()):
-                        self._turn.wait(0.5 if left is None else min(left, 0.5))
-                finally:
-                    self._followers -= 1
-        return True
-
-    def _drive(self, left: float | None, request: Request) -> None:
-        poller = select.poll()
-        poller.register(self._result_fd, select.POLLIN)
-        lost = self.lost_fileno()
-        if lost >= 0:
-            poller.register(lost, select.POLLIN)
-        limit = 0.5 if left is None else min(left, 0.5)
-        if request.deadline_ns:
-            until = (request.deadline_ns - time.monotonic_ns()) / 1e9
-            limit = max(0.0, min(limit, until))
-        events = poller.poll(limit * 1000)
-        self.poll()
-        if any(fd == lost for fd, _ in events):
-            self.check()
-        if not events:
-            self.expire()
-
-    def _tell_followers(self) -> None:
-        with self._turn:
-            self._turn.notify_all()
+        """Block until a request is done, at most `timeout` seconds; whether it is."""
+        return self._blocking.wait(request, timeout)
 
     # -- for channels and runners
 
@@ -311,8 +256,7 @@ class Device:
     def kill(self, why: str) -> None:
         """End a process that hangs; its requests fail with DeviceLost."""
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGKILL)
+            self._process.kill()
         self._lose(why)
 
     def on_lost(self, callback: Callable[[Device], None]) -> None:
@@ -367,40 +311,13 @@ class Device:
 
     def _start(self) -> None:
         """Start the process and link up with it."""
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        read_end, self._owner_pipe = os.pipe()
-        try:
-            listener.bind(f"\0{self._address}")
-            listener.listen(128)
-            self._process = subprocess.Popen(
-                self._command(listener.fileno(), read_end),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[listener.fileno(), read_end, *self._claim_fds()],
-                env=_environment(),
-            )
-        finally:
-            listener.close()
-            os.close(read_end)
+        self._process = LaunchedProcess(self.units[0], self._address, self._claims)
         try:
             self._connect()
         except BaseException:
             self._end_process(kill=True)
             raise
         self.state = DeviceState.READY
-
-    def _claim_fds(self) -> list[int]:
-        return [claim.fileno() for claim in self._claims]
-
-    def _command(self, listen_fd: int, owner_fd: int) -> list[str]:
-        level = logging.getLevelName(logging.getLogger("engine").getEffectiveLevel())
-        return [
-            *(sys.executable, "-P", "-m", "engine.device_process"),
-            *("--listen-fd", str(listen_fd)),
-            *("--owner-fd", str(owner_fd)),
-            *("--name", f"popgate-{self.units[0]}"),
-            *("--log-level", level),
-        ]
 
     def _connect(self) -> None:
         link = Link.create()
@@ -433,7 +350,7 @@ class Device:
             self._drop_link()
         logger.warning("device %s was lost: %s", self.id, why)
         self._end_process(kill=True)
-        self._tell_followers()
+        self._blocking.tell()
         for callback in self._on_lost:
             callback(self)
 
@@ -451,18 +368,8 @@ class Device:
 
     def _end_process(self, *, kill: bool) -> None:
         process, self._process = self._process, None
-        if process is None:
-            return
-        if kill:
-            process.kill()
-        try:
-            process.wait(STOP_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        if self._owner_pipe >= 0:
-            os.close(self._owner_pipe)
-            self._owner_pipe = -1
+        if process is not None:
+            process.end(kill=kill)
 
     def __enter__(self) -> Device:
         return self
@@ -476,11 +383,3 @@ class Device:
             f"{self.threads} threads, {len(self._runners)} models, "
             f"{self.in_flight} in flight, {self.restarts} restarts>"
         )
-
-
-def _environment() -> dict[str, str]:
-    """Ours, with the place of this package first: `-P` keeps the user's own folders
-    (who may have an `engine.py` there) from being searched."""
-    root = str(Path(__file__).resolve().parent.parent)
-    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}

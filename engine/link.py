@@ -6,7 +6,9 @@ rings in a segment of the link tell which channels have news.
 
 The map of the bytes
 --------------------
-    0        u64 magic, u64 asleep (1 = the device sleeps, or is about to)
+    0        u64 magic
+             u64 asleep: 1 = the device sleeps, or is about to
+             u64 starved: 1 = the device waits for room in an output of this client
     128      control block of the submission ring         (client → device)
     256      control block of the completion ring         (device → client)
     384      submissions, 8 bytes each: the channel's number
@@ -37,6 +39,7 @@ from engine.shared_memory import SharedMemory, page_aligned
 
 MAGIC: Final = 0x32304B4E4C475020
 _ASLEEP_WORD: Final = 1
+_STARVED_WORD: Final = 2
 #: Requests in flight over all models of one client and device.
 SLOTS: Final = 16384
 _SUBMISSIONS_AT: Final = 3 * CONTROL_SIZE
@@ -79,7 +82,7 @@ class Link:
     def __init__(self, memory: SharedMemory) -> None:
         self.memory = memory
         self.view = memory.view
-        self._header = self.view[:16].cast("Q")
+        self._header = self.view[:24].cast("Q")
         self.submissions = RingCounters(
             self.view[CONTROL_SIZE : 2 * CONTROL_SIZE], SLOTS
         )
@@ -153,6 +156,15 @@ class Link:
     @asleep.setter
     def asleep(self, value: bool) -> None:
         self._header[_ASLEEP_WORD] = int(value)
+
+    @property
+    def starved(self) -> bool:
+        """The device waits for room in an output: wake it after releasing one."""
+        return self._header[_STARVED_WORD] != 0
+
+    @starved.setter
+    def starved(self, value: bool) -> None:
+        self._header[_STARVED_WORD] = int(value)
 
     def next_submission(self) -> int:
         """The channel that has one more request, or -1."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from engine.executor import Executor
 from engine.model_file import open_model
 from engine.replica import BatchingPolicy, Replica
 from engine.tensor import Array, Tensor
-from popef_io import Anchor, DataType, Model, TensorType
+from popef_io import Anchor, DataType, Model, TensorType, map_descriptor
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +122,7 @@ def _frozen(table: Sequence[Sequence[Any]], fds: Sequence[int]) -> dict[str, Arr
     if not table:
         return {}
     size = os.fstat(fds[0]).st_size
-    memory = memoryview(mmap.mmap(fds[0], size, prot=mmap.PROT_READ))
+    memory = map_descriptor(fds[0], size)
     arrays = {}
     for row in table:
         name, data_type, shape, offset, nbytes = row

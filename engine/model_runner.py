@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from engine.anchors import (
@@ -21,7 +19,6 @@ from engine.anchors import (
     describe,
     main_anchors,
 )
-from engine.channel import MAX_RANK
 from engine.config import ModelRunnerConfig
 from engine.device import Device
 from engine.device_manager import DeviceManager
@@ -32,15 +29,15 @@ from engine.errors import (
     InvalidInput,
     InvalidModel,
     RunnerClosed,
-    UnknownAnchor,
 )
 from engine.frozen import pack_frozen
-from engine.model_file import open_model
+from engine.model_file import ModelSource, open_model, paths_of
 from engine.replica_channel import ReplicaChannel, plan_layout
 from engine.request import OnDone, Request
 from engine.result import ExecuteResult
 from engine.stats import RunnerStats
 from engine.tensor import Array, DataDesc, Tensor
+from engine.validation import check_inputs
 from popef_io import Model
 
 logger = logging.getLogger(__name__)
@@ -50,8 +47,6 @@ logger = logging.getLogger(__name__)
 DEFAULT_MAX_BATCH = 64
 #: Descriptors of a ring at least, so that a burst of single requests finds room.
 MIN_SLOTS = 128
-
-ModelSource = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Model
 
 
 class ModelRunner:
@@ -225,50 +220,7 @@ class ModelRunner:
 
     def validate(self, inputs: Mapping[str, Tensor]) -> None:
         """Check names, data types, shapes and sizes of a request."""
-        descs = self._desc_by_name
-        for name in inputs:
-            if name not in descs:
-                raise UnknownAnchor(
-                    f"model {self.name!r} has no input {name!r}; it has {sorted(descs)}"
-                )
-        for name, desc in descs.items():
-            tensor = inputs.get(name)
-            if tensor is None:
-                raise InvalidInput(
-                    f"input {name!r} is missing; expected {sorted(descs)}, "
-                    f"got {sorted(inputs)}"
-                )
-            self._check(desc, tensor)
-
-    def _check(self, desc: DataDesc, tensor: Tensor) -> None:
-        if tensor.data_type is not desc.data_type:
-            raise InvalidInput(
-                f"input {desc.name!r} is {desc.data_type.name}, "
-                f"got {tensor.data_type.name}"
-            )
-        accepts = desc.accepts_shape(tensor.shape) and len(tensor.shape) <= MAX_RANK
-        if not accepts and not self._accepts_multiple(desc, tensor.shape):
-            expected = "any" if desc.shape is None else list(desc.shape)
-            raise InvalidInput(
-                f"input {desc.name!r} expects shape {expected}, "
-                f"got {list(tensor.shape)}"
-            )
-        size = tensor.data_type.item_size
-        for dim in tensor.shape:
-            size *= dim
-        if tensor.data_type.item_size and size != tensor.nbytes:
-            raise InvalidInput(
-                f"input {desc.name!r} of shape {list(tensor.shape)} takes {size} "
-                f"bytes, got {tensor.nbytes}"
-            )
-
-    def _accepts_multiple(self, desc: DataDesc, shape: tuple[int, ...]) -> bool:
-        """Any number of rows where the compiled batch size is fixed."""
-        if not self._batch_size or not shape or desc.shape is None:
-            return False
-        return DataDesc(desc.name, (-1, *desc.shape[1:]), desc.data_type).accepts_shape(
-            shape
-        )
+        check_inputs(self.name, self._desc_by_name, inputs, self._batch_size > 0)
 
     # -- life
 
@@ -418,16 +370,12 @@ class ModelRunner:
             device.recover()
 
     def _rows(self, inputs: Mapping[str, Tensor]) -> int:
-        rows = -1
-        for name, tensor in inputs.items():
-            mine = tensor.shape[0] if tensor.shape else -1
-            if rows >= 0 and mine != rows:
-                raise InvalidInput(
-                    f"inputs have different batch sizes: {name!r} has {mine} rows, "
-                    f"another has {rows}"
-                )
-            rows = mine
-        return max(rows, 0)
+        """Rows of a request: its inputs share their first dimension."""
+        rows = {t.shape[0] if t.shape else 0 for t in inputs.values()}
+        if len(rows) > 1:
+            given = {name: list(t.shape) for name, t in inputs.items()}
+            raise InvalidInput(f"inputs have different batch sizes: {given}")
+        return rows.pop() if rows else 0
 
     def _type_of(self, name: str) -> Any:
         desc = self._desc_by_name.get(name)
@@ -441,11 +389,3 @@ class ModelRunner:
             for anchor in self._model.metadata.anchors
             if anchor.type.name == kind and anchor.name not in frozen
         )
-
-
-def paths_of(model: ModelSource) -> list[str]:
-    if isinstance(model, (str, os.PathLike)):
-        return [str(Path(model))]
-    if isinstance(model, Model):
-        return [str(path) for path in model.paths]
-    return [str(Path(path)) for path in model]

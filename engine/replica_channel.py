@@ -205,10 +205,6 @@ class ReplicaChannel:
         """Whether requests can be taken: false once closed or lost."""
         return not self._closed
 
-    @property
-    def starved(self) -> bool:
-        return self._channel.starved
-
     def abandon(self, request: Request, error: EngineError) -> None:
         """Resolve a request now; the device drops it, or its result is discarded."""
         with self._lock:

@@ -71,8 +71,11 @@ class Request:
             return
         self.error = error
         self.done = True
-        if self.on_done is not None:
-            self.on_done(self)
+        # Let go of it: it usually leads back to this request, and a cycle would keep
+        # the outputs alive until the garbage collector comes by.
+        on_done, self.on_done = self.on_done, None
+        if on_done is not None:
+            on_done(self)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until it is done, at most `timeout` seconds; whether it is."""

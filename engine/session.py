@@ -16,8 +16,8 @@ from engine.config import DeviceWaitConfig, ModelRunnerConfig
 from engine.device import Device
 from engine.device_manager import DeviceManager
 from engine.errors import SessionClosed
-from engine.model_file import open_model
-from engine.model_runner import ModelRunner, ModelSource, paths_of
+from engine.model_file import ModelSource, open_model, paths_of
+from engine.model_runner import ModelRunner
 from engine.queue_manager import AnchorPredicate, QueueManager
 from engine.queues import TimeoutCallback
 from engine.tensor import Tensor

@@ -13,8 +13,9 @@ import contextlib
 import ctypes
 import mmap
 import os
-import sys
 from types import TracebackType
+
+from popef_io import map_descriptor
 
 PAGE = mmap.PAGESIZE
 
@@ -37,13 +38,12 @@ class SharedMemory:
     gone where views are still held.
     """
 
-    __slots__ = ("_map", "fd", "size", "view")
+    __slots__ = ("fd", "size", "view")
 
     def __init__(self, fd: int, size: int) -> None:
         self.fd = fd
         self.size = size
-        self._map = _map(fd, size)
-        self.view = memoryview(self._map)
+        self.view = map_descriptor(fd, size, writable=True)
 
     @classmethod
     def create(cls, name: str, size: int) -> SharedMemory:
@@ -80,7 +80,6 @@ class SharedMemory:
         # when that view does.
         with contextlib.suppress(BufferError):
             self.view.release()
-            self._map.close()
 
     def __enter__(self) -> SharedMemory:
         return self
@@ -95,13 +94,6 @@ class SharedMemory:
 
     def __repr__(self) -> str:
         return f"<SharedMemory {self.size} bytes>"
-
-
-def _map(fd: int, size: int) -> mmap.mmap:
-    # Before Python 3.13 the mmap object keeps a duplicate of the descriptor.
-    if sys.version_info >= (3, 13):
-        return mmap.mmap(fd, size, trackfd=False)
-    return mmap.mmap(fd, size)
 
 
 def keep_large_blocks() -> bool:

@@ -29,6 +29,7 @@ from popef_io.errors import (
 )
 from popef_io.feeds_writer import FeedsWriter
 from popef_io.layout import BlobHeader
+from popef_io.mapping import map_descriptor
 from popef_io.metadata import (
     Anchor,
     FeedDataInfo,
@@ -83,4 +84,5 @@ __all__ = [
     "dump_text",
     "encode_strings",
     "load_model",
+    "map_descriptor",
 ]

@@ -55,7 +55,7 @@ def map_file(path: str | os.PathLike[str]) -> Source:
             raise NotPopefError(f"is {kind}", where=Location(name, 0))
         if status.st_size == 0:  # cannot be mapped
             return Source(name, memoryview(b""))
-        return Source(name, _map(descriptor, status.st_size))
+        return Source(name, map_descriptor(descriptor, status.st_size))
     finally:
         os.close(descriptor)
 
@@ -78,17 +78,25 @@ def read_stream(stream: BinaryIO, name: str) -> Source:
     return Source(name, memoryview(memory).toreadonly())
 
 
-def map_keeping_descriptor(descriptor: int, size: int) -> memoryview:
+def map_keeping_descriptor(
+    descriptor: int, size: int, *, writable: bool = False
+) -> memoryview:
     """Map where there is no better way: a duplicate of the descriptor stays open."""
-    return memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ))
+    access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+    return memoryview(mmap.mmap(descriptor, size, access=access))
 
 
 if sys.version_info >= (3, 13):
 
-    def _map(descriptor: int, size: int) -> memoryview:
-        return memoryview(
-            mmap.mmap(descriptor, size, access=mmap.ACCESS_READ, trackfd=False)
-        )
+    def map_descriptor(
+        descriptor: int, size: int, *, writable: bool = False
+    ) -> memoryview:
+        """Map the first `size` bytes, shared; keeps no descriptor where that can be.
+
+        The mapping goes when the last view of it does.
+        """
+        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        return memoryview(mmap.mmap(descriptor, size, access=access, trackfd=False))
 
 elif sys.platform == "linux" and sys.maxsize > 1 << 32:
     # off_t has 64 bits here, with and without large file support.
@@ -105,8 +113,15 @@ elif sys.platform == "linux" and sys.maxsize > 1 << 32:
     _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
     _MAP_FAILED = ctypes.c_void_p(-1).value
 
-    def _map(descriptor: int, size: int) -> memoryview:
-        address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+    def map_descriptor(
+        descriptor: int, size: int, *, writable: bool = False
+    ) -> memoryview:
+        """Map the first `size` bytes, shared; keeps no descriptor where that can be.
+
+        The mapping goes when the last view of it does.
+        """
+        access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        address = _libc.mmap(None, size, access, mmap.MAP_SHARED, descriptor, 0)
         if address == _MAP_FAILED:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
@@ -115,8 +130,10 @@ elif sys.platform == "linux" and sys.maxsize > 1 << 32:
         unmap = weakref.finalize(array, _libc.munmap, address, size)
         # At exit other threads may still read; the kernel cleans up better than we do.
         unmap.atexit = False
-        # Writing to these pages would end the process, so nobody gets a writable view.
-        return memoryview(array).cast("B").toreadonly()
+        view = memoryview(array).cast("B")
+        # Writing to pages mapped for reading would end the process, so nobody gets a
+        # writable view of those.
+        return view if writable else view.toreadonly()
 
 else:
-    _map = map_keeping_descriptor
+    map_descriptor = map_keeping_descriptor

@@ -32,9 +32,6 @@ def test_both_ends_see_the_same_rings(anchors: int) -> None:
         assert theirs.head(slot) == (7, offset, 10, len(shape))
         assert theirs.dims(slot, len(shape)) == shape
         assert bytes(theirs.payload[offset : offset + 10]) == bytes([number]) * 10
-    assert not client.starved
-    device.starved = True
-    assert client.starved
     device.close()
     client.close()
 
@@ -95,6 +92,13 @@ def test_memory_is_shared_out_by_need() -> None:
 def test_completions_carry_everything_and_never_overrun() -> None:
     client = Link.create()
     device = Link.attach(os.dup(client.memory.fd))
+    assert not client.starved
+    device.starved = True
+    assert client.starved
+    assert not client.must_ring()
+    device.asleep = True
+    assert client.must_ring()
+    assert not device.asleep  # who clears it rings
     assert client.try_submit(5)
     assert device.next_submission() == 5
     assert device.next_submission() == -1

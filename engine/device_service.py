@@ -1,0 +1,139 @@
+"""What a device process answers: control messages, a thread for each connection."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import socket
+import threading
+import time
+from functools import partial
+
+from engine import control
+from engine.channel import Channel, ChannelLayout
+from engine.control import Message
+from engine.errors import EngineBug, EngineError
+from engine.link import Link
+from engine.loading import load_replica
+from engine.scheduler import Client, Scheduler
+
+logger = logging.getLogger(__name__)
+
+
+class DeviceService:
+    """Listens, answers, and hands what touches rings to the scheduler."""
+
+    def __init__(self, listener: socket.socket, scheduler: Scheduler) -> None:
+        self._listener = listener
+        self._scheduler = scheduler
+        self._numbers = itertools.count(1)  # atomic: one C call
+        self._started = time.monotonic()
+
+    def start(self) -> None:
+        """Begin to take connections, in threads that end with the process."""
+        threading.Thread(target=self._accept, name="accept", daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(
+                target=self._serve, args=(sock,), name="connection", daemon=True
+            ).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        owned: list[Client] = []
+        with sock, contextlib.suppress(OSError, EOFError, ValueError):
+            if control.peer_uid(sock) not in (os.getuid(), 0):
+                return
+            while True:
+                message, fds = control.receive(sock)
+                try:
+                    answer, answer_fds = self._answer(sock, message, fds, owned)
+                except Exception as error:
+                    if not isinstance(error, EngineError):
+                        logger.exception("control message %r", message.get("op"))
+                    answer, answer_fds = control.from_error(error), []
+                finally:
+                    control.close_all(fds)
+                control.send(sock, answer, answer_fds)
+        for client in owned:
+            client.gone = True
+            self._scheduler.do(partial(self._scheduler.drop_client, client))
+
+    def _answer(
+        self, sock: socket.socket, message: Message, fds: list[int], owned: list[Client]
+    ) -> tuple[Message, list[int]]:
+        scheduler = self._scheduler
+        match message.get("op"):
+            case "ping":
+                return self._status(), []
+            case "load":
+                return {"replica": self._load(message, fds)}, []
+            case "unload":
+                scheduler.call(partial(scheduler.unload, int(message["replica"])))
+                return {}, []
+            case "link":
+                client = self._link(sock, fds)
+                owned.append(client)
+                return {"link": client.number}, [scheduler.doorbell]
+            case "channel":
+                return {"channel": self._channel(message, fds)}, []
+            case "close_channel":
+                link, channel = int(message["link"]), int(message["channel"])
+                scheduler.call(partial(scheduler.close_channel, link, channel))
+                return {}, []
+            case "stop":
+                scheduler.do(scheduler.stop)
+                return {}, []
+            case other:
+                raise EngineBug(f"unknown control message {other!r}")
+
+    def _status(self) -> Message:
+        scheduler = self._scheduler
+        return {
+            "pid": os.getpid(),
+            "owner": os.getppid(),
+            "uptime": time.monotonic() - self._started,
+            "running_ns": scheduler.running_ns,
+            "batches": scheduler.batches,
+            "replicas": len(scheduler.replicas),
+            "clients": len(scheduler.clients),
+        }
+
+    def _load(self, message: Message, fds: list[int]) -> int:
+        number = next(self._numbers)
+        scheduler = self._scheduler
+        replica = load_replica(number, message, fds, scheduler.wait_room)
+        scheduler.call(partial(scheduler.replicas.__setitem__, number, replica))
+        return number
+
+    def _link(self, sock: socket.socket, fds: list[int]) -> Client:
+        if len(fds) != 2:
+            raise EngineBug("a link needs a segment and an eventfd")
+        link = Link.attach(os.dup(fds[0]))
+        pid = control.peer_pid(sock)
+        client = Client(next(self._numbers), link, os.dup(fds[1]), pid)
+        scheduler = self._scheduler
+        scheduler.call(partial(scheduler.clients.__setitem__, client.number, client))
+        return client
+
+    def _channel(self, message: Message, fds: list[int]) -> int:
+        layout = ChannelLayout.from_message(message["layout"])
+        channel = Channel.attach(os.dup(fds[0]), layout)
+        number = next(self._numbers)
+        link, replica = int(message["link"]), int(message["replica"])
+        add = self._scheduler.add_channel
+        try:
+            self._scheduler.call(partial(add, number, channel, link, replica))
+        except BaseException:
+            channel.close()
+            raise
+        return number
+
+    def __repr__(self) -> str:
+        return f"<DeviceService of {self._scheduler!r}>"

@@ -1,0 +1,258 @@
+"""The one thread of a device process that runs programs, and all that it touches.
+
+Rings and replicas belong to this thread alone. Others prepare (load a model, map a
+channel) and hand over what they made as a command, which is carried out between two
+batches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from engine.batch import ClientChannel
+from engine.channel import AnchorRing, Channel
+from engine.errors import ExecutionFailed, InvalidInput
+from engine.link import Link
+from engine.replica import Replica
+from engine.ring_buffer import full_fence
+
+#: How long a result waits for room before its request is given up: a client that has
+#: not collected anything for so long is not coming.
+ROOM_TIMEOUT = 10.0
+
+
+class Client:
+    """A client process: its link and the eventfd that wakes it."""
+
+    def __init__(self, number: int, link: Link, wake_fd: int, pid: int) -> None:
+        self.number = number
+        self.link = link
+        self.wake_fd = wake_fd
+        self.pid = pid
+        self.channels: dict[int, tuple[ClientChannel, Replica]] = {}
+        self.gone = False
+
+    def wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_write(self.wake_fd, 1)
+
+    def close(self) -> None:
+        self.link.close()
+        os.close(self.wake_fd)
+
+    def __repr__(self) -> str:
+        return f"<Client {self.number} of process {self.pid}, {len(self.channels)}>"
+
+
+class Scheduler:
+    """Replicas, clients and what waits. `run` is for one thread; `do` and `call` hand
+    it commands from others."""
+
+    def __init__(self) -> None:
+        self.doorbell = os.eventfd(0, os.EFD_CLOEXEC)
+        self.clients: dict[int, Client] = {}
+        self.replicas: dict[int, Replica] = {}
+        self.batches = 0
+        self._running_since = 0
+        self._poller = select.poll()
+        self._poller.register(self.doorbell, select.POLLIN)
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._ready: deque[Replica] = deque()
+        self._stopping = False
+
+    @property
+    def running_ns(self) -> int:
+        """For how long the present batch has been running; 0: none is."""
+        since = self._running_since
+        return time.monotonic_ns() - since if since else 0
+
+    def run(self) -> None:
+        """Serve until told to stop."""
+        while True:
+            self._drain()
+            if self._stopping:
+                return
+            if self._ready:
+                wait = self._step()
+                if wait <= 0:
+                    continue
+                self._sleep(wait)
+            else:
+                self._sleep()
+
+    def _sleep(self, wait_ns: int = 0) -> None:
+        """Wait for the doorbell, at most `wait_ns` (0: for ever), unless there is news.
+
+        See "Waking" at the head of engine/link.py.
+        """
+        links = [client.link for client in self.clients.values()]
+        for link in links:
+            link.asleep = True
+        full_fence()
+        news = any(link.submissions.read_available for link in links)
+        if not news and (not wait_ns or self._poller.poll(wait_ns / 1e6)):
+            os.eventfd_read(self.doorbell)
+        for link in links:
+            link.asleep = False
+
+    def _drain(self) -> None:
+        while True:
+            try:
+                command = self._commands.get_nowait()
+            except queue.Empty:
+                break
+            command()
+        for client in self.clients.values():
+            link = client.link
+            while (number := link.next_submission()) >= 0:
+                found = client.channels.get(number)
+                if found is None:
+                    continue
+                channel, replica = found
+                channel.pending += 1
+                if not replica.queued:
+                    replica.queued = True
+                    self._ready.append(replica)
+
+    def _step(self) -> int:
+        """Run the next batch; nanoseconds to wait where none is due yet."""
+        now = time.monotonic_ns()
+        wait = 0
+        for _ in range(len(self._ready)):
+            replica = self._ready.popleft()
+            due = replica.due_ns(now)
+            if due <= now:
+                self._run_batch(replica, now)
+                return 0
+            self._ready.append(replica)
+            wait = min(wait or due - now, due - now)
+        return wait
+
+    def _run_batch(self, replica: Replica, now: int) -> None:
+        self._running_since = now
+        touched = replica.step()
+        self._running_since = 0
+        self.batches += 1
+        if replica.pending:
+            self._ready.append(replica)
+        else:
+            replica.queued = False
+        self._wake_clients(touched)
+
+    def _wake_clients(self, touched: list[ClientChannel]) -> None:
+        links = {id(channel.link) for channel in touched}
+        for client in self.clients.values():
+            if id(client.link) in links:
+                client.wake()
+
+    def wait_room(self, channel: ClientChannel, anchor: AnchorRing, size: int) -> int:
+        """Wait until an output slot has `size` bytes free; where they are."""
+        deadline = time.monotonic() + ROOM_TIMEOUT
+        channel.link.starved = True
+        try:
+            while (offset := anchor.place(size)) < 0:
+                self._wake_clients([channel])
+                left = deadline - time.monotonic()
+                if left <= 0 or self._stopping or self._is_gone(channel.link):
+                    raise ExecutionFailed(
+                        f"the client did not collect its results for {ROOM_TIMEOUT} s"
+                    )
+                # The doorbell also rings for submissions; what it announced is
+                # looked at after this batch, because the loop always drains.
+                if self._poller.poll(min(left, 0.1) * 1000):
+                    os.eventfd_read(self.doorbell)
+        finally:
+            channel.link.starved = False
+            os.eventfd_write(self.doorbell, 1)
+        return offset
+
+    def _is_gone(self, link: Link) -> bool:
+        return any(c.gone for c in self.clients.values() if c.link is link)
+
+    # -- commands from other threads
+
+    def do(self, command: Callable[[], None]) -> None:
+        self._commands.put(command)
+        os.eventfd_write(self.doorbell, 1)
+
+    def call(self, command: Callable[[], None]) -> None:
+        """`do`, and wait until it is done; its error is raised here."""
+        done = threading.Event()
+        errors: list[Exception] = []
+
+        def wrapped() -> None:
+            try:
+                command()
+            except Exception as error:
+                errors.append(error)
+            finally:
+                done.set()
+
+        self.do(wrapped)
+        done.wait()
+        if errors:
+            raise errors[0]
+
+    # -- what commands do, in the thread that runs programs
+
+    def add_channel(
+        self, number: int, channel: Channel, client: int, replica: int
+    ) -> None:
+        """Connect a client's channel to a replica."""
+        owner, loaded = self.clients.get(client), self.replicas.get(replica)
+        if owner is None or loaded is None:
+            raise InvalidInput("the model of this channel is not loaded")
+        mine = ClientChannel(number, channel, owner.link)
+        owner.channels[number] = (mine, loaded)
+        loaded.add(mine)
+
+    def unload(self, number: int) -> None:
+        """Close a replica and every channel to it."""
+        replica = self.replicas.pop(number, None)
+        if replica is None:
+            return
+        for client in self.clients.values():
+            for key, (channel, of) in list(client.channels.items()):
+                if of is replica:
+                    del client.channels[key]
+                    channel.channel.close()
+        if replica in self._ready:
+            self._ready.remove(replica)
+        replica.close()
+
+    def close_channel(self, client: int, number: int) -> None:
+        """Disconnect a channel."""
+        owner = self.clients.get(client)
+        found = owner.channels.pop(number, None) if owner is not None else None
+        if found is not None:
+            channel, replica = found
+            replica.remove(channel)
+            channel.channel.close()
+
+    def drop_client(self, client: Client) -> None:
+        """A client process has gone: free its channels. Its replicas stay loaded for
+        as long as the owner of the device wants them."""
+        if self.clients.pop(client.number, None) is None:
+            return
+        for channel, replica in client.channels.values():
+            replica.remove(channel)
+            channel.channel.close()
+        client.channels.clear()
+        client.close()
+
+    def stop(self) -> None:
+        """Return from `run` after what is running."""
+        self._stopping = True
+
+    def __repr__(self) -> str:
+        return (
+            f"<Scheduler {len(self.replicas)} replicas, {len(self.clients)} clients, "
+            f"{self.batches} batches>"
+        )

@@ -1,0 +1,59 @@
+"""Checking the inputs of a request before anything is queued."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from engine.channel import MAX_RANK
+from engine.errors import InvalidInput, UnknownAnchor
+from engine.tensor import DataDesc, Tensor
+
+
+def check_inputs(
+    model: str,
+    descs: Mapping[str, DataDesc],
+    inputs: Mapping[str, Tensor],
+    any_rows: bool,
+) -> None:
+    """Check names, data types, shapes and sizes of a request.
+
+    `any_rows`: the compiled batch size is fixed, and any number of rows is split and
+    padded to it. Raises UnknownAnchor or InvalidInput with what was expected and what
+    came.
+    """
+    for name in inputs:
+        if name not in descs:
+            raise UnknownAnchor(
+                f"model {model!r} has no input {name!r}; it has {sorted(descs)}"
+            )
+    for name, desc in descs.items():
+        tensor = inputs.get(name)
+        if tensor is None:
+            raise InvalidInput(
+                f"input {name!r} is missing; expected {sorted(descs)}, "
+                f"got {sorted(inputs)}"
+            )
+        _check(desc, tensor, any_rows)
+
+
+def _check(desc: DataDesc, tensor: Tensor, any_rows: bool) -> None:
+    if tensor.data_type is not desc.data_type:
+        raise InvalidInput(
+            f"input {desc.name!r} is {desc.data_type.name}, got {tensor.data_type.name}"
+        )
+    allowed = desc
+    if any_rows and desc.shape:
+        allowed = DataDesc(desc.name, (-1, *desc.shape[1:]), desc.data_type)
+    if not allowed.accepts_shape(tensor.shape) or len(tensor.shape) > MAX_RANK:
+        expected = "any" if desc.shape is None else list(desc.shape)
+        raise InvalidInput(
+            f"input {desc.name!r} expects shape {expected}, got {list(tensor.shape)}"
+        )
+    size = tensor.data_type.item_size
+    for dim in tensor.shape:
+        size *= dim
+    if tensor.data_type.item_size and size != tensor.nbytes:
+        raise InvalidInput(
+            f"input {desc.name!r} of shape {list(tensor.shape)} takes {size} bytes, "
+            f"got {tensor.nbytes}"
+        )
