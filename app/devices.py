@@ -186,8 +186,7 @@ class DeviceWatch:
             self._recovery.cancel()
 
     def _expire(self) -> None:
-        if self.device.in_flight:
-            self.device.expire()
+        self.device.expire()
         self._timer = self._loop.call_later(EXPIRE_INTERVAL, self._expire)
 
     def _watch_life(self) -> None:

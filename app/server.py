@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 # A client that has just read `Connection: close`, or is just sending on an idle
 # connection, gets this long (seconds) before idle connections are closed.
 IDLE_LINGER = 0.5
+SIGNAL_APART = 0.3  # seconds: signals closer together are one
 TICK = 0.02  # seconds between looks at what is still in flight
 LAST_ANSWERS = 2.0  # seconds that answers to aborted requests have to leave
 BACKLOG = 2048
@@ -166,6 +167,8 @@ class GatewayServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The handler of SIGINT and SIGTERM: the first drains, the second goes."""
         if self.draining:
+            if time.monotonic() - self._draining_since < SIGNAL_APART:
+                return  # the same stop, delivered to us and to our group
             self.force_exit = True
             self.should_exit = True
             self.exit_code = 1

@@ -90,6 +90,7 @@ class Device:
         self._failures = 0
         self._recovering = threading.Lock()
         self._blocking = BlockingDriver(self)
+        self._busy = False
         try:
             self._start()
         except BaseException:
@@ -168,10 +169,15 @@ class Device:
         """Fail the requests whose deadline has passed; how many there were.
 
         Where the device has not begun one it drops it; else its result is discarded.
+        An event loop calls this every so often.
         """
+        if not self._busy:
+            return 0
         now = time.monotonic_ns()
         count = 0
         with self.lock:
+            # Cheap while nothing is in flight, however many models there are.
+            self._busy = self.in_flight > 0
             for channel in self._channels.values():
                 for request in channel.waiting if channel.in_flight else ():
                     if 0 < request.deadline_ns < now and not request.done:
@@ -194,6 +200,7 @@ class Device:
             raise DeviceLost(f"device {self.id} is {self.state.value}")
         if not link.try_submit(channel):
             raise QueueFull(f"device {self.id} has too many requests in flight")
+        self._busy = True
         if link.must_ring():
             os.eventfd_write(self._doorbell, 1)
 
