@@ -25,10 +25,10 @@ from urllib.parse import unquote
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from app.codec.messages import Buffer, Header
-from app.errors import ErrorResponse
+from app.errors import ErrorResponse, UnknownModel
 from app.front import InferFront
 from app.infer_call import InferCall
-from app.table import ModelEntry, Submitted
+from app.table import Submitted
 from engine import Cancelled, DeadlineExceeded
 
 logger = logging.getLogger(__name__)
@@ -54,19 +54,17 @@ class Exchange:
         "body",
         "call",
         "disconnected",
-        "entry",
         "headers",
         "keep_alive",
+        "path",
         "protocol",
         "response_complete",
         "timer",
     )
 
-    def __init__(
-        self, protocol: GatewayProtocol, entry: ModelEntry, keep_alive: bool
-    ) -> None:
+    def __init__(self, protocol: GatewayProtocol, path: str, keep_alive: bool) -> None:
         self.protocol = protocol
-        self.entry = entry
+        self.path = path
         self.keep_alive = keep_alive
         self.headers: dict[bytes, bytes] = {}
         self.body: list[bytes] = []
@@ -77,7 +75,13 @@ class Exchange:
 
     def begin(self, front: InferFront) -> None:
         """The body is complete: decode it and queue the request."""
-        call = self.call = InferCall(self.entry)
+        # Looked up now: the model may have been swapped while the body came.
+        entry = front.models.paths.get(self.path)
+        if entry is None:
+            missing = front.models.missing(self.path) or UnknownModel(self.path)
+            self._refuse(missing)
+            return
+        call = self.call = InferCall(entry)
         body, self.body = self.body, []
         try:
             submitted = call.start(
@@ -126,6 +130,9 @@ class Exchange:
 
     def _fail(self, call: InferCall, error: Exception) -> None:
         call.fail(error)
+        self._refuse(error)
+
+    def _refuse(self, error: Exception) -> None:
         answer = ErrorResponse.of(error)
         self._write(answer.status, answer.headers, [answer.body])
 
@@ -155,7 +162,7 @@ class Exchange:
         protocol.on_response_complete()
 
     def __repr__(self) -> str:
-        return f"<Exchange {self.entry!r} {self.call!r}>"
+        return f"<Exchange {self.path} {self.call!r}>"
 
 
 class CommonHead:
@@ -200,10 +207,10 @@ class GatewayProtocol(HttpToolsProtocol):
         self.expect_100_continue = False
 
     def on_headers_complete(self) -> None:
-        entry = self._entry()
-        if entry is not None:
+        path = self._infer_path()
+        if path:
             keep_alive = self.parser.should_keep_alive()
-            exchange = Exchange(self, entry, keep_alive)
+            exchange = Exchange(self, path, keep_alive)
             exchange.headers = dict(self.headers)
             length = exchange.headers.get(b"content-length", b"")
             # Whatever is unusual is uvicorn's and the front's.
@@ -233,20 +240,20 @@ class GatewayProtocol(HttpToolsProtocol):
         self._exchange = None
         exchange.begin(self.front)
 
-    def _entry(self) -> ModelEntry | None:
-        """The model that the request is for, where it can go the short way."""
+    def _infer_path(self) -> str:
+        """The path of the request where it can go the short way, else empty."""
         busy = self.cycle is not None and not self.cycle.response_complete
         if busy or self.expect_100_continue or self.flow.write_paused:
-            return None
+            return ""
         parser = self.parser
         if parser.get_method() != b"POST" or parser.get_http_version() != "1.1":
-            return None
+            return ""
         path = self.url.partition(b"?")[0].decode("latin-1")
         if "%" in path:
             path = unquote(path)
-        if self.root_path:
-            return None
-        return self.front.models.paths.get(path)
+        if self.root_path or path not in self.front.models.paths:
+            return ""
+        return path
 
     # -- the connection
 

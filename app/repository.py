@@ -26,9 +26,6 @@ logger = logging.getLogger(__name__)
 
 
 UNLOADED = "it was unloaded"
-# Seconds for the bodies of requests whose headers had come before a version was taken
-# out: those requests still go to it.
-LATE_BODIES = 0.2
 
 
 class State(Enum):
@@ -304,9 +301,6 @@ class ModelRepository:
 
     async def _retire(self, leaving: Iterable[LoadedModel]) -> None:
         """Closes runners that get no new requests, when they have nothing in flight."""
-        leaving = list(leaving)
-        if leaving:
-            await asyncio.sleep(LATE_BODIES)
         for loaded in leaving:
             if await self._pool.run(partial(loaded.runner.drain, self._drain_timeout)):
                 await self._pool.run(loaded.runner.close)

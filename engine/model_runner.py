@@ -124,7 +124,8 @@ class ModelRunner:
     @property
     def ready(self) -> bool:
         """Whether every replica can take requests."""
-        return not self._closed and all(c is not None for c in self._channels)
+        channels = self._channels
+        return not self._closed and all(c is not None and c.usable for c in channels)
 
     @property
     def in_flight(self) -> int:
