@@ -1,0 +1,48 @@
+"""Inference under the names of Graphcore's `model_runtime` module.
+
+A thin face over `engine`: spelling and conventions are the original's, and so are the
+defaults. docs/migrating-from-model-runtime.md says name by name what works, what
+differs and what is not there yet.
+"""
+
+from engine import DeviceWaitStrategy
+from model_runtime.config import (
+    ModelRunnerConfig,
+    ReplicaIdToDevice,
+    ReplicaIdToOutputMemoryView,
+)
+from model_runtime.data_desc import DataDesc, InputDesc, OutputDesc
+from model_runtime.device_wait import DeviceWaitConfig
+from model_runtime.devices import Device, DeviceConstraints, DeviceManager
+from model_runtime.memory import InputMemoryView, OutputMemoryView, PopefPaths
+from model_runtime.model_runner import ModelRunner
+from model_runtime.results import (
+    FuturePyArray,
+    FuturePyArrayView,
+    OutputFutureMemory,
+    OutputFutureMemoryView,
+    OutputMemory,
+)
+
+__all__ = [
+    "DataDesc",
+    "Device",
+    "DeviceConstraints",
+    "DeviceManager",
+    "DeviceWaitConfig",
+    "DeviceWaitStrategy",
+    "FuturePyArray",
+    "FuturePyArrayView",
+    "InputDesc",
+    "InputMemoryView",
+    "ModelRunner",
+    "ModelRunnerConfig",
+    "OutputDesc",
+    "OutputFutureMemory",
+    "OutputFutureMemoryView",
+    "OutputMemory",
+    "OutputMemoryView",
+    "PopefPaths",
+    "ReplicaIdToDevice",
+    "ReplicaIdToOutputMemoryView",
+]

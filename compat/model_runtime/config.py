@@ -1,0 +1,83 @@
+"""`ModelRunnerConfig`: every option of the guide, under its name and default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+import engine
+from model_runtime.device_wait import DeviceWaitConfig
+from model_runtime.devices import Device
+from model_runtime.memory import InputMemoryView, OutputMemoryView
+
+NO_BATCHING_DIM = engine.NO_BATCHING_DIM
+MAX_NS = 2**63 - 1
+
+Nanoseconds: TypeAlias = int | timedelta
+ReplicaIdToDevice: TypeAlias = dict[int, Device]
+ReplicaIdToOutputMemoryView: TypeAlias = dict[int, OutputMemoryView]
+
+#: Requests that may be in flight in one replica: `executeAsync` does not wait.
+_MAX_IN_FLIGHT = 65536
+
+
+@dataclass(slots=True)
+class ModelRunnerConfig:
+    """Options of a `ModelRunner`; the guide for migrating says what each does here.
+
+    Requests are complete and run as they come, so a device never waits for data that
+    a request lacks: the options about look-ahead, timeouts and flushing are accepted
+    and nothing comes of them.
+    """
+
+    replication_factor: int = 1
+    run_save_programs: bool = False
+    thread_safe: bool = False
+    frozen_inputs: InputMemoryView | dict[str, Any] = field(
+        default_factory=InputMemoryView
+    )
+    replica_to_save_programs_outputs: ReplicaIdToOutputMemoryView = field(
+        default_factory=dict
+    )
+    replica_to_device: ReplicaIdToDevice = field(default_factory=dict)
+    device_wait_config: DeviceWaitConfig = field(default_factory=DeviceWaitConfig)
+    check_package_hash: bool = True
+    timeout_ns: Nanoseconds = 5_000_000_000
+    validate_io_params: bool = True
+    batching_dim: int = NO_BATCHING_DIM
+    auto_reset: bool = False
+    max_look_ahead: str = "unlimited"
+    ring_buffer_size_multiplier: int = 2
+    flush_on_waiting_outputs: bool = False
+    batch_size_timeout_ns: Nanoseconds = MAX_NS
+    data_parallel_timeout_ns: Nanoseconds = MAX_NS
+    is_batch_size_timeout_enabled: bool = False
+    request_tracepoints_buffer_size: int = 1000
+    flush_callback: Callable[..., None] | None = None
+
+    def to_engine(self, frozen_inputs: dict[str, Any]) -> engine.ModelRunnerConfig:
+        """The engine's options. Raises InvalidConfig for what it cannot do yet."""
+        if self.run_save_programs or self.replica_to_save_programs_outputs:
+            raise engine.InvalidConfig("save programs cannot be run yet")
+        if self.batching_dim not in (0, NO_BATCHING_DIM):
+            raise engine.InvalidConfig(
+                f"batching_dim {self.batching_dim} is not possible yet, only 0"
+            )
+        return engine.ModelRunnerConfig(
+            replication_factor=self.replication_factor,
+            thread_safe=self.thread_safe,
+            frozen_inputs=frozen_inputs,
+            replica_to_device={
+                replica: device.engine
+                for replica, device in self.replica_to_device.items()
+            },
+            device_wait_config=self.device_wait_config.to_engine(),
+            check_package_hash=self.check_package_hash,
+            validate_io_params=self.validate_io_params,
+            auto_reset=self.auto_reset,
+            ring_buffer_size_multiplier=self.ring_buffer_size_multiplier,
+            batching_dim=self.batching_dim,
+            max_queue_size=_MAX_IN_FLIGHT,
+        )

@@ -1,0 +1,139 @@
+# ruff: noqa: N802 - the names are the original's
+"""`ModelRunner` under its original names."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, overload
+
+import numpy as np
+from popef import Model
+
+import engine
+from model_runtime.config import ModelRunnerConfig
+from model_runtime.data_desc import DataDesc
+from model_runtime.memory import Array, InputMemoryView, typed
+from model_runtime.results import (
+    OutputFutureMemory,
+    OutputFutureMemoryView,
+    OutputMemory,
+)
+
+Inputs = InputMemoryView | Mapping[str, Any]
+Outputs = Mapping[str, Any]
+
+
+class ModelRunner:
+    """Loads a model and executes it (Model Runtime User Guide 3).
+
+    `model` is the path of a file, `PopefPaths` or another sequence of paths, or a
+    `popef.Model`. Unloaded when nobody holds it any more; a result holds it.
+    """
+
+    def __init__(
+        self,
+        model: str | Sequence[str] | Model,
+        config: ModelRunnerConfig | None = None,
+    ) -> None:
+        self._config = config or ModelRunnerConfig()
+        source = model.io if isinstance(model, Model) else model
+        frozen = {
+            name: np.asarray(memory)
+            for name, memory in self._config.frozen_inputs.items()
+        }
+        self._runner = engine.ModelRunner(source, self._config.to_engine(frozen))
+        weakref.finalize(self, self._runner.close)
+        self._inputs = {desc.name: desc for desc in self._runner.execute_inputs}
+        self._outputs = {desc.name: desc for desc in self._runner.execute_outputs}
+
+    @overload
+    def execute(
+        self, inputs: Inputs, outputs: None = None, replica_id: int = 0
+    ) -> OutputMemory: ...
+    @overload
+    def execute(self, inputs: Inputs, replica_id: int, /) -> OutputMemory: ...
+    @overload
+    def execute(
+        self, inputs: Inputs, outputs: Outputs, replica_id: int = 0
+    ) -> None: ...
+
+    def execute(
+        self,
+        inputs: Inputs,
+        outputs: Outputs | int | None = None,
+        replica_id: int = 0,
+    ) -> OutputMemory | None:
+        """Run a request; its outputs by name, or None where they went to `outputs`."""
+        result = self._submit(inputs, outputs, replica_id)
+        result.wait()
+        if isinstance(result, OutputFutureMemoryView):
+            return None
+        return result.memory()
+
+    @overload
+    def executeAsync(
+        self, inputs: Inputs, outputs: None = None, replica_id: int = 0
+    ) -> OutputFutureMemory: ...
+    @overload
+    def executeAsync(
+        self, inputs: Inputs, replica_id: int, /
+    ) -> OutputFutureMemory: ...
+    @overload
+    def executeAsync(
+        self, inputs: Inputs, outputs: Outputs, replica_id: int = 0
+    ) -> OutputFutureMemoryView: ...
+
+    def executeAsync(
+        self,
+        inputs: Inputs,
+        outputs: Outputs | int | None = None,
+        replica_id: int = 0,
+    ) -> OutputFutureMemory:
+        """Queue a request. The memory of its inputs must stay as it is until the
+        result is there."""
+        return self._submit(inputs, outputs, replica_id)
+
+    def getExecuteInputs(self) -> list[DataDesc]:
+        """The inputs that a request must supply."""
+        return _listed(self._runner.execute_inputs)
+
+    def getExecuteOutputs(self) -> list[DataDesc]:
+        """The outputs that a request delivers."""
+        return _listed(self._runner.execute_outputs)
+
+    def getModelInputs(self) -> list[DataDesc]:
+        """The inputs of a request and all that is needed to load the model."""
+        return _listed(self._runner.model_inputs)
+
+    def getModelOutputs(self) -> list[DataDesc]:
+        """The outputs of a request and of other programs."""
+        return _listed(self._runner.model_outputs)
+
+    def config(self) -> ModelRunnerConfig:
+        return self._config
+
+    def _submit(
+        self, inputs: Inputs, outputs: Outputs | int | None, replica_id: int
+    ) -> OutputFutureMemory:
+        given = _arrays(inputs, self._inputs)
+        if outputs is None or isinstance(outputs, int):
+            replica = replica_id if outputs is None else outputs
+            result = self._runner.execute_async(given, replica_id=replica)
+            return OutputFutureMemory(result, self)
+        targets = _arrays(outputs, self._outputs)
+        result = self._runner.execute_async(given, targets, replica_id=replica_id)
+        return OutputFutureMemoryView(result, self)
+
+    def __repr__(self) -> str:
+        return repr(self._runner)
+
+
+def _arrays(
+    memory: Mapping[str, Any], descs: Mapping[str, engine.DataDesc]
+) -> dict[str, Array]:
+    return {name: typed(value, descs.get(name)) for name, value in memory.items()}
+
+
+def _listed(descs: Iterable[engine.DataDesc]) -> list[DataDesc]:
+    return [DataDesc.from_engine(desc) for desc in descs]

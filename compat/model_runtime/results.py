@@ -1,0 +1,79 @@
+"""What execute calls return (Model Runtime User Guide 3.1).
+
+On every Python we run on, only numpy's arrays have both the buffer protocol and a
+method `numpy`: the future arrays are arrays, and asking a result for one waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine import ExecuteResult
+
+Array = npt.NDArray[Any]
+
+
+class OutputMemory(dict[str, Array]):
+    """Name to the memory of an output."""
+
+
+class FuturePyArray(np.ndarray[Any, Any]):
+    """An output in memory of the library.
+
+    `np.array(x, copy=False)` is a view of it, also with NumPy 2.
+    """
+
+    def numpy(self) -> Array:
+        """A copy."""
+        return np.array(self, copy=True)
+
+
+class FuturePyArrayView(np.ndarray[Any, Any]):
+    """An output in the caller's memory; `np.array(x, copy=False)` is a view of it."""
+
+    def numpy(self) -> Array:
+        """A view of the caller's memory."""
+        return self.view(np.ndarray)
+
+
+class OutputFutureMemory(Mapping[str, Array]):
+    """The result of `executeAsync`: name to array, waiting where it is asked.
+
+    `runner` is held until the result is, as it must not end before.
+    """
+
+    _array: type[FuturePyArray] | type[FuturePyArrayView] = FuturePyArray
+
+    def __init__(self, result: ExecuteResult, runner: object) -> None:
+        self._result = result
+        self._runner = runner
+
+    def wait(self) -> None:
+        """Return when the result is there; raises how the request failed."""
+        self._result.wait()
+
+    def memory(self) -> OutputMemory:
+        """The outputs as plain arrays (ours: what `execute` returns)."""
+        return OutputMemory(self._result)
+
+    def __getitem__(self, name: str) -> FuturePyArray | FuturePyArrayView:
+        return self._result[name].view(self._array)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._result)
+
+    def __len__(self) -> int:
+        return len(self._result)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._result.request!r}>"
+
+
+class OutputFutureMemoryView(OutputFutureMemory):
+    """`OutputFutureMemory` whose arrays lie in the caller's memory."""
+
+    _array = FuturePyArrayView

@@ -1,0 +1,58 @@
+# ruff: noqa: N802 - the names are the original's
+"""PopEF containers under the names of Graphcore's `popef` module.
+
+A thin face over `popef_io`: spelling and conventions are the original's, the bytes of
+the files are ours (docs/format.md). docs/migrating-from-model-runtime.md says name by
+name what works and what differs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from popef.data_info import FeedDataInfo, TensorDataInfo
+from popef.metadata import Metadata
+from popef.model import Model, ModelBuilder
+from popef.reading import (
+    ExecutableReader,
+    FeedReader,
+    OpaqueReader,
+    Reader,
+    TensorReader,
+)
+from popef.values import Anchor, Option, ProgramFlow, TensorInfo
+from popef.writing import BlobWriter, FeedsWriter, FileWriter, Writer
+from popef_io import BlobType, DataType, TensorType
+
+
+def popefTypeToNumpyDType(data_type: DataType) -> np.dtype[Any]:
+    """The numpy type that carries elements of `data_type`."""
+    return data_type.numpy_dtype
+
+
+__all__ = [
+    "Anchor",
+    "BlobType",
+    "BlobWriter",
+    "DataType",
+    "ExecutableReader",
+    "FeedDataInfo",
+    "FeedReader",
+    "FeedsWriter",
+    "FileWriter",
+    "Metadata",
+    "Model",
+    "ModelBuilder",
+    "OpaqueReader",
+    "Option",
+    "ProgramFlow",
+    "Reader",
+    "TensorDataInfo",
+    "TensorInfo",
+    "TensorReader",
+    "TensorType",
+    "Writer",
+    "popefTypeToNumpyDType",
+]

@@ -1,0 +1,106 @@
+# ruff: noqa: N802 - the names are the original's
+"""What tensor data and feed data blobs say of themselves (PopEF User Guide 5.1)."""
+
+from __future__ import annotations
+
+import popef_io
+from popef.values import TensorInfo
+
+
+class TensorDataInfo:
+    """The tensor of the anchors called `name`."""
+
+    def __init__(self) -> None:
+        self._name = ""
+        self._tensor_info = TensorInfo()
+        self._executable = ""
+
+    def name(self) -> str:
+        return self._name
+
+    def setName(self, name: str) -> None:
+        self._name = name
+
+    def tensorInfo(self) -> TensorInfo:
+        return self._tensor_info
+
+    def setTensorInfo(self, info: TensorInfo) -> None:
+        self._tensor_info = info
+
+    def executable(self) -> str:
+        """Name of the executable it belongs to; empty: to any that has such an anchor.
+        An addition of ours."""
+        return self._executable
+
+    def setExecutable(self, executable: str) -> None:
+        self._executable = executable
+
+    @classmethod
+    def from_io(cls, info: popef_io.TensorDataInfo) -> TensorDataInfo:
+        made = cls()
+        made._name, made._executable = info.name, info.executable
+        made._tensor_info = TensorInfo.from_io(info.tensor_info)
+        return made
+
+    def to_io(self) -> popef_io.TensorDataInfo:
+        info = self._tensor_info.to_io()
+        return popef_io.TensorDataInfo(self._name, info, self._executable)
+
+    def __repr__(self) -> str:
+        return f"<TensorDataInfo {self._name!r} {self._tensor_info.to_io()}>"
+
+
+class FeedDataInfo:
+    """`numTensors` tensors, each as `tensorInfo` says, for the anchor called `name`."""
+
+    def __init__(self) -> None:
+        self._name = ""
+        self._tensor_info = TensorInfo()
+        self._num_tensors = 0
+        self._executable = ""
+
+    def name(self) -> str:
+        return self._name
+
+    def setName(self, name: str) -> None:
+        self._name = name
+
+    def tensorInfo(self) -> TensorInfo:
+        """Of one tensor of the feed."""
+        return self._tensor_info
+
+    def setTensorInfo(self, info: TensorInfo) -> None:
+        self._tensor_info = info
+
+    def numTensors(self) -> int:
+        return self._num_tensors
+
+    def setNumTensors(self, num_tensors: int) -> None:
+        self._num_tensors = num_tensors
+
+    def executable(self) -> str:
+        """As for tensor data; an addition of ours."""
+        return self._executable
+
+    def setExecutable(self, executable: str) -> None:
+        self._executable = executable
+
+    @classmethod
+    def from_io(cls, info: popef_io.FeedDataInfo) -> FeedDataInfo:
+        made = cls()
+        made._name, made._executable = info.name, info.executable
+        made._tensor_info = TensorInfo.from_io(info.tensor_info)
+        made._num_tensors = info.num_tensors
+        return made
+
+    def to_io(self) -> popef_io.FeedDataInfo:
+        return popef_io.FeedDataInfo(
+            self._name,
+            self._tensor_info.to_io(),
+            self._num_tensors,
+            self._executable,
+        )
+
+    def __repr__(self) -> str:
+        info = self._tensor_info.to_io()
+        return f"<FeedDataInfo {self._name!r} {self._num_tensors} x {info}>"

@@ -1,0 +1,166 @@
+# ruff: noqa: N802 - the names are the original's
+"""`Metadata`: how to run one executable (PopEF User Guide 2.3 and 5.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import popef_io
+from popef.values import Anchor, Option, ProgramFlow
+
+
+class Metadata:
+    """Can be changed until it is written; `popef.values` says how accessors work."""
+
+    def __init__(self) -> None:
+        self._executable = ""
+        self._anchors: list[Anchor] = []
+        self._program_flow = ProgramFlow()
+        self._programs_map: dict[int, str] = {}
+        self._replication_factor = 1
+        self._num_ipus = 1
+        self._ipu_version = 0
+        self._is_pod = False
+        self._num_processes = 1
+        self._is_inference = True
+        self._engine_options: list[Option] = []
+        self._device_options: list[Option] = []
+        self._seed_handle = ""
+        self._device_iterations = 1
+
+    def executable(self) -> str:
+        """Name of the executable this describes."""
+        return self._executable
+
+    def setExecutable(self, executable: str) -> None:
+        self._executable = executable
+
+    def anchors(self) -> list[Anchor]:
+        return self._anchors
+
+    def setAnchors(self, anchors: Iterable[Anchor]) -> None:
+        self._anchors = list(anchors)
+
+    def programFlow(self) -> ProgramFlow:
+        return self._program_flow
+
+    def setProgramFlow(self, program_flow: ProgramFlow) -> None:
+        self._program_flow = program_flow
+
+    def programsMap(self) -> dict[int, str]:
+        """Name of each program, by its index."""
+        return self._programs_map
+
+    def setProgramsMap(self, programs: Mapping[int, str]) -> None:
+        self._programs_map = dict(programs)
+
+    def replicationFactor(self) -> int:
+        """Replicas inside the compiled graph."""
+        return self._replication_factor
+
+    def setReplicationFactor(self, replication_factor: int) -> None:
+        self._replication_factor = replication_factor
+
+    def numIpus(self) -> int:
+        """Units of a device that the programs need."""
+        return self._num_ipus
+
+    def setNumIpus(self, num_ipus: int) -> None:
+        self._num_ipus = num_ipus
+
+    def ipuVersion(self) -> int:
+        """Target architecture; 0: none in particular."""
+        return self._ipu_version
+
+    def setIpuVersion(self, ipu_version: int) -> None:
+        self._ipu_version = ipu_version
+
+    def isPOD(self) -> bool:
+        return self._is_pod
+
+    def setIsPOD(self, is_pod: bool) -> None:
+        self._is_pod = is_pod
+
+    def numProcesses(self) -> int:
+        return self._num_processes
+
+    def setNumProcesses(self, num_processes: int) -> None:
+        self._num_processes = num_processes
+
+    def isInference(self) -> bool:
+        return self._is_inference
+
+    def setIsInference(self, is_inference: bool) -> None:
+        self._is_inference = is_inference
+
+    def engineOptions(self) -> list[Option]:
+        return self._engine_options
+
+    def setEngineOptions(self, options: Iterable[Option]) -> None:
+        self._engine_options = list(options)
+
+    def deviceOptions(self) -> list[Option]:
+        return self._device_options
+
+    def setDeviceOptions(self, options: Iterable[Option]) -> None:
+        self._device_options = list(options)
+
+    def seedHandle(self) -> str:
+        """Handle of the stream that brings the random seed; empty: none."""
+        return self._seed_handle
+
+    def setSeedHandle(self, seed_handle: str) -> None:
+        self._seed_handle = seed_handle
+
+    def deviceIterations(self) -> int:
+        """Iterations that one run of the main programs performs."""
+        return self._device_iterations
+
+    def setDeviceIterations(self, device_iterations: int) -> None:
+        self._device_iterations = device_iterations
+
+    @classmethod
+    def from_io(cls, metadata: popef_io.Metadata) -> Metadata:
+        made = cls()
+        made._executable = metadata.executable
+        made._anchors = [Anchor.from_io(anchor) for anchor in metadata.anchors]
+        made._program_flow = ProgramFlow.from_io(metadata.program_flow)
+        made._programs_map = dict(metadata.programs_map)
+        made._replication_factor = metadata.replication_factor
+        made._num_ipus = metadata.num_ipus
+        made._ipu_version = metadata.ipu_version
+        made._is_pod = metadata.is_pod
+        made._num_processes = metadata.num_processes
+        made._is_inference = metadata.is_inference
+        made._engine_options = [Option.from_io(o) for o in metadata.engine_options]
+        made._device_options = [Option.from_io(o) for o in metadata.device_options]
+        made._seed_handle = metadata.seed_handle
+        made._device_iterations = metadata.device_iterations
+        return made
+
+    def to_io(self) -> popef_io.Metadata:
+        return popef_io.Metadata(
+            executable=self._executable,
+            anchors=tuple(anchor.to_io() for anchor in self._anchors),
+            program_flow=self._program_flow.to_io(),
+            programs_map=dict(self._programs_map),
+            replication_factor=self._replication_factor,
+            num_ipus=self._num_ipus,
+            ipu_version=self._ipu_version,
+            is_pod=self._is_pod,
+            num_processes=self._num_processes,
+            is_inference=self._is_inference,
+            engine_options=tuple(o.to_io() for o in self._engine_options),
+            device_options=tuple(o.to_io() for o in self._device_options),
+            seed_handle=self._seed_handle,
+            device_iterations=self._device_iterations,
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Metadata) and self.to_io() == other.to_io()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        names = [anchor.name() for anchor in self._anchors]
+        return f"<Metadata of {self._executable!r} anchors={names}>"

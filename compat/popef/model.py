@@ -1,0 +1,41 @@
+# ruff: noqa: N802 - the names are the original's
+"""Models: the blobs that together form one model (PopEF User Guide 4.2.1)."""
+
+from __future__ import annotations
+
+import popef_io
+from popef.metadata import Metadata
+from popef.reading import (
+    ExecutableReader,
+    FeedReader,
+    OpaqueReader,
+    Reader,
+    TensorReader,
+)
+
+
+class Model:
+    """Made by `ModelBuilder`."""
+
+    def __init__(self, model: popef_io.Model) -> None:
+        self.io = model
+        """The model beneath."""
+        self.metadata = Metadata.from_io(model.metadata)
+        self.executable = ExecutableReader(model.executable)
+        self.tensors = [TensorReader(t) for t in model.tensors.values()]
+        self.feeds = [FeedReader(f) for f in model.feeds.values()]
+        self.opaqueBlobs = [OpaqueReader(b) for b in model.opaque_blobs.values()]
+
+    def __repr__(self) -> str:
+        return repr(self.io)
+
+
+class ModelBuilder:
+    """Joins what a reader has read into models."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._builder = popef_io.ModelBuilder(reader.io)
+
+    def createModel(self, executable: str = "") -> Model:
+        """The model of the executable called so; without a name, of the only one."""
+        return Model(self._builder.create_model(executable or None))

@@ -1,0 +1,110 @@
+# ruff: noqa: N802 - the names are the original's
+"""Reading containers (PopEF User Guide 5.3)."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, BinaryIO
+
+import numpy as np
+
+import popef_io
+from popef.data_info import FeedDataInfo, TensorDataInfo
+from popef.metadata import Metadata
+
+
+class ExecutableReader:
+    """An executable blob."""
+
+    def __init__(self, reader: popef_io.ExecutableReader) -> None:
+        self.name = reader.name
+        self._reader = reader
+
+    def executable(self) -> bytes:
+        """Its content, decompressed if need be."""
+        return bytes(self._reader.executable())
+
+    def __repr__(self) -> str:
+        return repr(self._reader)
+
+
+class TensorReader:
+    """A tensor data blob."""
+
+    def __init__(self, reader: popef_io.TensorReader) -> None:
+        self.info = TensorDataInfo.from_io(reader.info)
+        self._reader = reader
+
+    def data(self) -> np.ndarray[Any, Any]:
+        """The tensor: a read-only view of the file."""
+        return self._reader.data()
+
+    def __repr__(self) -> str:
+        return repr(self._reader)
+
+
+class FeedReader:
+    """A feed data blob."""
+
+    def __init__(self, reader: popef_io.FeedReader) -> None:
+        self.info = FeedDataInfo.from_io(reader.info)
+        self._reader = reader
+
+    def data(self) -> np.ndarray[Any, Any]:
+        """All tensors as one array of shape (numTensors, ...)."""
+        return self._reader.data()
+
+    def __repr__(self) -> str:
+        return repr(self._reader)
+
+
+class OpaqueReader:
+    """An opaque blob."""
+
+    def __init__(self, reader: popef_io.OpaqueReader) -> None:
+        self.name = reader.name
+        self.executable = reader.executable
+        self._reader = reader
+
+    def data(self) -> bytes:
+        return bytes(self._reader.data())
+
+    def __repr__(self) -> str:
+        return repr(self._reader)
+
+
+class Reader:
+    """Everything in the files parsed so far.
+
+    A file that breaks a rule raises an exception and adds nothing.
+    """
+
+    def __init__(self) -> None:
+        self.io = popef_io.Reader()
+        """The reader beneath."""
+
+    def parseFile(self, path: str | os.PathLike[str]) -> None:
+        """Add the blobs of a file."""
+        self.io.parse_file(path)
+
+    def parseStream(self, stream: BinaryIO) -> None:
+        """Add the blobs of a stream of bytes, which is read to its end."""
+        self.io.parse_stream(stream)
+
+    def metadata(self) -> list[Metadata]:
+        return [Metadata.from_io(metadata) for metadata in self.io.metadata]
+
+    def executables(self) -> list[ExecutableReader]:
+        return [ExecutableReader(reader) for reader in self.io.executables]
+
+    def tensors(self) -> list[TensorReader]:
+        return [TensorReader(reader) for reader in self.io.tensors]
+
+    def feeds(self) -> list[FeedReader]:
+        return [FeedReader(reader) for reader in self.io.feeds]
+
+    def opaqueBlobs(self) -> list[OpaqueReader]:
+        return [OpaqueReader(reader) for reader in self.io.opaque_blobs]
+
+    def __repr__(self) -> str:
+        return repr(self.io)

@@ -1,0 +1,232 @@
+# ruff: noqa: N802 - the names are the original's
+"""What metadata is made of, with the accessors of the PopEF User Guide (5.1).
+
+A getter is called as the field, its setter `set` and the field; a getter of a list or
+of an object gives the one that is held, so that it can be changed in place. Defaults,
+where the guide names none, are zero, false and empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+import popef_io
+from popef_io import DataType, TensorType
+
+
+class Option:
+    """A pair of texts, as engine and device options are."""
+
+    def __init__(self, name: str = "", value: str = "") -> None:
+        self._name = name
+        self._value = value
+
+    def name(self) -> str:
+        return self._name
+
+    def setName(self, name: str) -> None:
+        self._name = name
+
+    def value(self) -> str:
+        return self._value
+
+    def setValue(self, value: str) -> None:
+        self._value = value
+
+    @classmethod
+    def from_io(cls, option: popef_io.Option) -> Option:
+        return cls(option.name, option.value)
+
+    def to_io(self) -> popef_io.Option:
+        return popef_io.Option(self._name, self._value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Option) and self.to_io() == other.to_io()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<Option {self._name}={self._value!r}>"
+
+
+class TensorInfo:
+    """Shape and element type; the shape `[]` is a scalar."""
+
+    def __init__(self) -> None:
+        self._shape: list[int] = []
+        self._data_type = DataType.BOOL
+        self._has_rank = True
+
+    def shape(self) -> list[int]:
+        """Dimensions. Ours: -1 is known only at run time, and so is all of an empty
+        shape whose `sizeInBytes` is -1."""
+        return self._shape
+
+    def setShape(self, shape: Iterable[int]) -> None:
+        self._shape = [int(size) for size in shape]
+        self._has_rank = True
+
+    def dataType(self) -> DataType:
+        return self._data_type
+
+    def setDataType(self, data_type: DataType) -> None:
+        self._data_type = data_type
+
+    def numpyDType(self) -> np.dtype[Any]:
+        return self._data_type.numpy_dtype
+
+    def sizeInBytes(self) -> int:
+        """Bytes of the tensor; -1 where only the run time knows."""
+        info = self.to_io()
+        if not info.is_static or info.data_type is DataType.STRING:
+            return -1
+        return info.size_in_bytes
+
+    @classmethod
+    def from_io(cls, info: popef_io.TensorInfo) -> TensorInfo:
+        made = cls()
+        made._shape = list(info.shape or ())
+        made._has_rank = info.shape is not None
+        made._data_type = info.data_type
+        return made
+
+    def to_io(self) -> popef_io.TensorInfo:
+        shape = tuple(self._shape) if self._has_rank or self._shape else None
+        return popef_io.TensorInfo(shape, self._data_type)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TensorInfo) and self.to_io() == other.to_io()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<TensorInfo {self.to_io()}>"
+
+
+class ProgramFlow:
+    """Which programs load, compute and save, in the order in which they run."""
+
+    def __init__(self) -> None:
+        self._load: list[int] = []
+        self._main: list[int] = []
+        self._save: list[int] = []
+
+    def load(self) -> list[int]:
+        return self._load
+
+    def setLoad(self, programs: Iterable[int]) -> None:
+        self._load = list(programs)
+
+    def main(self) -> list[int]:
+        return self._main
+
+    def setMain(self, programs: Iterable[int]) -> None:
+        self._main = list(programs)
+
+    def save(self) -> list[int]:
+        return self._save
+
+    def setSave(self, programs: Iterable[int]) -> None:
+        self._save = list(programs)
+
+    @classmethod
+    def from_io(cls, flow: popef_io.ProgramFlow) -> ProgramFlow:
+        made = cls()
+        made._load, made._main = list(flow.load), list(flow.main)
+        made._save = list(flow.save)
+        return made
+
+    def to_io(self) -> popef_io.ProgramFlow:
+        return popef_io.ProgramFlow(
+            tuple(self._load), tuple(self._main), tuple(self._save)
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ProgramFlow) and self.to_io() == other.to_io()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<ProgramFlow load={self._load} main={self._main} save={self._save}>"
+
+
+class Anchor:
+    """One stream between host and device, and the tensor behind it."""
+
+    def __init__(self) -> None:
+        self._name = ""
+        self._handle = ""
+        self._tensor_info = TensorInfo()
+        self._type = TensorType.UNKNOWN
+        self._programs: list[int] = []
+        self._is_per_replica = False
+
+    def name(self) -> str:
+        return self._name
+
+    def setName(self, name: str) -> None:
+        self._name = name
+
+    def handle(self) -> str:
+        """The key of the stream, unique in a model."""
+        return self._handle
+
+    def setHandle(self, handle: str) -> None:
+        self._handle = handle
+
+    def tensorInfo(self) -> TensorInfo:
+        return self._tensor_info
+
+    def setTensorInfo(self, info: TensorInfo) -> None:
+        self._tensor_info = info
+
+    def type(self) -> TensorType:
+        return self._type
+
+    def setType(self, tensor_type: TensorType) -> None:
+        self._type = tensor_type
+
+    def programs(self) -> list[int]:
+        """The programs that use the stream; empty: not assigned to any."""
+        return self._programs
+
+    def setPrograms(self, programs: Iterable[int]) -> None:
+        self._programs = list(programs)
+
+    def isPerReplica(self) -> bool:
+        return self._is_per_replica
+
+    def setIsPerReplica(self, is_per_replica: bool) -> None:
+        self._is_per_replica = is_per_replica
+
+    @classmethod
+    def from_io(cls, anchor: popef_io.Anchor) -> Anchor:
+        made = cls()
+        made._name, made._handle = anchor.name, anchor.handle
+        made._tensor_info = TensorInfo.from_io(anchor.tensor_info)
+        made._type = anchor.type
+        made._programs = list(anchor.programs)
+        made._is_per_replica = anchor.is_per_replica
+        return made
+
+    def to_io(self) -> popef_io.Anchor:
+        return popef_io.Anchor(
+            self._name,
+            self._handle,
+            self._tensor_info.to_io(),
+            self._type,
+            tuple(self._programs),
+            self._is_per_replica,
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Anchor) and self.to_io() == other.to_io()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        info = self._tensor_info.to_io()
+        return f"<Anchor {self._type.name} {self._name!r} {info}>"
