@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from engine.batch import ClientChannel
 from engine.channel import AnchorRing, Channel
+from engine.cores import usable_cores
 from engine.errors import ExecutionFailed, InvalidInput
 from engine.link import Link
 from engine.replica import Replica
@@ -26,6 +27,17 @@ from engine.ring_buffer import full_fence
 #: How long a result waits for room before its request is given up: a client that has
 #: not collected anything for so long is not coming.
 ROOM_TIMEOUT = 10.0
+#: How long a device looks for the next request before it sleeps, in microseconds. One
+#: client that asks again and again comes back after 100 to 200; waking an idle core
+#: takes 30 to 40 (bench/LOG.md). `POPGATE_SPIN_US` in the environment overrules it.
+SPIN_US = 300
+#: Requests that follow each other sooner than this come from several clients: sleeping
+#: lets them gather to a batch.
+SPIN_FROM_NS = 60_000
+#: How many looks in vain it takes until the device stops looking.
+SPIN_CREDIT = 4
+#: What waking takes, which a look would not.
+WAKE_NS = 40_000
 
 
 class Client:
@@ -66,6 +78,8 @@ class Scheduler:
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._ready: deque[Replica] = deque()
         self._stopping = False
+        self._spin_ns = _spin_us() * 1000
+        self._spin_credit = 0
 
     @property
     def running_ns(self) -> int:
@@ -88,11 +102,14 @@ class Scheduler:
                 self._sleep()
 
     def _sleep(self, wait_ns: int = 0) -> None:
-        """Wait for the doorbell, at most `wait_ns` (0: for ever), unless there is news.
+        """Wait for news, at most `wait_ns` (0: for ever).
 
         See "Waking" at the head of engine/link.py.
         """
         links = [client.link for client in self.clients.values()]
+        if not wait_ns and self._spin(links):
+            return
+        began = time.monotonic_ns()
         for link in links:
             link.asleep = True
         full_fence()
@@ -101,6 +118,33 @@ class Scheduler:
             os.eventfd_read(self.doorbell)
         for link in links:
             link.asleep = False
+        self._learn(time.monotonic_ns() - began - WAKE_NS)
+
+    def _spin(self, links: list[Link]) -> bool:
+        """Look for submissions for a moment before sleeping; whether any came.
+
+        Only while that is worth it: where the last few looks were in vain, requests
+        come too rarely, and the device sleeps at once.
+        """
+        if self._spin_credit <= 0:
+            return False
+        began = time.monotonic_ns()
+        end = began + self._spin_ns
+        while (now := time.monotonic_ns()) < end:
+            if any(link.submissions.read_available for link in links):
+                self._learn(now - began)
+                return True
+            # Whoever else wants this core has it.
+            os.sched_yield()
+        self._spin_credit -= 1
+        return False
+
+    def _learn(self, gap_ns: int) -> None:
+        """How long it took until there was news again decides about the next time."""
+        if SPIN_FROM_NS <= gap_ns < self._spin_ns:
+            self._spin_credit = SPIN_CREDIT
+        else:
+            self._spin_credit -= 1
 
     def _drain(self) -> None:
         while True:
@@ -256,3 +300,10 @@ class Scheduler:
             f"<Scheduler {len(self.replicas)} replicas, {len(self.clients)} clients, "
             f"{self.batches} batches>"
         )
+
+
+def _spin_us() -> int:
+    """The setting; never where there is one core, which the client needs too."""
+    text = os.environ.get("POPGATE_SPIN_US", "")
+    wanted = min(int(text), 10_000) if text.isdigit() else SPIN_US
+    return wanted if usable_cores() > 1 else 0
