@@ -22,9 +22,9 @@ from popef_io import Anchor, DataType
 if TYPE_CHECKING:
     from engine.link import Link
 
-#: Outputs of at least this many bytes are bound to their slot: binding costs a few µs,
-#: a copy of 32 KiB about as much.
-BIND_FROM = 32 * 1024
+#: Outputs of at least this many bytes are bound to their slot. Binding costs more than a
+#: copy up to here, measured (bench/LOG.md).
+BIND_FROM = 128 * 1024
 
 Waiter = Callable[["ClientChannel", AnchorRing, int], int]
 
