@@ -22,8 +22,8 @@ from popef_io import Anchor, DataType
 if TYPE_CHECKING:
     from engine.link import Link
 
-#: Outputs of at least this many bytes are bound to their slot. Binding costs more than a
-#: copy up to here, measured (bench/LOG.md).
+#: Outputs of at least this many bytes are bound to their slot: below that binding costs
+#: more than the copy it saves (bench/LOG.md).
 BIND_FROM = 128 * 1024
 
 Waiter = Callable[["ClientChannel", AnchorRing, int], int]
