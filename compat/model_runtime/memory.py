@@ -44,16 +44,17 @@ class PopefPaths(list[str]):
 def typed(memory: Any, desc: DataDesc | None) -> Array:
     """`memory` as an array of the tensor `desc`; a view of it.
 
-    Memory views are bytes with a length, whatever they were made of: an array of
-    another shape or type is taken for the bytes it has, if these are whole rows.
+    To the original, memory is bytes with a length: plain bytes, and arrays of the right
+    type in another shape, are taken for the rows they hold.
     """
     array = memory if isinstance(memory, np.ndarray) else np.frombuffer(memory, "u1")
-    if desc is None or not array.flags.c_contiguous or desc.numpy_data_type().hasobject:
+    if desc is None or desc.shape is None or any(size < 0 for size in desc.shape[1:]):
         return array
     dtype, shape = desc.numpy_data_type(), desc.shape
-    if shape is None or any(size < 0 for size in shape[1:]):
+    is_right = array.dtype == dtype
+    if (is_right and array.ndim == len(shape)) or not array.flags.c_contiguous:
         return array
-    if array.dtype == dtype and array.ndim == len(shape):
+    if not is_right and (array.dtype != np.uint8 or dtype.hasobject):
         return array
     try:
         flat: Array = array.reshape(-1).view(dtype)

@@ -1,0 +1,30 @@
+"""The example model, and a runner of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import model_runtime
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def simple(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The file `simple.popef`, as the example writes it."""
+    folder = tmp_path_factory.mktemp("simple")
+    script = ROOT / "examples" / "build_popef.py"
+    subprocess.run([sys.executable, script, "--out", folder], check=True, timeout=60)
+    return str(folder / "simple.popef")
+
+
+@pytest.fixture(scope="module")
+def runner(simple: str) -> Iterator[model_runtime.ModelRunner]:
+    """A runner that the tests of a module share."""
+    runner = model_runtime.ModelRunner(simple)
+    yield runner
+    del runner

@@ -1,0 +1,153 @@
+"""Options: names, defaults, spellings that are accepted."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import model_runtime
+import numpy as np
+import popef
+import pytest
+from model_runtime import DeviceWaitConfig, DeviceWaitStrategy
+
+from engine import InvalidConfig, InvalidInput, NoDeviceAvailable
+
+#: Model Runtime User Guide 3.3.
+DEFAULTS = {
+    "replication_factor": 1,
+    "run_save_programs": False,
+    "thread_safe": False,
+    "frozen_inputs": {},
+    "replica_to_save_programs_outputs": {},
+    "replica_to_device": {},
+    "check_package_hash": True,
+    "timeout_ns": 5 * 10**9,
+    "validate_io_params": True,
+    "batching_dim": 0xFFFFFFFF,
+    "auto_reset": False,
+    "max_look_ahead": "unlimited",
+    "ring_buffer_size_multiplier": 2,
+    "flush_on_waiting_outputs": False,
+    "batch_size_timeout_ns": 2**63 - 1,
+    "data_parallel_timeout_ns": 2**63 - 1,
+    "is_batch_size_timeout_enabled": False,
+    "request_tracepoints_buffer_size": 1000,
+    "flush_callback": None,
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_default(name: str) -> None:
+    config = model_runtime.ModelRunnerConfig()
+    assert getattr(config, name) == DEFAULTS[name]
+    assert name in str(config)
+
+
+def test_a_name_that_is_no_option() -> None:
+    with pytest.raises(AttributeError):
+        model_runtime.ModelRunnerConfig().batch_size = 3  # type: ignore[attr-defined]
+
+
+def test_configs_do_not_share_what_they_hold() -> None:
+    one, other = model_runtime.ModelRunnerConfig(), model_runtime.ModelRunnerConfig()
+    one.replica_to_device[0] = None  # type: ignore[assignment]
+    assert other.replica_to_device == {}
+
+
+SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
+
+
+@pytest.mark.parametrize(
+    ("config", "strategy", "timeout", "sleep"),
+    [
+        (DeviceWaitConfig(), "NO_WAIT", 0, 15),
+        (DeviceWaitConfig(DeviceWaitStrategy.WAIT_FOREVER), "WAIT_FOREVER", 0, 15),
+        (DeviceWaitConfig(MINUTE), "WAIT_WITH_TIMEOUT", 60, 15),
+        (DeviceWaitConfig(MINUTE, SECOND), "WAIT_WITH_TIMEOUT", 60, 1),
+        (DeviceWaitConfig(MINUTE, sleepTime=SECOND), "WAIT_WITH_TIMEOUT", 60, 1),
+        (DeviceWaitConfig(timeout=MINUTE), "WAIT_WITH_TIMEOUT", 60, 15),
+        (
+            DeviceWaitConfig(
+                DeviceWaitStrategy.WAIT_WITH_TIMEOUT,
+                timeout=timedelta(microseconds=0),
+                sleepTime=SECOND,
+            ),
+            "WAIT_WITH_TIMEOUT",
+            0,
+            1,
+        ),
+        (DeviceWaitConfig(DeviceWaitStrategy.NO_WAIT, 2, 3), "NO_WAIT", 2, 3),
+    ],
+)
+def test_device_wait(
+    config: DeviceWaitConfig, strategy: str, timeout: int, sleep: int
+) -> None:
+    assert config.strategy.name == strategy
+    assert config.timeout == timedelta(seconds=timeout)
+    assert config.sleepTime == timedelta(seconds=sleep)
+    assert strategy in repr(config)
+
+
+def test_what_is_not_possible_is_refused(simple: str) -> None:
+    config = model_runtime.ModelRunnerConfig()
+    config.run_save_programs = True
+    with pytest.raises(InvalidConfig, match="save programs"):
+        model_runtime.ModelRunner(simple, config)
+    config = model_runtime.ModelRunnerConfig()
+    config.batching_dim = 1
+    with pytest.raises(InvalidConfig, match="batching_dim"):
+        model_runtime.ModelRunner(simple, config)
+
+
+def test_replicas(simple: str) -> None:
+    config = model_runtime.ModelRunnerConfig()
+    config.replication_factor = 2
+    runner = model_runtime.ModelRunner(model_runtime.PopefPaths([simple]), config)
+    names = ("tensor_A", "tensor_B")
+    for replica_id in range(2):
+        inputs = {name: np.full((3, 4), replica_id, np.float32) for name in names}
+        first = runner.execute(inputs, replica_id=replica_id)["output"]
+        np.testing.assert_array_equal(
+            first, runner.execute(inputs, replica_id)["output"]
+        )
+        future = runner.executeAsync(inputs, replica_id=replica_id)
+        np.testing.assert_array_equal(first, future["output"])
+        assert first[0, 0] == 1.5 * replica_id
+    with pytest.raises(InvalidInput, match="replica_id 2"):
+        runner.execute(inputs, replica_id=2)
+    assert runner.config() is config
+
+
+def test_a_model_split_over_files_and_one_that_was_read(
+    simple: str, tmp_path: Path
+) -> None:
+    reader = popef.Reader()
+    reader.parseFile(simple)
+    first, second = str(tmp_path / "model.popef"), str(tmp_path / "weights.popef")
+    writer = popef.Writer(first)
+    writer.writeMetadata(reader.metadata()[0])
+    writer.createExecutable("simple", True).write(reader.executables()[0].executable())
+    writer.close()
+    writer = popef.Writer(second)
+    writer.createTensorData(reader.tensors()[0].info).write(reader.tensors()[0].data())
+    writer.close()
+    ones = np.ones((3, 4), np.float32)
+    paths = model_runtime.PopefPaths([first, second])
+    whole = popef.Reader()
+    for path in paths:
+        whole.parseFile(path)
+    model = popef.ModelBuilder(whole).createModel()
+    sources: tuple[list[str] | popef.Model, ...] = (paths, list(paths), model)
+    for source in sources:
+        runner = model_runtime.ModelRunner(source, config=None)
+        result = runner.execute({"tensor_A": ones, "tensor_B": ones})
+        assert result["output"][0].tolist() == [1.5, 2.0, 2.5, 3.0]
+        del runner
+
+
+def test_more_replicas_than_devices(simple: str) -> None:
+    config = model_runtime.ModelRunnerConfig()
+    config.replication_factor = 1000
+    with pytest.raises(NoDeviceAvailable):
+        model_runtime.ModelRunner(simple, config)

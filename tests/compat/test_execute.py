@@ -1,0 +1,217 @@
+"""The forms of `execute` and `executeAsync`, and whose memory is whose."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import model_runtime
+import numpy as np
+import popef
+import pytest
+
+from engine import InvalidInput, UnknownAnchor
+
+WEIGHTS = np.linspace(0.5, 2.0, 4, dtype=np.float32)
+Array = np.ndarray[Any, Any]
+
+
+def request_of(rows: int = 3, start: int = 0) -> dict[str, Array]:
+    a = np.arange(start, start + rows * 4, dtype=np.float32).reshape(rows, 4)
+    return {"tensor_A": a, "tensor_B": 100 - a}
+
+
+def expected(inputs: dict[str, Array]) -> Array:
+    result: Array = inputs["tensor_A"] * WEIGHTS + inputs["tensor_B"]
+    return result
+
+
+def view_of(arrays: dict[str, Array]) -> model_runtime.InputMemoryView:
+    view = model_runtime.InputMemoryView()
+    for name, array in arrays.items():
+        view[name] = array
+    return view
+
+
+def test_execute_with_views(runner: model_runtime.ModelRunner) -> None:
+    inputs = request_of()
+    result = runner.execute(view_of(inputs))
+    flat = np.frombuffer(result["output"], dtype=np.float32)
+    np.testing.assert_allclose(flat.reshape(3, 4), expected(inputs))
+
+
+def test_execute_with_views_into_memory_of_the_caller(
+    runner: model_runtime.ModelRunner,
+) -> None:
+    inputs, out = request_of(), np.zeros((3, 4), np.float32)
+    outputs = model_runtime.OutputMemoryView()
+    outputs["output"] = out
+    runner.execute(view_of(inputs), outputs)
+    np.testing.assert_allclose(out, expected(inputs))
+
+
+def test_execute_with_dicts(runner: model_runtime.ModelRunner) -> None:
+    inputs = request_of()
+    result = runner.execute(inputs)
+    assert result["output"].shape == (3, 4)
+    assert result["output"].dtype == np.float32
+    np.testing.assert_allclose(result["output"], expected(inputs))
+
+
+def test_execute_with_dicts_into_memory_of_the_caller(
+    runner: model_runtime.ModelRunner,
+) -> None:
+    inputs, out = request_of(), {"output": np.zeros((3, 4), np.float32)}
+    runner.execute(inputs, out)
+    np.testing.assert_allclose(out["output"], expected(inputs))
+
+
+def test_async_with_views_has_a_buffer(runner: model_runtime.ModelRunner) -> None:
+    inputs = request_of()
+    result = runner.executeAsync(view_of(inputs))
+    result.wait()
+    flat = np.frombuffer(result["output"], dtype=np.float32)
+    np.testing.assert_allclose(flat.reshape(3, 4), expected(inputs))
+
+
+def test_async_with_views_fills_memory_of_the_caller(
+    runner: model_runtime.ModelRunner,
+) -> None:
+    inputs, out = request_of(), np.zeros((3, 4), np.float32)
+    outputs = model_runtime.OutputMemoryView()
+    outputs["output"] = out
+    future = runner.executeAsync(view_of(inputs), outputs)
+    future.wait()
+    np.testing.assert_allclose(out, expected(inputs))
+
+
+def test_memory_of_the_library(runner: model_runtime.ModelRunner) -> None:
+    future = runner.executeAsync(request_of())
+    future.wait()
+    array = future["output"]
+    first, second = array.numpy(), np.array(array, copy=True)
+    view, again = np.array(array, copy=False), np.array(array, copy=False)
+    assert type(view) is type(first) is np.ndarray
+    assert not np.shares_memory(view, second)
+    assert not np.shares_memory(first, second)
+    assert not np.shares_memory(first, view)
+    assert np.shares_memory(view, again)
+    assert np.shares_memory(view, np.frombuffer(array.data, np.float32))
+    np.testing.assert_allclose(view, expected(request_of()))
+    np.testing.assert_array_equal(first, view)
+    np.testing.assert_array_equal(second, view)
+
+
+def test_memory_of_the_caller(runner: model_runtime.ModelRunner) -> None:
+    out = {"output": np.zeros((3, 4), np.float32)}
+    future = runner.executeAsync(request_of(), out)
+    future.wait()
+    array = future["output"]
+    assert np.shares_memory(array.numpy(), out["output"])
+    assert np.shares_memory(np.array(array, copy=False), out["output"])
+    assert not np.shares_memory(np.array(array, copy=True), out["output"])
+    array.numpy()[0, 0] = 7
+    assert out["output"][0, 0] == 7
+
+
+@pytest.mark.parametrize("rows", [3, 6, 300])
+def test_a_multiple_of_the_batch_comes_back_as_large(
+    runner: model_runtime.ModelRunner, rows: int
+) -> None:
+    inputs = request_of(rows)
+    np.testing.assert_allclose(runner.execute(inputs)["output"], expected(inputs))
+    (desc,) = runner.getExecuteOutputs()
+    shape = desc.shape
+    shape[0] = rows
+    out = np.zeros(shape, desc.numpy_data_type())
+    future = runner.executeAsync(view_of(inputs), {"output": out})
+    future.wait()
+    np.testing.assert_allclose(out, expected(inputs))
+
+
+def test_a_view_is_bytes(runner: model_runtime.ModelRunner) -> None:
+    inputs, out = request_of(6), np.zeros(24, np.float32)
+    view = model_runtime.InputMemoryView()
+    view["tensor_A"] = inputs["tensor_A"].tobytes()
+    view["tensor_B"] = inputs["tensor_B"].reshape(-1)
+    runner.execute(view, {"output": out})
+    np.testing.assert_allclose(out.reshape(6, 4), expected(inputs))
+
+
+def test_a_hundred_requests_and_one_wait(runner: model_runtime.ModelRunner) -> None:
+    sent = [request_of(start=12 * number) for number in range(100)]
+    outputs = [np.zeros((3, 4), np.float32) for _ in sent]
+    view, out_view = model_runtime.InputMemoryView(), model_runtime.OutputMemoryView()
+    for inputs, out in zip(sent, outputs, strict=True):
+        for name, array in inputs.items():
+            view[name] = array.astype(np.float32)  # nobody else holds it
+        out_view["output"] = out
+        future = runner.executeAsync(view, out_view)
+    future.wait()
+    for inputs, out in zip(sent, outputs, strict=True):
+        np.testing.assert_allclose(out, expected(inputs))
+
+
+def test_two_thousand_requests_in_flight(runner: model_runtime.ModelRunner) -> None:
+    inputs = request_of()
+    futures = [runner.executeAsync(inputs) for _ in range(2000)]
+    futures[-1].wait()
+    np.testing.assert_allclose(futures[1000]["output"], expected(inputs))
+
+
+def test_a_result_holds_its_runner(simple: str) -> None:
+    inputs = request_of()
+    future = model_runtime.ModelRunner(simple).executeAsync(inputs)
+    gc.collect()
+    future.wait()
+    np.testing.assert_allclose(future["output"], expected(inputs))
+
+
+def test_a_runner_nobody_holds_frees_its_device(simple: str) -> None:
+    manager = model_runtime.DeviceManager()
+    for _ in range(4):  # more often than there are devices
+        model_runtime.ModelRunner(simple).execute(request_of())
+    assert manager.tryGetDevice(1) is not None
+
+
+def test_frozen_inputs_leave_the_request(simple: str) -> None:
+    config = model_runtime.ModelRunnerConfig()
+    inputs = request_of()
+    config.frozen_inputs["tensor_B"] = inputs["tensor_B"]
+    config.frozen_inputs["weights"] = np.ones(4, np.float32)
+    runner = model_runtime.ModelRunner(simple, config=config)
+    assert [desc.name for desc in runner.getExecuteInputs()] == ["tensor_A"]
+    result = runner.execute({"tensor_A": inputs["tensor_A"]})
+    np.testing.assert_allclose(result["output"], np.full((3, 4), 100))
+
+
+def test_descriptors(runner: model_runtime.ModelRunner) -> None:
+    inputs = runner.getExecuteInputs()
+    assert [d.name for d in inputs] == ["tensor_A", "tensor_B"]
+    first = inputs[0]
+    first.shape[0] = 9
+    assert first.shape == [3, 4]
+    assert first.size_in_bytes == 48
+    assert first.data_type is popef.DataType.F32
+    assert popef.popefTypeToNumpyDType(first.data_type) == first.numpy_data_type()
+    assert not first.popef_contains_tensor_data
+    model = {d.name: d.popef_contains_tensor_data for d in runner.getModelInputs()}
+    assert model == {"tensor_A": False, "tensor_B": False, "weights": True}
+    assert [d.name for d in runner.getModelOutputs()] == ["output"]
+    assert "tensor_A" in repr(inputs)
+
+
+def test_wrong_requests_are_refused(runner: model_runtime.ModelRunner) -> None:
+    inputs = request_of()
+    with pytest.raises(InvalidInput, match="tensor_B"):
+        runner.execute({"tensor_A": inputs["tensor_A"]})
+    with pytest.raises(UnknownAnchor, match="tensor_C"):
+        runner.execute({**inputs, "tensor_C": inputs["tensor_A"]})
+    with pytest.raises(InvalidInput, match="tensor_A"):
+        runner.execute({name: a.astype("f8") for name, a in inputs.items()})
+    with pytest.raises(InvalidInput, match="shape"):
+        runner.execute({name: a[:, :2] for name, a in inputs.items()})
+    with pytest.raises(TypeError):
+        model_runtime.InputMemoryView()["tensor_A"] = 3
+    with pytest.raises(ValueError, match="read-only"):
+        model_runtime.OutputMemoryView()["output"] = b"1234"
