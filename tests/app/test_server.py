@@ -8,13 +8,20 @@ import http.client
 import signal
 import socket
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app.server import GatewayServer, ListenError, listen_tcp, listen_unix
+from app.server import (
+    SIGNAL_APART,
+    GatewayServer,
+    ListenError,
+    listen_tcp,
+    listen_unix,
+)
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Scope]]
@@ -186,7 +193,13 @@ def test_a_second_signal_goes_at_once() -> None:
     with running() as server:
         server.hold()
         server.signal()
-        server.signal()
+        server.signal()  # the same stop, sent to the process and to its group
+        assert not server.server.force_exit
+        first = time.monotonic()
+        while not server.server.force_exit:
+            assert time.monotonic() - first < WAIT
+            server.signal()
+        assert time.monotonic() - first > 0.9 * SIGNAL_APART
         server.join()
         assert server.server.exit_code == 1
 

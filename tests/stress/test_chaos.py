@@ -9,6 +9,7 @@ import pytest
 from bench.chaos import (
     device_killed,
     gateway_killed,
+    group_terminated,
     rows_apart,
     terminated,
     two_gateways,
@@ -36,6 +37,10 @@ def test_gateway_killed(models: tuple[Path, list[Job]]) -> None:
 
 def test_terminated(models: tuple[Path, list[Job]]) -> None:
     assert "exit 0" in terminated(*models, CLIENTS)
+
+
+def test_terminated_with_its_whole_group(models: tuple[Path, list[Job]]) -> None:
+    assert "exit 0" in group_terminated(*models, CLIENTS)
 
 
 def test_two_gateways_on_one_device(models: tuple[Path, list[Job]]) -> None:
