@@ -16,6 +16,15 @@ from model_runtime.device_wait import DeviceWaitConfig
 from model_runtime.devices import Device, DeviceConstraints, DeviceManager
 from model_runtime.memory import InputMemoryView, OutputMemoryView, PopefPaths
 from model_runtime.model_runner import ModelRunner
+from model_runtime.queue_data import InputData, OutputData
+from model_runtime.queues import (
+    InputQueue,
+    InputRingBuffer,
+    OutputQueue,
+    OutputRingBuffer,
+    QueueManager,
+    allocateQueueStorage,
+)
 from model_runtime.results import (
     FuturePyArray,
     FuturePyArrayView,
@@ -23,8 +32,23 @@ from model_runtime.results import (
     OutputFutureMemoryView,
     OutputMemory,
 )
+from model_runtime.ring import RingMemoryPool, SpscRingBuffer
+from model_runtime.session import (
+    AnchorCallbackPolicy,
+    LaunchPolicy,
+    Session,
+    SessionConfig,
+)
+from model_runtime.tensor_memory import (
+    ConstTensorMemoryView,
+    InputMemory,
+    TensorMemory,
+    TensorMemoryView,
+)
 
 __all__ = [
+    "AnchorCallbackPolicy",
+    "ConstTensorMemoryView",
     "DataDesc",
     "Device",
     "DeviceConstraints",
@@ -33,16 +57,32 @@ __all__ = [
     "DeviceWaitStrategy",
     "FuturePyArray",
     "FuturePyArrayView",
+    "InputData",
     "InputDesc",
+    "InputMemory",
     "InputMemoryView",
+    "InputQueue",
+    "InputRingBuffer",
+    "LaunchPolicy",
     "ModelRunner",
     "ModelRunnerConfig",
+    "OutputData",
     "OutputDesc",
     "OutputFutureMemory",
     "OutputFutureMemoryView",
     "OutputMemory",
     "OutputMemoryView",
+    "OutputQueue",
+    "OutputRingBuffer",
     "PopefPaths",
+    "QueueManager",
     "ReplicaIdToDevice",
     "ReplicaIdToOutputMemoryView",
+    "RingMemoryPool",
+    "Session",
+    "SessionConfig",
+    "SpscRingBuffer",
+    "TensorMemory",
+    "TensorMemoryView",
+    "allocateQueueStorage",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,15 @@ import model_runtime
 import pytest
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def two_cores() -> Iterator[None]:
+    """A small machine: the default pool has two devices, however large this one is."""
+    all_cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(all_cores)[:2])
+    yield
+    os.sched_setaffinity(0, all_cores)
 
 
 @pytest.fixture(scope="session")

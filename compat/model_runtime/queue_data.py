@@ -1,0 +1,92 @@
+# ruff: noqa: N802 - the names are the original's
+"""What is in the slots of queues: a user's batch, or room for one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import engine
+
+Callback: TypeAlias = Callable[[], None]
+
+
+class InputData:
+    """A batch of one input: `data_size` bytes of `data`, and who wants to know."""
+
+    def __init__(self, slot: engine.InputData | None = None) -> None:
+        self._slot = engine.InputData() if slot is None else slot
+
+    @property
+    def data(self) -> Any:
+        return self._slot.data
+
+    @data.setter
+    def data(self, data: Any) -> None:
+        self._slot.data = bytes_of(data)
+
+    @property
+    def data_size(self) -> int:
+        return self._slot.data_size
+
+    @data_size.setter
+    def data_size(self, size: int) -> None:
+        self._slot.data_size = size
+
+    @property
+    def readStartCallback(self) -> Callback | None:
+        """Called just before the first byte is taken."""
+        return self._slot.read_start_callback
+
+    @readStartCallback.setter
+    def readStartCallback(self, callback: Callback | None) -> None:
+        self._slot.read_start_callback = callback
+
+    @property
+    def readCompleteCallback(self) -> Callback | None:
+        """Called when the last byte was taken."""
+        return self._slot.read_complete_callback
+
+    @readCompleteCallback.setter
+    def readCompleteCallback(self, callback: Callback | None) -> None:
+        self._slot.read_complete_callback = callback
+
+
+class OutputData:
+    """Room for a batch of one output: `data_size` bytes of `data`."""
+
+    def __init__(self, slot: engine.OutputData | None = None) -> None:
+        self._slot = engine.OutputData() if slot is None else slot
+
+    @property
+    def data(self) -> Any:
+        return self._slot.data
+
+    @data.setter
+    def data(self, data: Any) -> None:
+        self._slot.data = bytes_of(data)
+
+    @property
+    def data_size(self) -> int:
+        return self._slot.data_size
+
+    @data_size.setter
+    def data_size(self, size: int) -> None:
+        self._slot.data_size = size
+
+    @property
+    def writeCompleteCallback(self) -> Callback | None:
+        """Called when it is full."""
+        return self._slot.write_complete_callback
+
+    @writeCompleteCallback.setter
+    def writeCompleteCallback(self, callback: Callback | None) -> None:
+        self._slot.write_complete_callback = callback
+
+
+def bytes_of(data: Any, size: int | None = None) -> memoryview:
+    """The first `size` bytes of `data`, in place; all of them without it."""
+    view = memoryview(data).cast("B")
+    if size is not None and size > len(view):
+        raise ValueError(f"data_size is {size}, the memory has {len(view)} bytes")
+    return view[:size]

@@ -1,0 +1,136 @@
+# ruff: noqa: N802 - the names are the original's
+"""Queues of a session (Model Runtime User Guide, queue management).
+
+The memory that is enqueued is not copied, and must stay until its callback is called.
+The enqueueing side of a queue is for one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from popef import TensorInfo
+
+import engine
+from model_runtime.queue_data import Callback, InputData, OutputData, bytes_of
+from model_runtime.ring import RingMemoryPool, SpscRingBuffer
+
+InputRingBuffer: TypeAlias = SpscRingBuffer[InputData]
+OutputRingBuffer: TypeAlias = SpscRingBuffer[OutputData]
+TimeoutCallback: TypeAlias = Callable[[InputRingBuffer], None]
+
+
+class _Queue:
+    """What both kinds have; made by `QueueManager`."""
+
+    def __init__(self, queue: engine.InputQueue | engine.OutputQueue) -> None:
+        self._queue = queue
+
+    def tensorInfo(self) -> TensorInfo:
+        """Of one compiled batch."""
+        return TensorInfo.from_io(self._queue.tensor_info)
+
+    def numBuffers(self) -> int:
+        return self._queue.num_buffers
+
+    def disconnect(self) -> None:
+        """Make all waits return; what they return is to be ignored."""
+        self._queue.disconnect()
+
+    def reset(self) -> None:
+        """Empty again, after the session was stopped."""
+        self._queue.reset()
+
+    def flush(self) -> None:
+        """Complete a partial batch, with zeros or with room for what comes of them; a
+        whole one where there is none."""
+        self._queue.flush()
+
+    def enqueueComplete(self) -> None:
+        """Publish the slot that was locked."""
+        self._queue.enqueue_complete()
+
+    def __repr__(self) -> str:
+        return repr(self._queue)
+
+
+class InputQueue(_Queue):
+    """Takes batches of any number of rows."""
+
+    def __init__(self, queue: engine.InputQueue) -> None:
+        super().__init__(queue)
+        self._input = queue
+
+    def enqueueLock(self) -> InputData:
+        """A slot to fill, waiting for a free one; then `enqueueComplete`."""
+        return InputData(self._input.enqueue_lock())
+
+    def enqueue(
+        self,
+        input: Any,  # noqa: A002 - as above
+        data_size: int | None = None,
+        read_start_cb: Callback | None = None,
+        read_complete_cb: Callback | None = None,
+    ) -> None:
+        """Queue `data_size` bytes of `input`, all of it without a size."""
+        view = bytes_of(input, data_size)
+        self._input.enqueue(view, read_start_cb, read_complete_cb)
+
+
+class OutputQueue(_Queue):
+    """Takes room for batches of any number of rows."""
+
+    def __init__(self, queue: engine.OutputQueue) -> None:
+        super().__init__(queue)
+        self._output = queue
+
+    def enqueueLock(self) -> OutputData:
+        """A slot to fill, waiting for a free one; then `enqueueComplete`."""
+        return OutputData(self._output.enqueue_lock())
+
+    def enqueue(
+        self,
+        output: Any,
+        data_size: int | None = None,
+        write_complete_cb: Callback | None = None,
+    ) -> None:
+        """Queue room for `data_size` bytes in `output`, all of it without a size."""
+        self._output.enqueue(bytes_of(output, data_size), write_complete_cb)
+
+
+class QueueManager:
+    """The queues of a session; made by `Session.createQueueManager`."""
+
+    def __init__(self, manager: engine.QueueManager) -> None:
+        self._manager = manager
+        self.inputs = {name: InputQueue(q) for name, q in manager.inputs.items()}
+        self.outputs = {name: OutputQueue(q) for name, q in manager.outputs.items()}
+
+    def inputQueue(self, name: str) -> InputQueue:
+        """The queue of an input; raises where there is none."""
+        self._manager.input_queue(name)
+        return self.inputs[name]
+
+    def outputQueue(self, name: str) -> OutputQueue:
+        """The queue of an output; raises where there is none."""
+        self._manager.output_queue(name)
+        return self.outputs[name]
+
+    def flushAll(self) -> None:
+        self._manager.flush_all()
+
+    def disconnectAll(self) -> None:
+        self._manager.disconnect_all()
+
+    def resetAll(self) -> None:
+        self._manager.reset_all()
+
+    def __repr__(self) -> str:
+        return repr(self._manager)
+
+
+def allocateQueueStorage(queue: _Queue, extra_buffers: int = 0) -> RingMemoryPool:
+    """Memory for as many compiled batches as the queue has buffers, and some more."""
+    blobs = queue.numBuffers() + extra_buffers
+    return RingMemoryPool(queue.tensorInfo().sizeInBytes(), blobs)

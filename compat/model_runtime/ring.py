@@ -1,0 +1,113 @@
+# ruff: noqa: N802 - the names are the original's
+"""Rings and pools of memory (Model Runtime User Guide, memory management)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import engine
+
+T = TypeVar("T")
+
+
+class SpscRingBuffer(Generic[T]):
+    """A ring between one writing thread and one reading thread.
+
+    Ours: `make` makes the buffers, which `writeLock` hands out to be filled; without it
+    they mean nothing, and `write` puts objects into the ring (any but None).
+    """
+
+    def __init__(
+        self,
+        num_buffers: int,
+        label: str = "",
+        timeout_cb: Callable[[SpscRingBuffer[T]], None] | None = None,
+        timeout_ns: int = 0,
+        *,
+        make: Callable[[], Any] = object,
+    ) -> None:
+        timed_out = None if timeout_cb is None else lambda _: timeout_cb(self)
+        self._ring: engine.SpscRingBuffer[Any] = engine.SpscRingBuffer(
+            num_buffers, label, timed_out, timeout_ns, make=make
+        )
+
+    @classmethod
+    def of(cls, ring: engine.SpscRingBuffer[Any]) -> SpscRingBuffer[T]:
+        """The face of a ring of the engine."""
+        face = cls.__new__(cls)
+        face._ring = ring
+        return face
+
+    def write(self, obj: T) -> None:
+        """`writeLock`, put `obj` in, `writeComplete`."""
+        self._ring.write(obj)
+
+    def writeLock(self) -> T:
+        """The buffer to fill: waits for a free one, or until the ring is invalid."""
+        buffer: T = self._ring.write_lock()
+        return buffer
+
+    def writeComplete(self) -> None:
+        """Publish the buffer that is write-locked."""
+        self._ring.write_complete()
+
+    def readLock(self) -> T:
+        """The next published buffer: waits for one, or until the ring is invalid."""
+        buffer: T = self._ring.read_lock()
+        return buffer
+
+    def readComplete(self) -> None:
+        """Release the oldest read-locked buffer."""
+        self._ring.read_complete()
+
+    def readReset(self) -> None:
+        """Put all read-locked buffers back at the front."""
+        self._ring.read_reset()
+
+    def readAvailable(self) -> bool:
+        return self._ring.read_available()
+
+    def invalidate(self) -> None:
+        """Make every call return at once; what it returns is to be ignored."""
+        self._ring.invalidate()
+
+    def isValid(self) -> bool:
+        return self._ring.is_valid()
+
+    def reset(self) -> None:
+        """Back to the initial state."""
+        self._ring.reset()
+
+    def getState(self, prefix: str = "") -> str:
+        """A line for a log."""
+        return self._ring.state(prefix)
+
+    def numBuffers(self) -> int:
+        return self._ring.num_buffers
+
+    def label(self) -> str:
+        return self._ring.label
+
+    def __repr__(self) -> str:
+        return repr(self._ring)
+
+
+class RingMemoryPool:
+    """`num_blobs` blobs of `blob_size` bytes, handed out round and round."""
+
+    def __init__(self, blob_size: int, num_blobs: int) -> None:
+        self._pool = engine.RingMemoryPool(blob_size, num_blobs)
+
+    def blobSize(self) -> int:
+        return self._pool.blob_size
+
+    def numBlobs(self) -> int:
+        return self._pool.num_blobs
+
+    def getMemoryBlob(self) -> memoryview:
+        """The next blob; after the last comes the first again."""
+        return self._pool.get_memory_blob()
+
+    def __repr__(self) -> str:
+        return repr(self._pool)

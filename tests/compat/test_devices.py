@@ -1,0 +1,93 @@
+"""Getting devices, and giving them to replicas."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import model_runtime
+import numpy as np
+import popef
+import pytest
+from model_runtime import DeviceConstraints, DeviceWaitConfig
+
+from engine import DeviceWaitTimeout, NoDeviceAvailable
+
+
+@pytest.fixture
+def model(simple: str) -> popef.Model:
+    reader = popef.Reader()
+    reader.parseFile(simple)
+    return popef.ModelBuilder(reader).createModel()
+
+
+def test_getters_until_there_is_none(model: popef.Model) -> None:
+    manager = model_runtime.DeviceManager()
+    assert manager.ipuHardwareVersion() == -1
+    wait = DeviceWaitConfig(0.01, 0.005)
+    # The default pool has two devices at least, one for each core.
+    devices = [manager.getSpecificDevice(0, wait_config=wait)]
+    assert devices[0].ipuVersion() == -1
+    assert manager.tryGetSpecificDevice(0) is None
+    assert manager.tryGetSpecificDevice("cpu:0", model, wait) is None
+    with pytest.raises(DeviceWaitTimeout):
+        manager.getSpecificDevice("cpu:0", wait)
+    device: model_runtime.Device | None = manager.getDevice(
+        1, {}, DeviceWaitConfig(), DeviceConstraints()
+    )
+    while device is not None:
+        devices.append(device)
+        device = manager.tryGetDevice(1)
+    assert manager.tryGetDevice(model, wait) is None
+    with pytest.raises(DeviceWaitTimeout):
+        manager.getDevice(model, wait)
+    with pytest.raises(NoDeviceAvailable):
+        manager.getDevice(1)
+    with pytest.raises(NoDeviceAvailable, match="99"):
+        manager.getSpecificDevice(99)
+    assert len(devices) >= 2
+    devices.clear()
+    assert manager.tryGetDevice(1) is not None
+
+
+def test_replicas_on_a_device_of_the_caller(model: popef.Model) -> None:
+    config = model_runtime.ModelRunnerConfig()
+    config.replication_factor = 2
+    device = model_runtime.DeviceManager().getDevice(model)
+    config.replica_to_device = {0: device, 1: device}
+    runner = model_runtime.ModelRunner(model, config)
+    ones = np.ones((3, 4), np.float32)
+    for replica_id in range(2):
+        result = runner.execute({"tensor_A": ones, "tensor_B": ones}, None, replica_id)
+        assert result["output"][0, 0] == 1.5
+
+
+def test_constraints_are_true_where_there_are_any() -> None:
+    assert not DeviceConstraints()
+    assert DeviceConstraints(True)
+    assert DeviceConstraints(True).requiresRemoteBuffersSupport
+
+
+def test_a_program_that_ends_leaves_nothing_behind(simple: str, tmp_path: Path) -> None:
+    """Nothing is closed in it: it ends quickly, quietly, and its devices with it."""
+    program = (
+        "import model_runtime, numpy as np, sys\n"
+        "config = model_runtime.ModelRunnerConfig()\n"
+        "config.replica_to_device[0] = model_runtime.DeviceManager().getDevice(1)\n"
+        "runner = model_runtime.ModelRunner(sys.argv[1], config)\n"
+        "ones = np.ones((3, 4), np.float32)\n"
+        "future = runner.executeAsync({'tensor_A': ones, 'tensor_B': ones})\n"
+        "print(config.replica_to_device[0].engine.pid)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program, simple],
+        env={**os.environ, "POPGATE_POOL": tmp_path.name},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(ended.stdout), 0)

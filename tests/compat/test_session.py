@@ -1,0 +1,190 @@
+"""The low level: sessions, queues, rings."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import Any
+
+import model_runtime
+import numpy as np
+import popef
+import pytest
+from model_runtime import AnchorCallbackPolicy, LaunchPolicy
+
+from engine import QueueClosed, UnknownAnchor
+
+Array = np.ndarray[Any, Any]
+
+
+def rows(count: int, start: int = 0) -> Array:
+    numbers = np.arange(start, start + count * 4, dtype=np.float32)
+    return numbers.reshape(count, 4)
+
+
+def test_batches_of_any_size_go_through_queues(simple: str) -> None:
+    config = model_runtime.SessionConfig()
+    config.policy = LaunchPolicy.Immediate
+    session = model_runtime.Session([simple], config)
+    queues = session.createQueueManager(16)
+    events: list[str] = []
+    sizes = (1, 4, 2, 5)
+    sent, received = [], []
+    for number, size in enumerate(sizes):
+        a, b, out = rows(size, 100 * number), rows(size), np.zeros((size, 4), "f4")
+        sent.append((a, b))
+        received.append(out)
+        queues.inputQueue("tensor_A").enqueue(
+            a, a.nbytes, None, partial(events.append, f"read {number}")
+        )
+        queues.inputs["tensor_B"].enqueue(b)
+        queues.outputQueue("output").enqueue(
+            out, out.nbytes, partial(events.append, f"written {number}")
+        )
+    for _ in range(sum(sizes) // 3):
+        assert session.runMainPrograms()
+    weights = np.linspace(0.5, 2.0, 4, dtype=np.float32)
+    for (a, b), out in zip(sent, received, strict=True):
+        np.testing.assert_allclose(out, a * weights + b)
+    assert sorted(events) == [
+        f"{what} {n}" for what in ("read", "written") for n in range(4)
+    ]
+
+
+def test_serving_loop_that_flushes(simple: str) -> None:
+    """The public client's way: a thread runs, a timeout flushes what is partial."""
+    session = model_runtime.Session(simple)
+    manager = model_runtime.DeviceManager()
+    session.bindToDevice(manager.getDevice(session.model()))
+    lock, written = threading.Lock(), threading.Event()
+
+    def timed_out(ring: Any) -> None:
+        if not ring.readAvailable():
+            with lock:
+                queues.flushAll()
+
+    queues = session.createQueueManager(8, timed_out, 20_000_000)
+
+    def loop() -> None:
+        while session.runMainPrograms():
+            pass
+
+    thread = threading.Thread(target=loop)
+    a, b, out = rows(2), rows(2), np.zeros((2, 4), np.float32)
+    with lock:
+        for name, data in (("tensor_A", a), ("tensor_B", b)):
+            slot = queues.inputQueue(name).enqueueLock()
+            slot.data, slot.data_size = data, data.nbytes
+            queues.inputQueue(name).enqueueComplete()
+        room = queues.outputQueue("output").enqueueLock()
+        room.data, room.data_size = out, out.nbytes
+        room.writeCompleteCallback = written.set
+        queues.outputQueue("output").enqueueComplete()
+    thread.start()
+    assert written.wait(30)
+    session.stop()
+    thread.join(30)
+    assert not thread.is_alive()
+    np.testing.assert_allclose(out[1], a[1] * np.linspace(0.5, 2, 4) + b[1])
+    assert session.isStopped()
+    with pytest.raises(QueueClosed):
+        queues.inputQueue("tensor_A").enqueueLock()
+    session.reload()
+    assert not session.isStopped()
+    session.unloadFromDevice()
+
+
+def test_what_a_session_tells(simple: str) -> None:
+    session = model_runtime.Session(simple)
+    names = [anchor.name() for anchor in session.getInputAnchors()]
+    assert names == ["tensor_A", "tensor_B", "weights"]
+    names = [anchor.name() for anchor in session.getUserInputAnchors()]
+    assert names == ["tensor_A", "tensor_B"]
+    for anchors in (session.getOutputAnchors(), session.getUserOutputAnchors()):
+        assert [anchor.name() for anchor in anchors] == ["output"]
+    assert session.model().metadata.programFlow().main() == [1]
+
+    def only_a(anchor: popef.Anchor) -> AnchorCallbackPolicy:
+        if anchor.name() == "tensor_A":
+            return AnchorCallbackPolicy.BIND_USER_CB
+        return AnchorCallbackPolicy.SKIP_CB
+
+    queues = session.createQueueManager(input_predicate=only_a)
+    assert list(queues.inputs) == ["tensor_A"]
+    assert list(queues.outputs) == ["output"]
+    with pytest.raises(UnknownAnchor, match="tensor_B"):
+        queues.inputQueue("tensor_B")
+    queue = queues.inputQueue("tensor_A")
+    assert queue.tensorInfo().shape() == [3, 4]
+    assert queue.numBuffers() == 8
+    pool = model_runtime.allocateQueueStorage(queue, 2)
+    assert (pool.blobSize(), pool.numBlobs()) == (48, 10)
+
+
+def test_ring() -> None:
+    calls: list[bool] = []
+
+    def timed_out(ring: model_runtime.SpscRingBuffer[str]) -> None:
+        calls.append(ring.readAvailable())
+        ring.write("late")
+
+    ring = model_runtime.SpscRingBuffer[str](2, "ring", timed_out, 1_000_000)
+    ring.write("a")
+    ring.write("b")
+    assert [ring.readLock(), ring.readLock()] == ["a", "b"]
+    ring.readReset()
+    assert ring.readLock() == "a"
+    ring.readComplete()
+    assert ring.readLock() == "b"
+    assert ring.readLock() == "late"
+    assert calls == [False]
+    assert (ring.numBuffers(), ring.label()) == (2, "ring")
+    assert ring.getState("at ").startswith("at ring")
+    ring.invalidate()
+    assert not ring.isValid()
+    ring.reset()
+    assert ring.isValid()
+    assert not ring.readAvailable()
+
+
+def test_pool_of_memory() -> None:
+    pool = model_runtime.RingMemoryPool(8, 2)
+    first, second, third = (pool.getMemoryBlob() for _ in range(3))
+    first[:] = b"12345678"
+    assert bytes(third) == b"12345678"
+    assert bytes(second) == bytes(8)
+
+
+def test_tensor_memory() -> None:
+    memory = model_runtime.TensorMemory(16)
+    view, const = memory.getView(), memory.getConstView()
+    np.frombuffer(memory, np.float32)[:] = 1.5
+    assert memory.data_size_bytes == view.data_size_bytes == 16
+    assert np.frombuffer(const, np.float32).tolist() == [1.5] * 4
+    view[:] = 0
+    assert memory.tobytes() == const.tobytes() == bytes(16)
+    assert model_runtime.TensorMemoryView().data_size_bytes == 0
+    array = np.zeros((2, 4), np.float32)
+    half = model_runtime.TensorMemoryView(array, 16)
+    assert np.shares_memory(half, array)
+    assert half.data_size_bytes == 16
+    with pytest.raises(ValueError, match="read-only"):
+        const[0] = 1
+    with pytest.raises(ValueError, match="read-only"):
+        model_runtime.TensorMemoryView(b"1234")
+    with pytest.raises(ValueError, match="33"):
+        model_runtime.ConstTensorMemoryView(array, 33)
+
+
+def test_requests_in_tensor_memory(simple: str) -> None:
+    runner = model_runtime.ModelRunner(simple)
+    inputs = model_runtime.InputMemoryView()
+    for desc in runner.getExecuteInputs():
+        memory = model_runtime.TensorMemory(desc.size_in_bytes)
+        np.frombuffer(memory, desc.numpy_data_type())[:] = 2
+        inputs[desc.name] = memory.getConstView()
+    outputs = model_runtime.OutputMemoryView()
+    memory = model_runtime.TensorMemory(48)
+    outputs["output"] = memory.getView()
+    runner.executeAsync(inputs, outputs).wait()
+    assert np.frombuffer(memory, np.float32)[:4].tolist() == [3, 4, 5, 6]
