@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from app.background import DaemonPool
 from engine import (
@@ -52,13 +53,19 @@ class GatewayDevices:
     """
 
     def __init__(
-        self, specification: str | None, wait: DeviceWaitConfig, pool: DaemonPool
+        self,
+        specification: str | None,
+        wait: DeviceWaitConfig,
+        pool: DaemonPool,
+        *,
+        patience: float = 10.0,
     ) -> None:
         """Raises `engine.InvalidConfig` for a specification it cannot read."""
         self._manager = DeviceManager(specification, reserve_cores=RESERVED_CORES)
         self._take_all = specification is not None
         self._wait = wait
         self._pool = pool
+        self._patience = patience
         self._watches: list[DeviceWatch] = []
         self._devices: list[Device] = []
         self._next = 0
@@ -105,7 +112,9 @@ class GatewayDevices:
     def watch(self) -> None:
         """Lets the running event loop drive the attached devices from now on."""
         loop = asyncio.get_running_loop()
-        self._watches = [DeviceWatch(d, loop, self._pool) for d in self._devices]
+        self._watches = [
+            DeviceWatch(d, loop, self._pool, self._patience) for d in self._devices
+        ]
 
     def place(self, instances: int, wanted: Sequence[int]) -> dict[int, Device]:
         """A device for each instance: the wanted ones in turn, or all in turn.
@@ -156,10 +165,19 @@ class GatewayDevices:
 
 
 class DeviceWatch:
-    """One device on the event loop."""
+    """One device on the event loop.
+
+    A device that has work and does not answer a ping within `patience` seconds hangs
+    and is killed: its requests fail, it is started again. A long batch is no reason:
+    pings are answered beside it.
+    """
 
     def __init__(
-        self, device: Device, loop: asyncio.AbstractEventLoop, pool: DaemonPool
+        self,
+        device: Device,
+        loop: asyncio.AbstractEventLoop,
+        pool: DaemonPool,
+        patience: float,
     ) -> None:
         self.device = device
         self._loop = loop
@@ -172,6 +190,9 @@ class DeviceWatch:
         loop.add_reader(self._result_fd, device.poll)
         self._watch_life()
         self._expire()
+        self._pings: asyncio.Task[None] | None = None
+        if patience > 0:
+            self._pings = loop.create_task(self._ping(patience))
 
     @property
     def is_recovering(self) -> bool:
@@ -182,8 +203,22 @@ class DeviceWatch:
         self._timer.cancel()
         self._loop.remove_reader(self._result_fd)
         self._forget_life()
-        if self._recovery is not None:
-            self._recovery.cancel()
+        for task in (self._recovery, self._pings):
+            if task is not None:
+                task.cancel()
+
+    async def _ping(self, patience: float) -> None:
+        device = self.device
+        while True:
+            await asyncio.sleep(patience / 2)
+            if device.state is not DeviceState.READY or not device.in_flight:
+                continue
+            try:
+                await self._pool.run(partial(device.ping, patience))
+            except EngineError:
+                if device.state is DeviceState.READY and device.check():
+                    self._forget_life()
+                    device.kill(f"it has not answered for {patience:g} s")
 
     def _expire(self) -> None:
         self.device.expire()

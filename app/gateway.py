@@ -63,7 +63,10 @@ class Gateway:
         self._device_pool = DaemonPool(DEVICE_THREADS, "popgate-devices")
         self._load_pool = DaemonPool(settings.load_threads, "popgate-load")
         self.devices = GatewayDevices(
-            settings.devices, settings.device_wait_config, self._device_pool
+            settings.devices,
+            settings.device_wait_config,
+            self._device_pool,
+            patience=settings.device_timeout,
         )
         self.repository = ModelRepository(
             settings.model_repository,

@@ -84,6 +84,7 @@ class Settings(BaseSettings):
     devices: str | None = None
     device_wait: str = "no-wait"
     device_wait_sleep: Seconds = 15.0
+    device_timeout: Seconds = 10.0
     max_body_size: Size = 256 * 1024 * 1024
     request_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 60.0
     api_key: SecretStr | None = None

@@ -339,6 +339,9 @@ class Device:
                 raise DeviceLost(f"device {self.id} did not start") from error
             raise
         link.memory.detach_fd()
+        # From here on it is only looked at, never waited for: with a timeout set, even
+        # a look would wait.
+        sock.settimeout(None)
         with self.lock:
             self._link, self._link_number = link, int(answer["link"])
             self._control, self._doorbell = sock, doorbell

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from engine.anchors import describe
 from engine.errors import InvalidInput
 from engine.shared_memory import SharedMemory
 from engine.tensor import Array, Tensor
@@ -22,11 +23,8 @@ def pack_frozen(
     """
     if not frozen:
         return [], None
-    types = {
-        a.name: a.tensor_info.data_type
-        for a in model.metadata.anchors
-        if a.type is TensorType.INPUT
-    }
+    anchors = {a.name: a for a in model.metadata.anchors if a.type is TensorType.INPUT}
+    types = {name: anchor.tensor_info.data_type for name, anchor in anchors.items()}
     tensors = {}
     for name, array in frozen.items():
         tensor = Tensor.from_numpy(array, types[name])
@@ -34,6 +32,12 @@ def pack_frozen(
         if not expected.hasobject and array.dtype != expected:
             raise InvalidInput(
                 f"frozen input {name!r} is {types[name].name}, got {array.dtype}"
+            )
+        desc = describe(anchors[name])
+        if not desc.accepts_shape(tensor.shape):
+            raise InvalidInput(
+                f"frozen input {name!r} has shape {list(tensor.shape)}, the model "
+                f"expects {list(desc.shape or ())}"
             )
         tensors[name] = tensor
     table: list[list[object]] = []

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from engine.anchors import (
     BATCHING_ROWS,
@@ -208,10 +207,7 @@ class ModelRunner:
                 f"{len(self._channels)} replicas"
             )
         self._recover_if_lost(replica_id)
-        tensors = {
-            name: Tensor.from_numpy(array, self._type_of(name))
-            for name, array in inputs.items()
-        }
+        tensors = {name: self._tensor(name, array) for name, array in inputs.items()}
         deadline = None if timeout is None else time.monotonic() + timeout
         result = ExecuteResult(self.execute_outputs, outputs)
         result.request = self.submit(
@@ -378,9 +374,13 @@ class ModelRunner:
             raise InvalidInput(f"inputs have different batch sizes: {given}")
         return rows.pop() if rows else 0
 
-    def _type_of(self, name: str) -> Any:
+    def _tensor(self, name: str, array: Array) -> Tensor:
+        """The array as this input's data type where it is the way that type is held
+        in numpy (BF16 as uint16), else as what it is, which validation refuses."""
         desc = self._desc_by_name.get(name)
-        return None if desc is None else desc.data_type
+        if desc is not None and desc.data_type.numpy_dtype == array.dtype:
+            return Tensor.from_numpy(array, desc.data_type)
+        return Tensor.from_numpy(array)
 
     def _all_descs(self, kind: str) -> tuple[DataDesc, ...]:
         data = self._model.tensors

@@ -280,17 +280,19 @@ class SpscRingBuffer(Generic[T]):
 
     def try_write_lock(self) -> T | None:
         """The buffer to fill, or None where the ring is full."""
+        slot = self._lock_slot()
+        return None if slot < 0 else self._buffers[slot]
+
+    def _lock_slot(self) -> int:
         slot = self._ring.try_write_lock()
-        if slot < 0:
-            return None
-        self._write_locked = True
-        return self._buffers[slot]
+        self._write_locked = self._write_locked or slot >= 0
+        return slot
 
     def write_lock(self) -> T:
         """Wait for a free buffer or invalidation; repeating gives the same one."""
-        while (buffer := self.try_write_lock()) is None and self.is_valid():
+        while self._lock_slot() < 0 and self.is_valid():
             self._wait(lambda: self._ring.write_available > 0, None)
-        return self._buffers[self._ring.write_slot(0)] if buffer is None else buffer
+        return self._buffers[self._ring.write_slot(0)]
 
     def write_complete(self) -> None:
         """Publish the buffer that is write-locked."""
@@ -307,13 +309,13 @@ class SpscRingBuffer(Generic[T]):
 
     def read_lock(self) -> T:
         """Wait for data, invalidation or (while buffers are held) `read_reset`."""
-        while (buffer := self.try_read_lock()) is None and self.is_valid():
+        while (slot := self._ring.try_read_lock()) < 0 and self.is_valid():
             waited = self._wait(
                 lambda: self._ring.read_available, self._timeout_ns or None
             )
             if not waited and self._timeout_cb is not None:
                 self._timeout_cb(self)
-        return self._buffers[0] if buffer is None else buffer
+        return self._buffers[max(slot, 0)]
 
     def read_complete(self) -> None:
         """Release the oldest read-locked buffer."""

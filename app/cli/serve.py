@@ -57,6 +57,12 @@ _MaxBodySize = Annotated[
     typer.Option("--max-body-size", "--http-max-input-size", metavar="SIZE",
                  help="Largest request, as in 64MiB. [default: 256MiB]"),
 ]  # fmt: skip
+_DeviceTimeout = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="A device process that has work and does not "
+                 "answer for so long is killed and started again; 0: never. "
+                 "[default: 10]"),
+]  # fmt: skip
 _RequestTimeout = Annotated[
     float | None,
     typer.Option(metavar="SECONDS", help="A request that takes longer fails with 504. "
@@ -111,6 +117,7 @@ def serve(
     devices: _Devices = None,
     device_wait: _DeviceWait = None,
     device_wait_sleep: _DeviceWaitSleep = None,
+    device_timeout: _DeviceTimeout = None,
     uds: _Uds = None,
     max_body_size: _MaxBodySize = None,
     request_timeout: _RequestTimeout = None,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -257,3 +259,21 @@ def test_without_a_key_strangers_may_not_manage(served: ServedGateway) -> None:
         assert response.status_code == 403
         assert response.json()["code"] == "management_is_local"
         assert "--api-key" in response.json()["error"]
+
+
+def test_a_device_that_hangs_is_killed_and_comes_back(root: Path) -> None:
+    models.affine(root / "affine.popef")
+    with ServedGateway(root, "--device-timeout", "0.3") as gateway:
+        gateway.wait_ready()
+        (device,) = gateway.client.get("/v1/devices").json()["devices"]
+        os.kill(device["pid"], signal.SIGSTOP)
+        body = {"inputs": {"input": ROW}}
+        answer = gateway.client.post("/v1/models/affine/infer", json=body)
+        assert answer.status_code == 503
+        assert answer.json()["code"] == "device_lost"
+        assert "has not answered for 0.3 s" in answer.json()["error"]
+        gateway.wait_ready()
+        assert gateway.infer("affine", input=ROW)["output"] == AFFINE
+        (again,) = gateway.client.get("/v1/devices").json()["devices"]
+        assert again["restarts"] == 1
+        assert again["pid"] != device["pid"]

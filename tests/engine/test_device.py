@@ -76,6 +76,15 @@ def test_a_killed_device_fails_its_requests_and_comes_back(
         assert is_gone(pid)
 
 
+def test_a_device_that_lives_is_not_reset(tmp_path: Path, own_device: Device) -> None:
+    config = ModelRunnerConfig(replica_to_device={0: own_device}, auto_reset=True)
+    with ModelRunner(models.affine(tmp_path / "m.popef"), config) as runner:
+        pid = own_device.pid
+        assert runner.execute({"input": np.zeros((1, 4), np.float32)}, timeout=30)
+        assert own_device.check()
+        assert (own_device.pid, own_device.restarts) == (pid, 0)
+
+
 def test_without_auto_reset_it_stays_lost(tmp_path: Path, own_device: Device) -> None:
     config = ModelRunnerConfig(replica_to_device={0: own_device})
     with ModelRunner(models.affine(tmp_path / "m.popef"), config) as runner:

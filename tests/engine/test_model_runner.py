@@ -118,6 +118,8 @@ def test_frozen_inputs_are_checked(tmp_path: Path, shared_device: Device) -> Non
     path = models.weighted(tmp_path / "m.popef")
     with pytest.raises(UnknownAnchor, match="nonsense"):
         ModelRunner(path, on(shared_device, frozen_inputs={"nonsense": np.ones(1)}))
+    with pytest.raises(InvalidInput, match=r"shape \[7\], the model expects \[2, 3\]"):
+        ModelRunner(path, on(shared_device, frozen_inputs={"B": np.ones(7, "f4")}))
     with pytest.raises(InvalidInput, match="F32, got float64"):
         ModelRunner(path, on(shared_device, frozen_inputs={"B": np.ones((2, 3))}))
 
@@ -170,6 +172,16 @@ def test_bad_input_is_refused_and_the_next_request_works(
         tensors = {k: Tensor.from_numpy(v) for k, v in inputs.items()}
         with pytest.raises(error, match=words):
             runner.submit(tensors)
+        assert np.array_equal(runner.execute({"input": rows(1)})["output"], rows(3))
+
+
+def test_arrays_of_another_type_are_refused(
+    tmp_path: Path, shared_device: Device
+) -> None:
+    with ModelRunner(models.affine(tmp_path / "m.popef"), on(shared_device)) as runner:
+        for dtype in (np.int32, np.float64, np.float16, np.uint32):
+            with pytest.raises(InvalidInput, match="is F32, got"):
+                runner.execute({"input": np.ones((1, 4), dtype)})
         assert np.array_equal(runner.execute({"input": rows(1)})["output"], rows(3))
 
 

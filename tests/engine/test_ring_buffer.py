@@ -151,6 +151,13 @@ def test_a_waiting_reader_calls_the_timeout_callback_until_data_comes() -> None:
     assert calls == ["label"] * 3
 
 
+def test_none_is_a_value_like_any_other() -> None:
+    ring: SpscRingBuffer[object] = SpscRingBuffer(2, "r", make=lambda: None)
+    ring.write("a")
+    ring.write(None)
+    assert [ring.read_lock(), ring.read_lock()] == ["a", None]
+
+
 def test_invalidate_wakes_both_sides() -> None:
     ring: SpscRingBuffer[object] = SpscRingBuffer(1, "r", make=object)
     reader = threading.Thread(target=ring.read_lock)
