@@ -76,7 +76,7 @@ $(VENV)/.installed: pyproject.toml $(VENV)/.python
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(pip) install -q -e '.[dev]'
+	$(pip) install -q -e '.[dev,examples]'
 	@touch $@
 
 clean:

@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any, ClassVar
 from urllib.parse import unquote
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from app.codec.messages import Buffer, Header
@@ -36,6 +37,8 @@ logger = logging.getLogger(__name__)
 # Head and body go out as one piece up to this size: joining costs less than a second
 # write then, and a copy of the body more above it.
 _JOIN_UP_TO = 32 * 1024
+# Where at least so many bytes of a body are still to come, they go past the parser.
+_PAST_THE_PARSER_FROM = 64 * 1024
 
 
 class _Event:
@@ -55,7 +58,9 @@ class Exchange:
         "call",
         "disconnected",
         "headers",
+        "is_past_parser",
         "keep_alive",
+        "missing",
         "path",
         "protocol",
         "response_complete",
@@ -69,6 +74,8 @@ class Exchange:
         self.headers: dict[bytes, bytes] = {}
         self.body: list[bytes] = []
         self.call: InferCall | None = None
+        self.missing = 0  # bytes of the body that have yet to come
+        self.is_past_parser = False
         self.timer: asyncio.TimerHandle | None = None
         self.disconnected = False
         self.response_complete = False
@@ -198,6 +205,27 @@ class GatewayProtocol(HttpToolsProtocol):
         """What uvicorn calls for each connection."""
         return partial(cls, front, CommonHead())
 
+    def data_received(self, data: bytes) -> None:
+        exchange = self._exchange
+        if exchange is None or not (
+            exchange.is_past_parser or exchange.missing >= _PAST_THE_PARSER_FROM
+        ):
+            super().data_received(data)
+            return
+        # The rest of a large body needs no parser, which would copy it once more. A
+        # new one takes over after it.
+        exchange.is_past_parser = True
+        missing = exchange.missing
+        exchange.body.append(data if len(data) <= missing else data[:missing])
+        exchange.missing = missing - min(missing, len(data))
+        if exchange.missing:
+            return
+        self.parser = httptools.HttpRequestParser(self)
+        self._exchange = None
+        exchange.begin(self.front)
+        if len(data) > missing:
+            super().data_received(data[missing:])
+
     # -- the parser's callbacks
 
     def on_message_begin(self) -> None:
@@ -216,6 +244,7 @@ class GatewayProtocol(HttpToolsProtocol):
             # Whatever is unusual is uvicorn's and the front's.
             limit = self.front.limits.max_body_bytes
             if length.isdigit() and len(length) < 16 and int(length) <= limit:
+                exchange.missing = int(length)
                 self.cycle = self._exchange = exchange  # type: ignore[assignment]
                 return
         self._exchange = None
@@ -231,6 +260,7 @@ class GatewayProtocol(HttpToolsProtocol):
             super().on_body(body)
         else:
             exchange.body.append(body)
+            exchange.missing -= len(body)
 
     def on_message_complete(self) -> None:
         exchange = self._exchange

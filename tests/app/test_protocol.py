@@ -1,0 +1,243 @@
+"""The short way for inference, on real connections to a real gateway, byte by byte."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.app.serving import ServedGateway
+from tests.engine import models
+
+WAIT = 20.0
+SLOW = b"POST /v1/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: "
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
+    root = tmp_path_factory.mktemp("protocol")
+    models.affine(root / "affine.popef")
+    models.affine(root / "wide.popef", width=65536)
+    models.slow(root / "slow.popef")
+    with ServedGateway(root) as served:
+        yield served.wait_ready()
+
+
+class Wire:
+    """One connection, spoken by hand."""
+
+    def __init__(self, gateway: ServedGateway) -> None:
+        url = gateway.client.base_url
+        self.socket = socket.create_connection((url.host, url.port or 80), WAIT)
+        self.stream = self.socket.makefile("rb")
+
+    def send(self, *pieces: bytes) -> None:
+        for piece in pieces:
+            self.socket.sendall(piece)
+
+    def answer(self) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers and body of the next answer."""
+        status = int(self.stream.readline().split()[1])
+        headers = {}
+        while (line := self.stream.readline().strip()) != b"":
+            name, _, value = line.decode().partition(": ")
+            headers[name] = value
+        return status, headers, self.stream.read(int(headers["content-length"]))
+
+    def output(self) -> Any:
+        status, _, body = self.answer()
+        assert status == 200, body
+        return json.loads(body)["outputs"][0]["data"]
+
+    def is_closed(self) -> bool:
+        return self.stream.read(1) == b""
+
+    def __enter__(self) -> Wire:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stream.close()
+        self.socket.close()
+
+
+def request(
+    value: float,
+    *extra: str,
+    path: str = "/v1/models/affine/infer",
+    version: str = "1.1",
+) -> bytes:
+    body = json.dumps({"inputs": {"input": [[value] * 4]}}).encode()
+    head = [f"POST {path} HTTP/{version}", "Host: x", f"Content-Length: {len(body)}"]
+    return "\r\n".join([*head, *extra, "", ""]).encode() + body
+
+
+def expected(value: float) -> list[float]:
+    return [value * 2 + 1] * 4
+
+
+def test_requests_follow_each_other_on_one_connection(gateway: ServedGateway) -> None:
+    with Wire(gateway) as wire:
+        for value in range(20):
+            wire.send(request(value))
+            assert wire.output() == expected(value)
+
+
+@pytest.mark.parametrize("step", [1, 7, 64])
+def test_a_request_may_come_in_any_pieces(gateway: ServedGateway, step: int) -> None:
+    whole = request(3)
+    with Wire(gateway) as wire:
+        wire.send(*(whole[at : at + step] for at in range(0, len(whole), step)))
+        assert wire.output() == expected(3)
+
+
+def test_pipelined_requests_are_answered_in_order(gateway: ServedGateway) -> None:
+    other = b"GET /v1/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+    with Wire(gateway) as wire:
+        wire.send(b"".join([request(1), request(2), other, request(3), request(4)]))
+        assert wire.output() == expected(1)
+        assert wire.output() == expected(2)
+        assert wire.answer()[0] == 200
+        assert wire.output() == expected(3)
+        assert wire.output() == expected(4)
+
+
+def test_percent_encoding_queries_and_versions_name_the_same(
+    gateway: ServedGateway,
+) -> None:
+    paths = (
+        "/v2/models/affine/infer",
+        "/v1/models/%61ffine/infer?x=1",
+        "/v2/models/affine/versions/1/infer",
+    )
+    with Wire(gateway) as wire:
+        for path in paths:
+            wire.send(request(5, path=path))
+            assert wire.output() == expected(5)
+
+
+@pytest.mark.parametrize(
+    ("extra", "version", "closes"),
+    [
+        (["Connection: close"], "1.1", True),
+        ([], "1.0", True),
+        (["Connection: keep-alive"], "1.1", False),
+    ],
+)
+def test_the_connection_closes_when_it_should(
+    gateway: ServedGateway, extra: Sequence[str], version: str, closes: bool
+) -> None:
+    with Wire(gateway) as wire:
+        wire.send(request(6, *extra, version=version))
+        assert wire.output() == expected(6)
+        if closes:
+            assert wire.is_closed()
+        else:
+            wire.send(request(7))
+            assert wire.output() == expected(7)
+
+
+def test_expect_is_answered_before_the_body(gateway: ServedGateway) -> None:
+    head, _, body = request(8, "Expect: 100-continue").partition(b"\r\n\r\n")
+    with Wire(gateway) as wire:
+        wire.send(head + b"\r\n\r\n")
+        assert wire.stream.readline() == b"HTTP/1.1 100 Continue\r\n"
+        assert wire.stream.readline() == b"\r\n"
+        wire.send(body)
+        assert wire.output() == expected(8)
+
+
+def test_a_body_without_a_length_goes_the_long_way(gateway: ServedGateway) -> None:
+    head, _, body = request(9).partition(b"\r\n\r\n")
+    head = head.rpartition(b"\r\n")[0] + b"\r\nTransfer-Encoding: chunked\r\n\r\n"
+    chunks = [b"%x\r\n%b\r\n" % (len(body), body), b"0\r\n\r\n"]
+    with Wire(gateway) as wire:
+        wire.send(head, *chunks)
+        assert wire.output() == expected(9)
+
+
+def slow(body: bytes) -> bytes:
+    return SLOW + b"%d\r\n\r\n" % len(body) + body
+
+
+def large(value: float) -> bytes:
+    body = np.full((2, 65536), value, np.float32).tobytes()
+    header = json.dumps(
+        {
+            "inputs": [
+                {
+                    "name": "input",
+                    "shape": [2, 65536],
+                    "datatype": "FP32",
+                    "parameters": {"binary_data_size": len(body)},
+                }
+            ],
+            "parameters": {"binary_data_output": True},
+        }
+    ).encode()
+    head = (
+        "POST /v2/models/wide/infer HTTP/1.1\r\nHost: x\r\n"
+        f"Inference-Header-Content-Length: {len(header)}\r\n"
+        f"Content-Length: {len(header) + len(body)}\r\n\r\n"
+    )
+    return head.encode() + header + body
+
+
+@pytest.mark.parametrize("step", [1 << 30, 65536, 10_007])
+def test_large_bodies_go_past_the_parser_and_what_follows_does_not(
+    gateway: ServedGateway, step: int
+) -> None:
+    stream = large(1) + request(2) + large(3) + large(4) + request(5)
+    with Wire(gateway) as wire:
+        wire.send(*(stream[at : at + step] for at in range(0, len(stream), step)))
+        for value in (1, 2, 3, 4, 5):
+            if value in (2, 5):
+                assert wire.output() == expected(value)
+                continue
+            status, headers, body = wire.answer()
+            assert status == 200, body
+            data = body[int(headers["inference-header-content-length"]) :]
+            assert np.all(np.frombuffer(data, np.float32) == value * 2 + 1)
+
+
+def test_errors_leave_the_connection_usable(gateway: ServedGateway) -> None:
+    bad = request(1).replace(b'"input"', b'"wrong"')
+    with Wire(gateway) as wire:
+        wire.send(bad, request(2))
+        status, _, body = wire.answer()
+        assert status == 400
+        assert json.loads(body)["code"] == "invalid_input"
+        assert wire.output() == expected(2)
+
+
+def test_a_deadline_the_client_asks_for_is_kept(gateway: ServedGateway) -> None:
+    body = b'{"inputs": {"count": 30000}, "parameters": {"timeout": 20000}}'
+    with Wire(gateway) as wire:
+        wire.send(slow(body))
+        status, _, answer = wire.answer()
+        assert status == 504, answer
+        assert json.loads(answer)["code"] == "deadline_exceeded"
+        wire.send(request(1))
+        assert wire.output() == expected(1)
+
+
+def test_a_client_that_goes_away_leaves_nothing_in_flight(
+    gateway: ServedGateway,
+) -> None:
+    body = b'{"inputs": {"count": 3000}}'
+    for _ in range(5):
+        with Wire(gateway) as wire:
+            wire.send(slow(body))
+    with Wire(gateway) as wire:
+        wire.send(request(1)[:-3])  # and one in the middle of its body
+    with Wire(gateway) as wire:
+        wire.send(request(2))
+        assert wire.output() == expected(2)
+    pending = 'nv_inference_pending_request_count{model="slow",version="1"} 0'
+    for _ in range(1000):
+        if pending in gateway.client.get("/metrics").text:
+            return
+    raise AssertionError("requests of clients that have gone are still pending")
