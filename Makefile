@@ -75,7 +75,7 @@ $(VENV)/.installed: pyproject.toml $(VENV)/.python
 	$(pip) install -q -e .
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
+$(VENV)/.installed-dev: $(VENV)/.installed Makefile
 	$(pip) install -q -e '.[dev,examples]'
 	@touch $@
 
