@@ -16,8 +16,8 @@ import numpy as np
 
 from engine.channel import AnchorRing, Channel
 from engine.errors import EngineBug, ExecutionFailed, InvalidInput
-from engine.tensor import Array, decode_strings, encode_strings
-from popef_io import Anchor, DataType
+from engine.tensor import Array
+from popef_io import Anchor, DataType, decode_strings, encode_strings
 
 if TYPE_CHECKING:
     from engine.link import Link

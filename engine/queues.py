@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from engine.errors import InvalidInput, QueueClosed
 from engine.ring_buffer import SpscRingBuffer
@@ -44,6 +45,8 @@ class OutputData:
     write_complete_callback: Callback | None = None
 
 
+Slot = TypeVar("Slot", InputData, OutputData)
+
 InputRingBuffer = SpscRingBuffer[InputData]
 OutputRingBuffer = SpscRingBuffer[OutputData]
 TimeoutCallback = Callable[[InputRingBuffer], None]
@@ -66,24 +69,18 @@ def batch_rows(info: TensorInfo) -> int:
     return max(1, info.shape[0]) if info.shape else 1
 
 
-class InputQueue:
-    """The queue of one input; made by `QueueManager`."""
+class AnchorQueue(Generic[Slot]):
+    """What input and output queues share: slots that a user fills and publishes."""
 
-    def __init__(
-        self,
-        anchor: Anchor,
-        num_buffers: int,
-        timeout_cb: TimeoutCallback | None = None,
-        timeout_ns: int = 0,
-    ) -> None:
+    _direction = ""
+
+    def __init__(self, anchor: Anchor, ring: SpscRingBuffer[Slot]) -> None:
         self.anchor = anchor
         self.sample_bytes = bytes_per_sample(anchor.tensor_info)
         self.batch_bytes = self.sample_bytes * batch_rows(anchor.tensor_info)
-        self._ring: InputRingBuffer = SpscRingBuffer(
-            num_buffers, anchor.name, timeout_cb, timeout_ns, make=InputData
-        )
-        self._current: InputData | None = None
-        self._taken = 0
+        self._ring: SpscRingBuffer[Slot] = ring
+        self._current: Slot | None = None
+        self._done = 0  # bytes of the current slot that are taken, or filled
         self._enqueued = 0
 
     @property
@@ -95,11 +92,13 @@ class InputQueue:
     def num_buffers(self) -> int:
         return self._ring.num_buffers
 
-    def enqueue_lock(self) -> InputData:
+    def enqueue_lock(self) -> Slot:
         """A slot to fill; waits for a free one. Then `enqueue_complete`."""
         slot = self._ring.write_lock()
         if not self._ring.is_valid():
-            raise QueueClosed(f"input queue {self.anchor.name!r} is disconnected")
+            raise QueueClosed(
+                f"{self._direction} queue {self.anchor.name!r} is disconnected"
+            )
         return slot
 
     def enqueue_complete(self) -> None:
@@ -109,11 +108,48 @@ class InputQueue:
             slot.data_size % self.sample_bytes
         ):
             raise InvalidInput(
-                f"input {self.anchor.name!r} takes a multiple of {self.sample_bytes} "
-                f"bytes, got {slot.data_size} of a buffer of {len(slot.data)}"
+                f"{self._direction} {self.anchor.name!r} takes a multiple of "
+                f"{self.sample_bytes} bytes, got {slot.data_size} of a buffer of "
+                f"{len(slot.data)}"
             )
         self._enqueued += slot.data_size
         self._ring.write_complete()
+
+    def disconnect(self) -> None:
+        """Make all waits return; what they return is to be ignored."""
+        self._ring.invalidate()
+
+    def reset(self) -> None:
+        """Empty again, after the session was stopped."""
+        self._ring.reset()
+        self._current, self._done, self._enqueued = None, 0, 0
+
+    def _missing(self) -> int:
+        """Bytes that complete a partial batch; a whole batch where there is none."""
+        return -self._enqueued % self.batch_bytes or self.batch_bytes
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._ring.state()}>"
+
+
+class InputQueue(AnchorQueue[InputData]):
+    """The queue of one input; made by `QueueManager`."""
+
+    _direction = "input"
+
+    def __init__(
+        self,
+        anchor: Anchor,
+        num_buffers: int,
+        timeout_cb: TimeoutCallback | None = None,
+        timeout_ns: int = 0,
+    ) -> None:
+        super().__init__(
+            anchor,
+            SpscRingBuffer(
+                num_buffers, anchor.name, timeout_cb, timeout_ns, make=InputData
+            ),
+        )
 
     def enqueue(
         self,
@@ -131,8 +167,7 @@ class InputQueue:
 
     def flush(self) -> None:
         """Complete a partial batch with zeros; a whole one where there is none."""
-        missing = -self._enqueued % self.batch_bytes or self.batch_bytes
-        self.enqueue(bytes(missing))
+        self.enqueue(bytes(self._missing()))
 
     def take_batch(self) -> list[Buffer] | None:
         """The parts of the next compiled batch, waiting for them; None: disconnected.
@@ -146,24 +181,24 @@ class InputQueue:
                 return None
             current = self._current
             assert current is not None
-            part = memoryview(current.data)[self._taken : current.data_size][:missing]
+            part = memoryview(current.data)[self._done : current.data_size][:missing]
             parts.append(part)
             missing -= len(part)
-            self._taken += len(part)
-            if self._taken == current.data_size and missing:
+            self._done += len(part)
+            if self._done == current.data_size and missing:
                 self._finish()
         return parts
 
     def batch_consumed(self) -> None:
         """The parts of the last batch are not needed any more."""
-        if self._current is not None and self._taken == self._current.data_size:
+        if self._current is not None and self._done == self._current.data_size:
             self._finish()
 
     def _next(self) -> bool:
         current = self._ring.read_lock()
         if not self._ring.is_valid():
             return False
-        self._current, self._taken = current, 0
+        self._current, self._done = current, 0
         if current.read_start_callback is not None:
             current.read_start_callback()
         return True
@@ -174,61 +209,16 @@ class InputQueue:
             current.read_complete_callback()
         self._ring.read_complete()
 
-    def disconnect(self) -> None:
-        """Make all waits return; what they return is to be ignored."""
-        self._ring.invalidate()
 
-    def reset(self) -> None:
-        """Empty again, after the session was stopped."""
-        self._ring.reset()
-        self._current, self._taken, self._enqueued = None, 0, 0
-
-    def __repr__(self) -> str:
-        return f"<InputQueue {self._ring.state()}>"
-
-
-class OutputQueue:
+class OutputQueue(AnchorQueue[OutputData]):
     """The queue of one output; made by `QueueManager`."""
 
+    _direction = "output"
+
     def __init__(self, anchor: Anchor, num_buffers: int) -> None:
-        self.anchor = anchor
-        self.sample_bytes = bytes_per_sample(anchor.tensor_info)
-        self.batch_bytes = self.sample_bytes * batch_rows(anchor.tensor_info)
-        self._ring: OutputRingBuffer = SpscRingBuffer(
-            num_buffers, anchor.name, make=OutputData
+        super().__init__(
+            anchor, SpscRingBuffer(num_buffers, anchor.name, make=OutputData)
         )
-        self._current: OutputData | None = None
-        self._filled = 0
-        self._enqueued = 0
-
-    @property
-    def tensor_info(self) -> TensorInfo:
-        """Of one compiled batch."""
-        return self.anchor.tensor_info
-
-    @property
-    def num_buffers(self) -> int:
-        return self._ring.num_buffers
-
-    def enqueue_lock(self) -> OutputData:
-        """A slot to fill; waits for a free one. Then `enqueue_complete`."""
-        slot = self._ring.write_lock()
-        if not self._ring.is_valid():
-            raise QueueClosed(f"output queue {self.anchor.name!r} is disconnected")
-        return slot
-
-    def enqueue_complete(self) -> None:
-        """Publish the slot that was locked."""
-        slot = self._ring.write_lock()
-        if not 0 < slot.data_size <= len(slot.data) or (
-            slot.data_size % self.sample_bytes
-        ):
-            raise InvalidInput(
-                f"output {self.anchor.name!r} gives a multiple of {self.sample_bytes} "
-                f"bytes, got {slot.data_size} of a buffer of {len(slot.data)}"
-            )
-        self._enqueued += slot.data_size
-        self._ring.write_complete()
 
     def enqueue(
         self, output: Buffer, write_complete_callback: Callback | None = None
@@ -244,8 +234,7 @@ class OutputQueue:
 
     def flush(self) -> None:
         """A place for the rows that `InputQueue.flush` added, which nobody wants."""
-        missing = -self._enqueued % self.batch_bytes or self.batch_bytes
-        self.enqueue(bytearray(missing))
+        self.enqueue(bytearray(self._missing()))
 
     def put_batch(self, data: Buffer) -> bool:
         """Hand the bytes of a compiled batch to the waiting buffers, waiting for
@@ -256,29 +245,17 @@ class OutputQueue:
                 current = self._ring.read_lock()
                 if not self._ring.is_valid():
                     return False
-                self._current, self._filled = current, 0
+                self._current, self._done = current, 0
             current = self._current
-            room = current.data_size - self._filled
+            room = current.data_size - self._done
             part = view[:room]
             target = memoryview(current.data)
-            target[self._filled : self._filled + len(part)] = part
-            self._filled += len(part)
+            target[self._done : self._done + len(part)] = part
+            self._done += len(part)
             view = view[len(part) :]
-            if self._filled == current.data_size:
+            if self._done == current.data_size:
                 self._current = None
                 self._ring.read_complete()
                 if current.write_complete_callback is not None:
                     current.write_complete_callback()
         return True
-
-    def disconnect(self) -> None:
-        """Make all waits return; what they return is to be ignored."""
-        self._ring.invalidate()
-
-    def reset(self) -> None:
-        """Empty again, after the session was stopped."""
-        self._ring.reset()
-        self._current, self._filled, self._enqueued = None, 0, 0
-
-    def __repr__(self) -> str:
-        return f"<OutputQueue {self._ring.state()}>"

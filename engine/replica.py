@@ -17,6 +17,7 @@ from engine.batch import AnchorTable, Batch, ClientChannel, Entry
 from engine.channel import CANCELLED, REQUEST, AnchorRing
 from engine.errors import EngineBug, EngineError, ExecutionFailed, Invalid
 from engine.link import Outcome
+from popef_io import PopefError
 
 if TYPE_CHECKING:
     from engine.executor import Executor
@@ -258,7 +259,7 @@ def _peek(client: ClientChannel) -> list[tuple[int, int]]:
 
 
 def _outcome_of(error: Exception) -> tuple[Outcome, str]:
-    if isinstance(error, Invalid):
+    if isinstance(error, Invalid | PopefError):
         return Outcome.INVALID, str(error)
     if isinstance(error, ExecutionFailed):
         by_input = error.callers_fault

@@ -8,21 +8,17 @@ many bytes.
 
 from __future__ import annotations
 
-import math
-import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from popef_io import DataType, TensorInfo
+from popef_io import DataType, TensorInfo, decode_strings, encode_strings
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Array: TypeAlias = npt.NDArray[Any]
-
-_LENGTH = struct.Struct("<I")
 
 
 class Tensor:
@@ -90,44 +86,6 @@ class Tensor:
     def __repr__(self) -> str:
         dims = ",".join(map(str, self.shape))
         return f"<Tensor {self.data_type.name}[{dims}] {self.nbytes} bytes>"
-
-
-def encode_strings(array: Array) -> bytes:
-    """The OIP bytes of a string array (`str`, `bytes` or object of either)."""
-    out = bytearray()
-    for item in array.reshape(-1).tolist():
-        raw = item.encode() if isinstance(item, str) else bytes(item)
-        out += _LENGTH.pack(len(raw))
-        out += raw
-    return bytes(out)
-
-
-def iter_strings(data: Buffer) -> Iterator[bytes]:
-    """The elements in OIP string bytes; ValueError where they do not add up."""
-    view = memoryview(data)
-    offset, end = 0, len(view)
-    while offset < end:
-        if end - offset < 4:
-            msg = f"string length at byte {offset} is cut off"
-            raise ValueError(msg)
-        (length,) = _LENGTH.unpack_from(view, offset)
-        offset += 4
-        if length > end - offset:
-            msg = f"string at byte {offset} says {length} bytes, {end - offset} left"
-            raise ValueError(msg)
-        yield bytes(view[offset : offset + length])
-        offset += length
-
-
-def decode_strings(data: Buffer, shape: tuple[int, ...]) -> Array:
-    """The object array of `bytes` held in OIP string bytes."""
-    items = list(iter_strings(data))
-    if len(items) != math.prod(shape):
-        msg = f"expected {math.prod(shape)} string elements, got {len(items)}"
-        raise ValueError(msg)
-    array = np.empty(len(items), dtype=object)
-    array[:] = items
-    return array.reshape(shape)
 
 
 @dataclass(frozen=True, slots=True)
