@@ -17,7 +17,6 @@ from functools import partial
 from app.background import DaemonPool
 from engine import (
     Device,
-    DeviceInfo,
     DeviceManager,
     DeviceState,
     DeviceWaitConfig,
@@ -69,14 +68,6 @@ class GatewayDevices:
         self._watches: list[DeviceWatch] = []
         self._devices: list[Device] = []
         self._next = 0
-
-    @property
-    def attached(self) -> Sequence[Device]:
-        return self._devices
-
-    @property
-    def is_ready(self) -> bool:
-        return bool(self._devices) and not self.lost
 
     @property
     def lost(self) -> list[str]:
@@ -144,10 +135,6 @@ class GatewayDevices:
             )
             for d in self._devices
         ]
-
-    def pool_listing(self) -> tuple[DeviceInfo, ...]:
-        """Every device of the pool, other processes' too; may block for a second."""
-        return self._manager.list()
 
     def unwatch(self) -> None:
         """Stops driving; nothing is resolved after this."""

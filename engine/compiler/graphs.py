@@ -58,11 +58,3 @@ def attribute_int(node: Any, name: str, default: int) -> int:
         if attribute.name == name:
             return int(attribute.i)
     return default
-
-
-def attribute_ints(node: Any, name: str) -> tuple[int, ...] | None:
-    """A list of integers among the attributes of `node`; None if it is not there."""
-    for attribute in node.attribute:
-        if attribute.name == name:
-            return tuple(attribute.ints)
-    return None
