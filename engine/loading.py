@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,17 +18,6 @@ from engine.model_file import open_model
 from engine.replica import BatchingPolicy, Replica
 from engine.tensor import Array, Tensor
 from popef_io import Anchor, DataType, Model, TensorType, map_descriptor
-
-
-@dataclass(frozen=True, slots=True)
-class FrozenInput:
-    """Where a frozen input lies in the segment that was handed over."""
-
-    name: str
-    data_type: str
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
 
 
 class LoadStreams:
@@ -83,7 +71,10 @@ def load_replica(
     anchors = main_anchors(model, frozen.keys())
     metadata = model.metadata
     executor = Executor(
-        Executable.decode(model.executable.executable()),
+        Executable.decode(
+            model.executable.executable(),
+            check_digests=bool(message.get("check_package_hash", True)),
+        ),
         metadata,
         threads=int(message["threads"]),
         providers=tuple(message.get("providers", ("CPUExecutionProvider",))),

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from engine.channel import REQUEST, AnchorRing, Channel, ChannelLayout
+from engine.channel import MAX_RANK, REQUEST, AnchorRing, Channel, ChannelLayout
 from engine.errors import (
     DeadlineExceeded,
     DeviceLost,
@@ -115,6 +115,11 @@ class ReplicaChannel:
             tensor = tensors.get(name)
             if tensor is None:
                 continue
+            if len(tensor.shape) > MAX_RANK:
+                raise InvalidInput(
+                    f"input {name!r} has {len(tensor.shape)} dimensions, the most is "
+                    f"{MAX_RANK}"
+                )
             offset = anchor.place(tensor.nbytes)
             if offset < 0:
                 return False

@@ -58,6 +58,7 @@ def write_model(
     weights: dict[str, np.ndarray[Any, Any]] | None = None,
     batching: str = "none",
     batch_size: int = 0,
+    digest: str = "",
 ) -> Path:
     """Write a model of one graph; `weights` become tensor data, `constants` stay in."""
     weights = weights or {}
@@ -83,7 +84,7 @@ def write_model(
     variables = {port.name: port.info for port in (*inputs, *outputs)} | loaded
     names_in = [port.name for port in inputs] + list(weights)
     executable = ex.Executable(
-        {"main": ex.Graph("main", model.SerializeToString())},
+        {"main": ex.Graph("main", model.SerializeToString(), digest)},
         variables,
         {
             0: ex.Sequence(tuple(ex.StreamIn(f"h2d_{n}", n) for n in weights)),
@@ -134,7 +135,9 @@ def write_model(
     return path
 
 
-def affine(path: Path, *, batch_size: int = 0, width: int = 4) -> Path:
+def affine(
+    path: Path, *, batch_size: int = 0, width: int = 4, wrong_digest: bool = False
+) -> Path:
     """output = input * 2 + 1, row by row; rows may be mixed."""
     rows = batch_size or -1
     two = np.full(width, 2, np.float32)
@@ -149,6 +152,7 @@ def affine(path: Path, *, batch_size: int = 0, width: int = 4) -> Path:
         {"two": two, "one": np.ones(width, np.float32)},
         batching="rows",
         batch_size=batch_size,
+        digest="0" * 64 if wrong_digest else "",
     )
 
 

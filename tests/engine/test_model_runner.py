@@ -339,3 +339,31 @@ def test_a_batch_is_delayed_only_where_asked(
         assert full.wait(30)
         assert full.batch_rows == 8
         assert full.queue_ns < 0.19e9 or time.monotonic() - started > 1
+
+
+def test_too_many_dimensions_are_refused_and_the_next_request_works(
+    tmp_path: Path, shared_device: Device
+) -> None:
+    path = models.weighted(tmp_path / "m.popef")
+    ok = np.ones((2, 3), np.float32)
+    deep = Tensor.from_numpy(ok.reshape((2, 3) + (1,) * 26))
+    with ModelRunner(path, on(shared_device)) as runner:
+        good = Tensor.from_numpy(ok)
+        with pytest.raises(InvalidInput, match="'B' has 28 dimensions, the most is 27"):
+            runner.submit({"A": good, "B": deep}, validate=False)
+        got = runner.execute({"A": ok, "B": ok})["output"]
+        assert np.array_equal(got, np.arange(6).reshape(2, 3) + 1)
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_check_package_hash_decides_about_another_graph_under_the_digest(
+    tmp_path: Path, shared_device: Device, check: bool
+) -> None:
+    path = models.affine(tmp_path / "m.popef", wrong_digest=True)
+    config = on(shared_device, check_package_hash=check)
+    if check:
+        with pytest.raises(InvalidModel, match="digest"):
+            ModelRunner(path, config)
+        return
+    with ModelRunner(path, config) as runner:
+        assert np.array_equal(runner.execute({"input": rows(1)})["output"], rows(3))
