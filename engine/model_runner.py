@@ -6,7 +6,6 @@ event loop; `execute` and `execute_async` are the same with a wait, for threads.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Mapping
@@ -21,17 +20,10 @@ from engine.anchors import (
 from engine.config import ModelRunnerConfig
 from engine.device import Device
 from engine.device_manager import DeviceManager
-from engine.errors import (
-    DeviceLost,
-    EngineError,
-    InvalidConfig,
-    InvalidInput,
-    InvalidModel,
-    RunnerClosed,
-)
-from engine.frozen import pack_frozen
+from engine.errors import InvalidConfig, InvalidInput, InvalidModel
 from engine.model_file import ModelSource, open_model, paths_of
-from engine.replica_channel import ReplicaChannel, plan_layout
+from engine.replica_channel import plan_layout
+from engine.replica_set import ReplicaPlan, ReplicaSet
 from engine.request import OnDone, Request
 from engine.result import ExecuteResult
 from engine.stats import RunnerStats
@@ -74,22 +66,13 @@ class ModelRunner:
         self.execute_outputs = tuple(describe(a) for a in self._anchors.outputs)
         self._desc_by_name = {desc.name: desc for desc in self.execute_inputs}
         self._batch_size, self.max_batch_size = self._batching()
-        self._layout = plan_layout(
-            self.execute_inputs,
-            self.execute_outputs,
-            self._slots(),
-            max(1, self.max_batch_size),
-            self.config.channel_memory,
-        )
-        self._closed = False
-        self._own_devices: list[Device] = []
-        self._devices: list[Device] = []
-        self._channels: list[ReplicaChannel | None] = []
+        self._replicas = ReplicaSet(self._plan(), self.config)
+        self._pick = self._replicas.pick
         try:
-            self._attach(manager)
-            for replica in range(self.config.replication_factor):
-                self._channels.append(None)
-                self._load(replica)
+            self._replicas.attach(manager)
+            for device in dict.fromkeys(self._replicas.devices):
+                device.register(self)
+            self._replicas.load()
         except BaseException:
             self.close()
             raise
@@ -118,30 +101,21 @@ class ModelRunner:
     @property
     def devices(self) -> tuple[Device, ...]:
         """The device of each replica."""
-        return tuple(self._devices)
+        return self._replicas.devices
 
     @property
     def ready(self) -> bool:
         """Whether every replica can take requests."""
-        channels = self._channels
-        return not self._closed and all(c is not None and c.usable for c in channels)
+        return self._replicas.ready
 
     @property
     def in_flight(self) -> int:
-        return sum(c.in_flight for c in self._channels if c is not None)
+        return self._replicas.in_flight
 
     @property
     def stats(self) -> RunnerStats:
         """A snapshot of what is going on."""
-        channels = [c for c in self._channels if c is not None]
-        return RunnerStats(
-            name=self.name,
-            replicas=len(self._channels),
-            ready=len(channels),
-            in_flight=sum(c.in_flight for c in channels),
-            late=sum(c.late for c in channels),
-            restarts=sum(device.restarts for device in self._devices),
-        )
+        return self._replicas.stats()
 
     # -- requests
 
@@ -201,12 +175,8 @@ class ModelRunner:
 
         The input arrays must stay unchanged until the result is there.
         """
-        if not 0 <= replica_id < len(self._channels):
-            raise InvalidInput(
-                f"replica_id {replica_id} is out of range: there are "
-                f"{len(self._channels)} replicas"
-            )
-        self._recover_if_lost(replica_id)
+        self._replicas.check_id(replica_id)
+        self._replicas.recover_if_lost(replica_id)
         tensors = {name: self._tensor(name, array) for name, array in inputs.items()}
         deadline = None if timeout is None else time.monotonic() + timeout
         result = ExecuteResult(self.execute_outputs, outputs)
@@ -223,36 +193,22 @@ class ModelRunner:
 
     def reload(self, device: Device) -> None:
         """Load the replicas of a device again, after its process was replaced."""
-        for replica, mine in enumerate(self._devices):
-            if mine is device and not self._closed:
-                self._load(replica)
+        self._replicas.reload(device)
 
     def drain(self, timeout: float) -> bool:
         """Wait until nothing is in flight, at most `timeout` seconds."""
         end = time.monotonic() + timeout
-        for channel in self._channels:
-            for request in channel.waiting if channel is not None else ():
+        for channel in self._replicas.channels:
+            for request in channel.waiting:
                 if not request.wait(max(0.0, end - time.monotonic())):
                     return False
         return True
 
     def close(self) -> None:
         """Unload everywhere; what is in flight fails with RunnerClosed."""
-        if self._closed:
-            return
-        self._closed = True
-        for device in self._devices:
+        for device in self._replicas.devices:
             device.unregister(self)
-        for replica, channel in enumerate(self._channels):
-            if channel is None:
-                continue
-            channel.fail_all(RunnerClosed(f"model {self.name!r} was unloaded"))
-            device = self._devices[replica]
-            device.close_channel(channel)
-            with contextlib.suppress(EngineError, OSError):
-                device.call({"op": "unload", "replica": channel.replica}, timeout=30.0)
-        for device in self._own_devices:
-            device.close()
+        self._replicas.close()
 
     def __enter__(self) -> ModelRunner:
         return self
@@ -261,9 +217,10 @@ class ModelRunner:
         self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else ("ready" if self.ready else "not ready")
+        closed = self._replicas.closed
+        state = "closed" if closed else ("ready" if self.ready else "not ready")
         return (
-            f"<ModelRunner {self.name!r} {state}, {len(self._channels)} replicas, "
+            f"<ModelRunner {self.name!r} {state}, {len(self._replicas)} replicas, "
             f"{self.in_flight} in flight>"
         )
 
@@ -293,78 +250,28 @@ class ModelRunner:
             "have a free first dimension"
         )
 
-    def _slots(self) -> int:
-        multiplier = self.config.ring_buffer_size_multiplier
-        return max(MIN_SLOTS, multiplier * self.max_batch_size)
-
-    def _attach(self, manager: DeviceManager | None) -> None:
-        for replica in range(self.config.replication_factor):
-            device = self.config.replica_to_device.get(replica)
-            if device is None:
-                manager = manager or DeviceManager()
-                device = manager.get_device(
-                    max(1, self._model.metadata.num_ipus),
-                    self.config.device_wait_config,
-                )
-                self._own_devices.append(device)
-            self._devices.append(device)
-        for device in dict.fromkeys(self._devices):
-            device.register(self)
-
-    def _load(self, replica: int) -> None:
-        device = self._devices[replica]
-        frozen, memory = pack_frozen(self._model, self.config.frozen_inputs)
-        message = {
-            "op": "load",
-            "name": self.name,
-            "paths": self._paths,
-            "executable": self._model.metadata.executable,
-            "threads": device.threads,
-            "providers": list(device.providers),
-            "max_rows": self.max_batch_size,
-            "batch_size": self._batch_size,
-            "delay_ns": int(self.config.max_queue_delay * 1e9),
-            "check_package_hash": self.config.check_package_hash,
-            "frozen": frozen,
-        }
-        try:
-            fds = [] if memory is None else [memory.fd]
-            number = int(device.call(message, fds)["replica"])
-        finally:
-            if memory is not None:
-                memory.close()
-        self._channels[replica] = ReplicaChannel(
-            device,
-            number,
-            self.name,
+    def _plan(self) -> ReplicaPlan:
+        config, rows = self.config, self.max_batch_size
+        slots = max(MIN_SLOTS, config.ring_buffer_size_multiplier * rows)
+        layout = plan_layout(
             self.execute_inputs,
             self.execute_outputs,
-            self._layout,
-            self.config.max_queue_size,
+            slots,
+            max(1, rows),
+            config.channel_memory,
+        )
+        return ReplicaPlan(
+            self.name,
+            self._model,
+            self._paths,
+            self.execute_inputs,
+            self.execute_outputs,
+            rows,
+            self._batch_size,
+            layout,
         )
 
     # -- helpers
-
-    def _pick(self, replica_id: int | None) -> ReplicaChannel:
-        if self._closed:
-            raise RunnerClosed(f"model {self.name!r} was unloaded")
-        channels = self._channels
-        if replica_id is not None:
-            channel = channels[replica_id]
-        elif len(channels) == 1:
-            channel = channels[0]
-        else:
-            ready = [c for c in channels if c is not None and c.usable]
-            channel = min(ready, key=lambda c: c.in_flight) if ready else None
-        if channel is None or not channel.usable:
-            raise DeviceLost(f"model {self.name!r} has no device at the moment")
-        return channel
-
-    def _recover_if_lost(self, replica: int) -> None:
-        """Blocking callers bring their device back themselves (`auto_reset`)."""
-        device = self._devices[replica]
-        if self.config.auto_reset and not device.check():
-            device.recover()
 
     def _rows(self, inputs: Mapping[str, Tensor]) -> int:
         """Rows of a request: its inputs share their first dimension."""

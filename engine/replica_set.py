@@ -1,0 +1,213 @@
+"""The replicas of a model: their devices, and the channel to each.
+
+Loading, unloading, and which replica takes a request. What a request is, `ModelRunner`
+knows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.channel import ChannelLayout
+from engine.config import ModelRunnerConfig
+from engine.device import Device
+from engine.device_manager import DeviceManager
+from engine.errors import DeviceLost, EngineError, InvalidInput, RunnerClosed
+from engine.frozen import pack_frozen
+from engine.replica_channel import ReplicaChannel
+from engine.stats import RunnerStats
+from engine.tensor import DataDesc
+from popef_io import Model
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaPlan:
+    """What each replica is: the model, its batches and the sizes of its channel.
+
+    `max_rows` run together at most (0: requests run alone), in batches of `batch_size`
+    where that is fixed (else 0).
+    """
+
+    name: str
+    model: Model
+    paths: Sequence[str]
+    inputs: tuple[DataDesc, ...]
+    outputs: tuple[DataDesc, ...]
+    max_rows: int
+    batch_size: int
+    layout: ChannelLayout
+
+
+class ReplicaSet:
+    """Replicas 0 to n-1 on their devices. Thread-safe.
+
+    Devices that `config.replica_to_device` does not give are attached here, by
+    `manager` and the configuration's wait policy, and closed with the set.
+    """
+
+    def __init__(self, plan: ReplicaPlan, config: ModelRunnerConfig) -> None:
+        self._plan = plan
+        self._config = config
+        self._own: list[Device] = []
+        self._devices: list[Device] = []
+        self._channels: list[ReplicaChannel | None] = []
+        self._closed = False
+
+    # -- what there is
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The device of each replica."""
+        return tuple(self._devices)
+
+    @property
+    def channels(self) -> tuple[ReplicaChannel, ...]:
+        """To the replicas that are loaded."""
+        return tuple(c for c in self._channels if c is not None)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def ready(self) -> bool:
+        """Whether every replica can take requests."""
+        channels = self._channels
+        return not self._closed and all(c is not None and c.usable for c in channels)
+
+    @property
+    def in_flight(self) -> int:
+        return sum(c.in_flight for c in self._channels if c is not None)
+
+    def __len__(self) -> int:
+        return len(self._channels)
+
+    def stats(self) -> RunnerStats:
+        channels = self.channels
+        return RunnerStats(
+            name=self._plan.name,
+            replicas=len(self._channels),
+            ready=len(channels),
+            in_flight=sum(c.in_flight for c in channels),
+            late=sum(c.late for c in channels),
+            restarts=sum(device.restarts for device in self._devices),
+        )
+
+    # -- requests
+
+    def pick(self, replica_id: int | None) -> ReplicaChannel:
+        """The channel to this replica, or to the least busy one.
+
+        Raises RunnerClosed, or DeviceLost where it has no device at the moment.
+        """
+        if self._closed:
+            raise RunnerClosed(f"model {self._plan.name!r} was unloaded")
+        channels = self._channels
+        if replica_id is not None:
+            channel = channels[replica_id]
+        elif len(channels) == 1:
+            channel = channels[0]
+        else:
+            ready = [c for c in channels if c is not None and c.usable]
+            channel = min(ready, key=lambda c: c.in_flight) if ready else None
+        if channel is None or not channel.usable:
+            raise DeviceLost(f"model {self._plan.name!r} has no device at the moment")
+        return channel
+
+    def check_id(self, replica_id: int) -> None:
+        """InvalidInput where there is no such replica."""
+        if not 0 <= replica_id < len(self._channels):
+            raise InvalidInput(
+                f"replica_id {replica_id} is out of range: there are "
+                f"{len(self._channels)} replicas"
+            )
+
+    def recover_if_lost(self, replica: int) -> None:
+        """Blocking callers bring their device back themselves (`auto_reset`)."""
+        device = self._devices[replica]
+        if self._config.auto_reset and not device.check():
+            device.recover()
+
+    # -- life
+
+    def attach(self, manager: DeviceManager | None) -> None:
+        """Give each replica its device."""
+        for replica in range(self._config.replication_factor):
+            device = self._config.replica_to_device.get(replica)
+            if device is None:
+                manager = manager or DeviceManager()
+                device = manager.get_device(
+                    max(1, self._plan.model.metadata.num_ipus),
+                    self._config.device_wait_config,
+                )
+                self._own.append(device)
+            self._devices.append(device)
+
+    def load(self) -> None:
+        """Load the model on every replica."""
+        for replica in range(len(self._devices)):
+            self._channels.append(None)
+            self._load(replica)
+
+    def reload(self, device: Device) -> None:
+        """Load the replicas of a device again, after its process was replaced."""
+        for replica, mine in enumerate(self._devices):
+            if mine is device and not self._closed:
+                self._load(replica)
+
+    def close(self) -> None:
+        """Unload everywhere; what is in flight fails with RunnerClosed."""
+        if self._closed:
+            return
+        self._closed = True
+        for replica, channel in enumerate(self._channels):
+            if channel is None:
+                continue
+            channel.fail_all(RunnerClosed(f"model {self._plan.name!r} was unloaded"))
+            device = self._devices[replica]
+            device.close_channel(channel)
+            with contextlib.suppress(EngineError, OSError):
+                device.call({"op": "unload", "replica": channel.replica}, timeout=30.0)
+        for device in self._own:
+            device.close()
+
+    def _load(self, replica: int) -> None:
+        plan, config = self._plan, self._config
+        device = self._devices[replica]
+        frozen, memory = pack_frozen(plan.model, config.frozen_inputs)
+        message = {
+            "op": "load",
+            "name": plan.name,
+            "paths": list(plan.paths),
+            "executable": plan.model.metadata.executable,
+            "threads": device.threads,
+            "providers": list(device.providers),
+            "max_rows": plan.max_rows,
+            "batch_size": plan.batch_size,
+            "delay_ns": int(config.max_queue_delay * 1e9),
+            "check_package_hash": config.check_package_hash,
+            "frozen": frozen,
+        }
+        try:
+            fds = [] if memory is None else [memory.fd]
+            number = int(device.call(message, fds)["replica"])
+        finally:
+            if memory is not None:
+                memory.close()
+        self._channels[replica] = ReplicaChannel(
+            device,
+            number,
+            plan.name,
+            plan.inputs,
+            plan.outputs,
+            plan.layout,
+            config.max_queue_size,
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"<ReplicaSet {self._plan.name!r}, {len(self.channels)} of "
+            f"{len(self._channels)} loaded, {self.in_flight} in flight>"
+        )
