@@ -165,12 +165,12 @@ def _kind(loaded: LoadedModel) -> str:
 
 
 def _version_policy(loaded: LoadedModel) -> dict[str, Any]:
-    versions = loaded.config.versions
-    if versions == "all":
-        return {"all": {}}
-    if versions == "latest":
-        return {"latest": {"num_versions": 1}}
-    return {"specific": {"versions": list(versions)}}
+    policy = loaded.config.versions
+    if policy.specific:
+        return {"specific": {"versions": list(policy.specific)}}
+    if policy.latest:
+        return {"latest": {"num_versions": policy.latest}}
+    return {"all": {}}
 
 
 def explain_start_failure(error: Exception) -> str:

@@ -139,11 +139,11 @@ def _read_model(root: Path, name: str, entries: list[Path]) -> ModelSource:
         )
         raise ScanError(msg)
     versions.sort(key=lambda v: v.version)
-    latest = versions[-1].version
-    served = tuple(v for v in versions if config.serves(v.version, latest))
+    wanted = config.versions.select(v.version for v in versions)
+    served = tuple(v for v in versions if v.version in wanted)
     if not served:
         have = ", ".join(str(v.version) for v in versions)
-        msg = f"config.toml serves versions {config.versions!r}, but there are {have}"
+        msg = f"config.toml serves versions {config.versions}, but there are {have}"
         raise ScanError(msg)
     return ModelSource(name, served, config)
 

@@ -7,17 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from app.config_keys import purpose_of
 from app.model_config import (
-    _CHECKS,
     ModelConfig,
     ModelConfigError,
     load_model_config,
     parse_model_config,
 )
+from app.version_policy import VersionPolicy
 
 
-def test_every_option_has_a_check_and_a_place() -> None:
-    assert set(_CHECKS) == {f.name for f in fields(ModelConfig)}
+def test_every_option_says_what_it_is_for() -> None:
+    assert all(purpose_of(item) for item in fields(ModelConfig))
 
 
 def test_nothing_is_needed(tmp_path: Path) -> None:
@@ -54,7 +55,7 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
         channel_memory=1 << 20,
         timeout=5.0,
         check_package_hash=False,
-        versions=(1, 3),
+        versions=VersionPolicy(specific=(1, 3)),
         example={"x": [[1.0, 2.0]]},
     )
 
@@ -65,7 +66,7 @@ def test_unknown_key_names_it_and_the_known_ones() -> None:
     text = str(caught.value)
     assert "config.toml: unknown key 'max_batchsize'" in text
     assert "did you mean max_batch_size?" in text
-    assert all(key in text for key in _CHECKS)
+    assert all(item.name in text for item in fields(ModelConfig))
 
 
 @pytest.mark.parametrize(
@@ -94,6 +95,8 @@ def test_unknown_key_names_it_and_the_known_ones() -> None:
         ("versions", "newest"),
         ("versions", [0]),
         ("versions", []),
+        ("versions", {"latest": 0}),
+        ("versions", {"newest": 1}),
         ("example", [1]),
     ],
 )
@@ -121,11 +124,3 @@ def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
         file.truncate(1 << 32)
     with pytest.raises(ModelConfigError, match="larger than"):
         load_model_config(path)
-
-
-def test_which_versions_are_served() -> None:
-    assert ModelConfig().serves(1, latest=3)
-    assert not ModelConfig(versions="latest").serves(1, latest=3)
-    assert ModelConfig(versions="latest").serves(3, latest=3)
-    assert ModelConfig(versions=(2,)).serves(2, latest=3)
-    assert not ModelConfig(versions=(2,)).serves(3, latest=3)

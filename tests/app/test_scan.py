@@ -112,6 +112,8 @@ def test_version_policies(tmp_path: Path) -> None:
         ('"latest"', [3]),
         ('"all"', [1, 2, 3]),
         ("[1, 3]", [1, 3]),
+        ("{ latest = 2 }", [2, 3]),
+        ("{ latest = 9 }", [1, 2, 3]),
     ):
         config.write_text(f"versions = {text}")
         assert list(versions(tmp_path, "m")) == served
