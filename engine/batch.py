@@ -59,17 +59,20 @@ class AnchorTable:
 class Entry:
     """One request of a batch. Not a dataclass: one is made for each request."""
 
-    __slots__ = ("client", "request", "rows", "slots", "submitted")
+    __slots__ = ("at", "client", "request", "rows", "slots", "submitted")
 
     def __init__(
         self,
         client: ClientChannel,
+        at: int,
         request: int,
         rows: int,
         submitted: int,
         slots: list[int],
     ) -> None:
         self.client = client
+        #: Where its descriptor is in the channel.
+        self.at = at
         self.request = request
         self.rows = rows
         self.submitted = submitted

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from engine import control
 from engine.channel import Channel, ChannelLayout
+from engine.connection import Connection
 from engine.control import Message
 from engine.device_launch import STOP_TIMEOUT, LaunchedProcess
 from engine.device_lock import address_of
@@ -30,7 +31,6 @@ from engine.errors import (
     EngineError,
     QueueFull,
 )
-from engine.link import Link
 from engine.request import Request
 from engine.waiting import BlockingDriver
 
@@ -79,10 +79,7 @@ class Device:
         self._claims = tuple(claims)
         self._address = address_of(self.units[0])
         self._process: LaunchedProcess | None = None
-        self._link: Link | None = None
-        self._link_number = 0
-        self._control: socket.socket | None = None
-        self._doorbell = -1
+        self._connection: Connection | None = None
         self._result_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._channels: dict[int, ReplicaChannel] = {}
         self._runners: list[ModelRunner] = []
@@ -125,7 +122,8 @@ class Device:
 
     def lost_fileno(self) -> int:
         """Readable when the process is gone: call `check`. Changes on `recover`."""
-        return self._control.fileno() if self._control is not None else -1
+        connection = self._connection
+        return connection.sock.fileno() if connection is not None else -1
 
     def adopt(self) -> None:
         """An event loop drives from now on: blocking waits only wait for it."""
@@ -136,34 +134,30 @@ class Device:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._result_fd)
         with self.lock:
-            link = self._link
-            if link is None:
+            connection = self._connection
+            if connection is None:
                 return 0
+            link = connection.link
             completions = link.take_completions()
             for number, outcome, request, queue, compute, rows, text in completions:
                 channel = self._channels.get(number)
                 if channel is not None:
                     channel.finish(outcome, request, queue, compute, rows, text)
             if link.starved:
-                os.eventfd_write(self._doorbell, 1)
+                connection.wake()
         if completions:
             self._blocking.tell()
         return len(completions)
 
     def check(self) -> bool:
         """Whether the process lives; where it does not, its requests fail now."""
-        sock = self._control
-        if sock is None or self.state is not DeviceState.READY:
+        connection = self._connection
+        if connection is None or self.state is not DeviceState.READY:
             return False
-        try:
-            gone = sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
-        except BlockingIOError:
+        if not connection.process_is_gone:
             return True
-        except OSError:
-            gone = True
-        if gone:
-            self._lose("its process died")
-        return not gone
+        self._lose("its process died")
+        return False
 
     def expire(self) -> int:
         """Fail the requests whose deadline has passed; how many there were.
@@ -195,14 +189,21 @@ class Device:
 
     def notify(self, channel: int) -> None:
         """A request was published: tell the device. Lock held by the caller."""
-        link = self._link
-        if link is None or self.state is not DeviceState.READY:
+        connection = self._connection
+        if connection is None or self.state is not DeviceState.READY:
             raise DeviceLost(f"device {self.id} is {self.state.value}")
+        link = connection.link
         if not link.try_submit(channel):
             raise QueueFull(f"device {self.id} has too many requests in flight")
         self._busy = True
         if link.must_ring():
-            os.eventfd_write(self._doorbell, 1)
+            connection.wake()
+
+    def tell_cancelled(self) -> None:
+        """Requests were marked as cancelled: a run of nothing else ends now."""
+        with self.lock:
+            if self._connection is not None:
+                self._connection.tell_cancelled()
 
     def call(
         self, message: Message, fds: Sequence[int] = (), timeout: float | None = None
@@ -220,7 +221,7 @@ class Device:
         """Hand a channel over to the process; its number in completions."""
         message = {
             "op": "channel",
-            "link": self._link_number,
+            "link": self._link_number(),
             "replica": mine.replica,
             "layout": layout.to_message(),
         }
@@ -237,7 +238,7 @@ class Device:
             self.call(
                 {
                     "op": "close_channel",
-                    "link": self._link_number,
+                    "link": self._link_number(),
                     "channel": mine.number,
                 },
                 timeout=STOP_TIMEOUT,
@@ -327,24 +328,15 @@ class Device:
         self.state = DeviceState.READY
 
     def _connect(self) -> None:
-        link = Link.create()
-        sock = control.connect(self._address, START_TIMEOUT)
-        try:
-            fds = [link.memory.fd, self._result_fd]
-            answer, (doorbell,) = control.ask(sock, {"op": "link"}, fds)
-        except BaseException as error:
-            sock.close()
-            link.close()
-            if isinstance(error, TimeoutError):
-                raise DeviceLost(f"device {self.id} did not start") from error
-            raise
-        link.memory.detach_fd()
-        # From here on it is only looked at, never waited for: with a timeout set, even
-        # a look would wait.
-        sock.settimeout(None)
+        connection = Connection(self._address, self._result_fd, START_TIMEOUT)
         with self.lock:
-            self._link, self._link_number = link, int(answer["link"])
-            self._control, self._doorbell = sock, doorbell
+            self._connection = connection
+
+    def _link_number(self) -> int:
+        connection = self._connection
+        if connection is None:
+            raise DeviceLost(f"device {self.id} is {self.state.value}")
+        return connection.number
 
     def _lose(self, why: str) -> None:
         with self.lock:
@@ -366,15 +358,9 @@ class Device:
 
     def _drop_link(self) -> None:
         with self.lock:
-            if self._control is not None:
-                self._control.close()
-                self._control = None
-            if self._link is not None:
-                self._link.close()
-                self._link = None
-            if self._doorbell >= 0:
-                os.close(self._doorbell)
-                self._doorbell = -1
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                connection.close()
 
     def _end_process(self, *, kill: bool) -> None:
         process, self._process = self._process, None

@@ -17,6 +17,7 @@ from engine.control import Message
 from engine.errors import EngineBug, EngineError
 from engine.link import Link
 from engine.loading import load_replica
+from engine.running import Terminator
 from engine.scheduler import Client, Scheduler
 
 logger = logging.getLogger(__name__)
@@ -30,9 +31,11 @@ class DeviceService:
         self._scheduler = scheduler
         self._numbers = itertools.count(1)  # atomic: one C call
         self._started = time.monotonic()
+        self._terminator = Terminator(scheduler.running)
 
     def start(self) -> None:
         """Begin to take connections, in threads that end with the process."""
+        self._terminator.start()
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
 
     def _accept(self) -> None:
@@ -62,7 +65,8 @@ class DeviceService:
                     control.close_all(fds)
                 control.send(sock, answer, answer_fds)
         for client in owned:
-            client.gone = True
+            client.link.gone = True
+            self._terminator.ring()
             self._scheduler.do(partial(self._scheduler.drop_client, client))
 
     def _answer(
@@ -80,7 +84,10 @@ class DeviceService:
             case "link":
                 client = self._link(sock, fds)
                 owned.append(client)
-                return {"link": client.number}, [scheduler.doorbell]
+                return {"link": client.number}, [
+                    scheduler.doorbell,
+                    self._terminator.bell,
+                ]
             case "channel":
                 return {"channel": self._channel(message, fds)}, []
             case "close_channel":

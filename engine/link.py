@@ -74,6 +74,7 @@ class Link:
         "_header",
         "_submitted",
         "completions",
+        "gone",
         "memory",
         "submissions",
         "view",
@@ -82,6 +83,8 @@ class Link:
     def __init__(self, memory: SharedMemory) -> None:
         self.memory = memory
         self.view = memory.view
+        #: The client process has ended (the device's side knows).
+        self.gone = False
         self._header = self.view[:24].cast("Q")
         self.submissions = RingCounters(
             self.view[CONTROL_SIZE : 2 * CONTROL_SIZE], SLOTS

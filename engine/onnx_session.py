@@ -46,6 +46,9 @@ RawRun: TypeAlias = Callable[
 SILENT = 4
 """ONNX Runtime's severity FATAL."""
 
+make_run_options: Callable[[], RunOptions] = ort_state.RunOptions
+"""Fresh options for one run (0.2 µs)."""
+
 _ONNX_NUMBERS = {
     DataType.F32: 1,
     DataType.U8: 2,

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 
 from engine.batch import AnchorTable, Batch, ClientChannel, Entry
 from engine.channel import CANCELLED, REQUEST, AnchorRing
-from engine.errors import EngineBug, EngineError, ExecutionFailed, Invalid
+from engine.errors import Cancelled, EngineBug, EngineError, ExecutionFailed, Invalid
 from engine.link import Outcome
+from engine.onnx_session import make_run_options
+from engine.running import RunningBatch
 from popef_io import PopefError
 
 if TYPE_CHECKING:
@@ -59,6 +61,8 @@ class Replica:
         self.channels: list[ClientChannel] = []
         self.queued = False
         self.batches = 0
+        #: What runs now; read by another thread (engine/running.py).
+        self.running: RunningBatch | None = None
         self._main = main
         self._batch = Batch(table, policy.batch_size, wait_room)
         self._turn = 0
@@ -141,7 +145,7 @@ class Replica:
                     client.channel.requests.unlock_last()
                     _put_back(client, slots)
                     return entries
-                entries.append(Entry(client, request, rows, submitted, slots))
+                entries.append(Entry(client, at, request, rows, submitted, slots))
                 client.pending -= 1
                 room -= rows
                 if room <= 0:
@@ -167,13 +171,22 @@ class Replica:
     def _run(self, entries: list[Entry], started: int) -> None:
         batch = self._batch
         batch.begin(entries)
+        options = make_run_options()
+        self.running = RunningBatch(options, entries)
         try:
             for _ in range(batch.runs):
-                self.executor.run(self._main, batch)
+                self.executor.run(self._main, batch, options)
                 batch.next_run()
             compute = time.monotonic_ns() - started
+            self.running = None
             batch.scatter()
+        except Cancelled:
+            self.running = None
+            batch.end()
+            self._terminated(entries, started)
+            return
         except Exception as error:
+            self.running = None
             batch.end()
             self._failed(entries, started, error)
             return
@@ -207,6 +220,16 @@ class Replica:
             entry.rows,
             text,
         )
+
+    def _terminated(self, entries: list[Entry], started: int) -> None:
+        """The run was ended because none of its members was wanted any more."""
+        now = time.monotonic_ns()
+        for entry in entries:
+            client = entry.client
+            queue_ns = max(0, started - entry.submitted)
+            client.link.complete(
+                client.number, Outcome.CANCELLED, entry.request, queue_ns, now - started
+            )
 
     def close(self) -> None:
         self.executor.close()

@@ -219,6 +219,7 @@ class ReplicaChannel:
             usable = not self._closed
             if usable and slot >= 0 and self._owners[slot] == request.number:
                 self._channel.set_cancelled(slot)
+                self.device.tell_cancelled()
             request.resolve(error)
             if usable and slot < 0:
                 self._refill()
@@ -227,10 +228,20 @@ class ReplicaChannel:
         """The device is lost, or the channel closes: everybody is told."""
         with self._lock:
             requests = list(self._in_flight.values())
+            self._cancel(requests)
             self._in_flight.clear()
             self._backlog.clear()
             for request in requests:
                 request.resolve(error)
+
+    def _cancel(self, requests: list[Request]) -> None:
+        """Let the device drop requests, or end their run."""
+        with_device = [r for r in requests if r.slot >= 0 and not r.done]
+        if self._closed or not with_device:
+            return
+        for request in with_device:
+            self._channel.set_cancelled(request.slot)
+        self.device.tell_cancelled()
 
     def close(self) -> None:
         """Fail what is in flight and give the memory back."""

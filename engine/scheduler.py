@@ -23,6 +23,7 @@ from engine.errors import ExecutionFailed, InvalidInput
 from engine.link import Link
 from engine.replica import Replica
 from engine.ring_buffer import full_fence
+from engine.running import RunningBatch
 
 #: How long a result waits for room before its request is given up: a client that has
 #: not collected anything for so long is not coming.
@@ -49,7 +50,6 @@ class Client:
         self.wake_fd = wake_fd
         self.pid = pid
         self.channels: dict[int, tuple[ClientChannel, Replica]] = {}
-        self.gone = False
 
     def wake(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -73,6 +73,7 @@ class Scheduler:
         self.replicas: dict[int, Replica] = {}
         self.batches = 0
         self._running_since = 0
+        self._replica: Replica | None = None
         self._poller = select.poll()
         self._poller.register(self.doorbell, select.POLLIN)
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -86,6 +87,11 @@ class Scheduler:
         """For how long the present batch has been running; 0: none is."""
         since = self._running_since
         return time.monotonic_ns() - since if since else 0
+
+    def running(self) -> RunningBatch | None:
+        """What runs at this moment. For any thread."""
+        replica = self._replica
+        return replica.running if replica is not None else None
 
     def run(self) -> None:
         """Serve until told to stop."""
@@ -181,7 +187,9 @@ class Scheduler:
 
     def _run_batch(self, replica: Replica, now: int) -> None:
         self._running_since = now
+        self._replica = replica
         touched = replica.step()
+        self._replica = None
         self._running_since = 0
         self.batches += 1
         if replica.pending:
@@ -204,7 +212,7 @@ class Scheduler:
             while (offset := anchor.place(size)) < 0:
                 self._wake_clients([channel])
                 left = deadline - time.monotonic()
-                if left <= 0 or self._stopping or self._is_gone(channel.link):
+                if left <= 0 or self._stopping or channel.link.gone:
                     raise ExecutionFailed(
                         f"the client did not collect its results for {ROOM_TIMEOUT} s"
                     )
@@ -216,9 +224,6 @@ class Scheduler:
             channel.link.starved = False
             os.eventfd_write(self.doorbell, 1)
         return offset
-
-    def _is_gone(self, link: Link) -> bool:
-        return any(c.gone for c in self.clients.values() if c.link is link)
 
     # -- commands from other threads
 

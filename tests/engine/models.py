@@ -238,3 +238,39 @@ def slow(path: Path) -> Path:
         [Port("output", (128, 128))],
         {"matrix": eye, "start": eye},
     )
+
+
+def slow_rows(path: Path) -> Path:
+    """output = count, row by row, after max(count) matrix products for the batch."""
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["go_in"], ["go_out"]),
+            helper.make_node("MatMul", ["state_in", "matrix"], ["state_out"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("i", onnx.TensorProto.INT64, []),
+            helper.make_tensor_value_info("go_in", onnx.TensorProto.BOOL, []),
+            helper.make_tensor_value_info("state_in", onnx.TensorProto.FLOAT, [64, 64]),
+        ],
+        [
+            helper.make_tensor_value_info("go_out", onnx.TensorProto.BOOL, []),
+            helper.make_tensor_value_info(
+                "state_out", onnx.TensorProto.FLOAT, [64, 64]
+            ),
+        ],
+    )
+    return write_model(
+        path,
+        [
+            helper.make_node("ReduceMax", ["count"], ["most"], keepdims=0),
+            helper.make_node("Loop", ["most", "", "start"], ["end"], body=body),
+            helper.make_node("ReduceMin", ["end"], ["least"], keepdims=0),
+            helper.make_node("Cast", ["least"], ["zero"], to=onnx.TensorProto.INT64),
+            helper.make_node("Add", ["count", "zero"], ["output"]),
+        ],
+        [Port("count", (-1, 1), DataType.S64)],
+        [Port("output", (-1, 1), DataType.S64)],
+        {"matrix": np.eye(64, dtype="f4"), "start": np.eye(64, dtype="f4")},
+        batching="rows",
+    )

@@ -1,0 +1,66 @@
+"""What an owner shares with its device process while that lives."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from engine import control
+from engine.errors import DeviceLost
+from engine.link import Link
+
+
+class Connection:
+    """The link, the bells and the control socket of one device process.
+
+    `doorbell` wakes the thread that runs programs, `cancel_bell` the one that ends what
+    nobody waits for. `sock` is only looked at: it is readable when the process is gone.
+    """
+
+    __slots__ = ("cancel_bell", "doorbell", "link", "number", "sock")
+
+    def __init__(self, address: str, result_fd: int, timeout: float) -> None:
+        """Link up with the process at `address`, which rings `result_fd`.
+
+        Raises DeviceLost where it does not answer within `timeout` seconds.
+        """
+        self.link = link = Link.create()
+        self.sock = control.connect(address, timeout)
+        try:
+            fds = [link.memory.fd, result_fd]
+            answer, bells = control.ask(self.sock, {"op": "link"}, fds)
+        except BaseException as error:
+            self.sock.close()
+            link.close()
+            if isinstance(error, TimeoutError):
+                raise DeviceLost("the device process did not start") from error
+            raise
+        link.memory.detach_fd()
+        # With a timeout set, even a look would wait.
+        self.sock.settimeout(None)
+        self.number = int(answer["link"])
+        self.doorbell, self.cancel_bell = bells
+
+    def wake(self) -> None:
+        os.eventfd_write(self.doorbell, 1)
+
+    def tell_cancelled(self) -> None:
+        os.eventfd_write(self.cancel_bell, 1)
+
+    @property
+    def process_is_gone(self) -> bool:
+        try:
+            return self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def close(self) -> None:
+        self.sock.close()
+        self.link.close()
+        os.close(self.doorbell)
+        os.close(self.cancel_bell)
+
+    def __repr__(self) -> str:
+        return f"<Connection {self.number} {self.link!r}>"
