@@ -119,6 +119,13 @@ class Metadata:
     def setDeviceIterations(self, device_iterations: int) -> None:
         self._device_iterations = device_iterations
 
+    def deviceIteration(self) -> int:
+        """`deviceIterations`, as it was called before June 2023."""
+        return self.deviceIterations()
+
+    def setDeviceIteration(self, device_iterations: int) -> None:
+        self.setDeviceIterations(device_iterations)
+
     @classmethod
     def from_io(cls, metadata: popef_io.Metadata) -> Metadata:
         made = cls()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from typing import Any, BinaryIO
 
@@ -24,6 +25,10 @@ class ExecutableReader:
         """Its content, decompressed if need be."""
         return bytes(self._reader.executable())
 
+    def getStandaloneExecutableStream(self) -> BinaryIO:
+        """The content to read from its beginning; each stream has its own position."""
+        return io.BytesIO(self._reader.executable())
+
     def __repr__(self) -> str:
         return repr(self._reader)
 
@@ -38,6 +43,10 @@ class TensorReader:
     def data(self) -> np.ndarray[Any, Any]:
         """The tensor: a read-only view of the file."""
         return self._reader.data()
+
+    def getStandaloneDataStream(self) -> BinaryIO:
+        """The bytes to read from the first one; each stream has its own position."""
+        return io.BytesIO(self._reader.raw())
 
     def __repr__(self) -> str:
         return repr(self._reader)
@@ -54,6 +63,10 @@ class FeedReader:
         """All tensors as one array of shape (numTensors, ...)."""
         return self._reader.data()
 
+    def getStandaloneDataStream(self) -> BinaryIO:
+        """The bytes of all tensors, as for one."""
+        return io.BytesIO(self._reader.raw())
+
     def __repr__(self) -> str:
         return repr(self._reader)
 
@@ -68,6 +81,14 @@ class OpaqueReader:
 
     def data(self) -> bytes:
         return bytes(self._reader.data())
+
+    def getStandaloneDataStream(self) -> BinaryIO:
+        """The bytes to read from the first one; each stream has its own position."""
+        return io.BytesIO(self._reader.data())
+
+    def getAvailableReadSize(self) -> int:
+        """Bytes that there are."""
+        return len(self._reader.data())
 
     def __repr__(self) -> str:
         return repr(self._reader)

@@ -55,6 +55,8 @@ class Option:
 class TensorInfo:
     """Shape and element type; the shape `[]` is a scalar."""
 
+    ShapeDimType = int
+
     def __init__(self) -> None:
         self._shape: list[int] = []
         self._data_type = DataType.BOOL
@@ -109,6 +111,8 @@ class TensorInfo:
 class ProgramFlow:
     """Which programs load, compute and save, in the order in which they run."""
 
+    ProgramIndexType = int
+
     def __init__(self) -> None:
         self._load: list[int] = []
         self._main: list[int] = []
@@ -155,6 +159,8 @@ class ProgramFlow:
 
 class Anchor:
     """One stream between host and device, and the tensor behind it."""
+
+    ProgramsType = ProgramFlow.ProgramIndexType
 
     def __init__(self) -> None:
         self._name = ""

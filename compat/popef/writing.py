@@ -38,6 +38,11 @@ class BlobWriter:
         """Append the first `size` bytes of `data`; all of them without it."""
         self._blob.write(_first(data, size))
 
+    @property
+    def stream(self) -> BlobWriter:
+        """Where to write, as it is called in C++: this writer."""
+        return self
+
     def close(self) -> None:
         """Finish the blob."""
         self._blob.close()

@@ -233,3 +233,37 @@ def test_what_is_no_container_is_refused(tmp_path: Path) -> None:
     path.write_text("This is not cache")
     with pytest.raises(Exception, match=r"file\.popef"):
         popef.Reader().parseFile(str(path))
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_streams_are_independent(tmp_path: Path, compress: bool) -> None:
+    path = str(tmp_path / "file.popef")
+    tensor = np.arange(6, dtype=np.float32).reshape(2, 3)
+    tensor_info, feed_info = popef.TensorDataInfo(), popef.FeedDataInfo()
+    tensor_info.setName("weights")
+    tensor_info.setTensorInfo(info_of(tensor))
+    feed_info.setName("data")
+    feed_info.setTensorInfo(info_of(tensor[0]))
+    feed_info.setNumTensors(2)
+    writer = popef.Writer(path)
+    writer.createExecutable("executable", compress).stream.write(b"code", 4)
+    writer.createTensorData(tensor_info).stream.write(tensor, tensor.nbytes)
+    writer.createFeedData(feed_info).stream.write(tensor, tensor.nbytes)
+    writer.createOpaqueBlob("opaque", "").stream.write(b"some bytes", 10)
+    writer.close()
+    reader = popef.Reader()
+    reader.parseFile(path)
+    (executable,) = reader.executables()
+    first, second = (executable.getStandaloneExecutableStream() for _ in range(2))
+    assert (first.read(3), second.read(), first.read()) == (b"cod", b"code", b"e")
+    assert reader.tensors()[0].getStandaloneDataStream().read() == tensor.tobytes()
+    assert reader.feeds()[0].getStandaloneDataStream().read() == tensor.tobytes()
+    (opaque,) = reader.opaqueBlobs()
+    stream = opaque.getStandaloneDataStream()
+    assert stream.seek(0, io.SEEK_END) == opaque.getAvailableReadSize() == 10
+
+
+def test_older_names(tmp_path: Path) -> None:
+    metadata = popef.Metadata()
+    metadata.setDeviceIteration(7)
+    assert metadata.deviceIterations() == metadata.deviceIteration() == 7
