@@ -32,10 +32,14 @@ Waiter = Callable[["ClientChannel", AnchorRing, int], int]
 class ClientChannel:
     """A channel as the device process knows it."""
 
-    __slots__ = ("channel", "link", "number", "pending")
+    __slots__ = ("channel", "link", "number", "pending", "priority")
 
-    def __init__(self, number: int, channel: Channel, link: Link) -> None:
+    def __init__(
+        self, number: int, channel: Channel, link: Link, priority: int = 0
+    ) -> None:
         self.number = number
+        #: Level of all its requests (engine/turns.py).
+        self.priority = priority
         self.channel = channel
         self.link = link
         self.pending = 0

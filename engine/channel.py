@@ -160,14 +160,22 @@ class AnchorRing:
 
     def take(self, request: int) -> tuple[tuple[int, ...], bytes] | None:
         """Shape and a copy of the data that belongs to `request`, which is released;
-        None where the next data belongs to another (consumer)."""
-        slot = self.ring.peek()
-        if slot < 0:
-            return None
-        at = self.table_at + slot * ANCHOR_SLOT
-        owner, offset, nbytes, rank = ANCHOR_HEAD.unpack_from(self.view, at)
-        if owner != request:
-            return None
+        None where the next data belongs to a later one (consumer).
+
+        Requests of a channel end in the order of their numbers. What belongs to an
+        earlier one was published by a run that failed later on, and is dropped.
+        """
+        while True:
+            slot = self.ring.peek()
+            if slot < 0:
+                return None
+            at = self.table_at + slot * ANCHOR_SLOT
+            owner, offset, nbytes, rank = ANCHOR_HEAD.unpack_from(self.view, at)
+            if owner == request:
+                break
+            if owner > request:
+                return None
+            self.ring.skip()
         shape = DIMS_BY_RANK[rank].unpack_from(self.view, at + DIMS_AT)
         data = bytes(self.payload[offset : offset + nbytes])
         self.ring.skip()

@@ -134,9 +134,10 @@ class DeviceService:
         channel = Channel.attach(os.dup(fds[0]), layout)
         number = next(self._numbers)
         link, replica = int(message["link"]), int(message["replica"])
+        priority = int(message.get("priority", 0))
         add = self._scheduler.add_channel
         try:
-            self._scheduler.call(partial(add, number, channel, link, replica))
+            self._scheduler.call(partial(add, number, channel, link, replica, priority))
         except BaseException:
             channel.close()
             raise

@@ -1,24 +1,26 @@
 """A replica in a device process: one loaded model and the requests that wait for it.
 
 Batching happens here, where everything that waits can be seen: requests of all clients
-are taken in turn, as whole requests, up to `max_rows` rows. All methods are called by
-the one thread that runs programs.
+are taken in turn (engine/turns.py), as whole requests, up to `max_rows` rows. All
+methods are called by the one thread that runs programs.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from engine.batch import AnchorTable, Batch, ClientChannel, Entry
+from engine.blame import settle
 from engine.channel import CANCELLED, REQUEST, AnchorRing
 from engine.errors import Cancelled, EngineBug, EngineError, ExecutionFailed, Invalid
 from engine.link import Outcome
 from engine.onnx_session import make_run_options
-from engine.running import RunningBatch
+from engine.running import RunningBatch, why_unwanted
+from engine.turns import Turns
 from popef_io import PopefError
 
 if TYPE_CHECKING:
@@ -58,23 +60,26 @@ class Replica:
         self.name = name
         self.executor = executor
         self.policy = policy
-        self.channels: list[ClientChannel] = []
         self.queued = False
         self.batches = 0
         #: What runs now; read by another thread (engine/running.py).
         self.running: RunningBatch | None = None
         self._main = main
         self._batch = Batch(table, policy.batch_size, wait_room)
-        self._turn = 0
+        self._turns = Turns()
         self._shape: tuple[object, ...] | None = None
 
     # -- channels
 
+    @property
+    def channels(self) -> list[ClientChannel]:
+        return self._turns.channels
+
     def add(self, client: ClientChannel) -> None:
-        self.channels.append(client)
+        self._turns.add(client)
 
     def remove(self, client: ClientChannel) -> None:
-        self.channels.remove(client)
+        self._turns.remove(client)
 
     @property
     def pending(self) -> bool:
@@ -114,10 +119,7 @@ class Replica:
         entries: list[Entry] = []
         room = self.policy.max_rows
         self._shape = None
-        turn = deque(self.channels)
-        turn.rotate(-self._turn)
-        self._turn = (self._turn + 1) % max(1, len(turn))
-        for client in turn:
+        for client in self._turns.next():
             while client.pending:
                 slot = client.channel.requests.try_read_lock()
                 if slot < 0:
@@ -169,6 +171,17 @@ class Replica:
         return True
 
     def _run(self, entries: list[Entry], started: int) -> None:
+        error = self._attempt(entries, started)
+        if error is not None:
+            settle(
+                entries,
+                error,
+                partial(self._again, started=started),
+                partial(self._fail, started=started),
+            )
+
+    def _attempt(self, entries: Sequence[Entry], started: int) -> Exception | None:
+        """Run a batch and publish its results; how it failed, if it did."""
         batch = self._batch
         batch.begin(entries)
         options = make_run_options()
@@ -180,16 +193,16 @@ class Replica:
             compute = time.monotonic_ns() - started
             self.running = None
             batch.scatter()
-        except Cancelled:
-            self.running = None
-            batch.end()
-            self._terminated(entries, started)
-            return
         except Exception as error:
             self.running = None
             batch.end()
-            self._failed(entries, started, error)
-            return
+            if not isinstance(error, Cancelled):
+                return error
+            now = time.monotonic_ns()
+            for entry in entries:
+                outcome = why_unwanted(entry, now) or Outcome.CANCELLED
+                self._end(entry, started, outcome)
+            return None
         rows = batch.rows
         batch.end()
         self.batches += 1
@@ -202,15 +215,27 @@ class Replica:
                 compute,
                 rows or len(entries),
             )
+        return None
 
-    def _failed(self, entries: list[Entry], started: int, error: Exception) -> None:
-        """Blame only the guilty: the members of a batch that failed run alone."""
-        if len(entries) > 1:
-            for entry in entries:
-                self._run([entry], started)
-            return
-        entry = entries[0]
-        outcome, text = _outcome_of(error)
+    def _again(self, entries: Sequence[Entry], started: int) -> Exception | None:
+        """`_attempt` of those members of a failed batch that are still wanted."""
+        now = time.monotonic_ns()
+        wanted = []
+        for entry in entries:
+            outcome = why_unwanted(entry, now)
+            if outcome is None:
+                wanted.append(entry)
+            else:
+                self._end(entry, started, outcome)
+        return self._attempt(wanted, started) if wanted else None
+
+    def _fail(self, entry: Entry, error: Exception, started: int) -> None:
+        self._end(entry, started, *_outcome_of(error))
+
+    def _end(
+        self, entry: Entry, started: int, outcome: Outcome, text: str = ""
+    ) -> None:
+        """Tell the client of a request that has no result."""
         entry.client.link.complete(
             entry.client.number,
             outcome,
@@ -220,16 +245,6 @@ class Replica:
             entry.rows,
             text,
         )
-
-    def _terminated(self, entries: list[Entry], started: int) -> None:
-        """The run was ended because none of its members was wanted any more."""
-        now = time.monotonic_ns()
-        for entry in entries:
-            client = entry.client
-            queue_ns = max(0, started - entry.submitted)
-            client.link.complete(
-                client.number, Outcome.CANCELLED, entry.request, queue_ns, now - started
-            )
 
     def close(self) -> None:
         self.executor.close()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from engine.channel import MAX_RANK, REQUEST, AnchorRing, Channel, ChannelLayout
 from engine.errors import (
+    Cancelled,
     DeadlineExceeded,
     DeviceLost,
     EngineBug,
@@ -313,7 +314,9 @@ def _known_bytes(desc: DataDesc, rows: int) -> int | None:
 def _error(outcome: int, text: str) -> EngineError:
     match outcome:
         case Outcome.EXPIRED:
-            return DeadlineExceeded("the deadline passed before the request could run")
+            return DeadlineExceeded("the deadline passed before the result was there")
+        case Outcome.CANCELLED:
+            return Cancelled("the request was cancelled")
         case Outcome.INVALID:
             return InvalidInput(text)
         case Outcome.FAILED | Outcome.FAILED_BY_INPUT:

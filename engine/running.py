@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 
 from engine.batch import Entry
 from engine.channel import CANCELLED, REQUEST
+from engine.link import Outcome
 from engine.onnx_session import RunOptions
 
 #: After a ring it is looked again after so many milliseconds: the batch of a request
@@ -41,7 +42,7 @@ class RunningBatch:
     def end_if_unwanted(self) -> bool:
         """Set the terminate flag where nobody waits; whether it was set."""
         now = time.monotonic_ns()
-        if not all(is_unwanted(entry, now) for entry in self.entries):
+        if not all(why_unwanted(entry, now) for entry in self.entries):
             return False
         self.options.terminate = True
         return True
@@ -50,13 +51,16 @@ class RunningBatch:
         return f"<RunningBatch of {len(self.entries)} requests>"
 
 
-def is_unwanted(entry: Entry, now: int) -> bool:
-    """Whether a request that runs is cancelled, late, or its client process gone."""
+def why_unwanted(entry: Entry, now: int) -> Outcome | None:
+    """How a request ends that is late, cancelled or of a client process that has gone;
+    None where somebody waits for it."""
     client = entry.client
-    if client.link.gone:
-        return True
     _, _, flags, deadline, _ = REQUEST.unpack_from(client.channel.view, entry.at)
-    return bool(flags & CANCELLED) or 0 < deadline < now
+    if 0 < deadline < now:
+        return Outcome.EXPIRED
+    if client.link.gone or flags & CANCELLED:
+        return Outcome.CANCELLED
+    return None
 
 
 class Terminator:

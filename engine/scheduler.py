@@ -252,13 +252,18 @@ class Scheduler:
     # -- what commands do, in the thread that runs programs
 
     def add_channel(
-        self, number: int, channel: Channel, client: int, replica: int
+        self,
+        number: int,
+        channel: Channel,
+        client: int,
+        replica: int,
+        priority: int = 0,
     ) -> None:
         """Connect a client's channel to a replica."""
         owner, loaded = self.clients.get(client), self.replicas.get(replica)
         if owner is None or loaded is None:
             raise InvalidInput("the model of this channel is not loaded")
-        mine = ClientChannel(number, channel, owner.link)
+        mine = ClientChannel(number, channel, owner.link, priority)
         owner.channels[number] = (mine, loaded)
         loaded.add(mine)
 

@@ -115,3 +115,19 @@ def test_completions_carry_everything_and_never_overrun() -> None:
     assert device.complete(1, Outcome.DONE, SLOTS)
     device.close()
     client.close()
+
+
+def test_data_of_a_run_that_failed_later_on_is_dropped() -> None:
+    layout = ChannelLayout(8, (PAGE,), (PAGE,))
+    channel = Channel.create("test", layout)
+    (anchor,) = channel.outputs
+    # Request 1 is published twice, 2 only by a run that failed, 3 once.
+    for request, data in ((1, b"a"), (1, b"b"), (2, b"c"), (3, b"d")):
+        offset = anchor.place(1)
+        anchor.payload[offset : offset + 1] = data
+        anchor.describe(0, request, offset, 1, (1,))
+        anchor.ring.write_complete()
+    assert anchor.take(1) == ((1,), b"a")
+    assert anchor.take(3) == ((1,), b"d")
+    assert anchor.take(4) is None
+    channel.close()

@@ -1,0 +1,44 @@
+"""Which members of a batch made it fail: only those are told so."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def settle(
+    members: Sequence[T],
+    error: Exception,
+    run: Callable[[Sequence[T]], Exception | None],
+    fail: Callable[[T, Exception], None],
+) -> None:
+    """Run the members of a batch that failed with `error` again, in smaller groups.
+
+    `run` returns how a group failed, None where it did not; `fail` is called for each
+    member that fails alone. Groups are halved, so one guilty member among n costs
+    2 log2 n runs. Where that many groups have failed, the guilty are many, and the rest
+    run alone: never more than n + 2 log2 n + 2 runs. The order of the members is kept.
+    """
+    halvings = 2 * len(members).bit_length()
+    waiting: deque[Sequence[T]] = deque()
+
+    def split(group: Sequence[T], error: Exception) -> None:
+        nonlocal halvings
+        if len(group) == 1:
+            fail(group[0], error)
+        elif halvings > 0:
+            halvings -= 1
+            half = len(group) // 2
+            waiting.extendleft((group[half:], group[:half]))
+        else:
+            waiting.extendleft([member] for member in reversed(group))
+
+    split(members, error)
+    while waiting:
+        group = waiting.popleft()
+        failed = run(group)
+        if failed is not None:
+            split(group, failed)

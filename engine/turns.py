@@ -1,0 +1,68 @@
+"""Whose request is taken first: higher priority levels first, others not starved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.batch import ClientChannel
+
+#: One batch in so many begins with a lower level, where one waits.
+SHARE_OF_LOWER = 8
+
+
+class Turns:
+    """The channels of a replica, and the order in which a batch is taken from them.
+
+    A channel has one priority level; 1 is the highest, and 0, for models without
+    levels, comes before it. Channels of the same level take turns. A level is looked
+    at when all above it have nothing more that fits into the batch; so that it gets
+    its share under any load, every `SHARE_OF_LOWER`-th batch begins with a lower level
+    that waits, each in its turn.
+    """
+
+    def __init__(self) -> None:
+        self.channels: list[ClientChannel] = []
+        self._levels: list[list[ClientChannel]] = []
+        self._turn = 0
+
+    def add(self, channel: ClientChannel) -> None:
+        self.channels.append(channel)
+        self._sort()
+
+    def remove(self, channel: ClientChannel) -> None:
+        self.channels.remove(channel)
+        self._sort()
+
+    def _sort(self) -> None:
+        numbers = sorted({channel.priority for channel in self.channels})
+        self._levels = [
+            [channel for channel in self.channels if channel.priority == number]
+            for number in numbers
+        ]
+
+    def next(self) -> Sequence[ClientChannel]:
+        """The channels in the order in which the next batch is taken from them."""
+        if len(self.channels) < 2:
+            return self.channels
+        self._turn += 1
+        levels = self._levels
+        if len(levels) > 1 and self._turn % SHARE_OF_LOWER == 0:
+            levels = self._lower_first()
+        return [channel for level in levels for channel in self._rotated(level)]
+
+    def _rotated(self, level: list[ClientChannel]) -> list[ClientChannel]:
+        if len(level) == 1:
+            return level
+        first = self._turn % len(level)
+        return level[first:] + level[:first]
+
+    def _lower_first(self) -> list[list[ClientChannel]]:
+        waiting = [lv for lv in self._levels if any(c.pending for c in lv)]
+        if len(waiting) < 2:
+            return self._levels
+        lower = waiting[1:]
+        chosen = lower[self._turn // SHARE_OF_LOWER % len(lower)]
+        return [chosen, *(level for level in self._levels if level is not chosen)]
+
+    def __repr__(self) -> str:
+        return f"<Turns of {len(self.channels)} channels, {len(self._levels)} levels>"
