@@ -8,7 +8,7 @@ import orjson
 from fastapi import Depends, Path, Request
 
 from app.access import check_management
-from app.errors import BodyTooLarge, MalformedBody, UnknownModel
+from app.errors import BodyTooLarge, InvalidRequest, MalformedBody, UnknownModel
 from app.gateway import Gateway
 from app.loader import LoadedModel
 from app.repository import ModelRecord
@@ -75,3 +75,21 @@ async def read_json(request: Request) -> Any:
     except orjson.JSONDecodeError as e:
         msg = f"the body is not JSON: {e}"
         raise MalformedBody(msg) from None
+
+
+async def read_object(request: Request) -> dict[str, Any]:
+    """The body as a JSON object; an empty one where there is no body.
+
+    Raises what `read_json` does, and `InvalidRequest` for any other JSON.
+    """
+    return as_object(await read_json(request))
+
+
+def as_object(document: Any) -> dict[str, Any]:
+    """`document`, which must be an object; nothing counts as an empty one."""
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        msg = f"expected a JSON object, got {type(document).__name__}"
+        raise InvalidRequest(msg)
+    return document

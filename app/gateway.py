@@ -16,10 +16,12 @@ from app.background import DaemonPool
 from app.compile_cache import CompileCache
 from app.devices import GatewayDevices
 from app.loader import ModelLoader
+from app.log import LogControl
 from app.metrics import MetricsRegistry
 from app.repository import ModelRepository, State
 from app.settings import Settings
-from app.table import ModelTable
+from app.table import ModelEntry, ModelTable
+from app.tracing import Tracing
 from engine import EngineError
 
 logger = logging.getLogger(__name__)
@@ -55,7 +57,15 @@ class Gateway:
         """Raises `engine.InvalidConfig` for a device specification it cannot read."""
         self.settings = settings
         self.metrics = MetricsRegistry()
+        self.logging = LogControl(settings.log_level, settings.log_format)
+        self.tracing = Tracing(
+            settings.trace_file,
+            settings.trace_settings,
+            clock_offset=time.time_ns() - time.monotonic_ns(),
+        )
         self.table = ModelTable()
+        self.table.equip = self._equip
+        self.tracing.on_change = self.table.equip_all
         self.started_at = time.time()
         self.load_seconds = 0.0
         self._on_started = on_started
@@ -116,6 +126,7 @@ class Gateway:
         await self._device_pool.run(self.devices.close)
         for pool in (self._load_pool, self._device_pool):
             pool.close()
+        self.tracing.close()
 
     def readiness(self) -> Readiness:
         """Asked by load balancers; cheap."""
@@ -133,6 +144,9 @@ class Gateway:
         elif failed and self.settings.strict_readiness:
             reasons.append("some models could not be loaded")
         return Readiness(not reasons, reasons, loading, failed)
+
+    def _equip(self, entry: ModelEntry) -> None:
+        entry.tracer = self.tracing.tracer(entry.spec.name)
 
     async def _run_start(self) -> None:
         begin = time.monotonic()

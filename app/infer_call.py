@@ -18,6 +18,7 @@ from app.errors import InvalidRequest, ModelNotReady, row_of
 from app.limits import Limits
 from app.metrics import FailureReason
 from app.table import ModelEntry, Submitted
+from app.tracing import Timeline, Tracer
 
 # The longest that may be asked for: it has to fit into nanoseconds of 64 bits.
 MAX_TIMEOUT = 1e6
@@ -110,7 +111,28 @@ class InferCall:
             input_ns=self._decoded - self._began,
             output_ns=ended - encoding,
         )
+        tracer = entry.tracer
+        if tracer is not None and tracer.wants():
+            self._trace(tracer, submitted, encoding, ended)
         return response
+
+    def _trace(
+        self, tracer: Tracer, submitted: Submitted, encoding: int, ended: int
+    ) -> None:
+        spec, request = self._entry.spec, self._request
+        assert request is not None
+        # Durations of the device, laid on the gateway's clock.
+        started = min(self._decoded + submitted.queue_ns, encoding)
+        timeline = Timeline(
+            received=self._began,
+            decoded=self._decoded,
+            started=started,
+            computed=min(started + submitted.compute_ns, encoding),
+            encoded=ended,
+            sent=time.monotonic_ns(),
+        )
+        model = (spec.name, spec.version)
+        tracer.record(model, request.id, timeline, request.inputs, submitted.outputs)
 
     def fail(self, error: BaseException) -> None:
         """Counts a request that is answered with an error."""

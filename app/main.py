@@ -17,7 +17,15 @@ from app.gateway import Gateway
 from app.handlers import install_error_handlers
 from app.limits import DEFAULT_LIMITS
 from app.openapi import TITLE, base_document, document_with_models, to_yaml
-from app.routers import health, infer, metrics, models, oip
+from app.routers import (
+    health,
+    infer,
+    log_settings,
+    metrics,
+    models,
+    oip,
+    trace_settings,
+)
 from app.settings import Settings
 
 
@@ -62,8 +70,10 @@ def create_api(gateway: Gateway) -> FastAPI:
     )
     api.state.gateway = gateway
     install_error_handlers(api)
-    for router in (infer, models, health, metrics, oip, docs_page):
-        api.include_router(router.router)
+    for part in (infer, models, health, metrics, oip, docs_page):
+        api.include_router(part.router)
+    for extension in (log_settings, trace_settings):
+        api.include_router(extension.router)
     base = base_document(api)
 
     @api.get("/openapi.json", include_in_schema=False)

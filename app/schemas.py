@@ -206,3 +206,25 @@ class ModelState(Body):
     name: str
     state: State
     version: str | None = None
+
+
+class LogDocument(Body):
+    """Triton's log settings."""
+
+    log_file: str = Field(description="Always empty: the log is standard error.")
+    log_info: bool
+    log_warning: bool
+    log_error: bool
+    log_verbose_level: int = Field(description="Above 0: debugging records too.")
+    log_format: Literal["default", "ISO8601"]
+
+
+class TraceDocument(Body):
+    """Triton's trace settings; numbers are texts."""
+
+    trace_level: list[str] = Field(description="OFF, TIMESTAMPS, TENSORS.")
+    trace_rate: str = Field(description="One of so many requests is traced.")
+    trace_count: str = Field(description="Traces still to be made; -1: no end.")
+    log_frequency: str = Field(description="Traces a file; 0: all in one.")
+    trace_file: str
+    trace_mode: Literal["triton"]

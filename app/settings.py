@@ -9,15 +9,17 @@ import math
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, SecretStr, field_validator
+from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from app.tracing import TraceSettings
 from engine import DeviceWaitConfig, DeviceWaitStrategy
 
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 LogFormat = Literal["text", "json"]
+TraceLevel = Literal["off", "timestamps", "tensors"]
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -94,6 +96,10 @@ class Settings(BaseSettings):
     cache_dir: Path = Field(default_factory=default_cache_dir)
     strict_readiness: bool = False
     server_name: str = Field(default="popgate", min_length=1, max_length=100)
+    trace_file: Path | None = None
+    trace_level: TraceLevel = "off"
+    trace_rate: int = Field(default=1000, ge=1)
+    trace_count: int = Field(default=-1, ge=-1)
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"
 
@@ -103,7 +109,7 @@ class Settings(BaseSettings):
         parse_device_wait(value)
         return value
 
-    @field_validator("log_level", "log_format", mode="before")
+    @field_validator("log_level", "log_format", "trace_level", mode="before")
     @classmethod
     def _lower(cls, value: object) -> object:
         return value.lower() if isinstance(value, str) else value
@@ -115,6 +121,20 @@ class Settings(BaseSettings):
             msg = "an empty key protects nothing; leave it out instead"
             raise ValueError(msg)
         return value
+
+    @model_validator(mode="after")
+    def _check_trace_file(self) -> Self:
+        if self.trace_level != "off" and self.trace_file is None:
+            msg = "tracing needs a file that traces go to: set trace_file"
+            raise ValueError(msg)
+        return self
+
+    @property
+    def trace_settings(self) -> TraceSettings:
+        """What is traced from the start (Triton: trace settings)."""
+        levels = {"off": ("OFF",), "timestamps": ("TIMESTAMPS",)}
+        level = levels.get(self.trace_level, ("TIMESTAMPS", "TENSORS"))
+        return TraceSettings(level, self.trace_rate, self.trace_count)
 
     @property
     def device_wait_config(self) -> DeviceWaitConfig:

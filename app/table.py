@@ -10,6 +10,7 @@ from app.errors import ModelNotReady, RequestError, UnknownModel
 from app.limits import Limits
 from app.metrics import ModelMetrics
 from app.spec import ModelSpec
+from app.tracing import Tracer
 from engine import EngineError, Tensor
 
 PREFIXES = ("/v1/models/", "/v2/models/")
@@ -55,10 +56,10 @@ class ModelEntry:
 
     `timeout` is the longest that a request may take, in seconds, where neither the
     request nor its headers say so; None leaves it to the front. While `ready` is False
-    requests are answered with 503.
+    requests are answered with 503. `tracer` samples the requests, if anything does.
     """
 
-    __slots__ = ("_codec", "ready", "runner", "spec", "stats", "timeout")
+    __slots__ = ("_codec", "ready", "runner", "spec", "stats", "timeout", "tracer")
 
     def __init__(
         self,
@@ -74,6 +75,7 @@ class ModelEntry:
         self.stats = stats
         self.ready = ready
         self.timeout = timeout
+        self.tracer: Tracer | None = None
         self._codec: ModelCodec | None = None
 
     def codec(self, limits: Limits) -> ModelCodec:
@@ -93,12 +95,14 @@ class ModelTable:
 
     Changed only in the event loop's thread, and by whole models, so a request sees a
     model before or after a change and never within. `explain` may say of a name that
-    is not here why not; None if it does not know the name either.
+    is not here why not; None if it does not know the name either. `equip` is called
+    with every entry before it takes requests.
     """
 
     def __init__(self, explain: Callable[[str], str | None] | None = None) -> None:
         self.paths: dict[str, ModelEntry] = {}
         self.explain = explain
+        self.equip: Callable[[ModelEntry], None] = lambda entry: None
         self._entries: dict[str, tuple[ModelEntry, ...]] = {}
 
     def publish(self, name: str, entries: Iterable[ModelEntry]) -> None:
@@ -108,6 +112,8 @@ class ModelTable:
         gone.
         """
         versions = tuple(entries)
+        for entry in versions:
+            self.equip(entry)
         paths = {
             f"{prefix}{name}/versions/{entry.spec.version}{_SUFFIX}": entry
             for entry in versions
@@ -124,6 +130,12 @@ class ModelTable:
             self._entries[name] = versions
         else:
             self._entries.pop(name, None)
+
+    def equip_all(self) -> None:
+        """Equips the entries that take requests once more."""
+        for versions in self._entries.values():
+            for entry in versions:
+                self.equip(entry)
 
     def remove(self, name: str) -> None:
         """Takes a model out; nothing happens if it is not there."""

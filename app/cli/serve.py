@@ -100,6 +100,24 @@ _ServerName = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="The name that /v2 gives. [default: popgate]"),
 ]
+_TraceFile = Annotated[
+    Path | None,
+    typer.Option(metavar="PATH", help="Where traces of requests go, in Triton's JSON "
+                 "form; without it nothing can be traced."),
+]  # fmt: skip
+_TraceLevel = Annotated[
+    str | None,
+    typer.Option(metavar="off|timestamps|tensors", help="What is traced from the "
+                 "start. [default: off]"),
+]  # fmt: skip
+_TraceRate = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="One of N requests is traced. [default: 1000]"),
+]
+_TraceCount = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Traces to make; -1: no end. [default: -1]"),
+]
 _LogLevel = Annotated[
     str | None,
     typer.Option(metavar="LEVEL", help="debug, info, warning, error or critical. "
@@ -128,6 +146,10 @@ def serve(
     cache_dir: _CacheDir = None,
     strict_readiness: _StrictReadiness = None,
     server_name: _ServerName = None,
+    trace_file: _TraceFile = None,
+    trace_level: _TraceLevel = None,
+    trace_rate: _TraceRate = None,
+    trace_count: _TraceCount = None,
     log_level: _LogLevel = None,
     log_format: _LogFormat = None,
 ) -> None:

@@ -16,9 +16,10 @@ from app.dependencies import (
     GatewayOf,
     ModelName,
     Version,
+    as_object,
     find_model,
     find_version,
-    read_json,
+    read_object,
 )
 from app.describe import index_entries, is_serving, model_config, model_metadata
 from app.errors import HttpError, InvalidRequest, ModelNotReady
@@ -40,10 +41,12 @@ router = APIRouter(prefix="/v2", tags=["open inference protocol"])
 # Only what works.
 EXTENSIONS = (
     "binary_tensor_data",
+    "logging",
     "model_configuration",
     "model_repository",
     "parameters",
     "statistics",
+    "trace",
 )
 _MODEL = "/models/{name}"
 _VERSION = "/models/{name}/versions/{version}"
@@ -123,7 +126,7 @@ async def version_statistics(
 @router.post("/repository/index", summary="List the repository")
 async def repository_index(gateway: GatewayOf, request: Request) -> list[IndexEntry]:
     """Every version of every model with its state; `{"ready": true}` filters."""
-    body = _object(await read_json(request))
+    body = await read_object(request)
     ready = body.get("ready", False)
     if not isinstance(ready, bool):
         msg = "Invalid value for 'ready': expected a boolean"
@@ -136,7 +139,7 @@ async def repository_index(gateway: GatewayOf, request: Request) -> list[IndexEn
 )
 async def load(gateway: GatewayOf, request: Request, name: ModelName) -> Response:
     """Brings the model to what the repository holds now. The answer has no body."""
-    parameters = _object(_object(await read_json(request)).get("parameters"))
+    parameters = as_object((await read_object(request)).get("parameters"))
     if parameters:
         msg = (
             f"load takes no parameters here, got {', '.join(sorted(parameters))}; "
@@ -157,7 +160,7 @@ async def load(gateway: GatewayOf, request: Request, name: ModelName) -> Respons
 )
 async def unload(gateway: GatewayOf, request: Request, name: ModelName) -> Response:
     """Stops serving it after its last request. The answer has no body."""
-    _object(await read_json(request))
+    await read_object(request)
     try:
         await gateway.repository.unload(name)
     except RepositoryError as e:
@@ -180,12 +183,3 @@ def _ready(gateway: Gateway, name: str, version: str | None = None) -> ModelRead
     if not is_serving(loaded):
         raise ModelNotReady(name, "its device is lost and being restarted")
     return ModelReady(name=name, ready=True)
-
-
-def _object(document: Any) -> dict[str, Any]:
-    if document is None:
-        return {}
-    if not isinstance(document, dict):
-        msg = f"expected a JSON object, got {type(document).__name__}"
-        raise InvalidRequest(msg)
-    return document

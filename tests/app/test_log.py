@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterator
 
 import pytest
 
-from app.log import set_up_logging
+from app.log import LogControl, LogSettings, set_up_logging
 
 
 @pytest.fixture(autouse=True)
@@ -47,3 +48,46 @@ def test_text_lines(capsys: pytest.CaptureFixture[str]) -> None:
     logging.getLogger("tests.text").info("not this")
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith("WARNING tests.text: careful")
+
+
+def test_control_shows_and_hides(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logging("info")
+    control = LogControl("info")
+    logger = logging.getLogger("tests.control")
+
+    def written() -> str:
+        for level in ("debug", "info", "warning", "error", "critical"):
+            getattr(logger, level)("%s", level[0])
+        return "".join(line[-1] for line in capsys.readouterr().err.splitlines())
+
+    assert written() == "iwec"
+    for settings, letters in (
+        (LogSettings(), "iwec"),
+        (LogSettings(verbose_level=1), "diwec"),
+        (LogSettings(info=False, verbose_level=2), "dwec"),
+        (LogSettings(info=False), "wec"),
+        (LogSettings(warning=False), "iec"),
+        (LogSettings(info=False, warning=False, error=False), "c"),
+    ):
+        control.apply(settings)
+        assert written() == letters, settings
+
+
+@pytest.mark.parametrize("level", ["debug", "info", "warning", "error", "critical"])
+def test_control_begins_with_what_is_shown_already(level: str) -> None:
+    number = logging.getLevelNamesMapping()[level.upper()]
+    settings = LogControl(level).settings
+    for other in range(logging.DEBUG, logging.CRITICAL + 1, 10):
+        assert settings.shows(other) is (other >= number)
+
+
+def test_times_in_iso_8601(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logging("info")
+    control = LogControl("info")
+    control.apply(LogSettings(format="ISO8601"))
+    logging.getLogger("tests.iso").info("now")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO ", line)
+    control.apply(LogSettings())
+    logging.getLogger("tests.iso").info("again")
+    assert "T" not in capsys.readouterr().err.split(" INFO")[0]
