@@ -63,7 +63,9 @@ class ModelLoader:
             logger.exception("model %s/%d: unexpected", name, source.version)
             raise LoadError(f"{type(e).__name__}: {e}; this is a bug") from e
         try:
-            spec = ModelSpec.from_runner(name, str(source.version), runner)
+            spec = ModelSpec.from_runner(
+                name, str(source.version), runner, max_rows=config.max_request_rows
+            )
         except ValueError as e:
             runner.close()
             raise LoadError(str(e)) from e

@@ -68,6 +68,9 @@ class ModelConfig:
         None, _batching, "whether rows of different requests run together"
     )
     max_batch_size: int = key(0, integer(0, 65536), "rows in a batch at most")
+    max_request_rows: int = key(
+        0, integer(0, 1 << 31), "rows of a request at most; more are refused"
+    )
     max_queue_delay: float = key(
         0.0, seconds(0, 60), "how long a free device waits for more rows"
     )

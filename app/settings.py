@@ -12,8 +12,14 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
+from app.profiles import PROFILES
 from app.tracing import TraceSettings
 from engine import DeviceWaitConfig, DeviceWaitStrategy
 
@@ -72,12 +78,15 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class Settings(BaseSettings):
     """Everything that decides how a gateway runs. Defaults are safe for one machine.
 
-    Sizes are bytes (``64MiB`` is understood), times are seconds.
+    Sizes are bytes (``64MiB`` is understood), times are seconds. A `profile` (one of
+    `app.profiles`) changes the defaults.
     """
 
     model_config = SettingsConfigDict(
         env_prefix="POPGATE_", frozen=True, extra="forbid", env_ignore_empty=True
     )
+
+    profile: Literal["triton"] | None = None
 
     model_repository: Path = Path("models")
     host: str = "127.0.0.1"
@@ -102,6 +111,22 @@ class Settings(BaseSettings):
     trace_count: int = Field(default=-1, ge=-1)
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """What is given, the environment, and what the profile sets: first one wins."""
+        name = init_settings().get("profile") or env_settings().get("profile")
+        profile = PROFILES.get(str(name))
+        defaults = dict(profile.settings) if profile is not None else {}
+        source = InitSettingsSource(settings_cls, defaults)
+        return init_settings, env_settings, source
 
     @field_validator("device_wait")
     @classmethod

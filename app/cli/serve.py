@@ -118,6 +118,11 @@ _TraceCount = Annotated[
     int | None,
     typer.Option(metavar="N", help="Traces to make; -1: no end. [default: -1]"),
 ]
+_Profile = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Defaults and models that belong together. "
+                 "triton: what Triton's example clients expect to find."),
+]  # fmt: skip
 _LogLevel = Annotated[
     str | None,
     typer.Option(metavar="LEVEL", help="debug, info, warning, error or critical. "
@@ -150,6 +155,7 @@ def serve(
     trace_level: _TraceLevel = None,
     trace_rate: _TraceRate = None,
     trace_count: _TraceCount = None,
+    profile: _Profile = None,
     log_level: _LogLevel = None,
     log_format: _LogFormat = None,
 ) -> None:
@@ -160,6 +166,7 @@ def serve(
     flight are answered. A second Ctrl-C ends it at once.
     """
     settings = _settings({k: v for k, v in locals().items() if v is not None})
+    settings = _with_profile_models(settings)
     if not settings.model_repository.is_dir():
         msg = (
             f"there is no folder {settings.model_repository}; make it and put models "
@@ -193,6 +200,20 @@ def _settings(given: dict[str, Any]) -> Settings:
         lines = (f"{_option(p['loc'], given)}: {p['msg']}" for p in e.errors())
         text = "; ".join(lines).replace("Value error, ", "")
         raise CommandError(text, EXIT_USAGE) from None
+
+
+def _with_profile_models(settings: Settings) -> Settings:
+    """The profile's own models are served where no other folder is named."""
+    from app.profiles import PROFILES
+
+    if settings.profile is None or "model_repository" in settings.model_fields_set:
+        return settings
+    try:
+        folder = PROFILES[settings.profile].repository(settings.cache_dir)
+    except OSError as e:
+        msg = f"the models of profile {settings.profile} cannot be written: {e}"
+        raise CommandError(msg, EXIT_USAGE) from None
+    return settings.model_copy(update={"model_repository": folder})
 
 
 def _option(location: tuple[int | str, ...], given: dict[str, Any]) -> str:

@@ -42,10 +42,16 @@ class ServedGateway:
     """
 
     def __init__(
-        self, repository: Path, *options: str, pool: str | None = None, **variables: str
+        self,
+        repository: Path | None,
+        *options: str,
+        pool: str | None = None,
+        **variables: str,
     ) -> None:
         self.pool = pool or f"test-app-{os.getpid()}-{next(_NUMBERS)}"
-        command = [*POPGATE, "serve", "--model-repository", str(repository)]
+        command = [*POPGATE, "serve"]
+        if repository is not None:
+            command += ["--model-repository", str(repository)]
         if not any(option.startswith("--uds") for option in options):
             command += ["--port", "0"]
         self.process = subprocess.Popen(

@@ -1,0 +1,161 @@
+"""The models that Triton's example clients and HTTP test scripts ask for.
+
+Written as ONNX files with a ``config.toml`` each. Shapes, names and numbers are those
+of the originals; `docs/triton.md` lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    import onnx
+
+#: What the scripts expect of the server, where the user does not say otherwise.
+SETTINGS: Mapping[str, Any] = MappingProxyType(
+    {
+        "server_name": "triton",
+        "port": 8000,
+        "max_body_size": 64 * 1024 * 1024,
+    }
+)
+
+OPSET = 17
+#: How long `custom_identity_int32` takes for a request, in seconds.
+EXECUTE_DELAY = 3.0
+
+_Dims: TypeAlias = tuple[int | str, ...]
+_Tensors: TypeAlias = Mapping[str, tuple[str, _Dims]]
+_Nodes: TypeAlias = Iterable[tuple[str, str, str, dict[str, Any]]]
+
+_BATCHED = """\
+batching = true
+max_batch_size = 8
+max_request_rows = 8
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One model: tensors by name as (ONNX type, dimensions), nodes, and options.
+
+    A node is (operator, inputs, output, attributes); names are separated by spaces.
+    `constants` are (ONNX type, value) of scalars.
+    """
+
+    inputs: _Tensors
+    outputs: _Tensors
+    nodes: _Nodes
+    config: str = _BATCHED
+    constants: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
+
+    def onnx(self) -> onnx.ModelProto:
+        """The ONNX model; checked."""
+        import onnx
+        from onnx import TensorProto, helper
+
+        def infos(tensors: _Tensors) -> list[onnx.ValueInfoProto]:
+            return [
+                helper.make_tensor_value_info(name, getattr(TensorProto, kind), dims)
+                for name, (kind, dims) in tensors.items()
+            ]
+
+        nodes = [
+            helper.make_node(operator, names.split(), [output], **attributes)
+            for operator, names, output, attributes in self.nodes
+        ]
+        constants = [
+            helper.make_tensor(name, getattr(TensorProto, kind), [], [value])
+            for name, (kind, value) in self.constants.items()
+        ]
+        graph = helper.make_graph(
+            nodes, "model", infos(self.inputs), infos(self.outputs), constants
+        )
+        model = helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=8
+        )
+        onnx.checker.check_model(model)
+        return model
+
+
+def write_models(folder: Path) -> None:
+    """Writes all models into `folder`, as a model repository. Raises OSError."""
+    for name, make in MODELS.items():
+        model = make()
+        (folder / name / "1").mkdir(parents=True)
+        path = folder / name / "1" / "model.onnx"
+        path.write_bytes(model.onnx().SerializeToString(deterministic=True))
+        (folder / name / "config.toml").write_text(model.config, encoding="utf-8")
+
+
+def _cast(kind: str) -> dict[str, Any]:
+    from onnx import TensorProto
+
+    return {"to": getattr(TensorProto, kind)}
+
+
+def _add_and_subtract(kind: str) -> Model:
+    pair = {f"INPUT{i}": (kind, ("N", 16)) for i in (0, 1)}
+    return Model(
+        pair,
+        {f"OUTPUT{i}": (kind, ("N", 16)) for i in (0, 1)},
+        [
+            ("Add", "INPUT0 INPUT1", "OUTPUT0", {}),
+            ("Sub", "INPUT0 INPUT1", "OUTPUT1", {}),
+        ],
+    )
+
+
+def _simple_string() -> Model:
+    """Sum and difference of numbers that are written in decimal digits."""
+    return Model(
+        {f"INPUT{i}": ("STRING", ("N", 16)) for i in (0, 1)},
+        {f"OUTPUT{i}": ("STRING", ("N", 16)) for i in (0, 1)},
+        [
+            ("Cast", "INPUT0", "a", _cast("INT32")),
+            ("Cast", "INPUT1", "b", _cast("INT32")),
+            ("Add", "a b", "sum", {}),
+            ("Sub", "a b", "difference", {}),
+            ("Cast", "sum", "OUTPUT0", _cast("STRING")),
+            ("Cast", "difference", "OUTPUT1", _cast("STRING")),
+        ],
+        _BATCHED + '[example]\nINPUT0 = [["1", "2", "3", "4", "5", "6", "7", "8", '
+        '"9", "10", "11", "12", "13", "14", "15", "16"]]\n'
+        'INPUT1 = [["1", "1", "1", "1", "1", "1", "1", "1", '
+        '"1", "1", "1", "1", "1", "1", "1", "1"]]\n',
+    )
+
+
+def _identity(kind: str, dims: _Dims, count: int = 1, config: str = _BATCHED) -> Model:
+    return Model(
+        {f"INPUT{i}": (kind, dims) for i in range(count)},
+        {f"OUTPUT{i}": (kind, dims) for i in range(count)},
+        [("Identity", f"INPUT{i}", f"OUTPUT{i}", {}) for i in range(count)],
+        config,
+    )
+
+
+#: By name; every one is made when it is written.
+MODELS: Mapping[str, Callable[[], Model]] = MappingProxyType(
+    {
+        "simple": lambda: _add_and_subtract("INT32"),
+        "simple_int8": lambda: _add_and_subtract("INT8"),
+        "simple_string": _simple_string,
+        "simple_identity": lambda: _identity("STRING", ("N", "M")),
+        "onnx_zero_1_float32": lambda: _identity("FLOAT", ("N", "M")),
+        "onnx_zero_1_float16": lambda: _identity("FLOAT16", ("N", "A", "B")),
+        "onnx_zero_3_float32": lambda: _identity("FLOAT", ("N", "M"), 3),
+        "onnx_zero_1_object": lambda: _identity("STRING", ("N", "M")),
+        "onnx_zero_1_object_1_element": lambda: _identity("STRING", ("N", 1)),
+        # Takes one request at a time, and lets it wait for a second for others.
+        "onnx_zero_1_float32_queue": lambda: _identity(
+            "FLOAT",
+            ("N", "M"),
+            config=_BATCHED + "max_queue_delay = 1.0\nmax_queue_size = 1\n",
+        ),
+    }
+)
