@@ -13,9 +13,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, TypeAlias
 
+from app.codec.compression import (
+    Coding,
+    CompressResponses,
+    ResponseCodings,
+    compress,
+    inflate,
+)
 from app.codec.messages import Response
 from app.errors import (
     BodyTooLarge,
@@ -43,6 +50,9 @@ DEFAULT_TIMEOUT = 60.0
 # client that is still sending when the connection is closed never sees the answer.
 _LINGER_SECONDS = 1.0
 _LINGER_BYTES = 64 << 20
+# Responses up to this size are compressed at once (under a millisecond), larger ones,
+# and all bodies that come compressed (which may become large), in a thread.
+_COMPRESS_AT_ONCE = 64 * 1024
 
 
 class ClientGone(Exception):
@@ -75,12 +85,19 @@ class InferFront:
         limits: Limits = DEFAULT_LIMITS,
         *,
         timeout: float = DEFAULT_TIMEOUT,
+        compress_responses: CompressResponses = CompressResponses.ASKED,
     ) -> None:
         self.fallback = fallback
         self.models = models
         self.limits = limits
         self.timeout = timeout
+        self._codings = ResponseCodings(compress_responses)
         self._waiting = WaitingRequests()
+
+    def coding_for(self, headers: Mapping[bytes, bytes]) -> Coding | None:
+        """How the answer to a request with these headers is to be compressed."""
+        accept = headers.get(b"accept-encoding")
+        return None if accept is None else self._codings.choose(accept)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
@@ -174,6 +191,10 @@ class InferFront:
         receive: Receive,
     ) -> Response:
         """The response to a complete request; raises what is to be answered instead."""
+        encoding = headers.get(b"content-encoding")
+        if encoding is not None:
+            limit = self.limits.max_body_bytes
+            body = await asyncio.to_thread(inflate, encoding, body, limit)
         waiting = Waiting(receive)
         submitted = call.start(headers, body, self.limits, self.timeout, waiting.wake)
         if not submitted.done:
@@ -181,7 +202,13 @@ class InferFront:
             await self._waiting.wait(waiting, submitted, exact=call.is_exact)
         if waiting.is_client_gone and isinstance(submitted.error, Cancelled):
             raise ClientGone
-        return call.finish(self.limits, submitted)
+        response = call.finish(self.limits, submitted)
+        coding = self.coding_for(headers)
+        if coding is None:
+            return response
+        if response.nbytes <= _COMPRESS_AT_ONCE:
+            return compress(response, coding)
+        return await asyncio.to_thread(compress, response, coding)
 
     def __repr__(self) -> str:
         return f"<InferFront {self.models!r} waiting={len(self._waiting)}>"

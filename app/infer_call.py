@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from app.codec.compression import inflate
 from app.codec.messages import InferRequest, Response
 from app.errors import InvalidRequest, ModelNotReady, row_of
 from app.limits import Limits
@@ -62,15 +61,13 @@ class InferCall:
     ) -> Submitted:
         """Decodes, validates and queues; `timeout` holds where nobody says otherwise.
 
+        `body` is not compressed any more, whatever the headers say.
         Raises what is to be answered instead: after that, `fail` is due.
         """
         entry = self._entry
         if not entry.ready:
             raise ModelNotReady(entry.spec.name)
         get = headers.get
-        compressed = get(b"content-encoding")
-        if compressed is not None:
-            body = inflate(compressed, body, limits.max_body_bytes)
         request = entry.codec(limits).decode(
             get(b"content-type"),
             get(b"inference-header-content-length"),

@@ -12,6 +12,7 @@ from fastapi.responses import Response
 
 from app import docs_page
 from app.about import VERSION
+from app.codec.compression import CompressResponses
 from app.front import InferFront
 from app.gateway import Gateway
 from app.handlers import install_error_handlers
@@ -43,7 +44,13 @@ def create_app(
     api = create_api(gateway)
     settings = gateway.settings
     limits = replace(DEFAULT_LIMITS, max_body_bytes=settings.max_body_size)
-    front = InferFront(api, gateway.table, limits, timeout=settings.request_timeout)
+    front = InferFront(
+        api,
+        gateway.table,
+        limits,
+        timeout=settings.request_timeout,
+        compress_responses=CompressResponses(settings.compress_responses),
+    )
     api.state.front = front
     return front
 

@@ -6,7 +6,7 @@ body starts an `InferCall`, and its result is written to the connection from the
 device's `poll`. There is no task, no future and no message in between, which halves
 what a small request costs (bench/LOG.md). Everything else goes uvicorn's way, through
 ASGI, including all that is unusual about an inference: no Content-Length, too long a
-body, Expect, HTTP/1.0.
+body, compression, Expect, HTTP/1.0.
 
 To uvicorn an `Exchange` is the cycle of a request like its own: it queues pipelined
 requests behind it and ends it in an orderly way.
@@ -243,7 +243,13 @@ class GatewayProtocol(HttpToolsProtocol):
             length = exchange.headers.get(b"content-length", b"")
             # Whatever is unusual is uvicorn's and the front's.
             limit = self.front.limits.max_body_bytes
-            if length.isdigit() and len(length) < 16 and int(length) <= limit:
+            if (
+                length.isdigit()
+                and len(length) < 16
+                and int(length) <= limit
+                and b"content-encoding" not in exchange.headers
+                and self.front.coding_for(exchange.headers) is None
+            ):
                 exchange.missing = int(length)
                 self.cycle = self._exchange = exchange  # type: ignore[assignment]
                 return

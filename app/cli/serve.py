@@ -68,6 +68,12 @@ _RequestTimeout = Annotated[
     typer.Option(metavar="SECONDS", help="A request that takes longer fails with 504. "
                  "[default: 60]"),
 ]  # fmt: skip
+_CompressResponses = Annotated[
+    str | None,
+    typer.Option(metavar="asked|always|never", help="When Accept-Encoding compresses "
+                 "answers of inference: asked ignores the list of codings that HTTP "
+                 "libraries send by themselves. [default: asked]"),
+]  # fmt: skip
 _ApiKey = Annotated[
     str | None,
     typer.Option(metavar="KEY", help="Needed to load and unload models; without it "
@@ -144,6 +150,7 @@ def serve(
     uds: _Uds = None,
     max_body_size: _MaxBodySize = None,
     request_timeout: _RequestTimeout = None,
+    compress_responses: _CompressResponses = None,
     api_key: _ApiKey = None,
     shutdown_timeout: _ShutdownTimeout = None,
     drain_grace: _DrainGrace = None,

@@ -1,19 +1,48 @@
-"""Compressed request bodies: gzip and deflate, inflated within the body limit.
+"""Compressed bodies: gzip and deflate, inflated within the body limit; and back.
 
-Responses are never compressed here.
+Only inference is compressed. Its stock clients inflate those answers themselves and
+expect every other one, errors included, to come as it is.
 """
 
 from __future__ import annotations
 
+import enum
 import zlib
 from collections.abc import Iterable
 
+from app.codec.chunks import in_parts
+from app.codec.messages import Buffer, Header, Response
 from app.errors import BodyTooLarge, MalformedBody, UnsupportedMediaType
 
 _STEP = 1 << 20  # bytes inflated at once
 _EITHER = 32 + zlib.MAX_WBITS  # zlib's word for "gzip or zlib, look at the header"
 _PLAIN = (b"", b"identity")
 _INFLATED = (b"gzip", b"x-gzip", b"deflate")
+# Members of one gzip body: each costs something, even if it is empty.
+_MAX_MEMBERS = 1000
+# The fastest level: a fifth of the time of zlib's default for nearly the same size.
+_LEVEL = 1
+_MEMORY = 256  # Accept-Encoding values remembered; a client can send any number
+
+
+class Coding(enum.Enum):
+    """How a response is compressed; the value is its Content-Encoding."""
+
+    GZIP = b"gzip"
+    DEFLATE = b"deflate"
+
+
+class CompressResponses(enum.Enum):
+    """When Accept-Encoding is followed.
+
+    HTTP libraries list all that they can inflate in every request, whether that pays or
+    not. ASKED takes such a list for no wish; a wish is a single coding, or one that
+    quality values prefer. ALWAYS follows every header, NEVER none.
+    """
+
+    ASKED = "asked"
+    ALWAYS = "always"
+    NEVER = "never"
 
 
 def inflate(encoding: bytes, chunks: Iterable[bytes], limit: int) -> list[bytes]:
@@ -41,12 +70,16 @@ def inflate(encoding: bytes, chunks: Iterable[bytes], limit: int) -> list[bytes]
 def _inflate(chunks: Iterable[bytes], limit: int) -> list[bytes]:
     inflater = zlib.decompressobj(_EITHER)
     out: list[bytes] = []
-    size = 0
+    size, members = 0, 1
     for chunk in chunks:
         pending = chunk
         while pending:
             if inflater.eof:  # a gzip file may have several members
                 inflater = zlib.decompressobj(_EITHER)
+                members += 1
+                if members > _MAX_MEMBERS:
+                    msg = f"the gzip body has more than {_MAX_MEMBERS} members"
+                    raise MalformedBody(msg)
             piece = inflater.decompress(pending, _STEP)
             pending = inflater.unconsumed_tail or inflater.unused_data
             size += len(piece)
@@ -63,3 +96,78 @@ def _inflate(chunks: Iterable[bytes], limit: int) -> list[bytes]:
         msg = "the compressed body is cut off"
         raise MalformedBody(msg)
     return out
+
+
+class ResponseCodings:
+    """Which coding the answer to an Accept-Encoding has. Remembers what it decided."""
+
+    def __init__(self, when: CompressResponses = CompressResponses.ASKED) -> None:
+        self.when = when
+        self._known: dict[bytes, Coding | None] = {}
+
+    def choose(self, accept: bytes) -> Coding | None:
+        """The coding for a header's value; None to leave the answer as it is."""
+        try:
+            return self._known[accept]
+        except KeyError:
+            pass
+        if len(self._known) >= _MEMORY:
+            self._known.clear()
+        found = self._known[accept] = self._decide(accept)
+        return found
+
+    def _decide(self, accept: bytes) -> Coding | None:
+        if self.when is CompressResponses.NEVER:
+            return None
+        named: dict[bytes, float] = {}
+        weighed = False
+        for item in accept.lower().split(b","):
+            name, _, parameter = (part.strip() for part in item.partition(b";"))
+            weighed = weighed or bool(parameter)
+            if name:
+                named[name] = _quality(parameter)
+        if not weighed and len(named) > 1 and self.when is CompressResponses.ASKED:
+            return None
+        offered = [(named[c.value], c) for c in Coding if named.get(c.value, 0) > 0]
+        if not offered:
+            return None
+        # The first of the best: a stable order, as the client named them.
+        order = list(named)
+        best = max(offered, key=lambda pair: (pair[0], -order.index(pair[1].value)))
+        return best[1] if best[0] >= named.get(b"identity", 0.0) else None
+
+    def __repr__(self) -> str:
+        return f"<ResponseCodings {self.when.value} {len(self._known)} known>"
+
+
+def _quality(parameter: bytes) -> float:
+    """The value of ``q=0.5``: 1 without one, 0 where it is none."""
+    if not parameter:
+        return 1.0
+    name, _, value = parameter.partition(b"=")
+    try:
+        quality = float(value) if name.strip() == b"q" else 0.0
+    except ValueError:
+        return 0.0
+    return quality if 0 <= quality <= 1 else 0.0
+
+
+def compress(response: Response, coding: Coding) -> Response:
+    """The same response, compressed. Takes 10 to 20 ns a byte: for threads if large.
+
+    Inference-Header-Content-Length still counts the bytes before compression.
+    """
+    window = zlib.MAX_WBITS + (16 if coding is Coding.GZIP else 0)
+    packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, window)
+    pieces: list[Buffer] = [packer.compress(part) for part in response.parts]
+    pieces.append(packer.flush())
+    total = sum(map(len, pieces))
+    headers: list[Header] = [
+        header for header in response.headers if header[0] != b"content-length"
+    ]
+    headers += [
+        (b"content-length", b"%d" % total),
+        (b"content-encoding", coding.value),
+        (b"vary", b"accept-encoding"),
+    ]
+    return Response(response.status, headers, in_parts(pieces, total), total)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,66 @@ class TestTrace:
         assert gateway.client.get(path).status_code == 404
 
 
+class TestCompression:
+    @pytest.mark.parametrize("coding", ["gzip", "deflate"])
+    @pytest.mark.parametrize("rows", [1, 8000])
+    @pytest.mark.parametrize("binary", [True, False])
+    def test_both_ways(self, stock: Any, coding: str, rows: int, binary: bool) -> None:
+        data = np.arange(rows * 4, dtype=np.float32).reshape(rows, 4)
+        tensor = triton.InferInput("input", list(data.shape), "FP32")
+        tensor.set_data_from_numpy(data, binary_data=binary)
+        result = stock.infer(
+            "affine",
+            [tensor],
+            outputs=[triton.InferRequestedOutput("output", binary_data=binary)],
+            request_compression_algorithm=coding,
+            response_compression_algorithm=coding,
+        )
+        np.testing.assert_array_equal(result.as_numpy("output"), data * 2 + 1)
+
+    @pytest.mark.parametrize(
+        ("accept", "coding"),
+        [
+            ("gzip", "gzip"),
+            ("gzip;q=0.1, deflate;q=0.2", "deflate"),
+            ("gzip, deflate", None),
+            ("br", None),
+        ],
+    )
+    def test_headers(
+        self, gateway: ServedGateway, accept: str, coding: str | None
+    ) -> None:
+        response = gateway.client.post(
+            "/v2/models/affine/infer",
+            json={"inputs": {"input": ROW.tolist()}},
+            headers={"accept-encoding": accept},
+        )
+        assert response.headers.get("content-encoding") == coding
+        assert response.json()["outputs"][0]["data"] == (ROW * 2 + 1)[0].tolist()
+
+    def test_errors_are_not_compressed(self, gateway: ServedGateway) -> None:
+        for encoding, status in (("identity", 400), ("gzip", 400), ("br", 415)):
+            response = gateway.client.post(
+                "/v2/models/affine/infer",
+                content=b"{",
+                headers={"accept-encoding": "gzip", "content-encoding": encoding},
+            )
+            assert response.status_code == status
+            assert "content-encoding" not in response.headers
+            assert response.json()["error"]
+
+    def test_a_bomb(self, gateway: ServedGateway) -> None:
+        packer = zlib.compressobj(9)
+        bomb = b"".join(packer.compress(bytes(1 << 20)) for _ in range(257))
+        response = gateway.client.post(
+            "/v2/models/affine/infer",
+            content=bomb + packer.flush(),
+            headers={"content-encoding": "deflate"},
+        )
+        assert response.status_code == 413
+        assert "Use --http-max-input-size to increase the limit" in response.text
+
+
 def test_asyncio_client(gateway: ServedGateway) -> None:
     async def ask() -> None:
         address = gateway.url.removeprefix("http://")
@@ -170,7 +231,13 @@ def test_asyncio_client(gateway: ServedGateway) -> None:
             assert await client.is_server_live()
             assert (await client.get_log_settings())["log_info"] is True
             assert (await client.get_trace_settings("affine"))["trace_rate"] == "1000"
-            result = await client.infer("affine", [affine_input()])
-            np.testing.assert_array_equal(result.as_numpy("output"), ROW * 2 + 1)
+            for coding in (None, "gzip", "deflate"):
+                result = await client.infer(
+                    "affine",
+                    [affine_input()],
+                    request_compression_algorithm=coding,
+                    response_compression_algorithm=coding,
+                )
+                np.testing.assert_array_equal(result.as_numpy("output"), ROW * 2 + 1)
 
     asyncio.run(ask())

@@ -8,7 +8,14 @@ import zlib
 
 import pytest
 
-from app.codec.compression import inflate
+from app.codec.compression import (
+    Coding,
+    CompressResponses,
+    ResponseCodings,
+    compress,
+    inflate,
+)
+from app.codec.messages import Response
 from app.errors import BodyTooLarge, MalformedBody, UnsupportedMediaType
 
 DATA = bytes(range(256)) * 100
@@ -64,3 +71,57 @@ def test_the_limit_itself_is_allowed() -> None:
     assert inflate(b"gzip", [gzip.compress(DATA)], len(DATA))
     with pytest.raises(BodyTooLarge):
         inflate(b"gzip", [gzip.compress(DATA)], len(DATA) - 1)
+
+
+def test_members_without_end_are_refused() -> None:
+    with pytest.raises(MalformedBody, match="more than 1000 members"):
+        inflate(b"gzip", [gzip.compress(b"") * 1001], 1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("accept", "asked", "always"),
+    [
+        (b"gzip", Coding.GZIP, Coding.GZIP),
+        (b"Deflate", Coding.DEFLATE, Coding.DEFLATE),
+        (b"gzip;q=0.5, deflate;q=0.8", Coding.DEFLATE, Coding.DEFLATE),
+        (b"deflate;q=0.8, gzip;q=0.8", Coding.DEFLATE, Coding.DEFLATE),
+        (b"gzip;q=0.5, identity", None, None),
+        (b"gzip;q=0.5, identity;q=0.1, br;q=1", Coding.GZIP, Coding.GZIP),
+        (b"gzip;q=0", None, None),
+        (b"gzip;q=much", None, None),
+        (b"gzip;q=7", None, None),
+        (b"br", None, None),
+        (b"*", None, None),
+        (b"identity", None, None),
+        (b"", None, None),
+        (b",;,", None, None),
+        # What HTTP libraries send by themselves.
+        (b"gzip, deflate", None, Coding.GZIP),
+        (b"deflate, gzip, br, zstd", None, Coding.DEFLATE),
+    ],
+)
+def test_choice(accept: bytes, asked: Coding | None, always: Coding | None) -> None:
+    codings = ResponseCodings()
+    assert [codings.choose(accept) for _ in "ab"] == [asked, asked]
+    assert ResponseCodings(CompressResponses.ALWAYS).choose(accept) is always
+    assert ResponseCodings(CompressResponses.NEVER).choose(accept) is None
+
+
+def test_any_number_of_different_headers_is_bounded() -> None:
+    codings = ResponseCodings()
+    for number in range(1000):
+        assert codings.choose(b"gzip;q=0.%d" % (number + 1)) is Coding.GZIP
+    assert int(repr(codings).split()[2]) <= 256
+
+
+@pytest.mark.parametrize("coding", Coding)
+@pytest.mark.parametrize("parts", [[DATA], [DATA[:7], DATA[7:]], [b""]])
+def test_compresses(coding: Coding, parts: list[bytes]) -> None:
+    headers = [(b"content-length", b"%d" % sum(map(len, parts))), (b"x", b"y")]
+    packed = compress(Response(200, headers, parts), coding)
+    found = dict(packed.headers)
+    assert int(found[b"content-length"]) == len(packed.body) == packed.nbytes
+    assert (found[b"content-encoding"], found[b"x"]) == (coding.value, b"y")
+    assert len(packed.headers) == len(found)
+    window = 31 if coding is Coding.GZIP else 15  # not just "either of them"
+    assert zlib.decompress(packed.body, window) == b"".join(parts)
