@@ -17,6 +17,7 @@ import orjson
 _TEXT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _CHATTY = ("uvicorn", "uvicorn.error", "uvicorn.access")
 _CLIENTS = ("httpx", "httpcore", "asyncio")
+_RETOLD = ("engine.device", "engine.replica_set")
 
 # What logging puts on every record: anything else was given as `extra`.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
@@ -82,6 +83,11 @@ def _set_chatter(*, verbose: bool) -> None:
     level = logging.DEBUG if verbose else logging.WARNING
     for name in _CHATTY:
         logging.getLogger(name).setLevel(level)
+    # The gateway says in its own words which devices and models there are, unless the
+    # environment asks the engine (docs/logging.md).
+    if logging.getLogger("engine").level == logging.NOTSET:
+        for name in _RETOLD:
+            logging.getLogger(name).setLevel(level)
     # A client without credentials of ours: its requests are not our log's business.
     for name in _CLIENTS:
         logging.getLogger(name).setLevel(logging.WARNING)

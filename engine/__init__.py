@@ -8,6 +8,7 @@
 No web framework and no event loop in here; see docs/architecture.md.
 """
 
+from engine import logs as _logs  # noqa: F401 - as the environment says
 from engine import telemetry as _telemetry  # noqa: F401 - must come first
 from engine.config import (
     NO_BATCHING_DIM,

@@ -93,6 +93,9 @@ class Device:
         except BaseException:
             self.close()
             raise
+        logger.info(
+            "device %s is attached: process %s, %d threads", self.id, self.pid, threads
+        )
 
     # -- what there is
 
@@ -290,6 +293,7 @@ class Device:
             self._failures += 1
             self._start()
             self.restarts += 1
+            logger.info("device %s has a new process, %s", self.id, self.pid)
             for runner in self.runners:
                 try:
                     runner.reload(self)
@@ -316,6 +320,7 @@ class Device:
         os.close(self._result_fd)
         for claim in self._claims:
             claim.close()
+        logger.info("device %s is free again", self.id)
 
     def _start(self) -> None:
         """Start the process and link up with it."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.errors import DeviceLost
+from engine.logs import standard_output_is_wanted
 
 #: Seconds a device process gets to end by itself before it is killed.
 STOP_TIMEOUT = 5.0
@@ -36,7 +37,7 @@ class LaunchedProcess:
             self._process = subprocess.Popen(
                 _command(name, listener.fileno(), read_end),
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
+                stdout=None if standard_output_is_wanted() else subprocess.DEVNULL,
                 pass_fds=[listener.fileno(), read_end, *inherited],
                 env=_environment(),
             )
@@ -75,13 +76,13 @@ class LaunchedProcess:
 
 
 def _command(name: str, listen_fd: int, owner_fd: int) -> list[str]:
-    level = logging.getLevelName(logging.getLogger("engine").getEffectiveLevel())
+    level = logging.getLogger("engine").getEffectiveLevel()
     return [
         *(sys.executable, "-P", "-m", "engine.device_process"),
         *("--listen-fd", str(listen_fd)),
         *("--owner-fd", str(owner_fd)),
         *("--name", f"popgate-{name}"),
-        *("--log-level", level),
+        *("--log-level", str(level)),
     ]
 
 

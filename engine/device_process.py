@@ -22,6 +22,7 @@ from typing import Any
 
 from engine.descriptors import raise_descriptor_limit
 from engine.device_service import DeviceService
+from engine.logs import label_process
 from engine.scheduler import Scheduler
 from engine.shared_memory import keep_large_blocks
 
@@ -57,12 +58,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--listen-fd", type=int, required=True)
     parser.add_argument("--owner-fd", type=int, required=True)
     parser.add_argument("--name", default="device")
-    parser.add_argument("--log-level", default="WARNING")
+    parser.add_argument("--log-level", type=int, default=logging.WARNING)
     options: Any = parser.parse_args(arguments)
     logging.basicConfig(
-        level=options.log_level,
         format=f"%(asctime)s %(levelname)s {options.name} %(name)s: %(message)s",
     )
+    logging.getLogger("engine").setLevel(options.log_level)
+    label_process(options.name)
     # Ctrl-C in a terminal, and what stops a service, go to the whole group: the owner
     # decides when we end.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

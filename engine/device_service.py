@@ -65,6 +65,7 @@ class DeviceService:
                     control.close_all(fds)
                 control.send(sock, answer, answer_fds)
         for client in owned:
+            logger.debug("%r is gone", client)
             client.link.gone = True
             self._terminator.ring()
             self._scheduler.do(partial(self._scheduler.drop_client, client))
@@ -80,6 +81,7 @@ class DeviceService:
                 return {"replica": self._load(message, fds)}, []
             case "unload":
                 scheduler.call(partial(scheduler.unload, int(message["replica"])))
+                logger.debug("unloaded replica %s", message["replica"])
                 return {}, []
             case "link":
                 client = self._link(sock, fds)
@@ -117,6 +119,7 @@ class DeviceService:
         scheduler = self._scheduler
         replica = load_replica(number, message, fds, scheduler.wait_room)
         scheduler.call(partial(scheduler.replicas.__setitem__, number, replica))
+        logger.debug("loaded %r from %s", replica, message["paths"])
         return number
 
     def _link(self, sock: socket.socket, fds: list[int]) -> Client:
@@ -127,6 +130,7 @@ class DeviceService:
         client = Client(next(self._numbers), link, os.dup(fds[1]), pid)
         scheduler = self._scheduler
         scheduler.call(partial(scheduler.clients.__setitem__, client.number, client))
+        logger.debug("%r is there", client)
         return client
 
     def _channel(self, message: Message, fds: list[int]) -> int:

@@ -7,6 +7,7 @@ methods are called by the one thread that runs programs.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from popef_io import PopefError
 
 if TYPE_CHECKING:
     from engine.executor import Executor
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +233,9 @@ class Replica:
         return self._attempt(wanted, started) if wanted else None
 
     def _fail(self, entry: Entry, error: Exception, started: int) -> None:
-        self._end(entry, started, *_outcome_of(error))
+        outcome, text = _outcome_of(error)
+        logger.debug("%r: request %d failed: %s", self, entry.request, text)
+        self._end(entry, started, outcome, text)
 
     def _end(
         self, entry: Entry, started: int, outcome: Outcome, text: str = ""

@@ -7,6 +7,8 @@ knows.
 from __future__ import annotations
 
 import contextlib
+import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,6 +22,8 @@ from engine.replica_channel import ReplicaChannel
 from engine.stats import RunnerStats
 from engine.tensor import DataDesc
 from popef_io import Model
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +180,7 @@ class ReplicaSet:
     def _load(self, replica: int) -> None:
         plan, config = self._plan, self._config
         device = self._devices[replica]
+        began = time.monotonic()
         frozen, memory = pack_frozen(plan.model, config.frozen_inputs)
         message = {
             "op": "load",
@@ -204,6 +209,13 @@ class ReplicaSet:
             plan.outputs,
             plan.layout,
             config.max_queue_size,
+        )
+        logger.info(
+            "replica %d of %r is loaded on %s (%.3f s)",
+            replica,
+            plan.name,
+            device.id,
+            time.monotonic() - began,
         )
 
     def __repr__(self) -> str:

@@ -8,6 +8,7 @@ batches.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import queue
 import select
@@ -24,6 +25,9 @@ from engine.link import Link
 from engine.replica import Replica
 from engine.ring_buffer import full_fence
 from engine.running import RunningBatch
+from popef_io import TRACE
+
+logger = logging.getLogger(__name__)
 
 #: How long a result waits for room before its request is given up: a client that has
 #: not collected anything for so long is not coming.
@@ -81,6 +85,7 @@ class Scheduler:
         self._stopping = False
         self._spin_ns = _spin_us() * 1000
         self._spin_credit = 0
+        self._trace = logger.isEnabledFor(TRACE)
 
     @property
     def running_ns(self) -> int:
@@ -192,6 +197,9 @@ class Scheduler:
         self._replica = None
         self._running_since = 0
         self.batches += 1
+        if self._trace:
+            taken = (time.monotonic_ns() - now) // 1000
+            logger.log(TRACE, "%r ran programs for %d us", replica, taken)
         if replica.pending:
             self._ready.append(replica)
         else:

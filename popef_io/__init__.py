@@ -29,6 +29,7 @@ from popef_io.errors import (
 )
 from popef_io.feeds_writer import FeedsWriter
 from popef_io.layout import BlobHeader
+from popef_io.logs import TRACE, configure_logging
 from popef_io.mapping import map_descriptor
 from popef_io.metadata import (
     Anchor,
@@ -45,6 +46,7 @@ from popef_io.strings import decode_strings, encode_strings
 from popef_io.writer import FileWriter, Writer
 
 __all__ = [
+    "TRACE",
     "Anchor",
     "Blob",
     "BlobHeader",
@@ -79,6 +81,7 @@ __all__ = [
     "UnknownBlob",
     "Writer",
     "WriterStateError",
+    "configure_logging",
     "decode_strings",
     "dump_document",
     "dump_text",
@@ -86,3 +89,5 @@ __all__ = [
     "load_model",
     "map_descriptor",
 ]
+
+configure_logging("POPEF", ("popef_io", "popef"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from popef_io.datatypes import BlobType, TensorType
 from popef_io.errors import CorruptError, InvalidValueError, MissingBlobError
 from popef_io.metadata import Anchor, Metadata, TensorInfo
 from popef_io.reader import Reader
+
+_log = logging.getLogger(__name__)
 
 _Item = TypeVar("_Item", TensorReader, FeedReader, OpaqueReader)
 _Data = TypeVar("_Data", TensorReader, FeedReader)
@@ -100,7 +103,7 @@ class ModelBuilder:
         }
         tensors = _pick(self._reader.tensors, executable.name)
         feeds = _pick(self._reader.feeds, executable.name)
-        return Model(
+        model = Model(
             metadata,
             executable,
             _join(tensors, anchor_by_name),
@@ -108,6 +111,8 @@ class ModelBuilder:
             _pick(self._reader.opaque_blobs, executable.name),
             tuple(dict.fromkeys(blob.source.name for blob in self._reader.blobs)),
         )
+        _log.debug("made %r", model)
+        return model
 
     def _executable(self, name: str | None) -> ExecutableReader:
         executables = self._reader.executables

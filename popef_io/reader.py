@@ -8,6 +8,7 @@ are used (`Blob.payload`).
 
 from __future__ import annotations
 
+import logging
 import os
 import zlib
 from collections.abc import Iterator
@@ -41,6 +42,7 @@ from popef_io.layout import (
     find_nonzero,
     read_header,
 )
+from popef_io.logs import TRACE
 from popef_io.mapping import Source, map_file, read_stream
 from popef_io.metadata import (
     ExecutableInfo,
@@ -50,6 +52,8 @@ from popef_io.metadata import (
     TensorDataInfo,
 )
 from popef_io.validation import check_data_size
+
+_log = logging.getLogger(__name__)
 
 Content = (
     ExecutableReader
@@ -173,6 +177,10 @@ class Reader:
                 )
         self._contents += [self._content_of(blob) for blob in blobs]
         self._blob_by_key = blob_by_key
+        size = len(source.view)
+        _log.debug("read %s: %d blobs, %d bytes", source.name, len(blobs), size)
+        for blob in blobs if _log.isEnabledFor(TRACE) else ():
+            _log.log(TRACE, "%r", blob)
 
     def _content_of(self, blob: Blob) -> Content:
         match blob.info:

@@ -11,6 +11,7 @@ Everything else is refused with `WriterStateError`.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable
 from enum import Enum
@@ -32,6 +33,8 @@ from popef_io.metadata import (
 )
 from popef_io.reader import Reader
 from popef_io.replacement import Replacement
+
+_log = logging.getLogger(__name__)
 
 _Writer = TypeVar("_Writer", bound="Writer")
 
@@ -133,6 +136,8 @@ class Writer:
             self.discard()
             raise
         self.state = WriterState.CLOSED
+        path = self._output.path
+        _log.info("wrote %s: %d blobs, %d bytes", path, self._count, self._end)
 
     def discard(self) -> None:
         """Give up: nothing is left of what was written; the target is as it was."""

@@ -1,0 +1,34 @@
+"""Logging of the engine and its device processes as the environment wants it.
+
+`MODEL_RUNTIME_LOG_LEVEL` and `MODEL_RUNTIME_LOG_DEST`, see `popef_io.logs`. Device
+processes inherit the environment and write to the same place, each line with the name
+of its process.
+"""
+
+from __future__ import annotations
+
+import os
+
+from popef_io import configure_logging
+
+_LOGGERS = {
+    "MODEL_RUNTIME": ("engine", "model_runtime"),
+    "POPEF": ("popef_io", "popef"),
+}
+
+configure_logging("MODEL_RUNTIME", _LOGGERS["MODEL_RUNTIME"])
+
+
+def label_process(label: str) -> None:
+    """Put the name of this process into every line that the environment wants."""
+    for prefix, names in _LOGGERS.items():
+        configure_logging(prefix, names, label)
+
+
+def standard_output_is_wanted() -> bool:
+    """Whether a device process logs to standard output, which it is not given else."""
+    return any(
+        os.environ.get(f"{prefix}_LOG_LEVEL")
+        and os.environ.get(f"{prefix}_LOG_DEST", "").strip().lower() == "stdout"
+        for prefix in _LOGGERS
+    )

@@ -1,0 +1,98 @@
+"""Logging as the environment wants it, for those who run a program, not write it.
+
+`POPEF_LOG_LEVEL` (OFF, ERR, WARN, INFO, DEBUG, TRACE) and `POPEF_LOG_DEST` (stdout,
+stderr or the name of a file), and the same two for other prefixes, are those of the
+PopEF User Guide (7.1, 7.2). Where no level is set nothing is set up: the loggers are
+those of the standard `logging` module, and the program decides. docs/logging.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterable
+
+#: Finer than DEBUG: single blobs, single runs.
+TRACE = 5
+logging.addLevelName(TRACE, "TRACE")
+
+OFF = logging.CRITICAL + 10
+LEVELS = {
+    "OFF": OFF,
+    "ERR": logging.ERROR,
+    "WARN": logging.WARNING,
+    "INFO": logging.INFO,
+    "DEBUG": logging.DEBUG,
+    "TRACE": TRACE,
+}
+_LETTER = {logging.ERROR: "E", logging.WARNING: "W", logging.INFO: "I"} | {
+    logging.CRITICAL: "E",
+    logging.DEBUG: "D",
+    TRACE: "T",
+}
+
+
+class _Formatter(logging.Formatter):
+    """`2026-11-21 14:03:07.123 I 4711 popgate-cpu:0 engine.loading: message`."""
+
+    default_msec_format = "%s.%03d"
+
+    def __init__(self, label: str) -> None:
+        where = f"%(process)d {label}" if label else "%(process)d"
+        super().__init__(f"%(asctime)s %(letter)s {where} %(name)s: %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        record.letter = _LETTER.get(record.levelno, "-")
+        return super().format(record)
+
+
+def configure_logging(prefix: str, loggers: Iterable[str], label: str = "") -> bool:
+    """Set up `loggers` as `{prefix}_LOG_LEVEL` and `{prefix}_LOG_DEST` say.
+
+    Whether there is something to log: False leaves the loggers untouched, or silences
+    them where the level is OFF. Otherwise their records go to the destination and
+    nowhere else. `label` tells processes apart. What cannot be understood is warned of
+    in the log, never an error: it must not keep a program from running. May be called
+    again.
+    """
+    wanted = os.environ.get(f"{prefix}_LOG_LEVEL", "").strip()
+    if not wanted:
+        return False
+    level = LEVELS.get(wanted.upper(), logging.WARNING)
+    complaints = []
+    if wanted.upper() not in LEVELS:
+        known = ", ".join(LEVELS)
+        complaints.append(f"{prefix}_LOG_LEVEL is {wanted!r}; it can be {known}")
+    names = list(loggers)
+    if level == OFF:
+        for name in names:
+            logging.getLogger(name).setLevel(OFF)
+        return False
+    handler, complaint = _handler(os.environ.get(f"{prefix}_LOG_DEST", "").strip())
+    complaints += [f"{prefix}_LOG_DEST: {complaint}"] if complaint else []
+    handler.setFormatter(_Formatter(label))
+    for name in names:
+        logger = logging.getLogger(name)
+        for old in logger.handlers:
+            old.close()
+        logger.handlers[:] = [handler]
+        logger.propagate = False
+        logger.setLevel(level)
+    for complaint in complaints:
+        logging.getLogger(names[0]).warning("%s", complaint)
+    return True
+
+
+def _handler(destination: str) -> tuple[logging.Handler, str]:
+    """A handler for the destination, and what is wrong with that."""
+    if destination.lower() in ("", "stderr"):
+        return logging.StreamHandler(sys.stderr), ""
+    if destination.lower() == "stdout":
+        return logging.StreamHandler(sys.stdout), ""
+    try:
+        # Appended to: the device processes write to the same file.
+        return logging.FileHandler(destination, encoding="utf-8"), ""
+    except OSError as error:
+        reason = f"cannot write to {destination!r}: {error.strerror or error}"
+        return logging.StreamHandler(sys.stderr), reason
