@@ -11,7 +11,7 @@ from app.access import check_management
 from app.errors import BodyTooLarge, InvalidRequest, MalformedBody, UnknownModel
 from app.gateway import Gateway
 from app.loader import LoadedModel
-from app.repository import ModelRecord
+from app.model_record import ModelRecord
 
 # Bodies of management calls are a few options; this bounds what a stray one can cost.
 MAX_MANAGEMENT_BODY = 1 << 20
@@ -52,7 +52,7 @@ def find_version(record: ModelRecord, version: str | None) -> LoadedModel | None
     if version is None:
         return record.default
     for number, entry in record.versions.items():
-        if number and str(number) == version:
+        if str(number) == version:
             return entry.loaded
     raise UnknownModel(record.name, version)
 

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from app.examples import example_request, shown_shape
 from app.loader import LoadedModel
-from app.repository import ModelRecord, State, VersionRecord
+from app.model_record import ModelRecord, State, VersionRecord
 from app.schemas import (
     IndexEntry,
     MetadataTensor,
@@ -34,10 +34,15 @@ def is_serving(loaded: LoadedModel | None) -> bool:
 
 
 def version_status(record: VersionRecord) -> VersionStatus:
-    state, reason = record.state, record.reason
+    state, reason = record.state, record.explanation
     if state is State.READY and not is_serving(record.loaded):
         state, reason = State.UNAVAILABLE, LOST
-    return VersionStatus(version=str(record.version), state=state.value, reason=reason)
+    return VersionStatus(
+        version=str(record.version),
+        state=state.word,
+        reason=reason,
+        in_memory=record.loaded is not None,
+    )
 
 
 def model_summary(record: ModelRecord) -> ModelSummary:
@@ -67,7 +72,7 @@ def model_metadata(record: ModelRecord, loaded: LoadedModel) -> ModelMetadata:
     """The protocol's metadata document."""
     return ModelMetadata(
         name=record.name,
-        versions=[str(version) for version in record.serving],
+        versions=[str(version) for version in record.available],
         platform=PLATFORM,
         inputs=[_tensor(loaded, t) for t in loaded.spec.inputs],
         outputs=[_tensor(loaded, t) for t in loaded.spec.outputs],
@@ -106,38 +111,37 @@ def index_entries(records: list[ModelRecord], *, ready: bool) -> list[IndexEntry
     """The repository index; with `ready`, only what answers."""
     entries = []
     for record in records:
-        for version in record.versions.values():
+        for _, version in sorted(record.versions.items()):
             status = version_status(version)
             entries.append(
                 IndexEntry(
                     name=record.name,
-                    version=status.version if version.version else None,
+                    version=status.version,
                     state=status.state,
                     reason=status.reason or None,
                 )
             )
         if not record.versions:
+            why = record.problem or record.absence
             entries.append(
-                IndexEntry(name=record.name, state="UNAVAILABLE", reason=record.reason)
+                IndexEntry(name=record.name, state=record.state.word, reason=why)
             )
     return [e for e in entries if e.state == "READY" or not ready]
 
 
 def _summary(record: ModelRecord) -> dict[str, Any]:
-    default = record.default
+    default, number = record.default, record.default_version
     state, reason = record.state, record.problem
-    if state is State.UNAVAILABLE:
+    if state in (State.UNAVAILABLE, State.ON_DEMAND):
         reason = reason or record.absence
     if state is State.READY and not is_serving(default):
         state, reason = State.UNAVAILABLE, LOST
     return {
         "name": record.name,
-        "state": state.value,
+        "state": state.word,
         "reason": reason,
-        "version": default.version if default is not None else None,
-        "versions": [
-            version_status(v) for k, v in sorted(record.versions.items()) if k
-        ],
+        "version": None if number is None else str(number),
+        "versions": [version_status(v) for _, v in sorted(record.versions.items())],
         "url": f"/v1/models/{quote(record.name)}/infer",
     }
 

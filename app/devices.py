@@ -122,6 +122,10 @@ class GatewayDevices:
         first, self._next = self._next, (self._next + instances) % have
         return {i: self._devices[(first + i) % have] for i in range(instances)}
 
+    def count_for(self, instances: int, wanted: Sequence[int]) -> int:
+        """How many devices `place` would use."""
+        return min(instances, len(wanted) or len(self._devices))
+
     def summaries(self) -> list[DeviceSummary]:
         return [
             DeviceSummary(

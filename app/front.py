@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, TypeAlias
 
@@ -28,13 +29,14 @@ from app.errors import (
     BodyTooLarge,
     ErrorResponse,
     InvalidRequest,
+    RequestError,
     UnknownModel,
 )
-from app.infer_call import InferCall
+from app.infer_call import InferCall, header_timeout
 from app.limits import DEFAULT_LIMITS, Limits
 from app.table import ModelEntry, ModelTable
 from app.waiting import Waiting, WaitingRequests
-from engine import Cancelled
+from engine import Cancelled, EngineError
 
 __all__ = ["InferFront", "ModelEntry", "ModelTable"]
 
@@ -107,7 +109,7 @@ class InferFront:
         root: str = scope.get("root_path", "")
         if root and path.startswith(root):
             path = path[len(root) :]
-        if path in self.models.paths:
+        if path in self.models.paths or self.models.offers(path):
             await self._infer(path, scope, receive, send)
             return
         missing = self.models.missing(path)
@@ -131,12 +133,16 @@ class InferFront:
         except ClientGone:
             return
         # Looked up again: the model may have been swapped while the body came.
-        entry = self.models.paths.get(path)
+        entry, waited = self.models.paths.get(path), 0.0
         if entry is None:
-            missing = self.models.missing(path) or UnknownModel(path)
-            await _send_error(send, ErrorResponse.of(missing))
-            return
+            try:
+                entry, waited = await self.load_on_demand(path, headers)
+            except (RequestError, EngineError) as error:
+                await _send_error(send, ErrorResponse.of(error))
+                return
         call = InferCall(entry)
+        if waited:
+            call.waited(waited)
         try:
             response = await self._answer(call, headers, body, receive)
         except asyncio.CancelledError:
@@ -150,6 +156,21 @@ class InferFront:
             await _send_error(send, ErrorResponse.of(error))
             return
         await _send_response(send, response)
+
+    async def load_on_demand(
+        self, path: str, headers: Mapping[bytes, bytes]
+    ) -> tuple[ModelEntry, float]:
+        """What is at `path` once it is loaded, and the seconds that took.
+
+        Raises `RequestError` or `EngineError` where there is nothing in time.
+        """
+        began = time.monotonic()
+        if self.models.offers(path):
+            limit = header_timeout(headers) or self.timeout
+            entry = await self.models.fetch(path, limit)
+            if entry is not None:
+                return entry, time.monotonic() - began
+        raise self.models.missing(path) or UnknownModel(path)
 
     async def _read_body(
         self, headers: dict[bytes, bytes], receive: Receive

@@ -17,8 +17,12 @@ from app.compile_cache import CompileCache
 from app.devices import GatewayDevices
 from app.loader import ModelLoader
 from app.log import LogControl
+from app.memory_budget import MemoryBudget
 from app.metrics import MetricsRegistry
-from app.repository import ModelRepository, State
+from app.model_control import ControlMode, ModelControl
+from app.model_record import State
+from app.on_demand import OnDemandLoader
+from app.repository import ModelRepository
 from app.settings import Settings
 from app.table import ModelEntry, ModelTable
 from app.tracing import Tracing
@@ -85,7 +89,17 @@ class Gateway:
             self.table,
             self.metrics,
             drain_timeout=settings.shutdown_timeout,
+            budget=MemoryBudget(settings.model_memory),
         )
+        self.control = ModelControl(
+            self.repository,
+            self._load_pool,
+            ControlMode(settings.model_control_mode),
+            startup=settings.load_model,
+            poll_seconds=settings.repository_poll_secs,
+            lazily=settings.lazy,
+        )
+        self.on_demand = self.table.on_demand = OnDemandLoader(self.repository)
         self._start: asyncio.Task[None] | None = None
         self._phase = "starting"
 
@@ -121,6 +135,8 @@ class Gateway:
         self.begin_drain()
         if self._start is not None:
             self._start.cancel()
+        self.control.stop()
+        self.on_demand.close()
         self.repository.close()
         self.devices.unwatch()
         await self._device_pool.run(self.devices.close)
@@ -138,7 +154,7 @@ class Gateway:
         if self.devices.lost:
             lost = ", ".join(self.devices.lost)
             reasons.append(f"devices are lost and being restarted: {lost}")
-        serving = self.repository.names_in(State.READY)
+        serving = self.repository.names_in(State.READY, State.ON_DEMAND)
         if self._phase == "serving" and failed and not serving:
             reasons.append("none of the models could be loaded")
         elif failed and self.settings.strict_readiness:
@@ -155,7 +171,7 @@ class Gateway:
             await self._device_pool.run(self.devices.attach)
             self.devices.watch()
             self._phase = "loading models"
-            await self.repository.load_all()
+            await self.control.start()
         except (EngineError, OSError) as e:
             self._phase = "failed to start"
             self._on_failed(e)

@@ -51,6 +51,10 @@ class InferCall:
         self.is_exact = False
         entry.stats.begin()
 
+    def waited(self, seconds: float) -> None:
+        """Counts the time that its model took to be loaded for it."""
+        self._began -= round(seconds * _NS)
+
     def start(
         self,
         headers: Mapping[bytes, bytes],
@@ -77,7 +81,7 @@ class InferCall:
         self._request = request
         wanted = request.timeout
         if wanted is None and b"x-request-timeout" in headers:
-            wanted = _parse_timeout(headers[b"x-request-timeout"])
+            wanted = header_timeout(headers)
         if wanted is None:
             wanted = entry.timeout or timeout
         else:
@@ -146,7 +150,11 @@ class InferCall:
         return f"<InferCall {self._entry.spec.name} {self.submitted!r}>"
 
 
-def _parse_timeout(value: bytes) -> float:
+def header_timeout(headers: Mapping[bytes, bytes]) -> float | None:
+    """Seconds of the header ``X-Request-Timeout``. Raises `InvalidRequest`."""
+    value = headers.get(b"x-request-timeout")
+    if value is None:
+        return None
     try:
         seconds = float(value)
     except ValueError:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from app.compile_cache import CompileCache
 from app.devices import GatewayDevices
@@ -23,16 +26,26 @@ class LoadError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A version that can be run, and what it was made from."""
+    """A version that can be run, and what it was made from.
+
+    `memory` is what it takes, in bytes, as far as `--model-memory` is concerned;
+    `loaded_at` a `time.time()`.
+    """
 
     spec: ModelSpec
     runner: ModelRunner
     config: ModelConfig
-    fingerprint: tuple[object, ...]
+    source: VersionSource
+    memory: int
+    loaded_at: float
 
     @property
     def version(self) -> str:
         return self.spec.version
+
+    def is_from(self, source: VersionSource, config: ModelConfig) -> bool:
+        """Whether loading that again would make no difference."""
+        return self.config == config and self.source == source
 
     def __repr__(self) -> str:
         return f"<LoadedModel {self.spec.name}/{self.version} {self.runner!r}>"
@@ -49,19 +62,12 @@ class ModelLoader:
         self, name: str, source: VersionSource, config: ModelConfig
     ) -> LoadedModel:
         """Compiles where needed, loads, and describes. Raises `LoadError`."""
-        if source.problem:
-            raise LoadError(source.problem)
         start = time.monotonic()
-        try:
-            fingerprint = source.fingerprint()
-            runner = self._open(f"{name}/{source.version}", source, config)
-        except (EngineError, PopefError, ValueError) as e:
-            raise LoadError(str(e)) from e
-        except OSError as e:
-            raise LoadError(f"cannot be read: {e}") from e
-        except Exception as e:
-            logger.exception("model %s/%d: unexpected", name, source.version)
-            raise LoadError(f"{type(e).__name__}: {e}; this is a bug") from e
+        label = f"{name}/{source.version}"
+        with _explained(label):
+            files = self._files(source)
+            memory = self._memory(files, config)
+            runner = self._open(label, files, config)
         try:
             spec = ModelSpec.from_runner(
                 name, str(source.version), runner, max_rows=config.max_request_rows
@@ -70,15 +76,30 @@ class ModelLoader:
             runner.close()
             raise LoadError(str(e)) from e
         seconds = time.monotonic() - start
-        logger.debug("model %s/%d is loaded (%.3f s)", name, source.version, seconds)
-        return LoadedModel(spec, runner, config, fingerprint)
+        logger.debug("model %s is loaded (%.3f s)", label, seconds)
+        return LoadedModel(spec, runner, config, source, memory, time.time())
 
-    def _open(
-        self, label: str, source: VersionSource, config: ModelConfig
-    ) -> ModelRunner:
+    def memory_of(self, source: VersionSource, config: ModelConfig) -> int:
+        """Bytes that a version would take, about. Compiles it where needed.
+
+        Raises `LoadError`.
+        """
+        with _explained(str(source.version)):
+            return self._memory(self._files(source), config)
+
+    def _files(self, source: VersionSource) -> list[Path]:
+        if source.problem:
+            raise LoadError(source.problem)
         files = list(source.files)
-        if source.is_onnx:
-            files = [self._cache.popef_for(files[0])]
+        return [self._cache.popef_for(files[0])] if source.is_onnx else files
+
+    def _memory(self, files: list[Path], config: ModelConfig) -> int:
+        if config.memory is not None:
+            return config.memory
+        devices = self._devices.count_for(config.instances, config.devices)
+        return devices * sum(path.stat().st_size for path in files)
+
+    def _open(self, label: str, files: list[Path], config: ModelConfig) -> ModelRunner:
         return ModelRunner(
             files if len(files) > 1 else files[0],
             config=ModelRunnerConfig(
@@ -95,3 +116,19 @@ class ModelLoader:
             ),
             name=label,
         )
+
+
+@contextmanager
+def _explained(label: str) -> Iterator[None]:
+    """Turns whatever goes wrong into a `LoadError` that an operator understands."""
+    try:
+        yield
+    except LoadError:
+        raise
+    except (EngineError, PopefError, ValueError) as e:
+        raise LoadError(str(e)) from e
+    except OSError as e:
+        raise LoadError(f"cannot be read: {e}") from e
+    except Exception as e:
+        logger.exception("model %s: unexpected", label)
+        raise LoadError(f"{type(e).__name__}: {e}; this is a bug") from e

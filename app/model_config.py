@@ -55,7 +55,8 @@ class ModelConfig:
     """The options of one model, as written or by default.
 
     `batching` None leaves the decision to what the compiler has shown; `max_batch_size`
-    0 leaves it to the model; `timeout` None is the server's. Times are seconds.
+    0 leaves it to the model; `memory` None is what its files take; `timeout` None is
+    the server's. Times are seconds, sizes bytes.
     """
 
     instances: int = key(
@@ -81,6 +82,9 @@ class ModelConfig:
         256 * 1024 * 1024,
         size(1 << 16, 1 << 38),
         "shared memory of an instance in each direction",
+    )
+    memory: int | None = key(
+        None, size(1, 1 << 50), "what it takes when loaded, for --model-memory"
     )
     timeout: float | None = key(
         None, seconds(0.001, 86400), "how long a request may take"

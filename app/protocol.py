@@ -26,7 +26,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from app.codec.messages import Buffer, Header
-from app.errors import ErrorResponse, UnknownModel
+from app.errors import ErrorResponse
 from app.front import InferFront
 from app.infer_call import InferCall
 from app.table import Submitted
@@ -60,6 +60,7 @@ class Exchange:
         "headers",
         "is_past_parser",
         "keep_alive",
+        "loading",
         "missing",
         "path",
         "protocol",
@@ -77,6 +78,7 @@ class Exchange:
         self.missing = 0  # bytes of the body that have yet to come
         self.is_past_parser = False
         self.timer: asyncio.TimerHandle | None = None
+        self.loading: asyncio.Task[None] | None = None
         self.disconnected = False
         self.response_complete = False
 
@@ -85,10 +87,26 @@ class Exchange:
         # Looked up now: the model may have been swapped while the body came.
         entry = front.models.paths.get(self.path)
         if entry is None:
-            missing = front.models.missing(self.path) or UnknownModel(self.path)
-            self._refuse(missing)
+            self.loading = self.protocol.loop.create_task(self._load(front))
             return
-        call = self.call = InferCall(entry)
+        self._start(front, InferCall(entry))
+
+    async def _load(self, front: InferFront) -> None:
+        """The model has left memory while the body came: have it loaded, or refuse."""
+        try:
+            entry, waited = await front.load_on_demand(self.path, self.headers)
+        except Exception as error:
+            self._refuse(error)
+            return
+        if self.disconnected:
+            self.response_complete = True
+            return
+        call = InferCall(entry)
+        call.waited(waited)
+        self._start(front, call)
+
+    def _start(self, front: InferFront, call: InferCall) -> None:
+        self.call = call
         body, self.body = self.body, []
         try:
             submitted = call.start(

@@ -4,100 +4,37 @@ Everything here runs on the event loop's thread except the loading itself. Opera
 one model happen one after the other; different models do not wait for each other. A
 version that is loaded again is loaded beside the old one, takes its place at once when
 it is ready, and the old one is closed when its last request has been answered.
+
+When models are loaded, and which, is decided elsewhere (`app/model_control.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from enum import Enum
+import time
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
 from app.background import DaemonPool
 from app.loader import LoadedModel, LoadError, ModelLoader
+from app.memory_budget import MemoryBudget
 from app.metrics import MetricsRegistry
-from app.scan import ModelSource, VersionSource, scan_model, scan_names
+from app.model_record import ModelRecord, State, VersionRecord
+from app.scan import ModelSource, VersionSource
+from app.settings import size_text
 from app.table import ModelEntry, ModelTable
 
 logger = logging.getLogger(__name__)
 
-
-UNLOADED = "it was unloaded"
-
-
-class State(Enum):
-    """The states of a model version, in the protocol's words."""
-
-    LOADING = "LOADING"
-    READY = "READY"
-    UNLOADING = "UNLOADING"
-    UNAVAILABLE = "UNAVAILABLE"
+# How long a load waits for models in use to become idle, where their memory is needed.
+ROOM_TIMEOUT = 30.0
+ROOM_TICK = 0.02
 
 
-class RepositoryError(Exception):
-    """A load or unload that did not succeed; `found` is False for an unknown model."""
-
-    def __init__(self, message: str, *, found: bool = True) -> None:
-        super().__init__(message)
-        self.found = found
-
-
-@dataclass(slots=True)
-class VersionRecord:
-    """One version, loaded or not. `loaded` is what serves now, if anything does."""
-
-    version: int
-    state: State = State.UNAVAILABLE
-    reason: str = ""
-    loaded: LoadedModel | None = None
-
-
-@dataclass(slots=True)
-class ModelRecord:
-    """Everything known about one model of the repository."""
-
-    name: str
-    versions: dict[int, VersionRecord] = field(default_factory=dict)
-    reason: str = ""
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    @property
-    def serving(self) -> dict[int, LoadedModel]:
-        records = sorted(self.versions.items())
-        return {v: r.loaded for v, r in records if r.loaded is not None}
-
-    @property
-    def default(self) -> LoadedModel | None:
-        """What answers requests that name no version: the highest that is loaded."""
-        serving = self.serving
-        return serving[max(serving)] if serving else None
-
-    @property
-    def state(self) -> State:
-        """The best that any version has to offer."""
-        states = {record.state for record in self.versions.values()}
-        for state in (State.READY, State.LOADING, State.UNLOADING):
-            if state in states:
-                return state
-        return State.UNAVAILABLE
-
-    @property
-    def absence(self) -> str:
-        """Why it is not served, although nothing has gone wrong with it."""
-        if self.state is State.UNAVAILABLE:
-            return UNLOADED
-        return f"it is {self.state.value.lower()}"
-
-    @property
-    def problem(self) -> str:
-        """What has gone wrong with the model or a version of it; empty if nothing."""
-        if self.reason:
-            return self.reason
-        bad = (r for r in self.versions.values() if r.reason not in ("", UNLOADED))
-        return "; ".join(f"version {r.version}: {r.reason}" for r in bad)
+class NoRoom(LoadError):
+    """There is no memory left for it now, because others use it."""
 
 
 class ModelRepository:
@@ -112,8 +49,10 @@ class ModelRepository:
         metrics: MetricsRegistry,
         *,
         drain_timeout: float = 30.0,
+        budget: MemoryBudget | None = None,
     ) -> None:
         self.root = root
+        self.budget = budget or MemoryBudget()
         self._loader = loader
         self._pool = pool
         self._table = table
@@ -121,8 +60,9 @@ class ModelRepository:
         self._metrics = metrics
         self._drain_timeout = drain_timeout
         self._records: dict[str, ModelRecord] = {}
-        self._starting = False
         self._closing = False
+
+    # -- what there is
 
     def models(self) -> list[ModelRecord]:
         """All known models, by name."""
@@ -131,8 +71,8 @@ class ModelRepository:
     def get(self, name: str) -> ModelRecord | None:
         return self._records.get(name)
 
-    def names_in(self, state: State) -> list[str]:
-        return [record.name for record in self.models() if record.state is state]
+    def names_in(self, *states: State) -> list[str]:
+        return [record.name for record in self.models() if record.state in states]
 
     def explain(self, name: str) -> str | None:
         """Why a model is not served; None if there is no such model."""
@@ -145,66 +85,81 @@ class ModelRepository:
         """The models of which something failed to load, with the reasons."""
         return {r.name: r.problem for r in self.models() if r.problem}
 
-    async def load_all(self) -> None:
-        """Loads every model of the folder; failures are recorded, not raised.
+    # -- changing it
 
-        Raises OSError if the folder cannot be listed.
-        """
-        self._starting = True
-        names = await self._pool.run(lambda: scan_names(self.root))
-        for name in names:
-            record = self._record(name)
-            record.versions[0] = VersionRecord(0, State.LOADING)
-        await asyncio.gather(*(self._load_quietly(name) for name in names))
-        self._starting = False
+    def record(self, name: str) -> ModelRecord:
+        """The record of a model; a new one if there is none."""
+        return self._records.setdefault(name, ModelRecord(name))
 
-    async def load(self, name: str) -> ModelRecord:
-        """Brings a model to what the folder holds now. Raises `RepositoryError`.
+    def forget(self, name: str) -> None:
+        """Drops the record of a model that is not served."""
+        record = self._records.get(name)
+        if record is not None and not record.serving:
+            del self._records[name]
+            self._publish(record)
+
+    async def bring_up(
+        self, source: ModelSource, *, lazily: bool = False, make_room: bool = True
+    ) -> None:
+        """Brings a model to what `source` says.
 
         Versions that are served and unchanged stay as they are; new and changed ones
         are loaded; those no longer there are unloaded. If one fails, what was served
-        before is served on.
+        before is served on, and the record says why. `lazily` offers what is new for
+        loading on demand instead; what replaces a version in memory is loaded now.
+        Without `make_room` that also becomes of what finds no memory free.
         """
-        source = await self._pool.run(lambda: scan_model(self.root, name))
-        known = self._records.get(name)
-        if source is None:
-            if known is not None:
-                known.versions.pop(0, None)
-            msg = (
-                f"failed to load '{name}', failed to poll from model repository: "
-                f"there is no such model in it"
-            )
-            raise RepositoryError(msg, found=False)
-        record = self._record(name)
+        record = self.record(source.name)
         async with record.lock:
-            await self._bring_up(record, source)
-        if not self._starting:
-            logger.info("model %s is loaded: %s", name, sorted(record.serving))
-        if record.problem:
-            raise RepositoryError(f"failed to load '{name}': {record.problem}")
-        return record
+            record.is_pending = False
+            record.reason = source.problem
+            record.stamp = source.stamp
+            if source.problem:
+                return
+            record.config = source.config
+            changed = [v for v in source.versions if _is_new(record, v, source)]
+            later = [v for v in changed if lazily and not _is_loaded(record, v)]
+            for version in changed:
+                entry = record.versions.setdefault(
+                    version.version, VersionRecord(version.version)
+                )
+                entry.source = version
+                if version in later:
+                    entry.offer()
+                elif entry.loaded is None:
+                    entry.state = State.LOADING
+            now = [v for v in changed if v not in later]
+            leaving = await self._load(record, now, make_room=make_room)
+            leaving += self._switch(record, {v.version for v in source.versions})
+            await self._retire(leaving)
 
-    async def unload(self, name: str) -> ModelRecord:
-        """Stops serving a model, after its last request. Raises `RepositoryError`."""
-        record = self._records.get(name)
-        if record is None:
-            msg = f"failed to unload '{name}': there is no such model"
-            raise RepositoryError(msg, found=False)
+    async def take_down(self, name: str) -> None:
+        """Stops serving a model, after its last request."""
+        record = self._records[name]
         async with record.lock:
             leaving = list(record.serving.values())
             for version in record.versions.values():
                 busy = version.loaded is not None
                 version.state = State.UNLOADING if busy else State.UNAVAILABLE
-                version.loaded = None
+                version.loaded = version.source = None
                 version.reason = ""
             record.reason = ""
+            record.is_pending = False
             self._publish(record)
             await self._retire(leaving)
             for version in record.versions.values():
                 version.state = State.UNAVAILABLE
-                version.reason = UNLOADED
         logger.info("model %s is unloaded", name)
-        return record
+
+    async def load_offered(self, record: ModelRecord, entry: VersionRecord) -> None:
+        """Loads a version that was offered on demand, if that is still to be done."""
+        async with record.lock:
+            current = record.versions.get(entry.version) is entry
+            if not current or not entry.is_on_demand or entry.source is None:
+                return
+            leaving = await self._load(record, [entry.source])
+            self._publish(record)
+            await self._retire(leaving)
 
     def close(self) -> None:
         """Serves nothing from now on. The runners end with their devices."""
@@ -213,91 +168,130 @@ class ModelRepository:
             record.versions.clear()
             self._publish(record)
 
-    def _record(self, name: str) -> ModelRecord:
-        return self._records.setdefault(name, ModelRecord(name))
+    # -- how
 
-    async def _load_quietly(self, name: str) -> None:
-        try:
-            await self.load(name)
-        except RepositoryError as e:
-            logger.error("%s", e)
-        except OSError as e:
-            self._record(name).reason = f"cannot be read: {e}"
-            logger.error("failed to load '%s': %s", name, e)
+    async def _load(
+        self,
+        record: ModelRecord,
+        versions: Sequence[VersionSource],
+        *,
+        make_room: bool = True,
+    ) -> list[LoadedModel]:
+        """Loads versions beside what serves; what they replace, for `_retire`.
 
-    async def _bring_up(self, record: ModelRecord, source: ModelSource) -> None:
-        record.reason = source.problem
-        record.versions.pop(0, None)
-        if source.problem:
-            return
-        wanted = {v.version: v for v in source.versions}
-        changed = [v for v in source.versions if self._is_new(record, v, source)]
-        for version in changed:
-            entry = record.versions.setdefault(
-                version.version, VersionRecord(version.version)
-            )
-            entry.state = State.READY if entry.loaded is not None else State.LOADING
-        results = await asyncio.gather(
-            *(self._load_version(source, version) for version in changed)
-        )
+        They serve from the next `_publish` on, which is to follow at once.
+        """
+        loads = (self._load_one(record, v, make_room) for v in versions)
+        results = await asyncio.gather(*loads)
         leaving = []
-        for version, result in zip(changed, results, strict=True):
+        for version, result in zip(versions, results, strict=True):
             entry = record.versions[version.version]
             if isinstance(result, LoadedModel):
                 if entry.loaded is not None:
                     leaving.append(entry.loaded)
                 entry.loaded, entry.state, entry.reason = result, State.READY, ""
+            elif isinstance(result, NoRoom) and not make_room:
+                entry.offer()
             else:
-                ready = entry.loaded is not None
-                entry.state = State.READY if ready else State.UNAVAILABLE
-                entry.reason = str(result).replace(f"{self.root.resolve()}/", "")
-        if any(entry.loaded for v, entry in record.versions.items() if v in wanted):
+                entry.fail(str(result).replace(f"{self.root.resolve()}/", ""))
+        return leaving
+
+    def _switch(self, record: ModelRecord, wanted: set[int]) -> list[LoadedModel]:
+        """Publishes the versions `wanted`; those that have to go, if others serve."""
+        leaving = []
+        if any(v in wanted for v in record.available):
             for number in [v for v in record.versions if v not in wanted]:
                 gone = record.versions.pop(number)
                 if gone.loaded is not None:
                     leaving.append(gone.loaded)
         self._publish(record)
-        await self._retire(leaving)
+        return leaving
 
-    def _is_new(
-        self, record: ModelRecord, version: VersionSource, source: ModelSource
-    ) -> bool:
-        entry = record.versions.get(version.version)
-        loaded = entry.loaded if entry is not None else None
-        if loaded is None or loaded.config != source.config:
-            return True
-        try:
-            return loaded.fingerprint != version.fingerprint()
-        except OSError:
-            return True
-
-    async def _load_version(
-        self, source: ModelSource, version: VersionSource
+    async def _load_one(
+        self, record: ModelRecord, source: VersionSource, make_room: bool
     ) -> LoadedModel | LoadError:
+        reserved = 0
         try:
-            loaded = await self._pool.run(
-                lambda: self._loader.load(source.name, version, source.config)
-            )
+            if self.budget.limit:
+                measure = partial(self._loader.memory_of, source, record.config)
+                reserved = await self._room(await self._pool.run(measure), make_room)
+            load = partial(self._loader.load, record.name, source, record.config)
+            loaded = await self._pool.run(load)
         except LoadError as e:
+            self.budget.give(reserved)
             return e
+        self.budget.correct(reserved, loaded.memory)
         if self._closing:
             loaded.runner.close()
             return LoadError("the gateway is shutting down")
         return loaded
 
-    def _publish(self, record: ModelRecord) -> None:
-        self._table.publish(
-            record.name,
-            [
-                ModelEntry(
-                    loaded.spec,
-                    loaded.runner,
-                    self._metrics.model(record.name, loaded.version),
-                    timeout=loaded.config.timeout,
+    async def _room(self, size: int, make_room: bool) -> int:
+        """Takes `size` bytes of the budget; idle models make room where they have to.
+
+        Raises `LoadError`, `NoRoom` where it could be had at another time.
+        """
+        budget, deadline = self.budget, time.monotonic() + ROOM_TIMEOUT
+        if size > budget.limit:
+            msg = (
+                f"it takes about {size_text(size)}, and all models together may take "
+                f"{size_text(budget.limit)} (--model-memory)"
+            )
+            raise LoadError(msg)
+        while not budget.take(size):
+            victim = self._least_recently_used() if make_room else None
+            if victim is not None:
+                await self._evict(*victim)
+            elif not make_room or time.monotonic() > deadline:
+                msg = (
+                    f"it takes about {size_text(size)}, and models in use have "
+                    f"{size_text(budget.used)} of {size_text(budget.limit)} "
+                    f"(--model-memory)"
                 )
-                for loaded in record.serving.values()
-            ],
-        )
+                raise NoRoom(msg)
+            else:
+                await asyncio.sleep(ROOM_TICK)
+        return size
+
+    def _least_recently_used(self) -> tuple[ModelRecord, VersionRecord] | None:
+        """The version that has been idle the longest; None where all are in use."""
+        found: tuple[float, ModelRecord, VersionRecord] | None = None
+        for record in self._records.values():
+            if record.lock.locked():
+                continue
+            for entry in record.versions.values():
+                loaded = entry.loaded
+                if loaded is None or entry.source is None:
+                    continue
+                stats = self._metrics.model(record.name, loaded.version)
+                if stats.pending or loaded.runner.in_flight:
+                    continue
+                used = max(stats.last_inference, loaded.loaded_at)
+                if found is None or used < found[0]:
+                    found = (used, record, entry)
+        return found[1:] if found is not None else None
+
+    async def _evict(self, record: ModelRecord, entry: VersionRecord) -> None:
+        """Takes an idle version out of memory; the next request loads it again."""
+        loaded, entry.loaded = entry.loaded, None
+        assert loaded is not None
+        entry.offer()
+        self._publish(record)
+        logger.info("model %s/%s makes room", record.name, entry.version)
+        await self._retire([loaded])
+
+    def _publish(self, record: ModelRecord) -> None:
+        entries = [
+            ModelEntry(
+                loaded.spec,
+                loaded.runner,
+                self._metrics.model(record.name, loaded.version),
+                timeout=loaded.config.timeout,
+            )
+            for loaded in record.serving.values()
+        ]
+        default = str(record.default_version)
+        self._table.publish(record.name, entries, default=default)
 
     async def _retire(self, leaving: Iterable[LoadedModel]) -> None:
         """Closes runners that get no new requests, when they have nothing in flight."""
@@ -309,7 +303,21 @@ class ModelRepository:
                 # Requests must be failed in this thread; the price is that nothing
                 # else is done meanwhile.
                 loaded.runner.close()
+            self.budget.give(loaded.memory)
 
     def __repr__(self) -> str:
         ready = len(self.names_in(State.READY))
         return f"<ModelRepository {self.root} {ready}/{len(self._records)} ready>"
+
+
+def _is_loaded(record: ModelRecord, version: VersionSource) -> bool:
+    entry = record.versions.get(version.version)
+    return entry is not None and entry.loaded is not None
+
+
+def _is_new(record: ModelRecord, version: VersionSource, source: ModelSource) -> bool:
+    """Whether a version has to be loaded, or offered, for `source` to be served."""
+    entry = record.versions.get(version.version)
+    if entry is None or entry.loaded is None:
+        return True
+    return not entry.loaded.is_from(version, source.config)

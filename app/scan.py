@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeAlias
 
 from app.model_config import ModelConfig, ModelConfigError, load_model_config
 
@@ -25,6 +27,10 @@ logger = logging.getLogger(__name__)
 CONFIG_NAME = "config.toml"
 SUFFIXES = (".popef", ".onnx")
 SINGLE_FILE_VERSION = 1
+MAX_FILES = 10_000  # in one folder of a model
+
+Stamp: TypeAlias = tuple[tuple[object, ...], ...]
+"""Names, sizes and times of files: what changes when they do."""
 
 # One path segment of a URL, and nothing that a shell, a URL or a label has to quote.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
@@ -37,33 +43,35 @@ class ScanError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class VersionSource:
-    """The files of one version. `problem` says why it cannot be loaded, or is empty."""
+    """The files of one version. `problem` says why it cannot be loaded, or is empty.
+
+    `stamp` differs when a file of it has been replaced, added or taken away.
+    """
 
     version: int
     files: tuple[Path, ...] = ()
     problem: str = ""
+    stamp: Stamp = ()
 
     @property
     def is_onnx(self) -> bool:
         return bool(self.files) and self.files[0].suffix == ".onnx"
 
-    def fingerprint(self) -> tuple[object, ...]:
-        """Differs when the files have been replaced. Raises OSError if one is gone."""
-        return tuple(
-            (str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns)
-            for path in self.files
-            for stat in (path.stat(),)
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model as it lies in the repository: its versions, ascending, and options."""
+    """A model as it lies in the repository: its versions, ascending, and options.
+
+    `stamp` differs when anything of it has changed. `notes` says what of its
+    configuration has no effect here, and why.
+    """
 
     name: str
     versions: tuple[VersionSource, ...] = ()
     config: ModelConfig = field(default_factory=ModelConfig)
     problem: str = ""
+    stamp: Stamp = ()
+    notes: tuple[str, ...] = ()
 
 
 def is_model_name(name: str) -> bool:
@@ -96,12 +104,55 @@ def scan_model(root: Path, name: str) -> ModelSource | None:
     entries = [entry for entry in root.iterdir() if _name_of(entry) == name]
     if not entries:
         return None
+    stamp: Stamp = ()
     try:
-        return _read_model(root.resolve(), name, sorted(entries))
+        stamp = _stamp_of(root.resolve(), entries)
+        return replace(_read_model(root.resolve(), name, sorted(entries)), stamp=stamp)
     except (ScanError, ModelConfigError) as e:
-        return ModelSource(name, problem=str(e))
+        return ModelSource(name, problem=str(e), stamp=stamp)
     except OSError as e:
-        return ModelSource(name, problem=f"cannot be read: {e}")
+        return ModelSource(name, problem=f"cannot be read: {e}", stamp=stamp)
+
+
+def _stamp_of(root: Path, entries: Iterable[Path]) -> Stamp:
+    """Of a model: its files, those in its folder, and those of its versions."""
+    paths: list[Path] = []
+    for entry in entries:
+        paths.append(entry)
+        if not _is_inside(root, entry) or not entry.is_dir():
+            continue
+        for inner in _listed(entry):
+            paths.append(inner)
+            if _VERSION.fullmatch(inner.name) and inner.is_dir():
+                paths += _listed(inner) if _is_inside(root, inner) else ()
+    return _stamp(paths)
+
+
+def _stamp(paths: Iterable[Path]) -> Stamp:
+    """What differs when one of the files has been replaced; cheap to find out."""
+    stamps: list[tuple[object, ...]] = []
+    for path in sorted(paths):
+        try:
+            found = path.stat()
+        except OSError as e:
+            stamps.append((str(path), e.errno))
+            continue
+        if not stat.S_ISDIR(found.st_mode):
+            stamps.append((str(path), found.st_ino, found.st_size, found.st_mtime_ns))
+    return tuple(stamps)
+
+
+def _listed(folder: Path) -> list[Path]:
+    """What lies in a folder; hidden files are nobody's business yet."""
+    found = [p for p in folder.iterdir() if not p.name.startswith(".")]
+    if len(found) > MAX_FILES:
+        msg = f"the folder {folder.name} holds more than {MAX_FILES} files"
+        raise ScanError(msg)
+    return sorted(found)
+
+
+def _is_inside(root: Path, path: Path) -> bool:
+    return path.resolve().is_relative_to(root)
 
 
 def _name_of(entry: Path) -> str | None:
@@ -131,7 +182,8 @@ def _read_model(root: Path, name: str, entries: list[Path]) -> ModelSource:
         msg = f"there are several models of this name: {found}; keep one"
         raise ScanError(msg)
     if files:
-        versions = [VersionSource(SINGLE_FILE_VERSION, tuple(files))]
+        stamp = _stamp(files)
+        versions = [VersionSource(SINGLE_FILE_VERSION, tuple(files), stamp=stamp)]
     if not versions:
         msg = (
             f"the folder has no version folder; put the model into {name}/1/ "
@@ -153,14 +205,17 @@ def _read_versions(root: Path, folder: Path) -> Iterator[VersionSource]:
         if not _VERSION.fullmatch(entry.name) or not entry.is_dir():
             continue
         version = int(entry.name)
+        stamp: Stamp = ()
         try:
-            yield VersionSource(version, _read_version(root, _inside(root, entry)))
+            inside = _inside(root, entry)
+            stamp = _stamp(_listed(inside))
+            yield VersionSource(version, _read_version(root, inside), stamp=stamp)
         except ScanError as e:
-            yield VersionSource(version, problem=str(e))
+            yield VersionSource(version, problem=str(e), stamp=stamp)
 
 
 def _read_version(root: Path, folder: Path) -> tuple[Path, ...]:
-    files = [p for p in sorted(folder.iterdir()) if not p.name.startswith(".")]
+    files = _listed(folder)
     for suffix in SUFFIXES:
         found = tuple(_inside(root, p) for p in files if p.suffix == suffix)
         if suffix == ".onnx" and len(found) > 1:

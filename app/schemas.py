@@ -93,6 +93,9 @@ class VersionStatus(Body):
     version: str
     state: State
     reason: str = ""
+    in_memory: bool = Field(
+        default=False, description="READY and not in memory: loaded on demand."
+    )
 
 
 class ModelSummary(Body):

@@ -11,10 +11,18 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
@@ -26,6 +34,7 @@ from engine import DeviceWaitConfig, DeviceWaitStrategy
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 LogFormat = Literal["text", "json"]
 TraceLevel = Literal["off", "timestamps", "tensors"]
+ControlModeName = Literal["managed", "none", "poll", "explicit"]
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -48,6 +57,15 @@ def parse_size(value: object) -> int:
     return int(float(number) * (1000 if decimal else 1024) ** _POWER[unit.lower()])
 
 
+def size_text(size: int) -> str:
+    """Bytes for a person: ``1.5 GiB``."""
+    value, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{value:.3g} {units[0]}" if value < 1000 else f"{value:.0f} {units[0]}"
+
+
 def parse_device_wait(value: str) -> float | None:
     """Seconds to wait for a device: 0 for ``no-wait``, None for ``forever``."""
     text = value.strip().lower()
@@ -65,6 +83,13 @@ def parse_device_wait(value: str) -> float | None:
     return seconds
 
 
+def parse_names(value: object) -> object:
+    """Names, as a list or with commas between them, as a variable has them."""
+    if isinstance(value, str):
+        return tuple(name.strip() for name in value.split(",") if name.strip())
+    return value
+
+
 def default_cache_dir() -> Path:
     """``$XDG_CACHE_HOME/popgate``, usually ``~/.cache/popgate``."""
     base = os.environ.get("XDG_CACHE_HOME", "")
@@ -72,6 +97,7 @@ def default_cache_dir() -> Path:
 
 
 Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(parse_names)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -105,6 +131,11 @@ class Settings(BaseSettings):
     load_threads: int = Field(default=4, ge=1, le=64)
     cache_dir: Path = Field(default_factory=default_cache_dir)
     strict_readiness: bool = False
+    model_control_mode: ControlModeName = "managed"
+    load_model: Names = ()
+    repository_poll_secs: Annotated[float, Field(ge=0.1, le=86400)] = 15.0
+    lazy: bool = False
+    model_memory: Annotated[int, BeforeValidator(parse_size), Field(ge=0)] = 0
     server_name: str = Field(default="popgate", min_length=1, max_length=100)
     trace_file: Path | None = None
     trace_level: TraceLevel = "off"
@@ -145,6 +176,16 @@ class Settings(BaseSettings):
     def _check_api_key(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None and not value.get_secret_value().strip():
             msg = "an empty key protects nothing; leave it out instead"
+            raise ValueError(msg)
+        return value
+
+    @field_validator("load_model")
+    @classmethod
+    def _check_load_model(
+        cls, value: tuple[str, ...], info: ValidationInfo
+    ) -> tuple[str, ...]:
+        if value and info.data.get("model_control_mode", "explicit") != "explicit":
+            msg = "models are named only where --model-control-mode is explicit"
             raise ValueError(msg)
         return value
 

@@ -51,6 +51,13 @@ class Runner(Protocol):
     ) -> Submitted: ...
 
 
+class OnDemand(Protocol):
+    """Who loads a model when the first request to it comes (`app/on_demand.py`)."""
+
+    def offers(self, name: str, version: str | None) -> bool: ...
+    async def ensure(self, name: str, version: str | None, seconds: float) -> None: ...
+
+
 class ModelEntry:
     """A version of a model that takes requests.
 
@@ -96,20 +103,24 @@ class ModelTable:
     Changed only in the event loop's thread, and by whole models, so a request sees a
     model before or after a change and never within. `explain` may say of a name that
     is not here why not; None if it does not know the name either. `equip` is called
-    with every entry before it takes requests.
+    with every entry before it takes requests. `on_demand`, if there is any, loads what
+    is asked for and not here.
     """
 
     def __init__(self, explain: Callable[[str], str | None] | None = None) -> None:
         self.paths: dict[str, ModelEntry] = {}
         self.explain = explain
         self.equip: Callable[[ModelEntry], None] = lambda entry: None
+        self.on_demand: OnDemand | None = None
         self._entries: dict[str, tuple[ModelEntry, ...]] = {}
 
-    def publish(self, name: str, entries: Iterable[ModelEntry]) -> None:
+    def publish(
+        self, name: str, entries: Iterable[ModelEntry], *, default: str | None = None
+    ) -> None:
         """Makes `entries` the versions of model `name`, instead of all before.
 
-        Requests that name no version go to the highest. Without entries the model is
-        gone.
+        Requests that name no version go to `default` (None: the highest); nowhere, if
+        that is not among the entries. Without entries the model is gone.
         """
         versions = tuple(entries)
         for entry in versions:
@@ -119,12 +130,14 @@ class ModelTable:
             for entry in versions
             for prefix in PREFIXES
         }
-        if versions:
-            highest = max(versions, key=lambda entry: _order(entry.spec.version))
-            paths |= {f"{prefix}{name}{_SUFFIX}": highest for prefix in PREFIXES}
+        if versions and default is None:
+            default = max((e.spec.version for e in versions), key=_order)
+        for entry in versions:
+            if entry.spec.version == default:
+                paths |= {f"{prefix}{name}{_SUFFIX}": entry for prefix in PREFIXES}
         for path in self._paths_of(name):
             if path not in paths:
-                del self.paths[path]
+                self.paths.pop(path, None)
         self.paths.update(paths)
         if versions:
             self._entries[name] = versions
@@ -153,18 +166,44 @@ class ModelTable:
             for prefix in PREFIXES
         ]
 
-    def missing(self, path: str) -> RequestError | None:
-        """Why there is nothing at an infer path; None if `path` is none."""
+    def target(self, path: str) -> tuple[str, str | None] | None:
+        """The model and version that an infer path is of; None if `path` is none."""
         prefix = next((p for p in PREFIXES if path.startswith(p)), None)
         if prefix is None or not path.endswith(_SUFFIX):
             return None
         name, slash, version = path[len(prefix) : -len(_SUFFIX)].partition("/versions/")
         if not name or "/" in name or "/" in version or bool(slash) != bool(version):
             return None
-        if name not in self._entries:
-            why = self.explain(name) if self.explain is not None else None
-            return UnknownModel(name) if why is None else ModelNotReady(name, why)
-        return UnknownModel(name, version)
+        return name, version or None
+
+    def offers(self, path: str) -> bool:
+        """Whether what is missing at `path` would be loaded on demand."""
+        on_demand = self.on_demand
+        target = self.target(path) if on_demand is not None else None
+        return (
+            target is not None and on_demand is not None and on_demand.offers(*target)
+        )
+
+    async def fetch(self, path: str, seconds: float) -> ModelEntry | None:
+        """What is at `path`, once it is loaded on demand; None if it cannot be.
+
+        Raises `engine.DeadlineExceeded` after that many seconds.
+        """
+        target = self.target(path)
+        if target is not None and self.on_demand is not None:
+            await self.on_demand.ensure(*target, seconds)
+        return self.paths.get(path)
+
+    def missing(self, path: str) -> RequestError | None:
+        """Why there is nothing at an infer path; None if `path` is none."""
+        target = self.target(path)
+        if target is None:
+            return None
+        name, version = target
+        why = self.explain(name) if self.explain is not None else None
+        if name in self._entries and version is not None:
+            return UnknownModel(name, version)
+        return UnknownModel(name) if why is None else ModelNotReady(name, why)
 
     def __len__(self) -> int:
         return len(self._entries)

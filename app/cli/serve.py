@@ -98,6 +98,34 @@ _CacheDir = Annotated[
     typer.Option(metavar="DIR", help="Where compiled ONNX files are kept. "
                  "[default: ~/.cache/popgate]"),
 ]  # fmt: skip
+_ControlMode = Annotated[
+    str | None,
+    typer.Option("--model-control-mode", metavar="managed|none|poll|explicit",
+                 help="Which models are loaded, and when: all at the start and then "
+                 "by request; all and no requests; whatever the folder holds, looked "
+                 "at again and again; those named by --load-model and by request. "
+                 "[default: managed]"),
+]  # fmt: skip
+_LoadModel = Annotated[
+    list[str] | None,
+    typer.Option("--load-model", metavar="NAME", help="Load this model at the start, "
+                 "with the mode explicit; may be repeated; * is all."),
+]  # fmt: skip
+_PollSecs = Annotated[
+    float | None,
+    typer.Option("--repository-poll-secs", metavar="SECONDS", help="How often the mode "
+                 "poll looks for changes. [default: 15]"),
+]  # fmt: skip
+_Lazy = Annotated[
+    bool | None,
+    typer.Option("--lazy", help="Load a model when the first request to it comes."),
+]
+_ModelMemory = Annotated[
+    str | None,
+    typer.Option("--model-memory", metavar="SIZE", help="What all loaded models may "
+                 "take together; the least recently used make room. "
+                 "[default: no limit]"),
+]  # fmt: skip
 _StrictReadiness = Annotated[
     bool | None,
     typer.Option("--strict-readiness", help="Not ready if any model failed to load."),
@@ -156,6 +184,11 @@ def serve(
     drain_grace: _DrainGrace = None,
     load_threads: _LoadThreads = None,
     cache_dir: _CacheDir = None,
+    model_control_mode: _ControlMode = None,
+    load_model: _LoadModel = None,
+    repository_poll_secs: _PollSecs = None,
+    lazy: _Lazy = None,
+    model_memory: _ModelMemory = None,
     strict_readiness: _StrictReadiness = None,
     server_name: _ServerName = None,
     trace_file: _TraceFile = None,

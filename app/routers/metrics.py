@@ -15,7 +15,7 @@ from app.about import VERSION
 from app.dependencies import GatewayOf
 from app.gateway import Gateway
 from app.metrics import CONTENT_TYPE, Family, render_families, render_models
-from app.repository import State
+from app.model_record import State
 from engine import DeviceState
 
 router = APIRouter(tags=["metrics"])
@@ -73,6 +73,19 @@ def _families(gateway: Gateway) -> Iterator[Family]:
             ({"state": state.value}, len(gateway.repository.names_in(state)))
             for state in State
         ],
+    )
+    budget = gateway.repository.budget
+    yield Family(
+        "popgate_model_memory_bytes",
+        "gauge",
+        "What the loaded models take, as --model-memory counts it",
+        [({}, budget.used)],
+    )
+    yield Family(
+        "popgate_model_memory_limit_bytes",
+        "gauge",
+        "What all models together may take (--model-memory); 0 without a limit",
+        [({}, budget.limit)],
     )
     yield Family(
         "popgate_ready",

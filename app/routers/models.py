@@ -16,7 +16,7 @@ from app.dependencies import (
 )
 from app.describe import model_details, model_summary
 from app.errors import HttpError, UnknownModel
-from app.repository import ModelRecord, RepositoryError
+from app.model_record import ModelRecord, RepositoryError
 from app.schemas import (
     DeviceList,
     DeviceStatus,
@@ -73,7 +73,7 @@ async def load(gateway: GatewayOf, name: ModelName) -> ModelState:
     when they are ready; if that fails, nothing changes. Answers when it is done.
     """
     try:
-        return _state(await gateway.repository.load(name))
+        return _state(await gateway.control.load(name))
     except RepositoryError as e:
         status, code = (400, "load_failed") if e.found else (404, "unknown_model")
         raise HttpError(status, str(e), code) from None
@@ -88,7 +88,7 @@ async def load(gateway: GatewayOf, name: ModelName) -> ModelState:
 async def unload(gateway: GatewayOf, name: ModelName) -> ModelState:
     """Stops serving it. Requests that are in flight are answered first."""
     find_model(gateway, name)
-    return _state(await gateway.repository.unload(name))
+    return _state(await gateway.control.unload(name))
 
 
 @router.get("/devices", summary="List the devices", tags=["devices"])
@@ -128,9 +128,9 @@ def statistics(
 
 
 def _state(record: ModelRecord) -> ModelState:
-    default = record.default
+    number = record.default_version
     return ModelState(
         name=record.name,
-        state=record.state.value,
-        version=default.version if default is not None else None,
+        state=record.state.word,
+        version=None if number is None else str(number),
     )

@@ -25,7 +25,7 @@ from app.describe import index_entries, is_serving, model_config, model_metadata
 from app.errors import HttpError, InvalidRequest, ModelNotReady
 from app.gateway import Gateway
 from app.loader import LoadedModel
-from app.repository import ModelRecord, RepositoryError, State
+from app.model_record import ModelRecord, RepositoryError, State
 from app.routers.models import statistics
 from app.schemas import (
     IndexEntry,
@@ -63,7 +63,7 @@ async def server_metadata(gateway: GatewayOf) -> ServerMetadata:
 
 @router.get("/models", summary="List the models that are ready")
 async def model_names(gateway: GatewayOf) -> ModelNames:
-    return ModelNames(models=gateway.repository.names_in(State.READY))
+    return ModelNames(models=gateway.repository.names_in(State.READY, State.ON_DEMAND))
 
 
 # Before the routes of a model: a model cannot be asked about under this name.
@@ -74,7 +74,7 @@ async def all_statistics(gateway: GatewayOf) -> StatisticsList:
 
 @router.get(_MODEL, summary="Describe a model")
 async def metadata(gateway: GatewayOf, name: ModelName) -> ModelMetadata:
-    record, loaded = _served(gateway, name)
+    record, loaded = await _served(gateway, name)
     return model_metadata(record, loaded)
 
 
@@ -82,7 +82,7 @@ async def metadata(gateway: GatewayOf, name: ModelName) -> ModelMetadata:
 async def version_metadata(
     gateway: GatewayOf, name: ModelName, version: Version
 ) -> ModelMetadata:
-    record, loaded = _served(gateway, name, version)
+    record, loaded = await _served(gateway, name, version)
     return model_metadata(record, loaded)
 
 
@@ -101,14 +101,14 @@ async def version_ready(
 
 @router.get(f"{_MODEL}/config", summary="Show a model's configuration")
 async def config(gateway: GatewayOf, name: ModelName) -> dict[str, Any]:
-    return model_config(_served(gateway, name)[1])
+    return model_config((await _served(gateway, name))[1])
 
 
 @router.get(f"{_VERSION}/config", summary="Show a version's configuration")
 async def version_config(
     gateway: GatewayOf, name: ModelName, version: Version
 ) -> dict[str, Any]:
-    return model_config(_served(gateway, name, version)[1])
+    return model_config((await _served(gateway, name, version))[1])
 
 
 @router.get(f"{_MODEL}/stats", summary="Count what a model has done")
@@ -131,6 +131,7 @@ async def repository_index(gateway: GatewayOf, request: Request) -> list[IndexEn
     if not isinstance(ready, bool):
         msg = "Invalid value for 'ready': expected a boolean"
         raise InvalidRequest(msg)
+    await gateway.control.discover()
     return index_entries(gateway.repository.models(), ready=ready)
 
 
@@ -147,7 +148,7 @@ async def load(gateway: GatewayOf, request: Request, name: ModelName) -> Respons
         )
         raise HttpError(501, msg, "unsupported")
     try:
-        await gateway.repository.load(name)
+        await gateway.control.load(name)
     except RepositoryError as e:
         raise HttpError(400, str(e), "load_failed") from None
     return Response(status_code=200)
@@ -162,16 +163,18 @@ async def unload(gateway: GatewayOf, request: Request, name: ModelName) -> Respo
     """Stops serving it after its last request. The answer has no body."""
     await read_object(request)
     try:
-        await gateway.repository.unload(name)
+        await gateway.control.unload(name)
     except RepositoryError as e:
         raise HttpError(400, str(e), "unload_failed") from None
     return Response(status_code=200)
 
 
-def _served(
+async def _served(
     gateway: Gateway, name: str, version: str | None = None
 ) -> tuple[ModelRecord, LoadedModel]:
+    """What serves a version; it is loaded first where that is left to requests."""
     record = find_model(gateway, name)
+    await gateway.on_demand.ensure(name, version, gateway.settings.request_timeout)
     loaded = find_version(record, version)
     if loaded is None:
         raise ModelNotReady(name, record.problem or record.absence)
@@ -179,7 +182,10 @@ def _served(
 
 
 def _ready(gateway: Gateway, name: str, version: str | None = None) -> ModelReady:
-    _, loaded = _served(gateway, name, version)
-    if not is_serving(loaded):
+    record = find_model(gateway, name)
+    loaded = find_version(record, version)
+    if loaded is None and not gateway.on_demand.offers(name, version):
+        raise ModelNotReady(name, record.problem or record.absence)
+    if loaded is not None and not is_serving(loaded):
         raise ModelNotReady(name, "its device is lost and being restarted")
     return ModelReady(name=name, ready=True)

@@ -149,7 +149,8 @@ def test_metrics_are_prometheus_text(gateway: ServedGateway) -> None:
     assert 'nv_inference_count{model="affine",version="1"}' in response.text
     assert families["process_resident_memory_bytes"].samples[0].value > 1 << 20
     states = {s.labels["state"]: s.value for s in families["popgate_models"].samples}
-    assert states == {"READY": 5, "LOADING": 0, "UNLOADING": 0, "UNAVAILABLE": 1}
+    assert {k for k, v in states.items() if v} == {"READY", "UNAVAILABLE"}
+    assert (states["READY"], states["UNAVAILABLE"]) == (5, 1)
 
 
 def test_nothing_but_inference_is_compressed(gateway: ServedGateway) -> None:

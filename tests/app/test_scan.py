@@ -179,14 +179,27 @@ def test_odd_files_are_skipped(tmp_path: Path) -> None:
     assert scan_names(tmp_path) == ["ok"]
 
 
-def test_fingerprint_changes_with_the_file(tmp_path: Path) -> None:
-    make(tmp_path, "m.popef")
-    source = scan_model(tmp_path, "m")
-    assert source is not None
-    before = source.versions[0].fingerprint()
-    assert source.versions[0].fingerprint() == before
+def test_stamps_change_with_the_files(tmp_path: Path) -> None:
+    make(tmp_path, "m.popef", "n/1/m.onnx", "n/1/weights.bin", "n/2/m.onnx")
+
+    def stamps(name: str) -> list[object]:
+        source = scan_model(tmp_path, name)
+        assert source is not None
+        return [source.stamp, *(v.stamp for v in source.versions)]
+
+    before = stamps("m")
+    assert stamps("m") == before
     (tmp_path / "m.popef").write_bytes(b"longer")
-    assert source.versions[0].fingerprint() != before
-    (tmp_path / "m.popef").unlink()
-    with pytest.raises(FileNotFoundError):
-        source.versions[0].fingerprint()
+    assert all(a != b for a, b in zip(stamps("m"), before, strict=True))
+    before = stamps("n")
+    make(tmp_path, "n/1/.hidden")
+    assert stamps("n") == before
+    (tmp_path / "n/1/weights.bin").write_bytes(b"longer")
+    model, first, second = stamps("n")
+    assert model != before[0]
+    assert first != before[1]
+    assert second == before[2]
+    make(tmp_path, "n/config.toml")
+    (tmp_path / "n/config.toml").write_text("")
+    assert stamps("n")[0] != model
+    assert stamps("n")[1:] == [first, second]

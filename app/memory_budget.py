@@ -1,0 +1,36 @@
+"""How much memory the loaded models may take together, and who has to make room."""
+
+from __future__ import annotations
+
+from app.settings import size_text
+
+
+class MemoryBudget:
+    """Bytes that models have taken, out of `limit` (0: as many as they like).
+
+    Only counts; who is unloaded to make room is the repository's business. For the
+    event loop's thread.
+    """
+
+    def __init__(self, limit: int = 0) -> None:
+        self.limit = limit
+        self.used = 0
+
+    def take(self, size: int) -> bool:
+        """Takes `size` bytes if they are free; whether they were."""
+        if self.limit and self.used + size > self.limit:
+            return False
+        self.used += size
+        return True
+
+    def give(self, size: int) -> None:
+        """Gives back what was taken."""
+        self.used -= size
+
+    def correct(self, taken: int, size: int) -> None:
+        """What was taken as `taken` bytes has turned out to be `size`."""
+        self.used += size - taken
+
+    def __repr__(self) -> str:
+        of = f" of {size_text(self.limit)}" if self.limit else ""
+        return f"<MemoryBudget {size_text(self.used)}{of}>"

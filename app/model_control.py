@@ -1,0 +1,214 @@
+"""When models are loaded, and by whom: the modes of `--model-control-mode`.
+
+    managed    all at the start, then by request
+    none       all at the start, and nothing after that
+    poll       whatever the folder holds, looked at again and again
+    explicit   those named by `--load-model`, then by request
+
+The last three are Triton's. What polling finds changed is taken when it has stayed the
+same for two looks, so that files that are still being written are left alone; what is
+renamed into its place is whole anyway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from enum import Enum
+from pathlib import Path
+
+from app.background import DaemonPool
+from app.errors import HttpError
+from app.model_record import ModelRecord, RepositoryError
+from app.repository import ModelRepository
+from app.scan import ModelSource, Stamp, scan_model, scan_names
+
+logger = logging.getLogger(__name__)
+
+ALL_MODELS = "*"
+# Seconds until polling looks again at what has changed, to see whether it still does.
+SETTLE = 1.0
+
+
+class ControlMode(Enum):
+    """The modes, as they are written."""
+
+    MANAGED = "managed"
+    NONE = "none"
+    POLL = "poll"
+    EXPLICIT = "explicit"
+
+    @property
+    def takes_requests(self) -> bool:
+        return self in (ControlMode.MANAGED, ControlMode.EXPLICIT)
+
+
+class ControlRefused(HttpError):
+    """Models are not loaded and unloaded by request here. The text is Triton's."""
+
+    def __init__(self, verb: str, name: str, mode: ControlMode) -> None:
+        super().__init__(
+            503,
+            f"failed to {verb} '{name}', explicit model load / unload is not allowed "
+            f"if polling is enabled or with --model-control-mode={mode.value}; "
+            f"use managed or explicit",
+            "model_control",
+        )
+
+
+class ModelControl:
+    """Keeps a repository as its mode has it. For the event loop's thread."""
+
+    def __init__(
+        self,
+        repository: ModelRepository,
+        pool: DaemonPool,
+        mode: ControlMode = ControlMode.MANAGED,
+        *,
+        startup: tuple[str, ...] = (),
+        poll_seconds: float = 15.0,
+        lazily: bool = False,
+    ) -> None:
+        self.mode = mode
+        self._repository = repository
+        self._pool = pool
+        self._startup = startup
+        self._poll_seconds = poll_seconds
+        self._lazily = lazily
+        self._polling: asyncio.Task[None] | None = None
+        self._unsettled: dict[str, Stamp | None] = {}
+
+    async def start(self) -> None:
+        """Loads what the mode says; failures are recorded, not raised.
+
+        Raises OSError if the folder cannot be listed.
+        """
+        repository = self._repository
+        names = await self._pool.run(lambda: scan_names(repository.root))
+        wanted = set(names)
+        for name in names:
+            repository.record(name)
+        if self.mode is ControlMode.EXPLICIT and ALL_MODELS not in self._startup:
+            wanted = set(self._startup)
+        for name in wanted:
+            repository.record(name).is_pending = True
+        await asyncio.gather(*(self._load_quietly(name) for name in sorted(wanted)))
+        if self.mode is ControlMode.POLL:
+            self._polling = asyncio.get_running_loop().create_task(self._poll())
+
+    async def load(self, name: str) -> ModelRecord:
+        """Brings a model to what the folder holds now, on somebody's request.
+
+        Raises `RepositoryError`, or `ControlRefused` where the mode has no requests.
+        """
+        self._check("load", name)
+        source = await self._scan(name)
+        await self._repository.bring_up(source)
+        record = self._repository.record(name)
+        logger.info("model %s is loaded: %s", name, sorted(record.serving))
+        if record.problem:
+            raise RepositoryError(f"failed to load '{name}': {record.problem}")
+        return record
+
+    async def unload(self, name: str) -> ModelRecord:
+        """Stops serving a model, after its last request, on somebody's request.
+
+        Raises `RepositoryError`, or `ControlRefused` where the mode has no requests.
+        """
+        self._check("unload", name)
+        record = self._repository.get(name)
+        if record is None:
+            msg = f"failed to unload '{name}': there is no such model"
+            raise RepositoryError(msg, found=False)
+        await self._repository.take_down(name)
+        return record
+
+    async def discover(self) -> None:
+        """Lists models that have come into the folder and were never loaded."""
+        if self.mode.takes_requests:
+            names = await self._pool.run(lambda: scan_names(self._repository.root))
+            for name in names:
+                self._repository.record(name)
+
+    def stop(self) -> None:
+        """Polls no more."""
+        if self._polling is not None:
+            self._polling.cancel()
+
+    def _check(self, verb: str, name: str) -> None:
+        if not self.mode.takes_requests:
+            raise ControlRefused(verb, name, self.mode)
+
+    async def _scan(self, name: str) -> ModelSource:
+        """The model in the folder. Raises `RepositoryError` where there is none."""
+        root = self._repository.root
+        source = await self._pool.run(lambda: scan_model(root, name))
+        if source is None:
+            msg = (
+                f"failed to load '{name}', failed to poll from model repository: "
+                f"there is no such model in it"
+            )
+            raise RepositoryError(msg, found=False)
+        return source
+
+    async def _load_quietly(self, name: str) -> None:
+        record = self._repository.record(name)
+        try:
+            source = await self._scan(name)
+            await self._repository.bring_up(
+                source, lazily=self._lazily, make_room=False
+            )
+            problem = record.problem
+        except (RepositoryError, OSError) as e:
+            problem = record.reason = str(e)
+        record.is_pending = False
+        if problem:
+            logger.error("failed to load '%s': %s", name, problem)
+
+    # -- polling
+
+    async def _poll(self) -> None:
+        while True:
+            pause = self._poll_seconds
+            await asyncio.sleep(min(pause, SETTLE) if self._unsettled else pause)
+            try:
+                await self.poll_once()
+            except OSError as e:
+                logger.error("the model repository cannot be read: %s", e)
+            except Exception:
+                logger.exception("polling the model repository")
+
+    async def poll_once(self) -> None:
+        """Takes over what has changed and settled since the last look."""
+        root = self._repository.root
+        sources = await self._pool.run(lambda: _scan_all(root))
+        known = {record.name for record in self._repository.models()}
+        for name in sorted(known | set(sources)):
+            source = sources.get(name)
+            record = self._repository.get(name)
+            stamp = source.stamp if source is not None else None
+            before = record.stamp if record is not None else None
+            if stamp == before:
+                self._unsettled.pop(name, None)
+            elif name not in self._unsettled or self._unsettled[name] != stamp:
+                self._unsettled[name] = stamp
+            else:
+                del self._unsettled[name]
+                await self._follow(name, source)
+
+    async def _follow(self, name: str, source: ModelSource | None) -> None:
+        if source is None:
+            await self._repository.take_down(name)
+            self._repository.forget(name)
+            return
+        await self._repository.bring_up(source, lazily=self._lazily)
+        record = self._repository.record(name)
+        if record.problem:
+            logger.error("failed to load '%s': %s", name, record.problem)
+        else:
+            logger.info("model %s has changed: %s", name, record.available)
+
+
+def _scan_all(root: Path) -> dict[str, ModelSource]:
+    found = ((name, scan_model(root, name)) for name in scan_names(root))
+    return {name: source for name, source in found if source is not None}

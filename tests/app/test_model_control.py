@@ -1,0 +1,192 @@
+"""The modes of model control, over HTTP: who is loaded when, and by whom."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.app.serving import WAIT, ServedGateway, run_popgate
+from tests.engine import models
+
+ROW = [[1.0, 2.0, 3.0, 4.0]]
+AFFINE = [3.0, 5.0, 7.0, 9.0]
+CENTRED = [0.0, 0.0, 0.0, 0.0]
+
+
+def add(root: Path, name: str, version: int, make: Any = models.affine) -> Path:
+    folder = root / name / str(version)
+    folder.mkdir(parents=True, exist_ok=True)
+    made: Path = make(root / ".new")
+    return made.rename(folder / "m.popef")
+
+
+def index(gateway: ServedGateway, *, ready: bool = False) -> dict[str, str]:
+    answer = gateway.client.post("/v2/repository/index", json={"ready": ready})
+    return {f"{e['name']}/{e.get('version')}": e["state"] for e in answer.json()}
+
+
+def until(condition: Callable[[], bool], what: object = "") -> None:
+    end = time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+
+
+def post(gateway: ServedGateway, name: str) -> Any:
+    return gateway.client.post(
+        f"/v2/models/{name}/infer",
+        json={
+            "inputs": [
+                {"name": "input", "shape": [1, 4], "datatype": "FP32", "data": ROW}
+            ]
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def polled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
+    root = tmp_path_factory.mktemp("polled")
+    add(root, "first", 1)
+    options = ("--model-control-mode", "poll", "--repository-poll-secs", "0.1")
+    with ServedGateway(root, *options) as gateway:
+        gateway.root = root  # type: ignore[attr-defined]
+        yield gateway.wait_ready()
+
+
+def root_of(gateway: ServedGateway) -> Path:
+    root: Path = gateway.root  # type: ignore[attr-defined]
+    return root
+
+
+def test_polling_follows_the_folder(polled: ServedGateway) -> None:
+    root = root_of(polled)
+    assert index(polled) == {"first/1": "READY"}
+    add(root, "second", 1)
+    until(lambda: "second/1" in index(polled, ready=True), polled)
+    assert polled.infer("second", input=ROW)["output"] == AFFINE
+    add(root, "second", 3, models.mean_over_rows)
+    until(lambda: "second/3" in index(polled, ready=True))
+    assert polled.infer("second", input=ROW)["output"] == CENTRED
+    assert polled.infer("second/versions/1", input=ROW)["output"] == AFFINE
+    metadata = polled.client.get("/v2/models/second").json()
+    assert metadata["versions"] == ["1", "3"]
+    shutil.rmtree(root / "second" / "3")
+    until(lambda: "second/3" not in index(polled))
+    assert polled.infer("second", input=ROW)["output"] == AFFINE
+    (root / "second" / "config.toml").write_text("max_batch_size = 5")
+    details = "/v1/models/second"
+    until(lambda: polled.client.get(details).json()["max_batch_size"] == 5)
+    shutil.rmtree(root / "second")
+    until(lambda: index(polled) == {"first/1": "READY"})
+    assert post(polled, "second").status_code == 404
+
+
+def test_polling_leaves_alone_what_is_still_written(polled: ServedGateway) -> None:
+    root = root_of(polled)
+    whole = models.affine(root / ".whole").read_bytes()
+    target = root / "slow" / "1"
+    target.mkdir(parents=True)
+    with (target / "m.popef").open("wb", buffering=0) as file:
+        for byte in range(60):
+            file.write(whole[byte : byte + 1])
+            # The folder is looked at all the while, which the other model shows.
+            add(root, "beside", 1, models.affine if byte % 2 else models.mean_over_rows)
+            assert polled.client.get("/v1/health/live").status_code == 200
+            assert "slow/1" not in index(polled)
+        file.write(whole[60:])
+    until(lambda: index(polled).get("slow/1") == "READY", polled.output)
+    assert "failed to load 'slow'" not in polled.output
+    assert polled.infer("slow", input=ROW)["output"] == AFFINE
+
+
+def test_polling_keeps_what_served_when_the_new_is_broken(
+    polled: ServedGateway,
+) -> None:
+    root = root_of(polled)
+    add(root, "kept", 1)
+    until(lambda: "kept/1" in index(polled, ready=True))
+    (root / ".bad").write_bytes(b"not a container")
+    (root / ".bad").rename(root / "kept" / "1" / "m.popef")
+    details = "/v1/models/kept"
+    until(lambda: bool(polled.client.get(details).json()["reason"]))
+    assert polled.infer("kept", input=ROW)["output"] == AFFINE
+    failures = [line for line in polled.lines if "failed to load 'kept'" in line]
+    add(root, "kept", 1, models.mean_over_rows)
+    until(lambda: not polled.client.get(details).json()["reason"])
+    assert polled.infer("kept", input=ROW)["output"] == CENTRED
+    assert len(failures) == 1
+
+
+@pytest.mark.parametrize("verb", ["load", "unload"])
+def test_polling_takes_no_requests(polled: ServedGateway, verb: str) -> None:
+    for path in (f"/v2/repository/models/first/{verb}", f"/v1/models/first/{verb}"):
+        answer = polled.client.post(path)
+        assert answer.status_code == 503
+        text = "explicit model load / unload is not allowed if polling is enabled"
+        assert text in answer.json()["error"]
+        assert answer.json()["error"].startswith(f"failed to {verb} 'first'")
+    assert polled.infer("first", input=ROW)["output"] == AFFINE
+
+
+def test_explicit_loads_what_is_named(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        add(tmp_path, name, 1)
+    options = ("--model-control-mode", "explicit", "--load-model", "a")
+    with ServedGateway(tmp_path, *options, "--load-model", "none") as gateway:
+        gateway.wait_ready()
+        assert index(gateway) == {
+            "a/1": "READY",
+            "b/None": "UNAVAILABLE",
+            "c/None": "UNAVAILABLE",
+            "none/None": "UNAVAILABLE",
+        }
+        failed = gateway.client.get("/v1/health/ready").json()["failed"]
+        assert "failed to poll from model repository" in failed["none"]
+        answer = post(gateway, "b")
+        assert answer.status_code == 503
+        assert "it has not been loaded" in answer.json()["error"]
+        load = "/v2/repository/models/{}/load"
+        assert gateway.client.post(load.format("b")).status_code == 200
+        assert post(gateway, "b").status_code == 200
+        answer = gateway.client.post(load.format("missing"))
+        assert answer.status_code == 400
+        assert answer.json()["error"].startswith(
+            "failed to load 'missing', failed to poll from model repository"
+        )
+        add(tmp_path, "later", 1)
+        assert index(gateway)["later/None"] == "UNAVAILABLE"
+
+
+def test_explicit_loads_nothing_by_itself_and_the_star_all(tmp_path: Path) -> None:
+    add(tmp_path, "a", 1)
+    explicit = "--model-control-mode=explicit"
+    with ServedGateway(tmp_path, explicit) as gateway:
+        gateway.wait_ready()
+        assert index(gateway, ready=True) == {}
+    with ServedGateway(tmp_path, explicit, POPGATE_LOAD_MODEL="*") as gateway:
+        gateway.wait_ready()
+        assert index(gateway) == {"a/1": "READY"}
+
+
+def test_none_loads_all_and_takes_no_requests(tmp_path: Path) -> None:
+    add(tmp_path, "a", 1)
+    with ServedGateway(tmp_path, "--model-control-mode", "none") as gateway:
+        gateway.wait_ready()
+        assert index(gateway) == {"a/1": "READY"}
+        answer = gateway.client.post("/v2/repository/models/a/unload")
+        assert answer.status_code == 503
+        assert "model load / unload is not allowed" in answer.json()["error"]
+
+
+def test_options_that_do_not_go_together(tmp_path: Path) -> None:
+    ended = run_popgate("serve", "-m", tmp_path, "--load-model", "a")
+    assert ended.returncode == 2
+    assert "only where --model-control-mode is explicit" in ended.stderr
+    ended = run_popgate("serve", "-m", tmp_path, "--model-control-mode", "some")
+    assert ended.returncode == 2
+    assert "--model-control-mode" in ended.stderr
