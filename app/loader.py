@@ -70,7 +70,11 @@ class ModelLoader:
             runner = self._open(label, files, config)
         try:
             spec = ModelSpec.from_runner(
-                name, str(source.version), runner, max_rows=config.max_request_rows
+                name,
+                str(source.version),
+                runner,
+                max_rows=config.max_request_rows,
+                labels=config.labels,
             )
         except ValueError as e:
             runner.close()

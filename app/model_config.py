@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from app.config_keys import (
     size,
     table,
 )
+from app.labels import check_labels, read_labels
 from app.version_policy import ALL_VERSIONS, VersionPolicy, check_versions
 
 MAX_CONFIG_BYTES = 1 << 20  # a page of options; bounds what a stray file can cost
@@ -95,6 +96,9 @@ class ModelConfig:
     versions: VersionPolicy = key(
         ALL_VERSIONS, check_versions, "which of the versions are served"
     )
+    labels: Mapping[str, Any] = key(
+        dict, check_labels, "names of the classes of an output, or the file with them"
+    )
     example: Mapping[str, Any] = key(
         dict, table, "values of inputs by name, for the documentation page"
     )
@@ -118,7 +122,25 @@ def load_model_config(path: Path) -> ModelConfig:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as e:
         msg = f"{path.name} cannot be read: {e}"
         raise ModelConfigError(msg) from e
-    return parse_model_config(document, path.name)
+    config = parse_model_config(document, path.name)
+    return with_label_files(config, path.parent, path.name)
+
+
+def with_label_files(config: ModelConfig, folder: Path, name: str) -> ModelConfig:
+    """`config` with the labels that it names files for; `name` is for errors.
+
+    Raises `ModelConfigError`.
+    """
+    if not config.labels:
+        return config
+    try:
+        labels = {
+            output: read_labels(folder, value) if isinstance(value, str) else value
+            for output, value in config.labels.items()
+        }
+    except ValueError as e:
+        raise ModelConfigError(f"{name}: {e}") from None
+    return replace(config, labels=labels)
 
 
 def parse_model_config(

@@ -7,7 +7,7 @@ The table of datatypes here is the only place that knows both the protocol's nam
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -86,12 +86,14 @@ class TensorSpec:
     """One input or output of a model: what metadata shows and requests must match.
 
     `shape` has -1 where a dimension is free and is None where the rank is free.
+    `labels` are the names of the classes that an output's values stand for.
     """
 
     name: str
     datatype: str
     data_type: DataType
     shape: tuple[int, ...] | None
+    labels: tuple[str, ...] = field(default=(), repr=False)
 
     @classmethod
     def make(
@@ -159,17 +161,32 @@ class ModelSpec:
 
     @classmethod
     def from_runner(
-        cls, name: str, version: str, runner: DescribesTensors, *, max_rows: int = 0
+        cls,
+        name: str,
+        version: str,
+        runner: DescribesTensors,
+        *,
+        max_rows: int = 0,
+        labels: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     ) -> ModelSpec:
-        """The spec of what `runner` has loaded.
+        """The spec of what `runner` has loaded; `labels` are those of its outputs.
 
-        Raises ValueError where a data type cannot be said in the protocol.
+        Raises ValueError where a data type cannot be said in the protocol, and for
+        labels of an output that is not there.
         """
+        outputs = [TensorSpec.from_desc(desc) for desc in runner.execute_outputs]
+        unknown = set(labels).difference(output.name for output in outputs)
+        if unknown:
+            msg = (
+                f"there are labels for {sorted(unknown)}, which are no outputs of the "
+                f"model; it has {[output.name for output in outputs]}"
+            )
+            raise ValueError(msg)
         return cls(
             name,
             version,
             tuple(TensorSpec.from_desc(desc) for desc in runner.execute_inputs),
-            tuple(TensorSpec.from_desc(desc) for desc in runner.execute_outputs),
+            tuple(replace(o, labels=labels.get(o.name, ())) for o in outputs),
             runner.max_batch_size,
             max_rows,
         )

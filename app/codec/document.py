@@ -14,6 +14,7 @@ from app.codec.inputs import Input
 from app.codec.media import nan_policy
 from app.codec.messages import Encoding, InferRequest, NanPolicy, Reply
 from app.codec.shapes import check_depth
+from app.codec.wanted import boolean, read_outputs
 from app.errors import InvalidRequest, InvalidTensor
 from app.limits import Limits
 from app.spec import ModelSpec
@@ -31,12 +32,11 @@ _US_PER_S = 1e6
 class DocumentReader:
     """Reads the documents of one model."""
 
-    __slots__ = ("_expected", "_inputs", "_limits", "_outputs", "spec")
+    __slots__ = ("_expected", "_inputs", "_limits", "spec")
 
     def __init__(self, spec: ModelSpec, limits: Limits, inputs: dict[str, Input]):
         self.spec = spec
         self._inputs = inputs
-        self._outputs = frozenset(output.name for output in spec.outputs)
         self._expected = len(inputs)
         self._limits = limits
 
@@ -79,14 +79,14 @@ class DocumentReader:
         outputs = get("outputs")
         if outputs is not None:
             known += 1
-            self._read_outputs(request, outputs)
+            read_outputs(request, outputs, self.spec, self._limits)
         identifier = get("id")
         if identifier is not None:
             known += 1
             if type(identifier) is not str:
                 msg = f"'id' must be a string, got {type(identifier).__name__}"
                 raise InvalidRequest(msg)
-            request.id = identifier
+            request.id = identifier or None  # an empty one is none
         if len(document) > known:  # what the protocol has no word for is not read
             check_depth(document, self._limits)
         return request
@@ -235,7 +235,7 @@ class DocumentReader:
         request.parameters = parameters
         binary = parameters.get("binary_data_output")
         if binary is not None:
-            request.binary = _boolean("binary_data_output", binary)
+            request.binary = boolean("binary_data_output", binary)
         timeout = parameters.get("timeout")
         if timeout:
             if type(timeout) is not int or timeout < 0:
@@ -244,56 +244,6 @@ class DocumentReader:
             request.timeout = min(timeout, 1 << 62) / _US_PER_S
         if "nan" in parameters:
             request.nan = nan_policy(parameters["nan"])
-
-    def _read_outputs(self, request: InferRequest, outputs: object) -> None:
-        if type(outputs) is not list:
-            msg = f"'outputs' must be a list, got {type(outputs).__name__}"
-            raise InvalidRequest(msg)
-        if not outputs:
-            return
-        if len(outputs) > self._limits.max_inputs:
-            msg = (
-                f"'outputs' has {len(outputs)} entries; "
-                f"at most {self._limits.max_inputs} are allowed"
-            )
-            raise InvalidRequest(msg)
-        names: list[str] = []
-        binary: dict[str, bool] = {}
-        for item in outputs:
-            name = item
-            if type(item) is dict:
-                name = item.get("name")
-                if item.get("parameters") is not None:
-                    _read_output_parameters(name, item["parameters"], binary)
-            if type(name) is not str or name not in self._outputs:
-                msg = (
-                    f"unexpected inference output '{name!s:.200}' for model "
-                    f"'{self.spec.name}'. Expected some of "
-                    f"{[output.name for output in self.spec.outputs]}."
-                )
-                raise InvalidRequest(msg)
-            if name in names:
-                msg = f"output '{name}' already exists in request"
-                raise InvalidRequest(msg)
-            names.append(name)
-        request.outputs = tuple(names)
-        if binary:
-            request.binary_by_name = binary
-
-
-def _read_output_parameters(
-    name: object, parameters: object, binary: dict[str, bool]
-) -> None:
-    if type(parameters) is not dict:
-        msg = f"'parameters' of output '{name!s:.200}' must be an object"
-        raise InvalidRequest(msg)
-    for key in ("shared_memory_region", "classification"):
-        if parameters.get(key) is not None:
-            msg = f"output '{name!s:.200}' asks for '{key}', which is not enabled here"
-            raise InvalidRequest(msg)
-    wanted = parameters.get("binary_data")
-    if wanted is not None and type(name) is str:
-        binary[name] = _boolean("binary_data", wanted)
 
 
 def new_request(reply: Reply) -> InferRequest:
@@ -324,13 +274,6 @@ def count_rows(request: InferRequest, spec: ModelSpec) -> None:
             raise InvalidTensor(msg)
         rows = got
     request.rows = rows
-
-
-def _boolean(name: str, value: object) -> bool:
-    if type(value) is not bool:
-        msg = f"'{name}' must be true or false, got {value!r:.80}"
-        raise InvalidRequest(msg)
-    return value
 
 
 def check_parameter(key: object, value: object) -> None:

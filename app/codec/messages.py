@@ -49,6 +49,7 @@ class InferRequest:
 
     `outputs` are the names asked for, None for all. `binary` says whether outputs are
     binary in a JSON response, `binary_by_name` where single outputs say otherwise.
+    `classes` are outputs of which only so many of the highest values are wanted.
     `timeout` is in seconds, None where the request states none. `rows` is the batch
     of a batched model and 1 for every other.
 
@@ -59,6 +60,7 @@ class InferRequest:
     outputs: tuple[str, ...] | None = None
     binary: bool = False
     binary_by_name: Mapping[str, bool] | None = None
+    classes: Mapping[str, int] | None = None
     parameters: Mapping[str, Any] | None = None
     nan: NanPolicy = NanPolicy.LITERAL
     timeout: float | None = None

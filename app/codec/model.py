@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from app.codec.chunks import join
+from app.codec.classification import classified, classify
 from app.codec.document import DocumentReader
 from app.codec.inputs import Input
 from app.codec.media import encoding_of, reply_to
@@ -19,6 +20,7 @@ from app.limits import DEFAULT_LIMITS, Limits
 from app.spec import ModelSpec
 from engine import Tensor
 
+_REMEMBERED = 64  # different choices of classified outputs remembered
 _RECOGNISED_BY = 64  # bytes, enough for white space before a JSON object
 
 
@@ -31,6 +33,7 @@ class ModelCodec:
 
     __slots__ = (
         "_binary",
+        "_classified",
         "_inputs",
         "_json",
         "_msgpack",
@@ -49,6 +52,7 @@ class ModelCodec:
         self._binary = BinaryReader(spec, limits, self._inputs, self._reader)
         self._json = JsonWriter(spec, self._outputs)
         self._msgpack = MsgpackWriter(spec, self._outputs)
+        self._classified: dict[frozenset[str], ModelCodec] = {}
 
     def decode(
         self,
@@ -118,12 +122,38 @@ class ModelCodec:
 
         Raises NotRepresentable where the encoding asked for cannot hold the result.
         """
+        if request.classes is not None:
+            return self._encode_classes(request, request.classes, outputs)
         if request.encoding is Encoding.JSON:
             return self._json.encode(request, outputs)
         if request.encoding is Encoding.MSGPACK:
             return self._msgpack.encode(request, outputs)
         (name,) = request.outputs or tuple(self._outputs)
         return encode_npy(self._outputs[name], outputs[name])
+
+    def _encode_classes(
+        self,
+        request: InferRequest,
+        classes: Mapping[str, int],
+        outputs: Mapping[str, Tensor],
+    ) -> Response:
+        """The response with the highest values of some outputs, as strings."""
+        names = frozenset(classes)
+        codec = self._classified.get(names)
+        if codec is None:
+            if len(self._classified) >= _REMEMBERED:
+                self._classified.clear()
+            codec = ModelCodec(classified(self.spec, names), self.limits)
+            self._classified[names] = codec
+        by_name, batched = self.spec.outputs_by_name, self.spec.is_batched
+        tensors = dict(outputs)
+        for name, count in classes.items():
+            output, labels = self._outputs[name], by_name[name].labels
+            tensors[name] = classify(
+                output, outputs[name], count, labels, batched=batched
+            )
+        request.classes = None
+        return codec.encode(request, tensors)
 
     def __repr__(self) -> str:
         return f"<ModelCodec {self.spec.name}/{self.spec.version}>"

@@ -41,6 +41,7 @@ router = APIRouter(prefix="/v2", tags=["open inference protocol"])
 # Only what works.
 EXTENSIONS = (
     "binary_tensor_data",
+    "classification",
     "logging",
     "model_configuration",
     "model_repository",

@@ -31,6 +31,9 @@ def gateway(folder: Path) -> Iterator[ServedGateway]:
     root = folder / "models"
     root.mkdir()
     models.affine(root / "affine.popef")
+    (root / "affine").mkdir()
+    (root / "affine" / "config.toml").write_text('labels = {output = "labels.txt"}')
+    (root / "affine" / "labels.txt").write_text("zero\none\ntwo\n")
     trace = str(folder / "trace.json")
     with ServedGateway(root, "--trace-file", trace) as served:
         yield served.wait_ready()
@@ -222,6 +225,21 @@ class TestCompression:
         )
         assert response.status_code == 413
         assert "Use --http-max-input-size to increase the limit" in response.text
+
+
+class TestClassification:
+    @pytest.mark.parametrize("binary", [True, False])
+    def test_stock_client(self, stock: Any, binary: bool) -> None:
+        rows = np.array([[1, 4, 2, 3], [9, 0, 5, 7]], np.float32)
+        wanted = triton.InferRequestedOutput(
+            "output", binary_data=binary, class_count=2
+        )
+        result = stock.infer("affine", [affine_input(rows)], outputs=[wanted])
+        assert result.get_output("output")["datatype"] == "BYTES"
+        found = np.vectorize(lambda x: x.decode() if isinstance(x, bytes) else x)(
+            result.as_numpy("output")
+        )
+        assert found.tolist() == [["9.0:1:one", "7.0:3"], ["19.0:0:zero", "15.0:3"]]
 
 
 def test_asyncio_client(gateway: ServedGateway) -> None:

@@ -182,9 +182,9 @@ def test_not_an_object(document: Any) -> None:
         ),
         (
             of_inputs(
-                entry(), outputs=[{"name": "y", "parameters": {"classification": 3}}]
+                entry(), outputs=[{"name": "y", "parameters": {"classification": -1}}]
             ),
-            "'classification', which is not enabled here",
+            "'classification' of output 'y' must be a number of classes, got -1",
         ),
         (of_inputs(entry(), outputs=["y"] * 2000), "at most 1024"),
     ],

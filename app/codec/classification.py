@@ -1,0 +1,94 @@
+"""Classification: the highest values of an output, as ``value:index:label`` strings.
+
+Values are written in the fewest digits that read back as the same value, the highest
+first; equal ones stay in the order of their indices, NaN comes last. A label is there
+where the model has one for the index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from app.codec.halves import BF16
+from app.codec.outputs import Output
+from app.errors import NotRepresentable
+from app.spec import ModelSpec, TensorSpec
+from engine import Tensor
+
+MAX_CLASSES = 1 << 20  # strings that one output may become
+
+
+def classify(
+    output: Output, tensor: Tensor, count: int, labels: Sequence[str], *, batched: bool
+) -> Tensor:
+    """The BYTES tensor of the `count` highest values: of each row, where `batched`.
+
+    Its shape is ``[rows, n]`` or ``[n]``, with n at most the number of values.
+    Raises NotRepresentable for more strings than anybody reads.
+    """
+    array = output.array(tensor) if tensor.nbytes else np.empty(0, output.dtype)
+    rows = tensor.shape[0] if batched and tensor.shape else 1
+    table = array.reshape(rows, array.size // rows if rows else 0)
+    best = _highest(output.values(table.reshape(-1)).reshape(table.shape), count)
+    if best.size > MAX_CLASSES:
+        msg = (
+            f"the {count} highest of output '{output.name}' would be {best.size} "
+            f"strings; at most {MAX_CLASSES} are allowed: ask for its values"
+        )
+        raise NotRepresentable(msg)
+    texts: list[bytes] = [
+        _text(output, value, index, labels)
+        for row, indices in zip(table, best, strict=True)
+        for value, index in zip(row[indices], indices.tolist(), strict=True)
+    ]
+    elements = np.empty(len(texts), object)
+    elements[:] = texts
+    shape = best.shape if batched else best.shape[1:]
+    return Tensor.from_numpy(elements.reshape(shape))
+
+
+def _highest(values: npt.NDArray[Any], count: int) -> npt.NDArray[np.intp]:
+    """Indices of the highest values of each row, best first."""
+    if values.dtype.kind == "f":
+        order = np.argsort(-values, axis=1, kind="stable")
+    else:  # which cannot be negated: the ascending order of the row from behind
+        behind = np.argsort(values[:, ::-1], axis=1, kind="stable")
+        order = values.shape[1] - 1 - behind[:, ::-1]
+    return order[:, :count]
+
+
+def _text(output: Output, value: Any, index: int, labels: Sequence[str]) -> bytes:
+    if output.datatype == "BF16":
+        shown = BF16[int(value)].decode() if _is_finite(int(value)) else _odd(value)
+    else:
+        shown = str(value)
+    label = f":{labels[index]}" if index < len(labels) and labels[index] else ""
+    return f"{shown}:{index}{label}".encode()
+
+
+def _is_finite(bits: int) -> bool:
+    return bits & 0x7F80 != 0x7F80
+
+
+def _odd(value: Any) -> str:
+    """NaN and the infinities of BF16, in numpy's words."""
+    bits = int(value)
+    if bits & 0x7F:
+        return "nan"
+    return "-inf" if bits & 0x8000 else "inf"
+
+
+def classified(spec: ModelSpec, names: frozenset[str]) -> ModelSpec:
+    """`spec` with the outputs `names` as the strings that `classify` makes of them."""
+    return replace(
+        spec,
+        outputs=tuple(
+            TensorSpec.make(output.name, "BYTES") if output.name in names else output
+            for output in spec.outputs
+        ),
+    )

@@ -1,0 +1,94 @@
+"""What a request wants of the outputs: which of them, and each in which form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from app.codec.messages import InferRequest
+from app.errors import InvalidRequest
+from app.limits import Limits
+from app.spec import ModelSpec, TensorSpec
+
+_UNSORTED = ("b", "s")  # kinds of datatypes whose values are not ranked
+
+
+def read_outputs(
+    request: InferRequest, items: object, spec: ModelSpec, limits: Limits
+) -> None:
+    """Reads `outputs` of a document into `request`. Raises InvalidRequest."""
+    if type(items) is not list:
+        msg = f"'outputs' must be a list, got {type(items).__name__}"
+        raise InvalidRequest(msg)
+    if not items:
+        return
+    if len(items) > limits.max_inputs:
+        msg = (
+            f"'outputs' has {len(items)} entries; "
+            f"at most {limits.max_inputs} are allowed"
+        )
+        raise InvalidRequest(msg)
+    names: list[str] = []
+    for item in items:
+        is_object = type(item) is dict
+        name = item.get("name") if is_object else item
+        output = spec.outputs_by_name.get(name) if type(name) is str else None
+        if output is None:
+            msg = (
+                f"unexpected inference output '{name!s:.200}' for model "
+                f"'{spec.name}'. Expected some of {list(spec.outputs_by_name)}."
+            )
+            raise InvalidRequest(msg)
+        if name in names:
+            msg = f"output '{name}' already exists in request"
+            raise InvalidRequest(msg)
+        names.append(name)
+        if is_object and item.get("parameters") is not None:
+            _read_parameters(request, output, item["parameters"])
+    request.outputs = tuple(names)
+
+
+def _read_parameters(
+    request: InferRequest, output: TensorSpec, parameters: Any
+) -> None:
+    name = output.name
+    if type(parameters) is not dict:
+        msg = f"'parameters' of output '{name}' must be an object"
+        raise InvalidRequest(msg)
+    binary = parameters.get("binary_data")
+    if binary is not None:
+        by_name = request.binary_by_name
+        request.binary_by_name = {
+            **(by_name or {}),
+            name: boolean("binary_data", binary),
+        }
+    if parameters.get("shared_memory_region") is not None:
+        msg = f"output '{name}' asks for 'shared_memory_region', which is not enabled"
+        raise InvalidRequest(msg)
+    classes = parameters.get("classification")
+    if classes:
+        _read_classes(request, output, classes)
+
+
+def _read_classes(request: InferRequest, output: TensorSpec, count: object) -> None:
+    """How many of the highest values are wanted, in place of all."""
+    if type(count) is not int or count < 0:
+        msg = (
+            f"'classification' of output '{output.name}' must be a number of classes, "
+            f"got {count!r:.80}"
+        )
+        raise InvalidRequest(msg)
+    if output.type.kind in _UNSORTED:
+        msg = (
+            f"class result not available for output '{output.name}' due to unsupported "
+            f"type '{output.datatype}'"
+        )
+        raise InvalidRequest(msg)
+    request.classes = {**(request.classes or {}), output.name: count}
+
+
+def boolean(name: str, value: object) -> bool:
+    """`value`, which must be a boolean; raises InvalidRequest."""
+    if type(value) is not bool:
+        msg = f"'{name}' must be true or false, got {value!r:.80}"
+        raise InvalidRequest(msg)
+    return value
