@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.channel import AnchorRing, Channel
-from engine.errors import EngineBug, ExecutionFailed, InvalidInput
+from engine.errors import ExecutionFailed, InvalidInput
 from engine.tensor import Array
 from popef_io import Anchor, DataType, decode_strings, encode_strings
 
 if TYPE_CHECKING:
     from engine.link import Link
+    from engine.model_data import ModelData
 
 #: Outputs of at least this many bytes are bound to their slot: below that binding costs
 #: more than the copy it saves (bench/LOG.md).
@@ -52,12 +53,12 @@ class ClientChannel:
 class AnchorTable:
     """The anchors of a main program, in the order of the rings of a channel.
 
-    `constants` are inputs the requests do not carry (frozen inputs, tensor data).
+    `data` is what requests do not carry: frozen inputs, tensor data and feeds.
     """
 
     inputs: tuple[Anchor, ...]
     outputs: tuple[Anchor, ...]
-    constants: Mapping[str, Array]
+    data: ModelData
 
 
 class Entry:
@@ -91,7 +92,7 @@ class Batch:
         self._output_index = {a.handle: i for i, a in enumerate(table.outputs)}
         self._inputs = table.inputs
         self._outputs = table.outputs
-        self._constants = table.constants
+        self._data = table.data
         self._batch_size = batch_size
         self._wait_room = wait_room
         self._dtypes = [a.tensor_info.data_type.numpy_dtype for a in table.inputs]
@@ -136,7 +137,7 @@ class Batch:
     def read(self, handle: str) -> Array:
         index = self._input_index.get(handle)
         if index is None:
-            return self._constant(handle)
+            return self._given(handle)
         array = self._gathered.get(index)
         if array is None:
             array = self._gather(index)
@@ -181,11 +182,8 @@ class Batch:
 
     # -- gathering
 
-    def _constant(self, handle: str) -> Array:
-        try:
-            value = self._constants[handle]
-        except KeyError:
-            raise EngineBug(f"no input has the stream handle {handle!r}") from None
+    def _given(self, handle: str) -> Array:
+        value = self._data.read(handle)
         rows = self._batch_size or self._rows
         if rows > 1 and value.ndim and value.shape[0] == 1:
             return np.repeat(value, rows, axis=0)

@@ -57,13 +57,15 @@ class ModelRunnerConfig:
     """Options of a `ModelRunner`.
 
     Names and defaults are Model Runtime's (User Guide 3.3) where it has the option:
-    `replication_factor` replicas, each with requests of its own; `thread_safe` takes
-    a lock on each call; `frozen_inputs` are constants that leave the request;
-    `replica_to_device` gives replicas a device, the rest are attached by
-    `device_wait_config`; `check_package_hash` compares the recorded digests of the
-    executable with what is about to run; `validate_io_params` checks each request;
-    `auto_reset` brings a lost device back; `ring_buffer_size_multiplier * batch`
-    descriptors are in each ring.
+    `replication_factor` replicas, each with requests of its own; `run_save_programs`
+    runs the save programs of each replica when the runner is closed and puts what they
+    deliver into the arrays of `replica_to_save_programs_outputs` (by replica, by tensor
+    name; what has no array is left out); `thread_safe` takes a lock on each call;
+    `frozen_inputs` are constants that leave the request; `replica_to_device` gives
+    replicas a device, the rest are attached by `device_wait_config`;
+    `check_package_hash` compares the recorded digests of the executable with what is
+    about to run; `validate_io_params` checks each request; `auto_reset` brings a lost
+    device back; `ring_buffer_size_multiplier * batch` descriptors are in each ring.
 
     Ours: `max_batch_size` rows run together at most (0: as the model says);
     `max_queue_delay` seconds a free device waits for more rows (0: never);
@@ -72,8 +74,12 @@ class ModelRunnerConfig:
     """
 
     replication_factor: int = 1
+    run_save_programs: bool = False
     thread_safe: bool = False
     frozen_inputs: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    replica_to_save_programs_outputs: Mapping[int, Mapping[str, npt.NDArray[Any]]] = (
+        field(default_factory=dict)
+    )
     replica_to_device: Mapping[int, Device] = field(default_factory=dict)
     device_wait_config: DeviceWaitConfig = field(default_factory=DeviceWaitConfig)
     check_package_hash: bool = True
@@ -95,17 +101,21 @@ class ModelRunnerConfig:
         self._in_range("max_queue_size", 1, 65536)
         self._in_range("channel_memory", 1 << 16, 1 << 38)
         self._in_range("batching_dim", 0, NO_BATCHING_DIM)
-        for replica in self.replica_to_device:
-            if not 0 <= replica < self.replication_factor:
-                msg = (
-                    f"replica_to_device names replica {replica}, but there are "
-                    f"{self.replication_factor} (0 to {self.replication_factor - 1})"
-                )
-                raise InvalidConfig(msg)
+        self._replicas("replica_to_device")
+        self._replicas("replica_to_save_programs_outputs")
         for name, value in self.frozen_inputs.items():
             if not isinstance(value, np.ndarray):
                 kind = type(value).__name__
                 msg = f"frozen_inputs[{name!r}] must be a numpy array, got {kind}"
+                raise InvalidConfig(msg)
+
+    def _replicas(self, name: str) -> None:
+        for replica in getattr(self, name):
+            if not 0 <= replica < self.replication_factor:
+                msg = (
+                    f"{name} names replica {replica}, but there are "
+                    f"{self.replication_factor} (0 to {self.replication_factor - 1})"
+                )
                 raise InvalidConfig(msg)
 
     def _in_range(self, name: str, low: float, high: float) -> None:

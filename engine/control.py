@@ -23,7 +23,8 @@ from engine import errors
 from engine.errors import DeviceLost, EngineBug, EngineError
 
 MAX_MESSAGE = 192 * 1024
-MAX_FDS = 64
+#: What the kernel takes at once (SCM_MAX_FD).
+MAX_FDS = 253
 _CREDENTIALS = struct.Struct("3i")
 
 Message = dict[str, Any]

@@ -77,7 +77,7 @@ class Device:
         self.state = DeviceState.LOST
         self.restarts = 0
         self._claims = tuple(claims)
-        self._address = address_of(self.units[0])
+        self.address = address_of(self.units[0])
         self._process: LaunchedProcess | None = None
         self._connection: Connection | None = None
         self._result_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -214,7 +214,7 @@ class Device:
         """A control message to the process and its answer."""
         if self.state is DeviceState.CLOSED:
             raise DeviceClosed(f"device {self.id} is closed")
-        answer, answer_fds = control.call(self._address, message, fds, timeout)
+        answer, answer_fds = control.call(self.address, message, fds, timeout)
         control.close_all(answer_fds)
         return answer
 
@@ -324,7 +324,7 @@ class Device:
 
     def _start(self) -> None:
         """Start the process and link up with it."""
-        self._process = LaunchedProcess(self.units[0], self._address, self._claims)
+        self._process = LaunchedProcess(self.units[0], self.address, self._claims)
         try:
             self._connect()
         except BaseException:
@@ -333,7 +333,7 @@ class Device:
         self.state = DeviceState.READY
 
     def _connect(self) -> None:
-        connection = Connection(self._address, self._result_fd, START_TIMEOUT)
+        connection = Connection(self.address, self._result_fd, START_TIMEOUT)
         with self.lock:
             self._connection = connection
 

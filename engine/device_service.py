@@ -14,11 +14,14 @@ from functools import partial
 from engine import control
 from engine.channel import Channel, ChannelLayout
 from engine.control import Message
-from engine.errors import EngineBug, EngineError
+from engine.errors import EngineBug, EngineError, InvalidInput
 from engine.link import Link
-from engine.loading import load_replica
+from engine.loading import load_replicas
 from engine.running import Terminator
+from engine.save_programs import SavePrograms
 from engine.scheduler import Client, Scheduler
+from engine.tensor import Tensor
+from engine.tensor_pack import pack_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +33,7 @@ class DeviceService:
         self._listener = listener
         self._scheduler = scheduler
         self._numbers = itertools.count(1)  # atomic: one C call
+        self._saves: dict[int, SavePrograms] = {}
         self._started = time.monotonic()
         self._terminator = Terminator(scheduler.running)
 
@@ -63,7 +67,10 @@ class DeviceService:
                     answer, answer_fds = control.from_error(error), []
                 finally:
                     control.close_all(fds)
-                control.send(sock, answer, answer_fds)
+                try:
+                    control.send(sock, answer, answer_fds)
+                finally:
+                    control.close_all(answer_fds)
         for client in owned:
             logger.debug("%r is gone", client)
             client.link.gone = True
@@ -78,18 +85,20 @@ class DeviceService:
             case "ping":
                 return self._status(), []
             case "load":
-                return {"replica": self._load(message, fds)}, []
+                return {"replicas": self._load(message, fds)}, []
+            case "save":
+                return self._save(int(message["replica"]))
             case "unload":
-                scheduler.call(partial(scheduler.unload, int(message["replica"])))
-                logger.debug("unloaded replica %s", message["replica"])
+                number = int(message["replica"])
+                self._saves.pop(number, None)
+                scheduler.call(partial(scheduler.unload, number))
+                logger.debug("unloaded replica %s", number)
                 return {}, []
             case "link":
                 client = self._link(sock, fds)
                 owned.append(client)
-                return {"link": client.number}, [
-                    scheduler.doorbell,
-                    self._terminator.bell,
-                ]
+                bells = (scheduler.doorbell, self._terminator.bell)
+                return {"link": client.number}, [os.dup(bell) for bell in bells]
             case "channel":
                 return {"channel": self._channel(message, fds)}, []
             case "close_channel":
@@ -114,13 +123,27 @@ class DeviceService:
             "clients": len(scheduler.clients),
         }
 
-    def _load(self, message: Message, fds: list[int]) -> int:
-        number = next(self._numbers)
+    def _load(self, message: Message, fds: list[int]) -> list[int]:
+        numbers = [next(self._numbers) for _ in range(int(message["count"]))]
         scheduler = self._scheduler
-        replica = load_replica(number, message, fds, scheduler.wait_room)
-        scheduler.call(partial(scheduler.replicas.__setitem__, number, replica))
-        logger.debug("loaded %r from %s", replica, message["paths"])
-        return number
+        loaded = load_replicas(numbers, message, fds, scheduler.wait_room)
+        for number, one in zip(numbers, loaded, strict=True):
+            self._saves[number] = one.save
+            scheduler.call(partial(scheduler.replicas.__setitem__, number, one.replica))
+            logger.debug("loaded %r from %s", one.replica, message["sources"])
+        return numbers
+
+    def _save(self, replica: int) -> tuple[Message, list[int]]:
+        """Run the save programs between two batches."""
+        save = self._saves.get(replica)
+        if save is None:
+            raise InvalidInput("the model that is to be saved is not loaded")
+        saved: dict[str, Tensor] = {}
+        self._scheduler.call(lambda: saved.update(save.run()))
+        place, memory = pack_tensors("saved", saved)
+        fd = os.dup(memory.fd)
+        memory.close()
+        return {"tensors": place}, [fd]
 
     def _link(self, sock: socket.socket, fds: list[int]) -> Client:
         if len(fds) != 2:

@@ -1,99 +1,93 @@
-"""Loading a model in a device process: from files to a replica that can run."""
+"""Loading a model in a device process: from its bytes to replicas that can run."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from engine.anchors import main_anchors
-from engine.batch import AnchorTable, ClientChannel
-from engine.channel import AnchorRing
-from engine.errors import InvalidModel
+from engine.batch import AnchorTable, Waiter
 from engine.executable import Executable
 from engine.executor import Executor
-from engine.model_file import open_model
+from engine.model_data import ModelData, ProgramStreams
+from engine.model_file import receive_model
 from engine.replica import BatchingPolicy, Replica
-from engine.tensor import Array, Tensor
-from popef_io import Anchor, DataType, Model, TensorType, map_descriptor
+from engine.save_programs import SavePrograms
+from engine.tensor_pack import unpack_tensors
+from popef_io import Anchor, Model
 
 
-class LoadStreams:
-    """The streams of the load programs: the file's data, or what was frozen over it."""
+@dataclass(frozen=True, slots=True)
+class LoadedReplica:
+    """A replica that takes requests, and the save programs over the same variables."""
 
-    def __init__(self, model: Model, frozen: Mapping[str, Array]) -> None:
-        self._by_handle = {
-            a.handle: a for a in model.metadata.anchors if a.type is TensorType.INPUT
-        }
-        self._model = model
-        self._frozen = frozen
-
-    def read(self, handle: str) -> Array:
-        anchor = self._by_handle.get(handle)
-        if anchor is None:
-            raise InvalidModel(f"a load program reads unknown stream {handle!r}")
-        return data_of(self._model, anchor, self._frozen)
-
-    def output_memory(
-        self, handle: str, shape: tuple[int, ...], dtype: np.dtype[Any]
-    ) -> Array | None:
-        return None
-
-    def write(self, handle: str, value: Array) -> None:
-        """Outputs of load programs have no reader."""
+    replica: Replica
+    save: SavePrograms
 
 
-def data_of(model: Model, anchor: Anchor, frozen: Mapping[str, Array]) -> Array:
-    """The data of an input that requests do not carry; the frozen value wins."""
-    if anchor.name in frozen:
-        return frozen[anchor.name]
-    try:
-        reader = model.tensors[anchor.name]
-    except KeyError:
-        raise InvalidModel(
-            f"no data for {anchor.name!r}: neither the file nor frozen_inputs has it"
-        ) from None
-    return reader.data()
-
-
-def load_replica(
-    number: int,
+def load_replicas(
+    numbers: Sequence[int],
     message: Mapping[str, Any],
     fds: Sequence[int],
-    wait_room: Callable[[ClientChannel, AnchorRing, int], int],
-) -> Replica:
-    """Carry out a `load` message: open the files, load, run the load programs."""
-    paths = [str(path) for path in message["paths"]]
-    model = open_model(paths, message.get("executable"))
-    frozen = _frozen(message.get("frozen", []), fds)
-    anchors = main_anchors(model, frozen.keys())
-    metadata = model.metadata
-    executor = Executor(
+    wait_room: Waiter,
+) -> list[LoadedReplica]:
+    """Carry out a `load` message: map the files, load, run the load programs.
+
+    One replica for each of `numbers`. They share the graphs and the weights, and have
+    variables and places in feeds of their own, which begin alike.
+    """
+    names = [str(name) for name in message["sources"]]
+    model = receive_model(names, fds, message.get("executable"))
+    frozen = {}
+    if message["frozen"] is not None:
+        tensors = unpack_tensors(message["frozen"], fds[len(names)])
+        frozen = {name: tensor.numpy() for name, tensor in tensors.items()}
+    data = ModelData(model, frozen)
+    executor = _executor(model, message)
+    try:
+        executor.run(model.metadata.program_flow.load, ProgramStreams(data))
+        anchors = main_anchors(model, frozen.keys())
+        for anchor in anchors.constants:
+            data.check(anchor.handle)
+        twins = [(executor.clone(), data.twin()) for _ in numbers[1:]]
+    except BaseException:
+        executor.close()
+        raise
+    return [
+        _replica(number, model, message, frozen, mine, wait_room)
+        for number, mine in zip(numbers, [(executor, data), *twins], strict=True)
+    ]
+
+
+def _executor(model: Model, message: Mapping[str, Any]) -> Executor:
+    return Executor(
         Executable.decode(
             model.executable.executable(),
             check_digests=bool(message.get("check_package_hash", True)),
         ),
-        metadata,
+        model.metadata,
         threads=int(message["threads"]),
         providers=tuple(message.get("providers", ("CPUExecutionProvider",))),
     )
-    try:
-        executor.run(metadata.program_flow.load, LoadStreams(model, frozen))
-        constants = {
-            anchor.handle: data_of(model, anchor, frozen)
-            for anchor in anchors.constants
-        }
-    except BaseException:
-        executor.close()
-        raise
-    return Replica(
+
+
+def _replica(
+    number: int,
+    model: Model,
+    message: Mapping[str, Any],
+    frozen: Mapping[str, Any],
+    mine: tuple[Executor, ModelData],
+    wait_room: Waiter,
+) -> LoadedReplica:
+    executor, data = mine
+    anchors = main_anchors(model, frozen.keys())
+    replica = Replica(
         number,
         str(message["name"]),
         executor,
-        metadata.program_flow.main,
-        AnchorTable(anchors.inputs, anchors.outputs, constants),
+        model.metadata.program_flow.main,
+        AnchorTable(anchors.inputs, anchors.outputs, data),
         BatchingPolicy(
             max_rows=int(message["max_rows"]),
             batch_size=int(message["batch_size"]),
@@ -102,22 +96,9 @@ def load_replica(
         ),
         wait_room,
     )
+    return LoadedReplica(replica, SavePrograms(executor, model.metadata, data))
 
 
 def _free_tail(anchor: Anchor) -> bool:
     shape = anchor.tensor_info.shape
     return shape is None or any(dim < 0 for dim in shape[1:])
-
-
-def _frozen(table: Sequence[Sequence[Any]], fds: Sequence[int]) -> dict[str, Array]:
-    if not table:
-        return {}
-    size = os.fstat(fds[0]).st_size
-    memory = map_descriptor(fds[0], size)
-    arrays = {}
-    for row in table:
-        name, data_type, shape, offset, nbytes = row
-        part = memory[offset : offset + nbytes]
-        tensor = Tensor(DataType[data_type], tuple(shape), (part,), nbytes)
-        arrays[str(name)] = tensor.numpy()
-    return arrays

@@ -2,32 +2,69 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from engine.control import MAX_FDS, close_all
 from engine.errors import InvalidModel
-from popef_io import Model, PopefError, load_model
+from popef_io import Model, ModelBuilder, PopefError, Reader, load_model
 
 #: A PopEF file, several files of one model, or what was read from them.
 ModelSource = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Model
 
 
-def open_model(paths: Sequence[str], executable: str | None = None) -> Model:
+def open_model(source: ModelSource, executable: str | None = None) -> Model:
     """The model in these files; every fault of them is an InvalidModel."""
+    if isinstance(source, Model):
+        return source
+    paths = _paths_of(source)
     try:
         return load_model(*paths, executable_name=executable)
     except PopefError as error:
         raise InvalidModel(str(error)) from error
     except OSError as error:
+        where = error.filename or ", ".join(paths)
+        raise InvalidModel(f"cannot read {where}: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def handed_over(model: Model) -> Iterator[tuple[list[str], list[int]]]:
+    """Names and descriptors of the model's files and streams, for a device process.
+
+    The descriptors lead to the very bytes the model was read from, whatever has become
+    of the files since.
+    """
+    most = MAX_FDS - 1
+    if len(model.sources) > most:
         raise InvalidModel(
-            f"cannot read {error.filename or paths[0]}: {error.strerror or error}"
-        ) from error
+            f"a model of {len(model.sources)} files, {most} are possible"
+        )
+    fds: list[int] = []
+    try:
+        fds.extend(source.open() for source in model.sources)
+        yield list(model.paths), fds
+    finally:
+        close_all(fds)
 
 
-def paths_of(model: ModelSource) -> list[str]:
-    if isinstance(model, (str, os.PathLike)):
-        return [str(Path(model))]
-    if isinstance(model, Model):
-        return [str(path) for path in model.paths]
-    return [str(Path(path)) for path in model]
+def receive_model(
+    names: Sequence[str], fds: Sequence[int], executable: str | None
+) -> Model:
+    """The model that `handed_over` gave; `fds` stay open."""
+    try:
+        with Reader() as reader:
+            for name, fd in zip(names, fds, strict=False):
+                reader.parse_descriptor(fd, name)
+            return ModelBuilder(reader).create_model(executable)
+    except PopefError as error:
+        raise InvalidModel(str(error)) from error
+
+
+def _paths_of(
+    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+) -> list[str]:
+    if isinstance(source, (str, os.PathLike)):
+        return [str(Path(source))]
+    return [str(Path(path)) for path in source]

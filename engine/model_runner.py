@@ -20,12 +20,13 @@ from engine.anchors import (
 from engine.config import ModelRunnerConfig
 from engine.device import Device
 from engine.device_manager import DeviceManager
-from engine.errors import InvalidConfig, InvalidInput, InvalidModel
-from engine.model_file import ModelSource, open_model, paths_of
+from engine.errors import EngineError, InvalidConfig, InvalidInput, InvalidModel
+from engine.model_file import ModelSource, open_model
 from engine.replica_channel import plan_layout
 from engine.replica_set import ReplicaPlan, ReplicaSet
 from engine.request import OnDone, Request
 from engine.result import ExecuteResult
+from engine.save_outputs import SaveOutputs
 from engine.stats import RunnerStats
 from engine.tensor import Array, DataDesc, Tensor
 from engine.validation import check_inputs
@@ -58,21 +59,25 @@ class ModelRunner:
         manager: DeviceManager | None = None,
     ) -> None:
         self.config = config or ModelRunnerConfig()
-        self._paths = paths_of(model)
-        self._model = model if isinstance(model, Model) else open_model(self._paths)
+        self._model = open_model(model)
         self.name = name or self._model.metadata.executable
         self._anchors = main_anchors(self._model, self.config.frozen_inputs.keys())
         self.execute_inputs = tuple(describe(a) for a in self._anchors.inputs)
         self.execute_outputs = tuple(describe(a) for a in self._anchors.outputs)
         self._desc_by_name = {desc.name: desc for desc in self.execute_inputs}
         self._batch_size, self.max_batch_size = self._batching()
+        self._save = SaveOutputs(
+            self._model, self.config.replica_to_save_programs_outputs
+        )
         self._replicas = ReplicaSet(self._plan(), self.config)
+        self._loaded = False
         self._pick = self._replicas.pick
         try:
             self._replicas.attach(manager)
             for device in dict.fromkeys(self._replicas.devices):
                 device.register(self)
             self._replicas.load()
+            self._loaded = True
         except BaseException:
             self.close()
             raise
@@ -204,11 +209,48 @@ class ModelRunner:
                     return False
         return True
 
+    def run_save_programs(self, replica_id: int = 0) -> dict[str, Array]:
+        """Run the save programs of a replica now; what they deliver, by tensor name.
+
+        Between two batches, so that what has been answered is in it. Also fills the
+        arrays of `config.replica_to_save_programs_outputs`. Raises what `execute`
+        raises, and InvalidInput where such an array does not fit.
+        """
+        self._replicas.check_id(replica_id)
+        saved = self._replicas.save(replica_id)
+        arrays = {name: tensor.numpy().copy() for name, tensor in saved.items()}
+        self._save.fill(replica_id, arrays)
+        return arrays
+
     def close(self) -> None:
-        """Unload everywhere; what is in flight fails with RunnerClosed."""
+        """Unload everywhere; what is in flight fails with RunnerClosed.
+
+        With `config.run_save_programs` those run first, for each replica. Where one
+        fails the rest is done all the same, and the first error is raised at the end.
+        """
+        if self._replicas.closed:
+            return
+        failures: list[EngineError] = []
+        if self.config.run_save_programs and self._loaded:
+            failures = self._save_all()
         for device in self._replicas.devices:
             device.unregister(self)
         self._replicas.close()
+        if failures:
+            raise failures[0]
+
+    def _save_all(self) -> list[EngineError]:
+        self._replicas.stop()
+        failures = []
+        for replica in range(len(self._replicas)):
+            try:
+                self.run_save_programs(replica)
+            except EngineError as error:
+                logger.error(
+                    "saving replica %d of %r failed: %s", replica, self.name, error
+                )
+                failures.append(error)
+        return failures
 
     def __enter__(self) -> ModelRunner:
         return self
@@ -263,7 +305,6 @@ class ModelRunner:
         return ReplicaPlan(
             self.name,
             self._model,
-            self._paths,
             self.execute_inputs,
             self.execute_outputs,
             rows,

@@ -9,18 +9,22 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
+from engine import control
 from engine.channel import ChannelLayout
 from engine.config import ModelRunnerConfig
+from engine.control import Message
 from engine.device import Device
 from engine.device_manager import DeviceManager
 from engine.errors import DeviceLost, EngineError, InvalidInput, RunnerClosed
-from engine.frozen import pack_frozen
+from engine.frozen import frozen_tensors
+from engine.model_file import handed_over
 from engine.replica_channel import ReplicaChannel
 from engine.stats import RunnerStats
-from engine.tensor import DataDesc
+from engine.tensor import DataDesc, Tensor
+from engine.tensor_pack import pack_tensors, unpack_tensors
 from popef_io import Model
 
 logger = logging.getLogger(__name__)
@@ -36,7 +40,6 @@ class ReplicaPlan:
 
     name: str
     model: Model
-    paths: Sequence[str]
     inputs: tuple[DataDesc, ...]
     outputs: tuple[DataDesc, ...]
     max_rows: int
@@ -57,6 +60,7 @@ class ReplicaSet:
         self._own: list[Device] = []
         self._devices: list[Device] = []
         self._channels: list[ReplicaChannel | None] = []
+        self._stopped = False
         self._closed = False
 
     # -- what there is
@@ -79,7 +83,7 @@ class ReplicaSet:
     def ready(self) -> bool:
         """Whether every replica can take requests."""
         channels = self._channels
-        return not self._closed and all(c is not None and c.usable for c in channels)
+        return not self._stopped and all(c is not None and c.usable for c in channels)
 
     @property
     def in_flight(self) -> int:
@@ -106,8 +110,8 @@ class ReplicaSet:
 
         Raises RunnerClosed, or DeviceLost where it has no device at the moment.
         """
-        if self._closed:
-            raise RunnerClosed(f"model {self._plan.name!r} was unloaded")
+        if self._stopped:
+            raise self._unloaded()
         channels = self._channels
         if replica_id is not None:
             channel = channels[replica_id]
@@ -117,8 +121,14 @@ class ReplicaSet:
             ready = [c for c in channels if c is not None and c.usable]
             channel = min(ready, key=lambda c: c.in_flight) if ready else None
         if channel is None or not channel.usable:
-            raise DeviceLost(f"model {self._plan.name!r} has no device at the moment")
+            raise self._lost()
         return channel
+
+    def _lost(self) -> DeviceLost:
+        return DeviceLost(f"model {self._plan.name!r} has no device at the moment")
+
+    def _unloaded(self) -> RunnerClosed:
+        return RunnerClosed(f"model {self._plan.name!r} was unloaded")
 
     def check_id(self, replica_id: int) -> None:
         """InvalidInput where there is no such replica."""
@@ -151,25 +161,44 @@ class ReplicaSet:
 
     def load(self) -> None:
         """Load the model on every replica."""
-        for replica in range(len(self._devices)):
-            self._channels.append(None)
-            self._load(replica)
+        self._channels = [None] * len(self._devices)
+        for device in dict.fromkeys(self._devices):
+            self._load(device)
 
     def reload(self, device: Device) -> None:
         """Load the replicas of a device again, after its process was replaced."""
-        for replica, mine in enumerate(self._devices):
-            if mine is device and not self._closed:
-                self._load(replica)
+        if device in self._devices and not self._stopped:
+            self._load(device)
+
+    def save(self, replica: int) -> dict[str, Tensor]:
+        """Run the save programs of a replica; what they deliver, by tensor name."""
+        if self._closed:
+            raise self._unloaded()
+        channel = self._channels[replica]
+        if channel is None or not channel.usable:
+            raise self._lost()
+        message = {"op": "save", "replica": channel.replica}
+        answer, fds = control.call(channel.device.address, message)
+        try:
+            return unpack_tensors(answer["tensors"], fds[0])
+        finally:
+            control.close_all(fds)
+
+    def stop(self) -> None:
+        """Take no more requests; what is in flight fails with RunnerClosed."""
+        self._stopped = True
+        for channel in self.channels:
+            channel.fail_all(self._unloaded())
 
     def close(self) -> None:
-        """Unload everywhere; what is in flight fails with RunnerClosed."""
+        """`stop`, and unload everywhere."""
         if self._closed:
             return
+        self.stop()
         self._closed = True
         for replica, channel in enumerate(self._channels):
             if channel is None:
                 continue
-            channel.fail_all(RunnerClosed(f"model {self._plan.name!r} was unloaded"))
             device = self._devices[replica]
             device.close_channel(channel)
             with contextlib.suppress(EngineError, OSError):
@@ -177,15 +206,15 @@ class ReplicaSet:
         for device in self._own:
             device.close()
 
-    def _load(self, replica: int) -> None:
+    def _load(self, device: Device) -> None:
+        """Load the replicas of one device, which share graphs and weights there."""
         plan, config = self._plan, self._config
-        device = self._devices[replica]
         began = time.monotonic()
-        frozen, memory = pack_frozen(plan.model, config.frozen_inputs)
-        message = {
+        mine = [i for i, one in enumerate(self._devices) if one is device]
+        message: Message = {
             "op": "load",
+            "count": len(mine),
             "name": plan.name,
-            "paths": list(plan.paths),
             "executable": plan.model.metadata.executable,
             "threads": device.threads,
             "providers": list(device.providers),
@@ -193,26 +222,27 @@ class ReplicaSet:
             "batch_size": plan.batch_size,
             "delay_ns": int(config.max_queue_delay * 1e9),
             "check_package_hash": config.check_package_hash,
-            "frozen": frozen,
+            "frozen": None,
         }
-        try:
-            fds = [] if memory is None else [memory.fd]
-            number = int(device.call(message, fds)["replica"])
-        finally:
-            if memory is not None:
-                memory.close()
-        self._channels[replica] = ReplicaChannel(
-            device,
-            number,
-            plan.name,
-            plan.inputs,
-            plan.outputs,
-            plan.layout,
-            config.max_queue_size,
-        )
+        frozen = frozen_tensors(plan.model, config.frozen_inputs)
+        with handed_over(plan.model) as (message["sources"], fds), ExitStack() as held:
+            if frozen:
+                message["frozen"], memory = pack_tensors("frozen", frozen)
+                fds = [*fds, held.enter_context(memory).fd]
+            numbers = device.call(message, fds)["replicas"]
+        for replica, number in zip(mine, numbers, strict=True):
+            self._channels[replica] = ReplicaChannel(
+                device,
+                int(number),
+                plan.name,
+                plan.inputs,
+                plan.outputs,
+                plan.layout,
+                config.max_queue_size,
+            )
         logger.info(
-            "replica %d of %r is loaded on %s (%.3f s)",
-            replica,
+            "replicas %s of %r are loaded on %s (%.3f s)",
+            mine,
             plan.name,
             device.id,
             time.monotonic() - began,

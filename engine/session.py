@@ -16,7 +16,7 @@ from engine.config import DeviceWaitConfig, ModelRunnerConfig
 from engine.device import Device
 from engine.device_manager import DeviceManager
 from engine.errors import SessionClosed
-from engine.model_file import ModelSource, open_model, paths_of
+from engine.model_file import ModelSource, open_model
 from engine.model_runner import ModelRunner
 from engine.queue_manager import AnchorPredicate, QueueManager
 from engine.queues import TimeoutCallback
@@ -48,8 +48,7 @@ class Session:
 
     def __init__(self, model: ModelSource, config: SessionConfig | None = None) -> None:
         self.config = config or SessionConfig()
-        self._paths = paths_of(model)
-        self._model = model if isinstance(model, Model) else open_model(self._paths)
+        self._model = open_model(model)
         self._anchors = main_anchors(self._model)
         self._device: Device | None = None
         self._own_device: Device | None = None
@@ -89,9 +88,7 @@ class Session:
             validate_io_params=False,
             batching=False,
         )
-        self._runner = ModelRunner(
-            self._model if not self._paths else self._paths, config
-        )
+        self._runner = ModelRunner(self._model, config)
         self._device = device
         self._stopped.clear()
 

@@ -13,6 +13,7 @@ brought `trackfd=False`; before, the C library is called directly.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -35,6 +36,28 @@ class Source:
     name: str
     view: memoryview
     """All bytes, read-only, aligned to a page."""
+    file: tuple[int, int, int] | None = None
+    """(device, inode, bytes) of the file that is mapped; None for a stream."""
+
+    def open(self) -> int:
+        """A descriptor of these very bytes, for another process; the caller's.
+
+        Of the file, where its path still leads to it, else of a copy in memory.
+        """
+        if self.file is not None:
+            with contextlib.suppress(OSError):
+                descriptor = os.open(self.name, os.O_RDONLY | os.O_CLOEXEC)
+                if _identity(os.fstat(descriptor)) == self.file:
+                    return descriptor
+                os.close(descriptor)
+        descriptor = os.memfd_create("popef", os.MFD_CLOEXEC)
+        try:
+            with os.fdopen(descriptor, "wb", closefd=False) as copy:
+                copy.write(self.view)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
 
     def __repr__(self) -> str:
         return f"<Source {self.name} {len(self.view)} bytes>"
@@ -55,9 +78,25 @@ def map_file(path: str | os.PathLike[str]) -> Source:
             raise NotPopefError(f"is {kind}", where=Location(name, 0))
         if status.st_size == 0:  # cannot be mapped
             return Source(name, memoryview(b""))
-        return Source(name, map_descriptor(descriptor, status.st_size))
+        view = map_descriptor(descriptor, status.st_size)
+        return Source(name, view, _identity(status))
     finally:
         os.close(descriptor)
+
+
+def map_open_file(descriptor: int, name: str) -> Source:
+    """Map what a descriptor leads to, which stays the caller's; `name` is for messages.
+
+    For memory that another process has handed over (`Source.open`).
+    """
+    size = os.fstat(descriptor).st_size
+    if size == 0:
+        return Source(name, memoryview(b""))
+    return Source(name, map_descriptor(descriptor, size))
+
+
+def _identity(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_dev, status.st_ino, status.st_size
 
 
 def read_stream(stream: BinaryIO, name: str) -> Source:

@@ -16,6 +16,7 @@ from popef_io.contents import (
 )
 from popef_io.datatypes import BlobType, TensorType
 from popef_io.errors import CorruptError, InvalidValueError, MissingBlobError
+from popef_io.mapping import Source
 from popef_io.metadata import Anchor, Metadata, TensorInfo
 from popef_io.reader import Reader
 
@@ -41,8 +42,13 @@ class Model:
     """Feed data by name of their anchors."""
     opaque_blobs: Mapping[str, OpaqueReader]
     """Opaque blobs by name."""
-    paths: tuple[str, ...] = ()
-    """The files it was read from, in the order they were read."""
+    sources: tuple[Source, ...] = ()
+    """The files and streams it was read from, in the order they were read."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The names of its sources; of a file, its path."""
+        return tuple(source.name for source in self.sources)
 
     @property
     def name(self) -> str:
@@ -109,7 +115,7 @@ class ModelBuilder:
             _join(tensors, anchor_by_name),
             _join(feeds, anchor_by_name),
             _pick(self._reader.opaque_blobs, executable.name),
-            tuple(dict.fromkeys(blob.source.name for blob in self._reader.blobs)),
+            tuple(dict.fromkeys(blob.source for blob in self._reader.blobs)),
         )
         _log.debug("made %r", model)
         return model

@@ -43,7 +43,7 @@ from popef_io.layout import (
     read_header,
 )
 from popef_io.logs import TRACE
-from popef_io.mapping import Source, map_file, read_stream
+from popef_io.mapping import Source, map_file, map_open_file, read_stream
 from popef_io.metadata import (
     ExecutableInfo,
     FeedDataInfo,
@@ -130,6 +130,13 @@ class Reader:
         `name` stands for the stream in messages.
         """
         self._add(read_stream(stream, name))
+
+    def parse_descriptor(self, descriptor: int, name: str) -> None:
+        """Map what an open descriptor leads to and add its blobs.
+
+        It may be closed afterwards. `name` stands for the file in messages.
+        """
+        self._add(map_open_file(descriptor, name))
 
     def verify(self) -> None:
         """Check the checksums of all payloads now; raises CorruptError."""

@@ -14,7 +14,7 @@ from build_popef import BATCH, FEED_LENGTH, ITERATIONS, SHAPE, WIDTH, build_all,
 from engine import Device, DeviceManager, ModelRunner, ModelRunnerConfig
 from engine.executable import Executable
 from engine.executor import Executor
-from engine.loading import LoadStreams
+from engine.model_data import ModelData, ProgramStreams
 from popef_io import Model, Reader, dump_text, load_model
 
 ROOT = Path(__file__).parents[2]
@@ -66,7 +66,7 @@ def executor_of(model: Model) -> Executor:
     executor = Executor(
         Executable.decode(model.executable.executable()), model.metadata
     )
-    executor.run(model.metadata.program_flow.load, LoadStreams(model, {}))
+    executor.run(model.metadata.program_flow.load, ProgramStreams(ModelData(model, {})))
     return executor
 
 
@@ -148,7 +148,7 @@ def test_accumulator_keeps_its_total(folder: Path) -> None:
     saved = Streams()
     executor.run(flow.save, saved)
     np.testing.assert_array_equal(saved.written["total"], [3 * A])
-    executor.run(flow.load, LoadStreams(model, {"total": A}))
+    executor.run(flow.load, ProgramStreams(ModelData(model, {"total": A})))
     again = Streams()
     executor.run(flow.save, again)
     np.testing.assert_array_equal(again.written["total"], [A])

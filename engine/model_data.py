@@ -1,0 +1,123 @@
+"""What a model's programs read that requests do not bring, in a device process.
+
+Tensor data and feeds of the file, and what was frozen over them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from copy import copy
+from typing import Any
+
+import numpy as np
+
+from engine.errors import EngineBug, InvalidModel
+from engine.tensor import Array
+from popef_io import Anchor, FeedReader, Model, TensorType
+
+
+class ModelData:
+    """The data of the inputs of one replica, by stream handle.
+
+    A frozen value wins over tensor data, and those over a feed. A feed gives its next
+    tensor at each read and begins again after its last; each replica has its own
+    place in it. Read by one thread.
+    """
+
+    def __init__(self, model: Model, frozen: Mapping[str, Array]) -> None:
+        self._anchors = {
+            a.handle: a for a in model.metadata.anchors if a.type is TensorType.INPUT
+        }
+        self._model = model
+        self._frozen = frozen
+        self._sources: dict[str, Callable[[], Array]] = {}
+
+    def read(self, handle: str) -> Array:
+        """The next data of this stream; valid for as long as this object is held.
+
+        InvalidModel where neither the file nor `frozen` has any.
+        """
+        source = self._sources.get(handle)
+        if source is None:
+            source = self._sources[handle] = self._open(handle)
+        return source()
+
+    def check(self, handle: str) -> None:
+        """InvalidModel where `read` would raise it; reads nothing."""
+        if handle not in self._sources:
+            self._sources[handle] = self._open(handle)
+
+    def twin(self) -> ModelData:
+        """The same data for another replica, each feed where it is now."""
+        twin = ModelData(self._model, self._frozen)
+        twin._sources = {
+            handle: source.twin() if isinstance(source, _Feed) else source
+            for handle, source in self._sources.items()
+        }
+        return twin
+
+    def _open(self, handle: str) -> Callable[[], Array]:
+        anchor = self._anchors.get(handle)
+        if anchor is None:
+            raise EngineBug(f"no input has the stream handle {handle!r}")
+        return self._source(anchor)
+
+    def _source(self, anchor: Anchor) -> Callable[[], Array]:
+        name = anchor.name
+        if name in self._frozen:
+            return _constant(self._frozen[name])
+        if name in self._model.tensors:
+            return _constant(self._model.tensors[name].data())
+        if name in self._model.feeds:
+            return _Feed(self._model.feeds[name])
+        raise InvalidModel(
+            f"no data for {name!r}: neither the file nor frozen_inputs has it"
+        )
+
+    def __repr__(self) -> str:
+        return f"<ModelData of {self._model.name!r}, {len(self._frozen)} frozen>"
+
+
+class ProgramStreams:
+    """The streams of load and save programs: what they read comes from `data`, what
+    they write is kept in `outputs`, by stream handle, the last of each."""
+
+    def __init__(self, data: ModelData) -> None:
+        self.outputs: dict[str, Array] = {}
+        self._data = data
+
+    def read(self, handle: str) -> Array:
+        return self._data.read(handle)
+
+    def output_memory(
+        self, handle: str, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> Array | None:
+        return None
+
+    def write(self, handle: str, value: Array) -> None:
+        self.outputs[handle] = value
+
+    def __repr__(self) -> str:
+        return f"<ProgramStreams {len(self.outputs)} outputs>"
+
+
+class _Feed:
+    """One tensor after another, over and over."""
+
+    def __init__(self, reader: FeedReader) -> None:
+        if not len(reader):
+            raise InvalidModel(f"feed {reader.name!r} has no tensors")
+        self._tensors = reader.data()
+        self._next = 0
+
+    def twin(self) -> _Feed:
+        return copy(self)
+
+    def __call__(self) -> Array:
+        tensor: Array = self._tensors[self._next, ...]
+        self._next = (self._next + 1) % len(self._tensors)
+        return tensor
+
+
+def _constant(value: Array) -> Callable[[], Array]:
+    return lambda: value
