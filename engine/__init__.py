@@ -46,6 +46,7 @@ from engine.errors import (
     UnknownAnchor,
 )
 from engine.memory_pool import RingMemoryPool
+from engine.model_file import open_model
 from engine.model_runner import ModelRunner
 from engine.queue_manager import QueueManager
 from engine.queues import InputData, InputQueue, OutputData, OutputQueue
@@ -108,6 +109,7 @@ __all__ = [
     "TimedOut",
     "UnknownAnchor",
     "keep_large_blocks",
+    "open_model",
     "parse_devices",
     "raise_descriptor_limit",
     "usable_cores",

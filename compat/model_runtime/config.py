@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 import engine
 from model_runtime.device_wait import DeviceWaitConfig
 from model_runtime.devices import Device
-from model_runtime.memory import InputMemoryView, OutputMemoryView
+from model_runtime.memory import InputMemoryView, OutputMemoryView, arrays_of
+from popef_io import Model, TensorType
 
 NO_BATCHING_DIM = engine.NO_BATCHING_DIM
 MAX_NS = 2**63 - 1
@@ -57,18 +58,22 @@ class ModelRunnerConfig:
     request_tracepoints_buffer_size: int = 1000
     flush_callback: Callable[..., None] | None = None
 
-    def to_engine(self, frozen_inputs: dict[str, Any]) -> engine.ModelRunnerConfig:
+    def to_engine(self, model: Model) -> engine.ModelRunnerConfig:
         """The engine's options. Raises InvalidConfig for what it cannot do yet."""
-        if self.run_save_programs or self.replica_to_save_programs_outputs:
-            raise engine.InvalidConfig("save programs cannot be run yet")
+        inputs, outputs = _descs(model, TensorType.INPUT, TensorType.OUTPUT)
         if self.batching_dim not in (0, NO_BATCHING_DIM):
             raise engine.InvalidConfig(
                 f"batching_dim {self.batching_dim} is not possible yet, only 0"
             )
         return engine.ModelRunnerConfig(
             replication_factor=self.replication_factor,
+            run_save_programs=self.run_save_programs,
+            replica_to_save_programs_outputs={
+                replica: arrays_of(memory, outputs)
+                for replica, memory in self.replica_to_save_programs_outputs.items()
+            },
             thread_safe=self.thread_safe,
-            frozen_inputs=frozen_inputs,
+            frozen_inputs=arrays_of(self.frozen_inputs, inputs),
             replica_to_device={
                 replica: device.engine
                 for replica, device in self.replica_to_device.items()
@@ -81,3 +86,17 @@ class ModelRunnerConfig:
             batching_dim=self.batching_dim,
             max_queue_size=_MAX_IN_FLIGHT,
         )
+
+
+def _descs(model: Model, *kinds: TensorType) -> list[dict[str, engine.DataDesc]]:
+    """The anchors of each kind by name."""
+    return [
+        {
+            anchor.name: engine.DataDesc(
+                anchor.name, anchor.tensor_info.shape, anchor.tensor_info.data_type
+            )
+            for anchor in model.anchors
+            if anchor.type is kind
+        }
+        for kind in kinds
+    ]

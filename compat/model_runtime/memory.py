@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import UserDict
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,13 @@ class OutputMemoryView(InputMemoryView):
 
 class PopefPaths(list[str]):
     """The files of one model."""
+
+
+def arrays_of(
+    memory: Mapping[str, Any], descs: Mapping[str, DataDesc]
+) -> dict[str, Array]:
+    """Each memory as an array of the tensor of its name."""
+    return {name: typed(value, descs.get(name)) for name, value in memory.items()}
 
 
 def typed(memory: Any, desc: DataDesc | None) -> Array:

@@ -7,13 +7,12 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, overload
 
-import numpy as np
 from popef import Model
 
 import engine
 from model_runtime.config import ModelRunnerConfig
 from model_runtime.data_desc import DataDesc
-from model_runtime.memory import Array, InputMemoryView, typed
+from model_runtime.memory import InputMemoryView, arrays_of
 from model_runtime.results import (
     OutputFutureMemory,
     OutputFutureMemoryView,
@@ -37,12 +36,8 @@ class ModelRunner:
         config: ModelRunnerConfig | None = None,
     ) -> None:
         self._config = config or ModelRunnerConfig()
-        source = model.io if isinstance(model, Model) else model
-        frozen = {
-            name: np.asarray(memory)
-            for name, memory in self._config.frozen_inputs.items()
-        }
-        self._runner = engine.ModelRunner(source, self._config.to_engine(frozen))
+        source = engine.open_model(model.io if isinstance(model, Model) else model)
+        self._runner = engine.ModelRunner(source, self._config.to_engine(source))
         weakref.finalize(self, self._runner.close)
         self._inputs = {desc.name: desc for desc in self._runner.execute_inputs}
         self._outputs = {desc.name: desc for desc in self._runner.execute_outputs}
@@ -116,23 +111,17 @@ class ModelRunner:
     def _submit(
         self, inputs: Inputs, outputs: Outputs | int | None, replica_id: int
     ) -> OutputFutureMemory:
-        given = _arrays(inputs, self._inputs)
+        given = arrays_of(inputs, self._inputs)
         if outputs is None or isinstance(outputs, int):
             replica = replica_id if outputs is None else outputs
             result = self._runner.execute_async(given, replica_id=replica)
             return OutputFutureMemory(result, self)
-        targets = _arrays(outputs, self._outputs)
+        targets = arrays_of(outputs, self._outputs)
         result = self._runner.execute_async(given, targets, replica_id=replica_id)
         return OutputFutureMemoryView(result, self)
 
     def __repr__(self) -> str:
         return repr(self._runner)
-
-
-def _arrays(
-    memory: Mapping[str, Any], descs: Mapping[str, engine.DataDesc]
-) -> dict[str, Array]:
-    return {name: typed(value, descs.get(name)) for name, value in memory.items()}
 
 
 def _listed(descs: Iterable[engine.DataDesc]) -> list[DataDesc]:

@@ -91,10 +91,6 @@ def test_device_wait(
 
 def test_what_is_not_possible_is_refused(simple: str) -> None:
     config = model_runtime.ModelRunnerConfig()
-    config.run_save_programs = True
-    with pytest.raises(InvalidConfig, match="save programs"):
-        model_runtime.ModelRunner(simple, config)
-    config = model_runtime.ModelRunnerConfig()
     config.batching_dim = 1
     with pytest.raises(InvalidConfig, match="batching_dim"):
         model_runtime.ModelRunner(simple, config)
@@ -151,3 +147,46 @@ def test_more_replicas_than_devices(simple: str) -> None:
     config.replication_factor = 1000
     with pytest.raises(NoDeviceAvailable):
         model_runtime.ModelRunner(simple, config)
+
+
+def test_save_programs_run_when_a_runner_goes(simple: str) -> None:
+    total = np.full((3, 4), -1, np.float32)
+    raw = model_runtime.TensorMemory(total.nbytes)
+    config = model_runtime.ModelRunnerConfig()
+    config.replication_factor = 2
+    config.run_save_programs = True
+    config.replica_to_save_programs_outputs = {
+        replica: model_runtime.OutputMemoryView() for replica in (0, 1)
+    }
+    config.replica_to_save_programs_outputs[0]["total"] = total
+    config.replica_to_save_programs_outputs[1]["total"] = raw
+    path = str(Path(simple).with_name("accumulator.popef"))
+    runner = model_runtime.ModelRunner(path, config)
+    names = [desc.name for desc in runner.getModelOutputs()]
+    assert sorted(names) == ["sum", "total"]
+    ones = np.ones((3, 4), np.float32)
+    for replica in (0, 1, 1):
+        runner.execute({"increment": ones}, replica_id=replica)
+    assert total[0, 0] == -1
+    del runner
+    np.testing.assert_array_equal(total, ones)
+    np.testing.assert_array_equal(np.frombuffer(raw, np.float32), 2 * ones.ravel())
+
+
+def test_frozen_memory_may_be_plain_bytes(simple: str) -> None:
+    ones = np.ones((3, 4), np.float32)
+    config = model_runtime.ModelRunnerConfig()
+    config.frozen_inputs["tensor_B"] = (5 * ones).tobytes()
+    runner = model_runtime.ModelRunner(simple, config)
+    assert [desc.name for desc in runner.getExecuteInputs()] == ["tensor_A"]
+    assert runner.execute({"tensor_A": ones})["output"][0, 0] == 5.5
+
+
+def test_a_model_that_was_read_from_a_stream(simple: str) -> None:
+    reader = popef.Reader()
+    with open(simple, "rb") as file:
+        reader.parseStream(file)
+    runner = model_runtime.ModelRunner(popef.ModelBuilder(reader).createModel())
+    ones = np.ones((3, 4), np.float32)
+    result = runner.execute({"tensor_A": ones, "tensor_B": ones})
+    assert result["output"][0].tolist() == [1.5, 2.0, 2.5, 3.0]
