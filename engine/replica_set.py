@@ -240,13 +240,13 @@ class ReplicaSet:
                 plan.layout,
                 config.max_queue_size,
             )
-        logger.info(
-            "replicas %s of %r are loaded on %s (%.3f s)",
-            mine,
-            plan.name,
-            device.id,
-            time.monotonic() - began,
-        )
+            logger.info(
+                "replica %d of %r is loaded on %s (%.3f s)",
+                replica,
+                plan.name,
+                device.id,
+                time.monotonic() - began,
+            )
 
     def __repr__(self) -> str:
         return (
