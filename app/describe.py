@@ -16,6 +16,7 @@ from app.schemas import (
     ModelSummary,
     VersionStatus,
 )
+from app.sequence_config import SequenceConfig
 from app.spec import TensorSpec
 from engine import DeviceState, DeviceWaitTimeout, NoDeviceAvailable
 
@@ -98,7 +99,9 @@ def model_config(loaded: LoadedModel) -> dict[str, Any]:
         "model_warmup": [],
         "model_transaction_policy": {"decoupled": False},
     }
-    if spec.is_batched:
+    if config.sequence is not None:
+        document["sequence_batching"] = _sequence_batching(config.sequence)
+    elif spec.is_batched:
         document["dynamic_batching"] = {
             "preferred_batch_size": [],
             "max_queue_delay_microseconds": round(config.max_queue_delay * 1e6),
@@ -160,6 +163,33 @@ def _config_tensor(loaded: LoadedModel, tensor: TensorSpec) -> dict[str, Any]:
         dims = dims[1:]
     kind = _CONFIG_TYPES.get(tensor.datatype, f"TYPE_{tensor.datatype}")
     return {"name": tensor.name, "data_type": kind, "dims": dims}
+
+
+_CONTROL_KINDS = {"correlation_id": "CORRID"}
+
+
+def _sequence_batching(config: SequenceConfig) -> dict[str, Any]:
+    """The sequences of a model, in Triton's words."""
+    return {
+        "max_sequence_idle_microseconds": round(config.max_idle * 1e6),
+        "oldest": {"max_candidate_sequences": config.max_sequences},
+        "control_input": [
+            {
+                "name": name,
+                "control": [
+                    {
+                        "kind": "CONTROL_SEQUENCE_"
+                        + _CONTROL_KINDS.get(role, role.upper())
+                    }
+                ],
+            }
+            for role, name in config.controls.items()
+        ],
+        "state": [
+            {"input_name": state.input, "output_name": state.output}
+            for state in config.state
+        ],
+    }
 
 
 def _kind(loaded: LoadedModel) -> str:

@@ -88,9 +88,12 @@ class InferCall:
             self.is_exact = True
         self.deadline = self._began / _NS + min(wanted, MAX_TIMEOUT)
         self._decoded = time.monotonic_ns()
-        self.submitted = entry.runner.submit(
-            request.inputs, deadline=self.deadline, on_done=on_done
-        )
+        if entry.scheduler is not None:
+            self.submitted = entry.scheduler.submit(request, self.deadline, on_done)
+        else:
+            self.submitted = entry.runner.submit(
+                request.inputs, deadline=self.deadline, on_done=on_done
+            )
         return self.submitted
 
     def finish(self, limits: Limits, submitted: Submitted) -> Response:

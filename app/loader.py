@@ -13,6 +13,7 @@ from app.compile_cache import CompileCache
 from app.devices import GatewayDevices
 from app.model_config import ModelConfig
 from app.scan import VersionSource
+from app.sequences import SequenceScheduler
 from app.spec import ModelSpec
 from engine import EngineError, ModelRunner, ModelRunnerConfig
 from popef_io import PopefError
@@ -38,6 +39,7 @@ class LoadedModel:
     source: VersionSource
     memory: int
     loaded_at: float
+    scheduler: SequenceScheduler | None = None
 
     @property
     def version(self) -> str:
@@ -76,12 +78,15 @@ class ModelLoader:
                 max_rows=config.max_request_rows,
                 labels=config.labels,
             )
+            scheduler = _scheduler(spec, runner, source, config)
         except ValueError as e:
             runner.close()
             raise LoadError(str(e)) from e
         seconds = time.monotonic() - start
         logger.debug("model %s is loaded (%.3f s)", label, seconds)
-        return LoadedModel(spec, runner, config, source, memory, time.time())
+        if scheduler is not None:
+            spec = scheduler.visible
+        return LoadedModel(spec, runner, config, source, memory, time.time(), scheduler)
 
     def memory_of(self, source: VersionSource, config: ModelConfig) -> int:
         """Bytes that a version would take, about. Compiles it where needed.
@@ -136,3 +141,12 @@ def _explained(label: str) -> Iterator[None]:
     except Exception as e:
         logger.exception("model %s: unexpected", label)
         raise LoadError(f"{type(e).__name__}: {e}; this is a bug") from e
+
+
+def _scheduler(
+    spec: ModelSpec, runner: ModelRunner, source: VersionSource, config: ModelConfig
+) -> SequenceScheduler | None:
+    """What keeps the state of a model that has one. Raises ValueError."""
+    if config.sequence is None:
+        return None
+    return SequenceScheduler(spec, runner, config.sequence, source.files[0].parent)

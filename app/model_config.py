@@ -21,10 +21,12 @@ from app.config_keys import (
     key,
     read_section,
     seconds,
+    section,
     size,
     table,
 )
 from app.labels import check_labels, read_labels
+from app.sequence_config import SequenceConfig
 from app.version_policy import ALL_VERSIONS, VersionPolicy, check_versions
 
 MAX_CONFIG_BYTES = 1 << 20  # a page of options; bounds what a stray file can cost
@@ -98,6 +100,9 @@ class ModelConfig:
     )
     labels: Mapping[str, Any] = key(
         dict, check_labels, "names of the classes of an output, or the file with them"
+    )
+    sequence: SequenceConfig | None = key(
+        None, section(SequenceConfig), "requests follow each other and share a state"
     )
     example: Mapping[str, Any] = key(
         dict, table, "values of inputs by name, for the documentation page"

@@ -287,6 +287,7 @@ class ModelRepository:
                 loaded.runner,
                 self._metrics.model(record.name, loaded.version),
                 timeout=loaded.config.timeout,
+                scheduler=loaded.scheduler,
             )
             for loaded in record.serving.values()
         ]

@@ -6,7 +6,7 @@ The table of datatypes here is the only place that knows both the protocol's nam
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -158,6 +158,14 @@ class ModelSpec:
     @property
     def is_batched(self) -> bool:
         return self.max_batch_size > 0
+
+    def without(self, inputs: Container[str], outputs: Container[str]) -> ModelSpec:
+        """This spec as seen by those who know nothing of some inputs and outputs."""
+        return replace(
+            self,
+            inputs=tuple(t for t in self.inputs if t.name not in inputs),
+            outputs=tuple(t for t in self.outputs if t.name not in outputs),
+        )
 
     @classmethod
     def from_runner(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from app.codec import ModelCodec
+from app.codec import InferRequest, ModelCodec
 from app.errors import ModelNotReady, RequestError, UnknownModel
 from app.limits import Limits
 from app.metrics import ModelMetrics
@@ -58,15 +58,33 @@ class OnDemand(Protocol):
     async def ensure(self, name: str, version: str | None, seconds: float) -> None: ...
 
 
+class RequestScheduler(Protocol):
+    """What looks at a whole request before its tensors go to the runner."""
+
+    def submit(
+        self, request: InferRequest, deadline: float, on_done: Callable[[Any], None]
+    ) -> Submitted: ...
+
+
 class ModelEntry:
     """A version of a model that takes requests.
 
     `timeout` is the longest that a request may take, in seconds, where neither the
     request nor its headers say so; None leaves it to the front. While `ready` is False
-    requests are answered with 503. `tracer` samples the requests, if anything does.
+    requests are answered with 503. With a `scheduler` requests go through that, and it
+    gives their tensors to the runner. `tracer` samples the requests, if anything does.
     """
 
-    __slots__ = ("_codec", "ready", "runner", "spec", "stats", "timeout", "tracer")
+    __slots__ = (
+        "_codec",
+        "ready",
+        "runner",
+        "scheduler",
+        "spec",
+        "stats",
+        "timeout",
+        "tracer",
+    )
 
     def __init__(
         self,
@@ -76,12 +94,14 @@ class ModelEntry:
         ready: bool = True,
         *,
         timeout: float | None = None,
+        scheduler: RequestScheduler | None = None,
     ) -> None:
         self.spec = spec
         self.runner = runner
         self.stats = stats
         self.ready = ready
         self.timeout = timeout
+        self.scheduler = scheduler
         self.tracer: Tracer | None = None
         self._codec: ModelCodec | None = None
 

@@ -139,6 +139,70 @@ def _identity(kind: str, dims: _Dims, count: int = 1, config: str = _BATCHED) ->
     )
 
 
+_SEQUENCE = """\
+[sequence]
+max_idle = 5.0
+start = "START"
+ready = "READY"
+"""
+
+
+def _simple_sequence() -> Model:
+    """The input, and 1 more in the first request of a sequence."""
+    return Model(
+        dict.fromkeys(("INPUT", "START", "READY"), ("INT32", ("N", 1))),
+        {"OUTPUT": ("INT32", ("N", 1))},
+        [
+            ("Add", "INPUT START", "started", {}),
+            ("Mul", "started READY", "OUTPUT", {}),
+        ],
+        _BATCHED + _SEQUENCE,
+    )
+
+
+def _simple_dyna_sequence() -> Model:
+    """As `simple_sequence`, and the identifier more in the last request."""
+    names = ("INPUT", "START", "READY", "END")
+    return Model(
+        {
+            **dict.fromkeys(names, ("INT32", ("N", 1))),
+            "CORRID": ("UINT64", ("N", 1)),
+        },
+        {"OUTPUT": ("INT32", ("N", 1))},
+        [
+            ("Cast", "CORRID", "id", _cast("INT32")),
+            ("Mul", "id END", "last", {}),
+            ("Add", "INPUT START", "started", {}),
+            ("Add", "started last", "sum", {}),
+            ("Mul", "sum READY", "OUTPUT", {}),
+        ],
+        _BATCHED + _SEQUENCE + 'end = "END"\ncorrelation_id = "CORRID"\n',
+    )
+
+
+def _simple_string_dyna_sequence() -> Model:
+    """The sum of all inputs of a sequence, and the identifier more in the last one."""
+    names = ("INPUT", "END", "READY", "INPUT_STATE")
+    return Model(
+        {
+            **dict.fromkeys(names, ("INT32", ("N", 1))),
+            "CORRID": ("STRING", ("N", 1)),
+        },
+        dict.fromkeys(("OUTPUT", "OUTPUT_STATE"), ("INT32", ("N", 1))),
+        [
+            ("Add", "INPUT INPUT_STATE", "OUTPUT_STATE", {}),
+            ("Cast", "CORRID", "id", _cast("INT32")),
+            ("Mul", "id END", "last", {}),
+            ("Add", "OUTPUT_STATE last", "sum", {}),
+            ("Mul", "sum READY", "OUTPUT", {}),
+        ],
+        _BATCHED
+        + _SEQUENCE.replace('start = "START"', 'end = "END"')
+        + 'correlation_id = "CORRID"\n[[sequence.state]]\n'
+        + 'input = "INPUT_STATE"\noutput = "OUTPUT_STATE"\n',
+    )
+
+
 #: By name; every one is made when it is written.
 MODELS: Mapping[str, Callable[[], Model]] = MappingProxyType(
     {
@@ -146,6 +210,9 @@ MODELS: Mapping[str, Callable[[], Model]] = MappingProxyType(
         "simple_int8": lambda: _add_and_subtract("INT8"),
         "simple_string": _simple_string,
         "simple_identity": lambda: _identity("STRING", ("N", "M")),
+        "simple_sequence": _simple_sequence,
+        "simple_dyna_sequence": _simple_dyna_sequence,
+        "simple_string_dyna_sequence": _simple_string_dyna_sequence,
         "onnx_zero_1_float32": lambda: _identity("FLOAT", ("N", "M")),
         "onnx_zero_1_float16": lambda: _identity("FLOAT16", ("N", "A", "B")),
         "onnx_zero_3_float32": lambda: _identity("FLOAT", ("N", "M"), 3),

@@ -46,6 +46,7 @@ EXTENSIONS = (
     "model_configuration",
     "model_repository",
     "parameters",
+    "sequence",
     "statistics",
     "trace",
 )

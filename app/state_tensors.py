@@ -1,0 +1,214 @@
+"""Tensors of a model that the gateway fills in and requests never see.
+
+*State*: an output of one run that is an input of the next. *Controls*: inputs with one
+number, or one text, that says something about the request. `app/sequences.py` and
+`app/steps.py` use them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from app.config_keys import integer, key, text
+from app.limits import DEFAULT_LIMITS
+from app.spec import ModelSpec, TensorSpec
+from engine import Tensor
+
+#: A state is held for every sequence, so its size is bounded, in bytes.
+MAX_STATE_BYTES = 1 << 30
+
+
+def _dimensions(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or len(value) > DEFAULT_LIMITS.max_rank:
+        raise ValueError("a list of dimensions")
+    check = integer(0, 1 << 31)
+    return tuple(check(dim) for dim in value)
+
+
+@dataclass(frozen=True, slots=True)
+class StateConfig:
+    """``[[….state]]``: the output of a run that is an input of the next."""
+
+    input: str = key("", text(), "the input that takes the state")
+    output: str = key("", text(), "the output that is the state from then on")
+    initial: str = key(
+        "", text(255), "an .npy file beside the model with the first value; else zeros"
+    )
+    shape: tuple[int, ...] | None = key(
+        None, _dimensions, "of the zeros, where the input leaves dimensions free"
+    )
+
+    def __post_init__(self) -> None:
+        if not self.input or not self.output:
+            raise ValueError("input and output must both be named")
+        if self.initial and Path(self.initial).name != self.initial:
+            raise ValueError(f"initial must be the name of a file, got {self.initial}")
+        if self.initial and self.shape is not None:
+            raise ValueError("the file of initial has a shape of its own; leave it out")
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """One state of a model, with what it is at the start."""
+
+    input: str
+    output: str
+    initial: Tensor
+
+
+def make_states(
+    spec: ModelSpec, configs: Iterable[StateConfig], folder: Path
+) -> tuple[State, ...]:
+    """The states of a model, whose files lie in `folder`. Raises ValueError."""
+    return tuple(_make_state(spec, config, folder) for config in configs)
+
+
+def _make_state(spec: ModelSpec, config: StateConfig, folder: Path) -> State:
+    source = tensor_of(spec.inputs_by_name, config.input, "input", "state")
+    target = tensor_of(spec.outputs_by_name, config.output, "output", "state")
+    if source.datatype != target.datatype:
+        msg = (
+            f"state input '{source.name}' is {source.datatype}, its output "
+            f"'{target.name}' is {target.datatype}"
+        )
+        raise ValueError(msg)
+    if config.initial:
+        array = _read_array(source, folder, config.initial)
+    else:
+        array = _zeros(spec, source, config.shape)
+    _check_fits(spec, source, array.shape)
+    return State(
+        config.input, config.output, Tensor.from_numpy(array, source.data_type)
+    )
+
+
+def _zeros(
+    spec: ModelSpec, tensor: TensorSpec, shape: tuple[int, ...] | None
+) -> np.ndarray[Any, Any]:
+    dims = list(tensor.shape or ()) if shape is None else list(shape)
+    if shape is None:
+        if spec.is_batched and dims[:1] == [-1]:
+            dims[0] = 1
+        if tensor.shape is None or -1 in dims:
+            msg = (
+                f"state input '{tensor.name}' leaves dimensions free; "
+                f"say with shape how large it is at the start"
+            )
+            raise ValueError(msg)
+    elif spec.is_batched and tensor.shape and len(dims) == len(tensor.shape) - 1:
+        dims.insert(0, 1)
+    dtype = tensor.type.dtype
+    if math.prod(dims) * max(1, tensor.type.item_size) > MAX_STATE_BYTES:
+        msg = f"the state of input '{tensor.name}' is larger than {MAX_STATE_BYTES} B"
+        raise ValueError(msg)
+    if not tensor.type.item_size:
+        return np.full(dims, b"", dtype=np.object_)
+    return np.zeros(dims, dtype)
+
+
+def _read_array(tensor: TensorSpec, folder: Path, name: str) -> np.ndarray[Any, Any]:
+    path = folder / name
+    try:
+        if path.stat().st_size > MAX_STATE_BYTES:
+            msg = f"{name} is larger than {MAX_STATE_BYTES} bytes"
+            raise ValueError(msg)
+        array: np.ndarray[Any, Any] = np.load(path, allow_pickle=False)
+    except (OSError, EOFError) as e:
+        msg = f"the initial state {name} cannot be read: {e}"
+        raise ValueError(msg) from None
+    if not tensor.type.item_size or array.dtype != tensor.type.dtype:
+        msg = f"{name} holds {array.dtype}, input '{tensor.name}' is {tensor.datatype}"
+        raise ValueError(msg)
+    return array
+
+
+def _check_fits(spec: ModelSpec, tensor: TensorSpec, shape: tuple[int, ...]) -> None:
+    want = tensor.shape
+    fits = want is None or (
+        len(want) == len(shape)
+        and all(a in (-1, b) for a, b in zip(want, shape, strict=True))
+    )
+    if not fits or (spec.is_batched and shape[:1] != (1,)):
+        rows = ", of which it has one row" if spec.is_batched else ""
+        msg = (
+            f"the initial state of input '{tensor.name}' has shape {list(shape)}, the "
+            f"model takes {list(want or ())}{rows}"
+        )
+        raise ValueError(msg)
+
+
+def tensor_of(
+    tensors: Mapping[str, TensorSpec], name: str, kind: str, role: str
+) -> TensorSpec:
+    """The tensor of that name; ValueError names those there are."""
+    found = tensors.get(name)
+    if found is None:
+        msg = f"there is no {kind} '{name}' ({role}); there are {', '.join(tensors)}"
+        raise ValueError(msg)
+    return found
+
+
+class Control:
+    """An input that holds one value in every request."""
+
+    __slots__ = ("_made", "_shape", "name", "spec")
+
+    def __init__(self, spec: ModelSpec, name: str, role: str) -> None:
+        """Raises ValueError if there is no such input, or it takes more than one."""
+        self.spec = tensor_of(spec.inputs_by_name, name, "input", role)
+        self.name = name
+        shape = tuple(1 if d == -1 else d for d in self.spec.shape or (1,))
+        if math.prod(shape) != 1:
+            msg = f"input '{name}' ({role}) must take one value, it has shape {shape}"
+            raise ValueError(msg)
+        self._shape = shape
+        self._made: dict[bool, Tensor] = {}
+
+    @property
+    def is_text(self) -> bool:
+        return self.spec.type.kind == "s"
+
+    def flag(self, *, on: bool) -> Tensor:
+        """The tensor that says yes or no: true or false, 1 or 0, ``1`` or ``0``."""
+        found = self._made.get(on)
+        if found is None:
+            found = self._made[on] = self.tensor(str(int(on)) if self.is_text else on)
+        return found
+
+    def tensor(self, value: bool | int | float | str) -> Tensor:
+        """The tensor of a value, which must be of a fitting kind.
+
+        Raises ValueError for one that the datatype does not hold.
+        """
+        kind, dtype = self.spec.type.kind, self.spec.type.dtype
+        if self.is_text:
+            if not isinstance(value, str):
+                raise ValueError("a string")
+            array = np.full(self._shape, value.encode(), dtype=np.object_)
+            return Tensor.from_numpy(array, self.spec.data_type)
+        if isinstance(value, str):
+            raise ValueError("true or false" if kind == "b" else "a number")
+        if kind == "b" and value not in (0, 1):
+            raise ValueError("true or false")
+        if kind in "iu":
+            limits = np.iinfo(dtype)
+            if value != int(value) or not limits.min <= value <= limits.max:
+                raise ValueError(f"a whole number from {limits.min} to {limits.max}")
+            value = int(value)
+        if self.spec.datatype == "BF16":
+            bits = np.array(value, np.float32).view(np.uint32) >> 16
+            return Tensor.from_numpy(
+                np.full(self._shape, bits, np.uint16), self.spec.data_type
+            )
+        return Tensor.from_numpy(
+            np.full(self._shape, value, dtype), self.spec.data_type
+        )
+
+    def __repr__(self) -> str:
+        return f"<Control {self.name!r} {self.spec.datatype}{list(self._shape)}>"
