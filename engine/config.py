@@ -16,6 +16,8 @@ from engine.errors import InvalidConfig
 if TYPE_CHECKING:
     from engine.device import Device
 
+#: Each level has a channel of its own in each replica.
+MAX_PRIORITY_LEVELS = 32
 #: `batching_dim` that means: no dynamic batch (Model Runtime User Guide 3.3).
 NO_BATCHING_DIM = 0xFFFFFFFF
 
@@ -69,8 +71,12 @@ class ModelRunnerConfig:
 
     Ours: `max_batch_size` rows run together at most (0: as the model says);
     `max_queue_delay` seconds a free device waits for more rows (0: never);
-    `max_queue_size` requests may wait in one replica; `channel_memory` bytes of
-    shared memory one replica may take per direction (touched only when used).
+    `max_queue_size` requests may wait in one replica; `priority_levels` of requests,
+    1 the highest, each with a queue of its own (0: one queue for all), of which
+    `default_priority` is that of requests that name none (0: the middle one, and of
+    two the lower) and `priority_queue_sizes` bounds single ones; `channel_memory` bytes
+    of shared memory one replica may take per direction (touched only when used), for
+    each level.
     """
 
     replication_factor: int = 1
@@ -90,6 +96,9 @@ class ModelRunnerConfig:
     max_batch_size: int = 0
     max_queue_delay: float = 0.0
     max_queue_size: int = 1024
+    priority_levels: int = 0
+    default_priority: int = 0
+    priority_queue_sizes: Mapping[int, int] = field(default_factory=dict)
     channel_memory: int = 256 * 1024 * 1024
     batching: bool | None = None
 
@@ -99,14 +108,32 @@ class ModelRunnerConfig:
         self._in_range("max_batch_size", 0, 65536)
         self._in_range("max_queue_delay", 0, 60)
         self._in_range("max_queue_size", 1, 65536)
+        self._in_range("priority_levels", 0, MAX_PRIORITY_LEVELS)
+        self._in_range("default_priority", 0, self.priority_levels)
         self._in_range("channel_memory", 1 << 16, 1 << 38)
         self._in_range("batching_dim", 0, NO_BATCHING_DIM)
+        self._check_queue_sizes()
         self._replicas("replica_to_device")
         self._replicas("replica_to_save_programs_outputs")
         for name, value in self.frozen_inputs.items():
             if not isinstance(value, np.ndarray):
                 kind = type(value).__name__
                 msg = f"frozen_inputs[{name!r}] must be a numpy array, got {kind}"
+                raise InvalidConfig(msg)
+
+    @property
+    def default_level(self) -> int:
+        """The level of requests that name none; 0 where there are no levels."""
+        middle = self.priority_levels // 2 + 1 if self.priority_levels else 0
+        return self.default_priority or middle
+
+    def _check_queue_sizes(self) -> None:
+        for level, limit in self.priority_queue_sizes.items():
+            if not (1 <= level <= self.priority_levels and 1 <= limit <= 65536):
+                msg = (
+                    f"priority_queue_sizes[{level}] = {limit}: expected a level from 1 "
+                    f"to {self.priority_levels} and a size from 1 to 65536"
+                )
                 raise InvalidConfig(msg)
 
     def _replicas(self, name: str) -> None:

@@ -227,6 +227,7 @@ class Device:
             "link": self._link_number(),
             "replica": mine.replica,
             "layout": layout.to_message(),
+            "priority": mine.priority,
         }
         number = int(self.call(message, [channel.memory.fd])["channel"])
         channel.memory.detach_fd()

@@ -2,7 +2,9 @@
 
 EngineError
   Refused              not now: try again, or elsewhere
-    QueueFull          the runner's bounded queue is full
+    Overloaded         more work than can be taken; says when to try again
+      QueueFull            the runner's bounded queue is full
+      DeadlineUnreachable  what waits already takes longer than the request may
     NoDeviceAvailable  no free device, and the wait policy does not wait
   TimedOut             too late
     DeviceWaitTimeout  no device came free within the wait policy's timeout
@@ -35,15 +37,23 @@ class Refused(EngineError):
     """Not now: nothing was queued, nothing is lost, try again."""
 
 
-class QueueFull(Refused):
-    """The bounded queue of a runner has no room for one more request.
+class Overloaded(Refused):
+    """More work than can be taken at the moment.
 
-    `retry_after` estimates, in seconds, when there will be room.
+    `retry_after` estimates, in seconds, when the same request would be taken.
     """
 
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class QueueFull(Overloaded):
+    """The bounded queue of a runner has no room for one more request."""
+
+
+class DeadlineUnreachable(Overloaded):
+    """The requests that wait already take longer than this one's deadline allows."""
 
 
 class NoDeviceAvailable(Refused):

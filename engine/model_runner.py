@@ -17,12 +17,12 @@ from engine.anchors import (
     describe,
     main_anchors,
 )
+from engine.channel_layout import plan_layout
 from engine.config import ModelRunnerConfig
 from engine.device import Device
 from engine.device_manager import DeviceManager
 from engine.errors import EngineError, InvalidConfig, InvalidInput, InvalidModel
 from engine.model_file import ModelSource, open_model
-from engine.replica_channel import plan_layout
 from engine.replica_set import ReplicaPlan, ReplicaSet
 from engine.request import OnDone, Request
 from engine.result import ExecuteResult
@@ -131,17 +131,20 @@ class ModelRunner:
         deadline: float | None = None,
         on_done: OnDone | None = None,
         replica_id: int | None = None,
+        priority: int = 0,
         validate: bool | None = None,
     ) -> Request:
         """Queue one request; never blocks. Resolved by `Device.poll`.
 
         `deadline` is a `time.monotonic()` time. Without `replica_id` the least busy
-        replica takes it. Raises QueueFull, RunnerClosed, DeviceLost, InvalidInput,
-        UnknownAnchor; nothing is queued then.
+        replica takes it. `priority` is a level of a model that has levels, 1 the
+        highest; 0 and levels it does not have are the default. Raises QueueFull,
+        DeadlineUnreachable, RunnerClosed, DeviceLost, InvalidInput, UnknownAnchor;
+        nothing is queued then.
         """
         if self.config.validate_io_params if validate is None else validate:
             self.validate(inputs)
-        channel = self._pick(replica_id)
+        channel = self._pick(replica_id, priority)
         rows = 0
         if self.max_batch_size:
             rows = self._rows(inputs)

@@ -12,6 +12,7 @@ from engine.channel import MAX_RANK, REQUEST, AnchorRing, Channel, ChannelLayout
 from engine.errors import (
     Cancelled,
     DeadlineExceeded,
+    DeadlineUnreachable,
     DeviceLost,
     EngineBug,
     EngineError,
@@ -20,14 +21,18 @@ from engine.errors import (
     QueueFull,
 )
 from engine.link import Outcome
+from engine.pace import Pace
 from engine.request import OnDone, Request
-from engine.shared_memory import PAGE, page_aligned
 from engine.tensor import DataDesc, Tensor
 
 if TYPE_CHECKING:
     from engine.device import Device
 
 _REQUEST_NUMBERS = itertools.count(1)
+#: When a full queue is said to have room again: before anything is known of its pace,
+#: and at the soonest.
+UNKNOWN_ROOM_NS = 1_000_000_000
+MIN_ROOM_NS = 1_000_000
 
 
 class ReplicaChannel:
@@ -37,6 +42,9 @@ class ReplicaChannel:
     wait here, as references to the caller's memory, and are copied in as soon as
     results make room. All methods may be called from any thread; they take the
     device's lock.
+
+    A replica has one channel for each priority level of its model, which share `pace`;
+    `levels` are all of them, the highest first, and empty where there are no levels.
     """
 
     def __init__(
@@ -48,12 +56,18 @@ class ReplicaChannel:
         outputs: Sequence[DataDesc],
         layout: ChannelLayout,
         limit: int,
+        pace: Pace,
+        priority: int = 0,
     ) -> None:
         self.device = device
         self.replica = replica
         self.name = name
         self.limit = limit
         self.late = 0
+        self.pace = pace
+        self.priority = priority
+        self.levels: tuple[ReplicaChannel, ...] = ()
+        self._rows = 0
         self._in_flight: dict[int, Request] = {}
         self._backlog: deque[tuple[Request, Mapping[str, Tensor]]] = deque()
         self._owners = [0] * layout.slots
@@ -67,13 +81,17 @@ class ReplicaChannel:
             for desc, anchor in zip(outputs, channel.outputs, strict=True)
         ]
         self._lock = device.lock
-        self._compute_ns = 0.0
         self._closed = False
         self.number = device.open_channel(self, self._channel, layout)
 
     @property
     def in_flight(self) -> int:
         return len(self._in_flight)
+
+    @property
+    def rows(self) -> int:
+        """Rows in flight for which somebody waits; a request without rows has one."""
+        return self._rows
 
     @property
     def waiting(self) -> list[Request]:
@@ -90,19 +108,43 @@ class ReplicaChannel:
         """Copy the tensors into their slots and wake the device; never blocks.
 
         The tensors' memory must stay as it is until the request is done. Raises
-        QueueFull where `limit` requests are in flight, InvalidInput where a tensor
-        can never fit. Nothing is queued then.
+        QueueFull where `limit` requests are in flight, DeadlineUnreachable where what
+        waits takes longer than until `deadline_ns` (a replica that has nothing to do
+        tries), InvalidInput where a tensor can never fit. Nothing is queued then.
         """
         with self._lock:
             if len(self._in_flight) >= self.limit:
                 raise self._full()
+            ahead = self._rows_ahead() if self.levels else self._rows
+            now = time.monotonic_ns()
+            if not ahead:
+                self.pace.since = now
+            elif deadline_ns:
+                left = deadline_ns - now
+                if (ahead + (rows or 1)) * self.pace.longest_ns > left:
+                    self._check_in_time(ahead + (rows or 1), now, left)
             number = next(_REQUEST_NUMBERS)
             request = Request(self, number, rows, deadline_ns, on_done)
             if self._backlog or not self._try_push(request, tensors):
                 self._check_fits(tensors)
                 self._backlog.append((request, tensors))
             self._in_flight[number] = request
+            self._rows += rows or 1
             return request
+
+    def _rows_ahead(self) -> int:
+        """Rows that run before a request of this level."""
+        return sum(level.rows for level in self.levels[: self.priority])
+
+    def _check_in_time(self, rows: int, now: int, left: int) -> None:
+        late = self.pace.done_ns(rows, now) - now - left
+        if late > 0:
+            raise DeadlineUnreachable(
+                f"{self.name!r} would have the result {late / 1e9:.3f} s after the "
+                f"deadline: what waits takes longer than the {max(0, left) / 1e9:.3f} "
+                "s that are left",
+                late / 1e9,
+            )
 
     def _try_push(self, request: Request, tensors: Mapping[str, Tensor]) -> bool:
         """Put a request into the rings; False where one of them has no room."""
@@ -167,11 +209,15 @@ class ReplicaChannel:
                 self._in_flight.pop(request.number, None)
 
     def _full(self) -> QueueFull:
-        # What is in flight, at the pace of the batches seen so far.
-        estimate = max(0.05, len(self._in_flight) * self._compute_ns / 1e9)
+        now = time.monotonic_ns()
+        known = self.pace.seen >= 0
+        room = self.pace.room_ns(now) if known else now + UNKNOWN_ROOM_NS
+        if self.levels and self.priority > 1:
+            before = self._rows_ahead() - self._rows
+            room = max(room, self.pace.done_ns(before, now) if before else 0)
         return QueueFull(
             f"the queue of {self.name!r} is full: {self.limit} requests are waiting",
-            estimate,
+            max(MIN_ROOM_NS, room - now) / 1e9,
         )
 
     def finish(
@@ -195,16 +241,25 @@ class ReplicaChannel:
             self._refill()
         if request is None or request.done:
             self.late += 1  # nobody waits for it any more
+            self.pace.since = time.monotonic_ns()
             return
+        if compute_ns != self.pace.seen and outcome == Outcome.DONE:
+            self._observe(rows, queue_ns, compute_ns)
+        self._rows -= request.rows or 1
         request.queue_ns = queue_ns
         request.compute_ns = compute_ns
         request.batch_rows = rows
         if outcome == Outcome.DONE:
-            self._compute_ns += 0.05 * (compute_ns / max(1, rows) - self._compute_ns)
             request.outputs = outputs
             request.resolve()
         else:
             request.resolve(_error(outcome, text))
+
+    def _observe(self, rows: int, queue_ns: int, compute_ns: int) -> None:
+        waiting = self._rows
+        if self.levels:
+            waiting = sum(level.rows for level in self.levels)
+        self.pace.observe(rows, queue_ns, compute_ns, waiting)
 
     @property
     def usable(self) -> bool:
@@ -221,6 +276,7 @@ class ReplicaChannel:
             if usable and slot >= 0 and self._owners[slot] == request.number:
                 self._channel.set_cancelled(slot)
                 self.device.tell_cancelled()
+            self._rows -= request.rows or 1
             request.resolve(error)
             if usable and slot < 0:
                 self._refill()
@@ -232,6 +288,7 @@ class ReplicaChannel:
             self._cancel(requests)
             self._in_flight.clear()
             self._backlog.clear()
+            self._rows = 0
             for request in requests:
                 request.resolve(error)
 
@@ -257,58 +314,6 @@ class ReplicaChannel:
             f"<ReplicaChannel {self.name!r} on {self.device.id}, "
             f"{len(self._in_flight)}/{self.limit} in flight, {self.late} late>"
         )
-
-
-def plan_layout(
-    inputs: Sequence[DataDesc],
-    outputs: Sequence[DataDesc],
-    slots: int,
-    rows: int,
-    memory: int,
-) -> ChannelLayout:
-    """Sizes of a channel: `memory` bytes per direction, shared out by need.
-
-    An anchor whose size is known gets what `slots` requests of up to `rows` rows take,
-    as far as it goes; one whose size is not known gets an equal share of the rest.
-    """
-    return ChannelLayout(
-        slots, _share(inputs, slots, rows, memory), _share(outputs, slots, rows, memory)
-    )
-
-
-def _share(
-    descs: Sequence[DataDesc], slots: int, rows: int, memory: int
-) -> tuple[int, ...]:
-    if not descs:
-        return ()
-    equal = max(PAGE, memory // len(descs) // PAGE * PAGE)
-    sizes = []
-    for desc in descs:
-        known = _known_bytes(desc, rows)
-        if known is None:
-            sizes.append(equal)
-        else:
-            # Never less than two of the largest requests, so that one can be
-            # filled while the other is read.
-            sizes.append(max(page_aligned(min(known * slots, equal)), 2 * known + PAGE))
-    return tuple(page_aligned(size) for size in sizes)
-
-
-def _known_bytes(desc: DataDesc, rows: int) -> int | None:
-    """Bytes of the largest request where the shape is free in dimension 0 at most."""
-    if desc.shape is None or not desc.data_type.item_size:
-        return None
-    if any(dim < 0 for dim in desc.shape[1:]):
-        return None
-    nbytes = desc.data_type.item_size
-    for position, dim in enumerate(desc.shape):
-        if dim >= 0:
-            nbytes *= dim
-        elif position == 0 and rows:
-            nbytes *= rows
-        else:
-            return None
-    return nbytes
 
 
 def _error(outcome: int, text: str) -> EngineError:

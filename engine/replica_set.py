@@ -21,6 +21,7 @@ from engine.device_manager import DeviceManager
 from engine.errors import DeviceLost, EngineError, InvalidInput, RunnerClosed
 from engine.frozen import frozen_tensors
 from engine.model_file import handed_over
+from engine.pace import Pace
 from engine.replica_channel import ReplicaChannel
 from engine.stats import RunnerStats
 from engine.tensor import DataDesc, Tensor
@@ -72,8 +73,9 @@ class ReplicaSet:
 
     @property
     def channels(self) -> tuple[ReplicaChannel, ...]:
-        """To the replicas that are loaded."""
-        return tuple(c for c in self._channels if c is not None)
+        """To the replicas that are loaded, of all priority levels."""
+        loaded = [c for c in self._channels if c is not None]
+        return tuple(level for c in loaded for level in c.levels or (c,))
 
     @property
     def closed(self) -> bool:
@@ -87,7 +89,7 @@ class ReplicaSet:
 
     @property
     def in_flight(self) -> int:
-        return sum(c.in_flight for c in self._channels if c is not None)
+        return sum(c.in_flight for c in self.channels)
 
     def __len__(self) -> int:
         return len(self._channels)
@@ -97,7 +99,7 @@ class ReplicaSet:
         return RunnerStats(
             name=self._plan.name,
             replicas=len(self._channels),
-            ready=len(channels),
+            ready=sum(c is not None for c in self._channels),
             in_flight=sum(c.in_flight for c in channels),
             late=sum(c.late for c in channels),
             restarts=sum(device.restarts for device in self._devices),
@@ -105,9 +107,11 @@ class ReplicaSet:
 
     # -- requests
 
-    def pick(self, replica_id: int | None) -> ReplicaChannel:
+    def pick(self, replica_id: int | None, priority: int = 0) -> ReplicaChannel:
         """The channel to this replica, or to the least busy one.
 
+        Where the model has priority levels it is that of `priority`, or of the default
+        level if there is no such one.
         Raises RunnerClosed, or DeviceLost where it has no device at the moment.
         """
         if self._stopped:
@@ -119,9 +123,11 @@ class ReplicaSet:
             channel = channels[0]
         else:
             ready = [c for c in channels if c is not None and c.usable]
-            channel = min(ready, key=lambda c: c.in_flight) if ready else None
+            channel = min(ready, key=_busy) if ready else None
         if channel is None or not channel.usable:
             raise self._lost()
+        if priority and 0 < priority <= len(channel.levels):
+            return channel.levels[priority - 1]
         return channel
 
     def _lost(self) -> DeviceLost:
@@ -200,7 +206,10 @@ class ReplicaSet:
             if channel is None:
                 continue
             device = self._devices[replica]
-            device.close_channel(channel)
+            for level in channel.levels or (channel,):
+                level.fail_all(self._unloaded())
+            for level in channel.levels or (channel,):
+                device.close_channel(level)
             with contextlib.suppress(EngineError, OSError):
                 device.call({"op": "unload", "replica": channel.replica}, timeout=30.0)
         for device in self._own:
@@ -231,15 +240,7 @@ class ReplicaSet:
                 fds = [*fds, held.enter_context(memory).fd]
             numbers = device.call(message, fds)["replicas"]
         for replica, number in zip(mine, numbers, strict=True):
-            self._channels[replica] = ReplicaChannel(
-                device,
-                int(number),
-                plan.name,
-                plan.inputs,
-                plan.outputs,
-                plan.layout,
-                config.max_queue_size,
-            )
+            self._channels[replica] = self._connect(device, int(number))
             logger.info(
                 "replica %d of %r is loaded on %s (%.3f s)",
                 replica,
@@ -248,8 +249,42 @@ class ReplicaSet:
                 time.monotonic() - began,
             )
 
+    def _connect(self, device: Device, number: int) -> ReplicaChannel:
+        """Open the channel to a loaded replica, or one for each priority level; that
+        of the default level is returned."""
+        plan, config = self._plan, self._config
+        pace = Pace(plan.max_rows)
+
+        def connect(priority: int) -> ReplicaChannel:
+            limit = config.priority_queue_sizes.get(priority, config.max_queue_size)
+            return ReplicaChannel(
+                device,
+                number,
+                plan.name,
+                plan.inputs,
+                plan.outputs,
+                plan.layout,
+                limit,
+                pace,
+                priority,
+            )
+
+        if not config.priority_levels:
+            return connect(0)
+        levels = tuple(connect(n + 1) for n in range(config.priority_levels))
+        for level in levels:
+            level.levels = levels
+        return levels[config.default_level - 1]
+
     def __repr__(self) -> str:
         return (
             f"<ReplicaSet {self._plan.name!r}, {len(self.channels)} of "
             f"{len(self._channels)} loaded, {self.in_flight} in flight>"
         )
+
+
+def _busy(channel: ReplicaChannel) -> int:
+    """Requests in flight on the replica of a channel."""
+    if not channel.levels:
+        return channel.in_flight
+    return sum(level.in_flight for level in channel.levels)

@@ -8,8 +8,8 @@ import os
 import pytest
 
 from engine.channel import MAX_RANK, Channel, ChannelLayout
+from engine.channel_layout import plan_layout
 from engine.link import SLOTS, Link, Outcome
-from engine.replica_channel import plan_layout
 from engine.shared_memory import PAGE, SharedMemory, page_aligned
 from engine.tensor import DataDesc
 from popef_io import DataType

@@ -1,0 +1,106 @@
+"""How fast a replica works, and so when a request would be done.
+
+Learned from what comes back: for batches of about the same size (within a power of
+two), how long one took from the end of the batch before it, or from its arrival where
+the replica was idle. That includes whatever else the device did between the two, so
+other models and other clients of a device count as they are felt.
+
+An estimate is the sum over the batches that wait and that run, less the time since the
+last one ended, plus twice the standard deviation of that sum, so that what is promised
+is kept. Before anything is measured it is 0: nothing is refused on a guess.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+
+#: Weight of the newest batch in a mean: four batches on, a change is mostly learned.
+NEWEST = 0.25
+
+
+class Pace:
+    """The measured pace of one replica. Guarded by the lock of its device.
+
+    `most` rows run together at most. `longest_ns` is more than any batch is expected
+    to take: where that many nanoseconds for each row that waits are left, nothing has
+    to be computed. `since` is when the last batch ended, or the first of those that
+    wait was submitted (CLOCK_MONOTONIC nanoseconds); `seen` the running time of the
+    batch measured last, by which the completions of one batch are told from the next.
+    """
+
+    __slots__ = ("_fill", "_most", "_times", "longest_ns", "seen", "since")
+
+    def __init__(self, most: int) -> None:
+        self._most = max(1, most)
+        self._fill = float(self._most)
+        self._times: dict[int, tuple[float, float]] = {}
+        self.longest_ns = 0.0
+        self.since = 0
+        self.seen = -1
+
+    def observe(self, rows: int, queue_ns: int, compute_ns: int, waiting: int) -> None:
+        """A batch has ended. `queue_ns` is how long one of its members waited,
+        `waiting` how many rows are in flight, its own included."""
+        now = time.monotonic_ns()
+        pause = now - compute_ns - self.since
+        took = compute_ns + max(0, min(pause, queue_ns))
+        self.since, self.seen = now, compute_ns
+        rows = max(1, rows)
+        if waiting >= rows + self._most:
+            # As full as batches get here: requests are not split to fill one.
+            self._fill += NEWEST * (rows - self._fill)
+        size = rows.bit_length()
+        before = self._times.get(size)
+        if before is None:
+            self._times[size] = float(took), 0.0
+        else:
+            mean, variance = before
+            off = took - mean
+            self._times[size] = (
+                mean + NEWEST * off,
+                (1 - NEWEST) * (variance + NEWEST * off * off),
+            )
+        self.longest_ns = max(
+            mean + 4 * math.sqrt(variance) for mean, variance in self._times.values()
+        )
+
+    def done_ns(self, rows: int, now: int) -> int:
+        """When the last of `rows` rows that wait and run is done, if nothing comes
+        before it (CLOCK_MONOTONIC nanoseconds)."""
+        full, rest = divmod(rows, max(1, round(self._fill)))
+        total = spread = 0.0
+        if full:
+            mean, variance = self._time_of(round(self._fill))
+            total, spread = full * mean, full * variance
+        if rest:
+            mean, variance = self._time_of(rest)
+            total, spread = total + mean, spread + variance
+        return now + int(total + 2 * math.sqrt(spread) - self._ran(now, mean))
+
+    def room_ns(self, now: int) -> int:
+        """When the next batch ends (CLOCK_MONOTONIC nanoseconds)."""
+        mean, _ = self._time_of(round(self._fill))
+        return now + int(mean - self._ran(now, mean))
+
+    def _ran(self, now: int, mean: float) -> float:
+        """For how long the present batch has run: not longer than a batch takes."""
+        return min(float(now - self.since), mean)
+
+    def _time_of(self, rows: int) -> tuple[float, float]:
+        """Mean and variance of a batch of `rows` rows, or of the size next to it:
+        rather a smaller one, which takes no longer."""
+        times, size = self._times, rows.bit_length()
+        if size in times:
+            return times[size]
+        if not times:
+            return 0.0, 0.0
+        smaller = [known for known in times if known < size]
+        return times[max(smaller) if smaller else min(times)]
+
+    def __repr__(self) -> str:
+        shown = ", ".join(
+            f"{1 << size - 1}+ rows {mean / 1e6:.2f} ms"
+            for size, (mean, _) in sorted(self._times.items())
+        )
+        return f"<Pace {shown or 'unknown'}>"
