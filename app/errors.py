@@ -30,6 +30,7 @@ from engine import (
     Cancelled,
     Closed,
     DeadlineExceeded,
+    DeadlineUnreachable,
     DeviceLost,
     EngineError,
     ExecutionFailed,
@@ -38,6 +39,7 @@ from engine import (
     InvalidInput,
     InvalidModel,
     NoDeviceAvailable,
+    Overloaded,
     QueueFull,
     Refused,
     TimedOut,
@@ -142,6 +144,7 @@ ERRORS: dict[type[BaseException], Row] = {
     NotRepresentable: Row(422, "not_representable", _OTHER),
     RequestError: Row(400, "invalid_request", _OTHER),
     QueueFull: Row(429, "queue_full", _REJECTED),
+    DeadlineUnreachable: Row(429, "deadline_unreachable", _REJECTED),
     NoDeviceAvailable: Row(503, "no_device", _REJECTED),
     Refused: Row(503, "refused", _REJECTED),
     DeadlineExceeded: Row(504, "deadline_exceeded", _OTHER),
@@ -228,10 +231,17 @@ def error_body(message: str, code: str) -> bytes:
 
 
 def retry_after(error: BaseException) -> tuple[Header, ...]:
-    """Retry-After in whole seconds, rounded up, where trying again makes sense."""
-    if isinstance(error, QueueFull):
+    """Retry-After where trying again makes sense: in whole seconds, rounded up, as the
+    standard has it, and where the queue was looked at in milliseconds as well, under
+    the name that some clients know."""
+    if isinstance(error, Overloaded):
         seconds = max(1, math.ceil(error.retry_after))
-    elif isinstance(error, Gone | NoDeviceAvailable | ModelNotReady):
+        milliseconds = max(1, math.ceil(error.retry_after * 1000))
+        return (
+            (b"retry-after", b"%d" % seconds),
+            (b"retry-after-ms", b"%d" % milliseconds),
+        )
+    if isinstance(error, Gone | NoDeviceAvailable | ModelNotReady):
         seconds = RETRY_AFTER_DEVICE_LOST
     else:
         return ()

@@ -19,8 +19,6 @@ from app.metrics import FailureReason
 from app.table import ModelEntry, Submitted
 from app.tracing import Timeline, Tracer
 
-# The longest that may be asked for: it has to fit into nanoseconds of 64 bits.
-MAX_TIMEOUT = 1e6
 _NS = 1_000_000_000
 
 
@@ -84,15 +82,21 @@ class InferCall:
             wanted = header_timeout(headers)
         if wanted is None:
             wanted = entry.timeout or timeout
+            levels = entry.level_timeouts
+            if levels:
+                wanted = levels.get(request.priority, levels[0]) or wanted
         else:
             self.is_exact = True
-        self.deadline = self._began / _NS + min(wanted, MAX_TIMEOUT)
+        self.deadline = self._began / _NS + min(wanted, entry.max_timeout)
         self._decoded = time.monotonic_ns()
         if entry.scheduler is not None:
             self.submitted = entry.scheduler.submit(request, self.deadline, on_done)
         else:
             self.submitted = entry.runner.submit(
-                request.inputs, deadline=self.deadline, on_done=on_done
+                request.inputs,
+                deadline=self.deadline,
+                on_done=on_done,
+                priority=request.priority,
             )
         return self.submitted
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from app.compile_cache import CompileCache
 from app.devices import GatewayDevices
 from app.model_config import ModelConfig
+from app.priorities import queue_sizes
 from app.scan import VersionSource
 from app.sequences import SequenceScheduler
 from app.spec import ModelSpec
@@ -120,6 +121,9 @@ class ModelLoader:
                 max_batch_size=config.max_batch_size,
                 max_queue_delay=config.max_queue_delay,
                 max_queue_size=config.max_queue_size,
+                priority_levels=config.priority_levels,
+                default_priority=config.default_priority,
+                priority_queue_sizes=queue_sizes(config.priority),
                 channel_memory=config.channel_memory,
                 batching=config.batching,
             ),

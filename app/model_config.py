@@ -22,12 +22,15 @@ from app.config_keys import (
     read_section,
     seconds,
     section,
+    sections,
     size,
     table,
 )
 from app.labels import check_labels, read_labels
+from app.priorities import PriorityLevel, check_levels
 from app.sequence_config import SequenceConfig
 from app.version_policy import ALL_VERSIONS, VersionPolicy, check_versions
+from engine import MAX_PRIORITY_LEVELS
 
 MAX_CONFIG_BYTES = 1 << 20  # a page of options; bounds what a stray file can cost
 
@@ -81,6 +84,15 @@ class ModelConfig:
     max_queue_size: int = key(
         1024, integer(1, 65536), "requests that may be in one instance"
     )
+    priority_levels: int = key(
+        0, integer(0, MAX_PRIORITY_LEVELS), "levels of requests, 1 goes first; 0: none"
+    )
+    default_priority: int = key(
+        0, integer(1, MAX_PRIORITY_LEVELS), "the level of requests that name none"
+    )
+    priority: tuple[PriorityLevel, ...] = key(
+        (), sections(PriorityLevel), "what is different for single levels"
+    )
     channel_memory: int = key(
         256 * 1024 * 1024,
         size(1 << 16, 1 << 38),
@@ -90,7 +102,10 @@ class ModelConfig:
         None, size(1, 1 << 50), "what it takes when loaded, for --model-memory"
     )
     timeout: float | None = key(
-        None, seconds(0.001, 86400), "how long a request may take"
+        None, seconds(0.001, 86400), "how long a request may take that does not say"
+    )
+    max_timeout: float | None = key(
+        None, seconds(0.001, 86400), "how long a request may take, whatever it says"
     )
     check_package_hash: bool = key(
         True, boolean, "compare what is loaded with the digests recorded in the file"
@@ -115,6 +130,16 @@ class ModelConfig:
                 f"instances; every instance runs on one device"
             )
             raise ValueError(msg)
+        if self.default_priority > self.priority_levels:
+            msg = (
+                f"default_priority is {self.default_priority}, priority_levels says "
+                f"that there are {self.priority_levels}"
+            )
+            raise ValueError(msg)
+        check_levels(self.priority, self.priority_levels)
+        if self.timeout and self.max_timeout and self.timeout > self.max_timeout:
+            msg = f"timeout is {self.timeout:g} s, over max_timeout"
+            raise ValueError(f"{msg} ({self.max_timeout:g} s)")
 
 
 def load_model_config(path: Path) -> ModelConfig:

@@ -22,6 +22,7 @@ from app.loader import LoadedModel, LoadError, ModelLoader
 from app.memory_budget import MemoryBudget
 from app.metrics import MetricsRegistry
 from app.model_record import ModelRecord, State, VersionRecord
+from app.priorities import timeouts
 from app.scan import ModelSource, VersionSource
 from app.settings import size_text
 from app.table import ModelEntry, ModelTable
@@ -288,6 +289,8 @@ class ModelRepository:
                 self._metrics.model(record.name, loaded.version),
                 timeout=loaded.config.timeout,
                 scheduler=loaded.scheduler,
+                max_timeout=loaded.config.max_timeout,
+                level_timeouts=timeouts(loaded.runner.config, loaded.config.priority),
             )
             for loaded in record.serving.values()
         ]

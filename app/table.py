@@ -13,6 +13,8 @@ from app.spec import ModelSpec
 from app.tracing import Tracer
 from engine import EngineError, Tensor
 
+# The longest that may be asked for: it has to fit into nanoseconds of 64 bits.
+MAX_TIMEOUT = 1e6
 PREFIXES = ("/v1/models/", "/v2/models/")
 _SUFFIX = "/infer"
 
@@ -48,6 +50,7 @@ class Runner(Protocol):
         *,
         deadline: float | None = None,
         on_done: Callable[[Any], None] | None = None,
+        priority: int = 0,
     ) -> Submitted: ...
 
 
@@ -70,13 +73,17 @@ class ModelEntry:
     """A version of a model that takes requests.
 
     `timeout` is the longest that a request may take, in seconds, where neither the
-    request nor its headers say so; None leaves it to the front. While `ready` is False
-    requests are answered with 503. With a `scheduler` requests go through that, and it
-    gives their tensors to the runner. `tracer` samples the requests, if anything does.
+    request nor its headers say so; None leaves it to the front. `level_timeouts` are
+    those of priority levels that have their own, and no request may take longer than
+    `max_timeout`. While `ready` is False requests are answered with 503. With a
+    `scheduler` requests go through that, and it gives their tensors to the runner.
+    `tracer` samples the requests, if anything does.
     """
 
     __slots__ = (
         "_codec",
+        "level_timeouts",
+        "max_timeout",
         "ready",
         "runner",
         "scheduler",
@@ -95,6 +102,8 @@ class ModelEntry:
         *,
         timeout: float | None = None,
         scheduler: RequestScheduler | None = None,
+        max_timeout: float | None = None,
+        level_timeouts: Mapping[int, float | None] | None = None,
     ) -> None:
         self.spec = spec
         self.runner = runner
@@ -102,6 +111,8 @@ class ModelEntry:
         self.ready = ready
         self.timeout = timeout
         self.scheduler = scheduler
+        self.max_timeout = MAX_TIMEOUT if max_timeout is None else max_timeout
+        self.level_timeouts = level_timeouts or {}
         self.tracer: Tracer | None = None
         self._codec: ModelCodec | None = None
 

@@ -11,6 +11,7 @@ No web framework and no event loop in here; see docs/architecture.md.
 from engine import logs as _logs  # noqa: F401 - as the environment says
 from engine import telemetry as _telemetry  # noqa: F401 - must come first
 from engine.config import (
+    MAX_PRIORITY_LEVELS,
     NO_BATCHING_DIM,
     DeviceWaitConfig,
     DeviceWaitStrategy,
@@ -61,6 +62,7 @@ from engine.stats import RunnerStats
 from engine.tensor import Array, Buffer, DataDesc, Tensor
 
 __all__ = [
+    "MAX_PRIORITY_LEVELS",
     "NO_BATCHING_DIM",
     "Array",
     "Buffer",

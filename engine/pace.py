@@ -69,14 +69,15 @@ class Pace:
         """When the last of `rows` rows that wait and run is done, if nothing comes
         before it (CLOCK_MONOTONIC nanoseconds)."""
         full, rest = divmod(rows, max(1, round(self._fill)))
-        total = spread = 0.0
-        if full:
-            mean, variance = self._time_of(round(self._fill))
-            total, spread = full * mean, full * variance
+        first = total = spread = 0.0
         if rest:
-            mean, variance = self._time_of(rest)
-            total, spread = total + mean, spread + variance
-        return now + int(total + 2 * math.sqrt(spread) - self._ran(now, mean))
+            first, spread = self._time_of(rest)
+            total = first
+        if full:
+            first, variance = self._time_of(round(self._fill))
+            total += full * first
+            spread += full * variance
+        return now + int(total + 2 * math.sqrt(spread) - self._ran(now, first))
 
     def room_ns(self, now: int) -> int:
         """When the next batch ends (CLOCK_MONOTONIC nanoseconds)."""

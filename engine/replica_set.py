@@ -207,8 +207,6 @@ class ReplicaSet:
                 continue
             device = self._devices[replica]
             for level in channel.levels or (channel,):
-                level.fail_all(self._unloaded())
-            for level in channel.levels or (channel,):
                 device.close_channel(level)
             with contextlib.suppress(EngineError, OSError):
                 device.call({"op": "unload", "replica": channel.replica}, timeout=30.0)

@@ -242,6 +242,12 @@ class DocumentReader:
                 msg = f"'timeout' must be microseconds, an integer, got {timeout!r:.80}"
                 raise InvalidRequest(msg)
             request.timeout = min(timeout, 1 << 62) / _US_PER_S
+        priority = parameters.get("priority")
+        if priority:
+            if type(priority) is not int or priority < 0:
+                msg = f"'priority' must be a level, 1 or more, got {priority!r:.80}"
+                raise InvalidRequest(msg)
+            request.priority = priority
         if "nan" in parameters:
             request.nan = nan_policy(parameters["nan"])
 

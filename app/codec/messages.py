@@ -50,8 +50,9 @@ class InferRequest:
     `outputs` are the names asked for, None for all. `binary` says whether outputs are
     binary in a JSON response, `binary_by_name` where single outputs say otherwise.
     `classes` are outputs of which only so many of the highest values are wanted.
-    `timeout` is in seconds, None where the request states none. `rows` is the batch
-    of a batched model and 1 for every other.
+    `timeout` is in seconds, None where the request states none; `priority` a level, 1
+    the highest, 0 for the model's default. `rows` is the batch of a batched model and
+    1 for every other.
 
     Most requests leave most of this as it is, so the defaults belong to the class.
     """
@@ -64,6 +65,7 @@ class InferRequest:
     parameters: Mapping[str, Any] | None = None
     nan: NanPolicy = NanPolicy.LITERAL
     timeout: float | None = None
+    priority: int = 0
     rows: int = 1
 
     def __init__(self, inputs: dict[str, Tensor], encoding: Encoding) -> None:

@@ -60,6 +60,7 @@ class Doubler:
         self.refuse: EngineError | None = None
         self.submitted: list[Submitted] = []
         self.deadlines: list[float | None] = []
+        self.priorities: list[int] = []
         self.arrived = asyncio.Event()
 
     def submit(
@@ -68,12 +69,14 @@ class Doubler:
         *,
         deadline: float | None = None,
         on_done: Callable[[Any], None] | None = None,
+        priority: int = 0,
     ) -> Submitted:
         if self.refuse is not None:
             raise self.refuse
         request = Submitted(inputs, on_done)
         self.submitted.append(request)
         self.deadlines.append(deadline)
+        self.priorities.append(priority)
         self.arrived.set()
         if self.when == "now":
             request.resolve(self.error)

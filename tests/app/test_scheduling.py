@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -34,8 +35,24 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]
         yield served.wait_ready()
 
 
+LEVELS = """
+priority_levels = 3
+max_timeout = 0.5
+[[priority]]
+level = 1
+timeout = 0.05
+[[priority]]
+level = 3
+max_queue_size = 1
+"""
+
+
 def fill(root: Path) -> None:
     models.slow(root / "slow.popef")
+    models.slow(root / "levels.popef")
+    (root / "levels").mkdir()
+    (root / "levels" / "config.toml").write_text(LEVELS)
+    models.gather(root / "gather.popef")
 
 
 class Asking:
@@ -54,6 +71,18 @@ class Asking:
         else:
             head += f"Content-Length: {len(data)}\r\n\r\n"
         self.socket.sendall(head.encode() + data)
+
+    def read(self) -> tuple[int, Any]:
+        """Status and document of the answer."""
+        with self.socket.makefile("rb") as stream:
+            status = int(stream.readline().split()[1])
+            headers = {}
+            while line := stream.readline().strip():
+                name, _, value = line.partition(b":")
+                headers[name.lower()] = value
+            body = json.loads(stream.read(int(headers[b"content-length"])))
+        self.leave()
+        return status, body
 
     def leave(self) -> None:
         self.socket.close()
@@ -89,3 +118,82 @@ def test_a_deadline_frees_the_device(
     assert response.json()["code"] == "deadline_exceeded"
     until(lambda: in_flight(gateway) == 0)
     assert len(gateway.infer("slow", count=1)["output"]) == 128 * 128
+
+
+def ask(gateway: ServedGateway, model: str, count: int, **parameters: int) -> Any:
+    body = {"inputs": {"count": count}, "parameters": parameters}
+    return gateway.client.post(f"/v1/models/{model}/infer", json=body)
+
+
+@pytest.fixture
+def busy(gateway: ServedGateway) -> Iterator[list[Asking]]:
+    """Something that runs for ever, and what else a test lets wait."""
+    asking = [Asking(gateway, "slow", {"inputs": {"count": FOR_EVER}})]
+    until(lambda: in_flight(gateway) == 1)
+    yield asking
+    for one in asking:
+        one.leave()
+    until(lambda: in_flight(gateway) == 0)
+
+
+def test_what_cannot_finish_in_time_is_refused(gateway: ServedGateway) -> None:
+    for _ in range(3):
+        assert ask(gateway, "slow", 5_000).status_code == 200
+    body = {"inputs": {"count": 5_000}}
+    waiting = [Asking(gateway, "slow", body) for _ in range(50)]
+    until(lambda: in_flight(gateway) > 40)
+    refused = ask(gateway, "slow", 1, timeout=100_000)
+    for one in waiting:
+        one.leave()
+    assert refused.status_code == 429
+    assert refused.json()["code"] == "deadline_unreachable"
+    assert int(refused.headers["retry-after"]) >= 1
+    milliseconds = int(refused.headers["retry-after-ms"])
+    assert 1 <= milliseconds <= int(refused.headers["retry-after"]) * 1000
+    until(lambda: in_flight(gateway) == 0)
+    assert ask(gateway, "slow", 1, timeout=20_000_000).status_code == 200
+
+
+def test_timeouts_of_levels(gateway: ServedGateway, busy: list[Asking]) -> None:
+    # Level 1 has one of its own; nobody gets more than the model's most.
+    for parameters in ({"priority": 1}, {"priority": 2, "timeout": 60_000_000}):
+        response = ask(gateway, "levels", 1, **parameters)
+        assert response.status_code == 504
+
+
+def test_a_level_has_a_queue_of_its_own(
+    gateway: ServedGateway, busy: list[Asking]
+) -> None:
+    body = {"inputs": {"count": 1}, "parameters": {"priority": 3}}
+    busy.append(Asking(gateway, "levels", body))
+    until(lambda: in_flight(gateway) == 2)
+    assert ask(gateway, "levels", 1, priority=3).json()["code"] == "queue_full"
+    assert ask(gateway, "levels", 1, priority=2).status_code == 504
+
+
+@pytest.mark.parametrize("priority", [-1, 1.5, "high", True])
+def test_priorities_that_are_none(gateway: ServedGateway, priority: object) -> None:
+    body = {"inputs": {"count": 1}, "parameters": {"priority": priority}}
+    response = gateway.client.post("/v1/models/levels/infer", json=body)
+    assert response.status_code == 400
+    assert "'priority' must be a level" in response.json()["error"]
+
+
+def test_models_without_levels_take_any_priority(gateway: ServedGateway) -> None:
+    assert ask(gateway, "slow", 1, priority=7).status_code == 200
+
+
+def test_one_poisoned_request_among_a_hundred(
+    gateway: ServedGateway, busy: list[Asking]
+) -> None:
+    where = [n % 10 for n in range(100)]
+    where[37] = 99
+    waiting = [Asking(gateway, "gather", {"inputs": {"index": [n]}}) for n in where]
+    until(lambda: in_flight(gateway) == 101)
+    busy[0].leave()
+    answers = [one.read() for one in waiting]
+    assert [n for n, (status, _) in enumerate(answers) if status != 200] == [37]
+    assert answers[37][0] == 400
+    for n, (status, body) in zip(where, answers, strict=True):
+        if status == 200:
+            assert body["outputs"][0]["data"] == [2.0 * n, 2.0 * n + 1]
