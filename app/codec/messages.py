@@ -72,6 +72,19 @@ class InferRequest:
         self.inputs = inputs
         self.encoding = encoding
 
+    def over(self, inputs: dict[str, Tensor]) -> InferRequest:
+        """A request for the same with other inputs."""
+        twin = InferRequest(inputs, self.encoding)
+        twin.id = self.id
+        twin.outputs = self.outputs
+        twin.binary = self.binary
+        twin.binary_by_name = self.binary_by_name
+        twin.parameters = self.parameters
+        twin.nan = self.nan
+        twin.timeout = self.timeout
+        twin.rows = self.rows
+        return twin
+
     def __repr__(self) -> str:
         wanted = "all" if self.outputs is None else list(self.outputs)
         return (

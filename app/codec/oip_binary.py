@@ -100,13 +100,11 @@ class BinaryReader:
         return request
 
     def _decode_known(self, known: _Known, chunks: Chunks) -> InferRequest:
-        request = InferRequest.__new__(InferRequest)
-        request.__dict__.update(known.request.__dict__)
-        request.inputs = {
+        inputs = {
             model_input.name: model_input.from_bytes(chunks.take(size), size, accepted)
             for model_input, accepted, size in known.inputs
         }
-        return request
+        return known.request.over(inputs)
 
     def _remember(
         self, header: bytes, request: InferRequest, reply: Reply, tensor_bytes: int
@@ -116,9 +114,8 @@ class BinaryReader:
             return
         if len(self._known) >= _REMEMBERED:
             self._known.clear()
-        known.request = InferRequest.__new__(InferRequest)
-        known.request.__dict__.update(request.__dict__)
-        known.request.inputs = {}  # or the first body of its kind would live for ever
+        # Without its inputs, or the first body of its kind would live for ever.
+        known.request = request.over({})
         self._known[header] = known
 
     def _decode_raw(self, chunks: Chunks, reply: Reply) -> InferRequest:
