@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import subprocess
@@ -27,12 +28,14 @@ class Machine:
     system: str
     python: str
     packages: dict[str, str]
+    compiled: bool
 
     def __str__(self) -> str:
         versions = ", ".join(f"{name} {v}" for name, v in self.packages.items())
         return (
             f"{self.cores} cores of {self.processor}, {self.memory_gib} GiB,"
             f" {self.system}, Python {self.python}; {versions};"
+            f" hot path {'compiled' if self.compiled else 'as plain Python'};"
             f" commit {self.commit}, {self.date}"
         )
 
@@ -52,7 +55,14 @@ def describe() -> Machine:
         system=f"Linux {platform.release()}",
         python=platform.python_version(),
         packages={name: importlib.metadata.version(name) for name in MEASURED},
+        compiled=is_compiled(),
     )
+
+
+def is_compiled() -> bool:
+    """Whether the hot path that this Python runs is compiled (docs/compiled.md)."""
+    spec = importlib.util.find_spec("engine.replica_channel")
+    return spec is not None and not str(spec.origin).endswith(".py")
 
 
 def _processor() -> str:

@@ -138,7 +138,7 @@ class Elements:
             return ""
         return f"is {_described(value)}, which is not in {low}..{high}"
 
-    def _fits_float(self, value: float) -> bool:
+    def _fits_float(self, value: int | float) -> bool:
         try:
             (packer(self.datatype, 1) or _bf16)(value)
         except (struct.error, OverflowError):

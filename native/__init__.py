@@ -1,0 +1,1 @@
+"""Compiling the hot path: `make compiled` (docs/compiled.md)."""

@@ -1,0 +1,89 @@
+"""Takes the compiled modules of a source tree instead of its Python, while they match.
+
+`python -m native.build` copies this file into the environment and has it imported when
+the interpreter starts. Compiled modules are never taken silently out of date: the
+stamp beside them holds the digests of the sources they were made from, and a tree
+whose sources have changed since runs as Python again, with a warning. POPGATE_PURE=1
+in the environment leaves them out as well.
+
+It imports next to nothing: every Python of the environment runs it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
+
+PACKAGES = ("engine.", "app.")
+#: The library that the modules share (mypyc calls modules compiled as one a group).
+GROUP = "popgate__mypyc"
+FOLDER = os.path.join("build", "compiled", str(sys.implementation.cache_tag))
+STAMP = "stamp.json"
+
+
+def digest(path: str) -> str:
+    """What a stamp holds of a source file."""
+    import hashlib
+
+    with open(path, "rb") as source:
+        return hashlib.blake2b(source.read(), digest_size=16).hexdigest()
+
+
+def read_stamp(root: str) -> dict[str, dict[str, str]] | None:
+    """The stamp of a source tree, None where there is none or it is out of date."""
+    import json
+
+    try:
+        with open(os.path.join(root, FOLDER, STAMP), encoding="utf-8") as file:
+            stamp: dict[str, dict[str, str]] = json.load(file)
+    except (OSError, ValueError):
+        return None
+    for path, recorded in stamp["sources"].items():
+        full = os.path.join(root, path)
+        if not os.path.isfile(full) or digest(full) != recorded:
+            import warnings
+
+            warnings.warn(
+                f"{path} has changed since `make compiled`: running as plain Python",
+                stacklevel=2,
+            )
+            return None
+    return stamp
+
+
+class CompiledFinder:
+    """Finds compiled modules of whichever source tree a package comes from."""
+
+    def __init__(self) -> None:
+        self._stamps: dict[str, dict[str, dict[str, str]] | None] = {}
+        self._root = ""
+
+    def find_spec(
+        self, name: str, path: object = None, target: object = None
+    ) -> ModuleSpec | None:
+        if name == GROUP and self._root:
+            return self._spec(self._root, name, "group")
+        if not name.startswith(PACKAGES) or not isinstance(path, list) or not path:
+            return None
+        root = path[0]
+        for _ in range(name.count(".")):
+            root = os.path.dirname(root)
+        if root not in self._stamps:
+            self._stamps[root] = read_stamp(root)
+        # One tree per process: the modules of two would share one library.
+        self._root = self._root or root
+        return self._spec(root, name, "modules") if root == self._root else None
+
+    def _spec(self, root: str, name: str, kind: str) -> ModuleSpec | None:
+        stamp = self._stamps.get(root)
+        file = stamp[kind].get(name) if stamp else None
+        if file is None:
+            return None
+        return spec_from_file_location(name, os.path.join(root, FOLDER, file))
+
+
+def install() -> None:
+    if not os.environ.get("POPGATE_PURE"):
+        sys.meta_path.insert(0, CompiledFinder())  # type: ignore[arg-type]

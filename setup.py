@@ -1,0 +1,30 @@
+"""What pyproject.toml cannot say: POPGATE_COMPILE=1 compiles the hot path of a wheel.
+
+    pip install mypy setuptools
+    POPGATE_COMPILE=1 pip wheel --no-build-isolation --no-deps .
+
+Without it nothing is compiled and no compiler is needed (docs/compiled.md).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from setuptools import setup
+
+extensions = []
+if os.environ.get("POPGATE_COMPILE") == "1":
+    sys.path.insert(0, str(Path(__file__).parent))
+    from mypyc.build import mypycify
+
+    from native.modules import compiled_sources
+
+    extensions = mypycify(
+        compiled_sources(Path(__file__).parent),
+        debug_level="0",
+        group_name="popgate",
+    )
+
+setup(ext_modules=extensions)

@@ -1,0 +1,46 @@
+"""Everything on the list of the hot path can be translated to C."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from native.modules import compiled_sources
+
+ROOT = Path(__file__).resolve().parents[2]
+TRANSLATE = """
+import sys
+from mypyc.build import mypycify
+folder, *sources = sys.argv[1:]
+mypycify(["--config-file", "pyproject.toml", *sources], target_dir=folder)
+"""
+
+
+def test_the_list_names_files_that_exist() -> None:
+    sources = compiled_sources(ROOT)
+    assert "engine/replica_channel.py" in sources
+    assert len(sources) == len(set(sources))
+    assert not [path for path in sources if path.endswith("__init__.py")]
+
+
+def test_a_pattern_without_files_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.popgate]\ncompiled = ["engine/nothing.py"]\n'
+    )
+    with pytest.raises(FileNotFoundError, match=r"engine/nothing\.py"):
+        compiled_sources(tmp_path)
+
+
+def test_all_of_it_translates_to_c(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TRANSLATE, str(tmp_path), *compiled_sources(ROOT)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert list(tmp_path.rglob("*.c"))
