@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from app.cli import compile as compile_command
-from app.cli import devices, dump, infer, openapi, serve
+from app.cli import devices, dump, infer, openapi, run, serve
 from app.cli.errors import CommandError
 
 app = typer.Typer(
@@ -29,6 +29,7 @@ app = typer.Typer(
 app.command("compile")(compile_command.compile_models)
 app.command("serve")(serve.serve)
 app.command("infer")(infer.infer)
+app.command("run")(run.run)
 app.command("dump")(dump.dump)
 app.command("devices")(devices.devices)
 app.command("openapi")(openapi.openapi)
@@ -57,10 +58,25 @@ def _options(
     """Options before the command."""
 
 
+popef_dump_app = typer.Typer(
+    add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+)
+popef_dump_app.command()(dump.dump)
+
+
 def main() -> None:
     """The entry point of the command."""
+    _run(app, "popgate")
+
+
+def popef_dump() -> None:
+    """The entry point of `popef_dump`, which is `popgate dump` by its old name."""
+    _run(popef_dump_app, "popef_dump")
+
+
+def _run(command: typer.Typer, name: str) -> None:
     try:
-        app(prog_name="popgate")
+        command(prog_name=name)
     except CommandError as e:
-        typer.echo(f"popgate: error: {e}", err=True)
+        typer.echo(f"{name}: error: {e}", err=True)
         sys.exit(e.exit_code)

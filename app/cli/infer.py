@@ -143,6 +143,8 @@ def _renamed(result: NamedTensor, model: dict[str, Any]) -> NamedTensor:
 def _deliver(results: list[NamedTensor], wanted: dict[str, str]) -> None:
     import numpy as np
 
+    from app.cli.tensors import text_of
+
     names = [result.name for result in results]
     for name in wanted:
         if name not in names:
@@ -163,14 +165,4 @@ def _deliver(results: list[NamedTensor], wanted: dict[str, str]) -> None:
             typer.echo(f"{head} → {target}")
         else:
             typer.echo(head)
-            typer.echo(_shown(result))
-
-
-def _shown(result: NamedTensor) -> str:
-    import numpy as np
-
-    array = result.array
-    if result.datatype == "BYTES":
-        texts = [item.decode(errors="backslashreplace") for item in array.reshape(-1)]
-        array = np.array(texts, dtype=object).reshape(array.shape)
-    return np.array2string(array, threshold=200, suppress_small=True, max_line_width=88)
+            typer.echo(text_of(result))

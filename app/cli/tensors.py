@@ -81,6 +81,14 @@ class NamedTensor:
             return array.reshape(self.array.shape).tolist()
         return self.array.tolist()
 
+    def cast(self) -> NamedTensor:
+        """The same with values of `datatype`, which lose nothing but precision."""
+        if self.datatype == "BYTES":
+            array = _to_bytes_array(self.array)
+        else:
+            array = _cast(self.array, self.name, self.datatype)
+        return NamedTensor(self.name, self.datatype, array)
+
     @classmethod
     def from_bytes(
         cls, name: str, datatype: str, shape: list[int], data: bytes
@@ -101,11 +109,7 @@ def read_value(text: str, name: str, datatype: str, shape: list[int]) -> NamedTe
     For BYTES a text that is no JSON is taken as it stands. A value that lacks only
     dimensions of size 1 in front gets them. Raises `TensorError`.
     """
-    array = _read_array(text, name, datatype)
-    if datatype == "BYTES":
-        array = _to_bytes_array(array)
-    else:
-        array = _cast(array, name, datatype)
+    array = NamedTensor(name, datatype, _read_array(text, name, datatype)).cast().array
     missing = len(shape) - array.ndim
     if missing > 0 and all(dim in (1, -1) for dim in shape[:missing]):
         array = array.reshape((1,) * missing + array.shape)
@@ -301,3 +305,12 @@ def _to_bf16(array: Array) -> Array:
     quiet = (bits >> 16) | 0x40
     is_nan = np.isnan(array) if math.prod(array.shape) else np.zeros(array.shape, bool)
     return np.where(is_nan, quiet, rounded).astype("<u2")
+
+
+def text_of(tensor: NamedTensor) -> str:
+    """The values, for a person; large ones in extracts."""
+    array = tensor.array
+    if tensor.datatype == "BYTES":
+        texts = [item.decode(errors="backslashreplace") for item in array.reshape(-1)]
+        array = np.array(texts, dtype=object).reshape(array.shape)
+    return np.array2string(array, threshold=200, suppress_small=True, max_line_width=88)

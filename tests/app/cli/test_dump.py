@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
 
+from app.cli import popef_dump
 from tests.app.cli.calls import Call
 from tests.engine import models
 
@@ -61,3 +64,25 @@ def test_openapi_is_the_file_of_the_repository(popgate: Call) -> None:
     if shown != expected:
         pytest.fail("run: popgate openapi > openapi.yaml")
     assert json.loads(popgate("openapi", "--json").out) == yaml.safe_load(printed.out)
+
+
+def test_popef_dump_is_the_same(
+    popgate: Call,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = models.weighted(tmp_path / "m.popef")
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts["popef_dump"] == "app.cli:popef_dump"
+    for options in ((), ("-m",), ("--all",)):
+        monkeypatch.setattr(sys, "argv", ["popef_dump", *options, str(path)])
+        with pytest.raises(SystemExit) as ended:
+            popef_dump()
+        assert not ended.value.code
+        assert capsys.readouterr().out == popgate("dump", *options, path).out
+    monkeypatch.setattr(sys, "argv", ["popef_dump", str(tmp_path / "missing.popef")])
+    with pytest.raises(SystemExit) as ended:
+        popef_dump()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.startswith("popef_dump: error: ")

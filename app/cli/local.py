@@ -1,0 +1,115 @@
+"""Models in this process: what `popgate run` and `popgate bench` have in common."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from app.cli.errors import EXIT_NO_DEVICE, EXIT_USAGE, CommandError
+
+if TYPE_CHECKING:
+    from popef_io import Model
+
+
+@contextlib.contextmanager
+def engine_errors() -> Iterator[None]:
+    """What the engine says becomes what the command says."""
+    from engine import EngineError, Invalid, InvalidModel, NoDeviceAvailable
+
+    try:
+        yield
+    except NoDeviceAvailable as e:
+        raise CommandError(str(e), EXIT_NO_DEVICE) from None
+    except InvalidModel as e:
+        raise CommandError(str(e)) from None
+    except Invalid as e:
+        raise CommandError(str(e), EXIT_USAGE) from None
+    except EngineError as e:
+        raise CommandError(str(e)) from None
+
+
+@contextlib.contextmanager
+def opened(files: Sequence[Path], executable: str) -> Iterator[Model]:
+    """The model in the files; ONNX files become PopEF files for a while."""
+    from popef_io import InvalidValueError, PopefError, load_model
+
+    with tempfile.TemporaryDirectory(prefix="popgate-") as folder:
+        try:
+            paths = [
+                _compiled(path, Path(folder) / f"{number}.popef")
+                if path.suffix == ".onnx"
+                else path
+                for number, path in enumerate(files)
+            ]
+            model = load_model(*paths, executable_name=executable or None)
+        except InvalidValueError as e:
+            reason = str(e).removeprefix(f"{e.field}: ")
+            hint = " (--executable NAME)" if e.field == "executable_name" else ""
+            raise CommandError(reason + hint, EXIT_USAGE) from None
+        except PopefError as e:
+            raise CommandError(str(e)) from None
+        except OSError as e:
+            raise CommandError(f"{e.filename}: {e.strerror}") from None
+        yield model
+
+
+def _compiled(source: Path, target: Path) -> Path:
+    from engine import InvalidModel
+    from engine.compiler import CompileOptions, compile_model
+
+    try:
+        report = compile_model(source, target, CompileOptions(name=source.stem))
+    except InvalidModel as e:
+        raise CommandError(f"{source}: {e}") from None
+    mixed = "mixed" if report.batch.rows else "never mixed"
+    typer.echo(f"compiled {source}; rows are {mixed}: {report.batch.reason}", err=True)
+    return target
+
+
+class Interrupt:
+    """Control-C ends a measurement after the request that runs; twice, at once.
+
+    A context manager; `asked` tells whether it was pressed.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: Any = None
+
+    def __enter__(self) -> Interrupt:
+        self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _note(self, number: int, frame: object) -> None:
+        self.asked = True
+        signal.signal(signal.SIGINT, self._before)
+
+
+@contextlib.contextmanager
+def progress(what: str, count: int) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal, while there is something to wait for."""
+    if not sys.stderr.isatty() or count < 2:
+        yield lambda done: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    step = max(1, count // 200)
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=count)
+
+        def show(done: int) -> None:
+            if done % step == 0:
+                bar.update(task, completed=done)
+
+        yield show

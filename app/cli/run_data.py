@@ -1,0 +1,228 @@
+"""What `popgate run` feeds to a model, and what it does with the outputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from app.cli.errors import EXIT_USAGE, CommandError
+from app.cli.pairs import parse_pairs, parse_shapes
+from app.cli.tensors import NamedTensor, TensorError, read_value, text_of
+from app.spec import datatype_of
+from engine import DataDesc, Tensor
+from popef_io import DataType
+
+#: Elements that made-up data may have: more is a mistake, as in --batch 1e9.
+MAX_ELEMENTS = 1 << 30
+
+
+def datatype_name(desc: DataDesc) -> str:
+    """The name that the command line has for a data type; FP8 travels as bytes."""
+    try:
+        return datatype_of(desc.data_type).name
+    except ValueError:
+        return "UINT8"
+
+
+def make_inputs(
+    descs: Sequence[DataDesc],
+    given: Sequence[str] | None,
+    shapes: Sequence[str] | None,
+    *,
+    batch: int,
+    batched: bool,
+    seed: int,
+    made_up: bool,
+) -> dict[str, Tensor]:
+    """The inputs of a request: what is `given`, the rest made up (if `made_up`).
+
+    `given` are NAME=file.npy, NAME=file.npz, NAME=JSON, or file.npz for all the names
+    in it. Raises `CommandError` for what does not fit the model.
+    """
+    known = {desc.name: desc for desc in descs}
+    arrays = _read_given(known, given)
+    if made_up:
+        wanted = parse_shapes(shapes)
+        _check_names(known, wanted, "--shape")
+        random = np.random.default_rng(seed)
+        for desc in descs:
+            if desc.name not in arrays:
+                shape = _shape(desc, wanted.get(desc.name), batch, batched)
+                arrays[desc.name] = _random(random, desc.data_type, shape)
+    return {
+        name: Tensor.from_numpy(array, known[name].data_type)
+        for name, array in arrays.items()
+    }
+
+
+def _read_given(
+    known: Mapping[str, DataDesc], given: Sequence[str] | None
+) -> dict[str, npt.NDArray[Any]]:
+    archives = [i for i in given or () if "=" not in i and i.endswith(".npz")]
+    pairs = parse_pairs([i for i in given or () if i not in archives], "--input")
+    _check_names(known, pairs, "--input")
+    found: dict[str, npt.NDArray[Any]] = {}
+    for path in archives:
+        arrays = _read_archive(path)
+        _check_names(known, arrays, f"--input {path}")
+        found |= {n: _fitting(known[n], a, path) for n, a in arrays.items()}
+    for name, text in pairs.items():
+        desc = known[name]
+        if text.endswith(".npz"):
+            arrays = _read_archive(text)
+            if name not in arrays and len(arrays) != 1:
+                msg = f"--input {name}={text}: it holds {', '.join(arrays)}"
+                raise CommandError(msg, EXIT_USAGE)
+            array = arrays.get(name, next(iter(arrays.values())))
+            found[name] = _fitting(desc, array, text)
+        else:
+            found[name] = _read(desc, text)
+    return found
+
+
+def _read_archive(path: str) -> dict[str, npt.NDArray[Any]]:
+    try:
+        with np.load(Path(path), allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError, AttributeError) as e:
+        raise CommandError(f"{path} cannot be read: {e}", EXIT_USAGE) from None
+    except Exception as e:  # zipfile and zlib have errors of their own
+        raise CommandError(f"{path} is no .npz file: {e}", EXIT_USAGE) from None
+    if not arrays:
+        raise CommandError(f"{path} holds no array", EXIT_USAGE)
+    return arrays
+
+
+def _fitting(desc: DataDesc, array: npt.NDArray[Any], path: str) -> npt.NDArray[Any]:
+    if desc.data_type.numpy_dtype == array.dtype:
+        return array
+    try:
+        tensor = NamedTensor(desc.name, datatype_name(desc), array).cast()
+    except TensorError as e:
+        raise CommandError(f"{path}: {e}", EXIT_USAGE) from None
+    return _carried(desc, tensor)
+
+
+def _read(desc: DataDesc, text: str) -> npt.NDArray[Any]:
+    try:
+        shape = list(desc.shape or ())
+        tensor = read_value(text, desc.name, datatype_name(desc), shape)
+    except TensorError as e:
+        raise CommandError(str(e), EXIT_USAGE) from None
+    return _carried(desc, tensor)
+
+
+def _carried(desc: DataDesc, tensor: NamedTensor) -> npt.NDArray[Any]:
+    """As the engine carries it: BF16 as the bits."""
+    if desc.data_type is DataType.BF16:
+        return np.frombuffer(tensor.to_bytes(), "<u2").reshape(tensor.array.shape)
+    return tensor.array
+
+
+def _check_names(
+    known: Mapping[str, DataDesc], names: Iterable[str], option: str
+) -> None:
+    for name in names:
+        if name not in known:
+            takes = ", ".join(f"{d.name} {_text(d)}" for d in known.values())
+            msg = f"{option}: no input {name!r}; the model takes {takes or 'nothing'}"
+            raise CommandError(msg, EXIT_USAGE)
+
+
+def _text(desc: DataDesc) -> str:
+    dims = "…" if desc.shape is None else ", ".join(str(d) for d in desc.shape)
+    return f"{datatype_name(desc)}[{dims.replace('-1', '?')}]"
+
+
+def _shape(
+    desc: DataDesc, wanted: tuple[int | str, ...] | None, batch: int, batched: bool
+) -> tuple[int, ...]:
+    if wanted is not None:
+        if not all(isinstance(d, int) and d >= 0 for d in wanted):
+            msg = f"--shape {desc.name}: expected numbers, as in {desc.name}=1,28,28"
+            raise CommandError(msg, EXIT_USAGE)
+        shape = tuple(int(d) for d in wanted)
+    elif desc.shape is None:
+        msg = f"input {desc.name!r} has any rank: say which with --shape or --input"
+        raise CommandError(msg, EXIT_USAGE)
+    else:
+        shape = tuple(1 if d < 0 else d for d in desc.shape)
+        if batch and shape and (batched or desc.shape[0] < 0):
+            shape = (batch, *shape[1:])
+    if math.prod(shape) > MAX_ELEMENTS:
+        msg = f"input {desc.name!r} would have {math.prod(shape)} elements"
+        raise CommandError(msg, EXIT_USAGE)
+    return shape
+
+
+def _random(
+    random: np.random.Generator, data_type: DataType, shape: tuple[int, ...]
+) -> npt.NDArray[Any]:
+    """Normally distributed floats; whole numbers that are 0 or 1, so that they are
+    good as indices; short texts."""
+    if data_type is DataType.STRING:
+        texts = [f"text {n}".encode() for n in range(math.prod(shape))]
+        array = np.empty(len(texts), object)
+        array[:] = texts
+        return array.reshape(shape)
+    if data_type is DataType.BF16:
+        floats = random.standard_normal(shape).astype(np.float32)
+        return (floats.view(np.uint32) >> 16).astype(np.uint16).reshape(shape)
+    dtype = data_type.numpy_dtype
+    if dtype.kind == "f":
+        return np.asarray(random.standard_normal(shape)).astype(dtype)
+    return np.asarray(random.integers(0, 2, shape)).astype(dtype)
+
+
+def named(
+    outputs: Mapping[str, Tensor], descs: Sequence[DataDesc]
+) -> list[NamedTensor]:
+    """The outputs in the model's order."""
+    return [
+        NamedTensor.from_bytes(
+            desc.name,
+            datatype_name(desc),
+            list(outputs[desc.name].shape),
+            outputs[desc.name].tobytes(),
+        )
+        for desc in descs
+        if desc.name in outputs
+    ]
+
+
+def check_target(target: Path) -> None:
+    """Raises `CommandError` before anything is run in vain."""
+    if target.suffix not in (".npz", ".npy"):
+        raise CommandError(f"--save {target}: expected .npz or .npy", EXIT_USAGE)
+    if not target.parent.is_dir():
+        raise CommandError(f"--save {target}: no such folder", EXIT_USAGE)
+
+
+def save(outputs: Sequence[NamedTensor], target: Path) -> None:
+    """Write all outputs as `.npz`, or a single one as `.npy`."""
+    arrays = {
+        o.name: o.array.astype(np.bytes_) if o.datatype == "BYTES" else o.array
+        for o in outputs
+    }
+    if target.suffix == ".npy" and len(arrays) != 1:
+        names = ", ".join(arrays)
+        msg = f"--save {target}: a .npy file holds one array, there are {names}"
+        raise CommandError(msg, EXIT_USAGE)
+    try:
+        with target.open("wb") as file:
+            if target.suffix == ".npy":
+                np.save(file, next(iter(arrays.values())), allow_pickle=False)
+            else:
+                np.savez(file, **arrays)  # type: ignore[arg-type]
+    except OSError as e:
+        raise CommandError(f"{target}: {e.strerror}") from None
+
+
+def shown(output: NamedTensor) -> str:
+    """Name, type, shape and values, for a person."""
+    return f"{output.name}  {output.datatype}{output.shape}\n{text_of(output)}"
