@@ -5,6 +5,7 @@ RequestError            the request cannot be answered as it was asked
   InvalidRequest          the document breaks a rule of the protocol
     InvalidTensor           an input does not fit the model
   UnknownModel            no such model or version
+  UnknownRegion           no such shared memory
   ModelNotReady           there is such a model, but not now
   BodyTooLarge            more bytes than the limits allow
   UnsupportedMediaType    nobody here reads this content type or encoding
@@ -81,6 +82,13 @@ class UnknownModel(RequestError):
         self.version = version
 
 
+class UnknownRegion(RequestError):
+    """No shared memory is registered under this name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"Unable to find shared memory region: '{name:.255}'")
+
+
 class ModelNotReady(RequestError):
     """The model is known and is not served at this moment."""
 
@@ -137,6 +145,7 @@ ERRORS: dict[type[BaseException], Row] = {
     InvalidRequest: Row(400, "invalid_request", _OTHER),
     InvalidTensor: Row(400, "invalid_input", _OTHER),
     UnknownModel: Row(404, "unknown_model", _OTHER),
+    UnknownRegion: Row(404, "unknown_region", _OTHER),
     ModelNotReady: Row(503, "model_not_ready", _REJECTED),
     BodyTooLarge: Row(413, "body_too_large", _OTHER),
     UnsupportedMediaType: Row(415, "unsupported_media_type", _OTHER),

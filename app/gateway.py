@@ -24,6 +24,7 @@ from app.model_record import State
 from app.on_demand import OnDemandLoader
 from app.repository import ModelRepository
 from app.settings import Settings
+from app.shared_memory import RegionTable
 from app.table import ModelEntry, ModelTable
 from app.tracing import Tracing
 from engine import EngineError
@@ -67,6 +68,7 @@ class Gateway:
             settings.trace_settings,
             clock_offset=time.time_ns() - time.monotonic_ns(),
         )
+        self.regions = _regions(settings)
         self.table = ModelTable()
         self.table.equip = self._equip
         self.tracing.on_change = self.table.equip_all
@@ -143,6 +145,8 @@ class Gateway:
         for pool in (self._load_pool, self._device_pool):
             pool.close()
         self.tracing.close()
+        if self.regions is not None:
+            self.regions.unregister()
 
     def readiness(self) -> Readiness:
         """Asked by load balancers; cheap."""
@@ -163,6 +167,7 @@ class Gateway:
 
     def _equip(self, entry: ModelEntry) -> None:
         entry.tracer = self.tracing.tracer(entry.spec.name)
+        entry.regions = self.regions
 
     async def _run_start(self) -> None:
         begin = time.monotonic()
@@ -188,3 +193,17 @@ class Gateway:
 
     def __repr__(self) -> str:
         return f"<Gateway {self._phase} {self.repository!r} {self.devices!r}>"
+
+
+def _regions(settings: Settings) -> RegionTable | None:
+    """The table of shared memory, where that is allowed."""
+    if not settings.allow_shared_memory:
+        return None
+    return RegionTable(
+        max_bytes=settings.shared_memory_limit,
+        lease=settings.shared_memory_lease,
+        prefix=settings.shared_memory_prefix,
+        later=lambda seconds, call: asyncio.get_running_loop().call_later(
+            seconds, call
+        ),
+    )

@@ -77,6 +77,8 @@ class InferCall:
             body,
         )
         self._request = request
+        if request.places is not None and entry.regions is not None:
+            request.held = entry.regions.hold(request.places)
         wanted = request.timeout
         if wanted is None and b"x-request-timeout" in headers:
             wanted = header_timeout(headers)
@@ -110,6 +112,8 @@ class InferCall:
         entry = self._entry
         response = entry.codec(limits).encode(request, submitted.outputs)
         ended = time.monotonic_ns()
+        if request.held is not None:
+            request.held.release()
         entry.stats.success(
             ended - self._began,
             submitted.queue_ns,
@@ -151,6 +155,8 @@ class InferCall:
         self._end(FailureReason.CANCELED)
 
     def _end(self, reason: FailureReason) -> None:
+        if self._request is not None and self._request.held is not None:
+            self._request.held.release()
         self._entry.stats.failure(reason, time.monotonic_ns() - self._began)
 
     def __repr__(self) -> str:

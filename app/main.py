@@ -25,6 +25,7 @@ from app.routers import (
     metrics,
     models,
     oip,
+    shared_memory,
     trace_settings,
 )
 from app.settings import Settings
@@ -79,7 +80,7 @@ def create_api(gateway: Gateway) -> FastAPI:
     install_error_handlers(api)
     for part in (infer, models, health, metrics, oip, docs_page):
         api.include_router(part.router)
-    for extension in (log_settings, trace_settings):
+    for extension in (log_settings, trace_settings, shared_memory):
         api.include_router(extension.router)
     base = base_document(api)
 

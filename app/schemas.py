@@ -211,6 +211,23 @@ class ModelState(Body):
     version: str | None = None
 
 
+class SystemRegion(Body):
+    """A registered part of a POSIX shared memory segment; sizes are bytes."""
+
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+
+
+class CudaRegion(Body):
+    """A registered piece of a device's memory."""
+
+    name: str
+    device_id: int
+    byte_size: int
+
+
 class LogDocument(Body):
     """Triton's log settings."""
 

@@ -137,6 +137,11 @@ class Settings(BaseSettings):
     lazy: bool = False
     model_memory: Annotated[int, BeforeValidator(parse_size), Field(ge=0)] = 0
     server_name: str = Field(default="popgate", min_length=1, max_length=100)
+    server_version: str | None = Field(default=None, min_length=1, max_length=100)
+    allow_shared_memory: bool = False
+    shared_memory_limit: Size = 16 * 1024**3
+    shared_memory_lease: Seconds = 3600.0
+    shared_memory_prefix: str = Field(default="", max_length=200)
     trace_file: Path | None = None
     trace_level: TraceLevel = "off"
     trace_rate: int = Field(default=1000, ge=1)

@@ -9,6 +9,7 @@ from app.codec import InferRequest, ModelCodec
 from app.errors import ModelNotReady, RequestError, UnknownModel
 from app.limits import Limits
 from app.metrics import ModelMetrics
+from app.shared_memory import RegionTable
 from app.spec import ModelSpec
 from app.tracing import Tracer
 from engine import EngineError, Tensor
@@ -77,7 +78,8 @@ class ModelEntry:
     those of priority levels that have their own, and no request may take longer than
     `max_timeout`. While `ready` is False requests are answered with 503. With a
     `scheduler` requests go through that, and it gives their tensors to the runner.
-    `tracer` samples the requests, if anything does.
+    `tracer` samples the requests, if anything does. `regions` is the shared memory
+    that they may name, if it is allowed.
     """
 
     __slots__ = (
@@ -85,6 +87,7 @@ class ModelEntry:
         "level_timeouts",
         "max_timeout",
         "ready",
+        "regions",
         "runner",
         "scheduler",
         "spec",
@@ -113,6 +116,7 @@ class ModelEntry:
         self.scheduler = scheduler
         self.max_timeout = MAX_TIMEOUT if max_timeout is None else max_timeout
         self.level_timeouts = level_timeouts or {}
+        self.regions: RegionTable | None = None
         self.tracer: Tracer | None = None
         self._codec: ModelCodec | None = None
 
@@ -120,7 +124,7 @@ class ModelEntry:
         """The codec of this model under `limits`; made at the first request."""
         found = self._codec
         if found is None or found.limits is not limits:
-            found = self._codec = ModelCodec(self.spec, limits)
+            found = self._codec = ModelCodec(self.spec, limits, self.regions)
         return found
 
     def __repr__(self) -> str:

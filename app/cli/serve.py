@@ -134,6 +134,29 @@ _ServerName = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="The name that /v2 gives. [default: popgate]"),
 ]
+_ServerVersion = Annotated[
+    str | None,
+    typer.Option(metavar="TEXT", help="The version that /v2 gives. [default: ours]"),
+]
+_AllowSharedMemory = Annotated[
+    bool | None,
+    typer.Option("--allow-shared-memory", help="Let clients of this machine register "
+                 "POSIX shared memory for tensors."),
+]  # fmt: skip
+_SharedMemoryLimit = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="Bytes that may be registered. [default: 16GiB]"),
+]
+_SharedMemoryLease = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="Unregister what no request has used for so "
+                 "long; 0: never. [default: 3600]"),
+]  # fmt: skip
+_SharedMemoryPrefix = Annotated[
+    str | None,
+    typer.Option(metavar="TEXT", help="What keys of segments must begin with. "
+                 "[default: anything]"),
+]  # fmt: skip
 _TraceFile = Annotated[
     Path | None,
     typer.Option(metavar="PATH", help="Where traces of requests go, in Triton's JSON "
@@ -191,6 +214,11 @@ def serve(
     model_memory: _ModelMemory = None,
     strict_readiness: _StrictReadiness = None,
     server_name: _ServerName = None,
+    server_version: _ServerVersion = None,
+    allow_shared_memory: _AllowSharedMemory = None,
+    shared_memory_limit: _SharedMemoryLimit = None,
+    shared_memory_lease: _SharedMemoryLease = None,
+    shared_memory_prefix: _SharedMemoryPrefix = None,
     trace_file: _TraceFile = None,
     trace_level: _TraceLevel = None,
     trace_rate: _TraceRate = None,

@@ -14,9 +14,10 @@ from app.codec.inputs import Input
 from app.codec.media import nan_policy
 from app.codec.messages import Encoding, InferRequest, NanPolicy, Reply
 from app.codec.shapes import check_depth
-from app.codec.wanted import boolean, read_outputs
-from app.errors import InvalidRequest, InvalidTensor
+from app.codec.wanted import boolean, not_allowed, place_of, read_outputs
+from app.errors import BodyTooLarge, InvalidRequest, InvalidTensor
 from app.limits import Limits
+from app.shared_memory import RegionTable
 from app.spec import ModelSpec
 from engine import Tensor
 
@@ -32,10 +33,17 @@ _US_PER_S = 1e6
 class DocumentReader:
     """Reads the documents of one model."""
 
-    __slots__ = ("_expected", "_inputs", "_limits", "spec")
+    __slots__ = ("_expected", "_inputs", "_limits", "_regions", "spec")
 
-    def __init__(self, spec: ModelSpec, limits: Limits, inputs: dict[str, Input]):
+    def __init__(
+        self,
+        spec: ModelSpec,
+        limits: Limits,
+        inputs: dict[str, Input],
+        regions: RegionTable | None = None,
+    ) -> None:
         self.spec = spec
+        self._regions = regions
         self._inputs = inputs
         self._expected = len(inputs)
         self._limits = limits
@@ -80,6 +88,8 @@ class DocumentReader:
         if outputs is not None:
             known += 1
             read_outputs(request, outputs, self.spec, self._limits)
+            if request.places is not None and self._regions is None:
+                raise not_allowed()
         identifier = get("id")
         if identifier is not None:
             known += 1
@@ -179,10 +189,7 @@ class DocumentReader:
             msg = f"{_SOURCES}; input '{name}' sets {sources} of them"
             raise InvalidRequest(msg)
         if region is not None:
-            msg = (
-                f"input '{name}' is in shared memory, which this server has not enabled"
-            )
-            raise InvalidRequest(msg)
+            return self._read_region(request, model_input, parameters, accepted)
         if size is not None:
             return self._read_binary(model_input, size, accepted, tail)
         if data is None:
@@ -195,6 +202,29 @@ class DocumentReader:
         return model_input.from_values(
             data, accepted, is_base64=is_base64, null_is_nan=null_is_nan
         )
+
+    def _read_region(
+        self,
+        request: InferRequest,
+        model_input: Input,
+        parameters: Document,
+        accepted: Any,
+    ) -> Tensor:
+        """The tensor of an input in shared memory: a copy of what is there now."""
+        place = place_of(f"input '{model_input.name}'", parameters)
+        model_input.check_size(place.byte_size, accepted)
+        request.region_bytes += place.byte_size
+        if request.region_bytes > self._limits.max_body_bytes:
+            msg = (
+                f"inputs of {request.region_bytes} bytes in shared memory exceed the "
+                f"maximum allowed input size of {self._limits.max_body_bytes} bytes. "
+                "Use --http-max-input-size to increase the limit."
+            )
+            raise BodyTooLarge(msg)
+        if self._regions is None:
+            raise not_allowed()
+        data = self._regions.read(place)
+        return model_input.from_bytes((data,) if data else (), len(data), accepted)
 
     def _read_binary(
         self, model_input: Input, size: object, accepted: Any, tail: Chunks | None

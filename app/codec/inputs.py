@@ -148,14 +148,20 @@ class Input:
             self.elements.check_framing(joined, count)
             return Tensor(self.data_type, shape, (joined,), nbytes)
         if nbytes != expected:
+            self.check_size(nbytes, accepted)
+        if self.spec.type.kind == "b":
+            self._check_bools(parts)
+        return Tensor(self.data_type, shape, parts, nbytes)
+
+    def check_size(self, nbytes: int, accepted: Accepted) -> None:
+        """Refuses bytes that are not as many as the shape says (BYTES: any)."""
+        expected = accepted[2]
+        if nbytes != expected and expected >= 0:
             msg = (
                 f"input byte size mismatch for input '{self.name}' "
                 f"for model '{self._model.name}'. Expected {expected}, got {nbytes}"
             )
             raise InvalidTensor(msg)
-        if self.spec.type.kind == "b":
-            self._check_bools(parts)
-        return Tensor(self.data_type, shape, parts, nbytes)
 
     def _check_bools(self, parts: Sequence[Buffer]) -> None:
         """Any other byte than 0 and 1 is no boolean to the compiled kernels."""

@@ -10,6 +10,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from app.shared_memory import HeldPlaces, Place
 from engine import Tensor
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -50,6 +51,8 @@ class InferRequest:
     `outputs` are the names asked for, None for all. `binary` says whether outputs are
     binary in a JSON response, `binary_by_name` where single outputs say otherwise.
     `classes` are outputs of which only so many of the highest values are wanted.
+    `places` are where in shared memory outputs go, `held` the same while the request
+    is under way; `region_bytes` were read from there.
     `timeout` is in seconds, None where the request states none; `priority` a level, 1
     the highest, 0 for the model's default. `rows` is the batch of a batched model and
     1 for every other.
@@ -62,6 +65,9 @@ class InferRequest:
     binary: bool = False
     binary_by_name: Mapping[str, bool] | None = None
     classes: Mapping[str, int] | None = None
+    places: Mapping[str, Place] | None = None
+    held: HeldPlaces | None = None
+    region_bytes: int = 0
     parameters: Mapping[str, Any] | None = None
     nan: NanPolicy = NanPolicy.LITERAL
     timeout: float | None = None

@@ -17,6 +17,7 @@ from app.codec.oip_msgpack import MsgpackWriter, decode_msgpack
 from app.codec.outputs import Output
 from app.errors import InvalidRequest, NotAcceptable
 from app.limits import DEFAULT_LIMITS, Limits
+from app.shared_memory import RegionTable
 from app.spec import ModelSpec
 from engine import Tensor
 
@@ -28,6 +29,7 @@ class ModelCodec:
     """Decodes the requests and encodes the responses of one version of a model.
 
     Made once when a model is loaded; holds what can be computed before a request comes.
+    `regions` is the shared memory that requests may name, None if they may not.
     Not thread safe: belongs to the event loop.
     """
 
@@ -43,12 +45,17 @@ class ModelCodec:
         "spec",
     )
 
-    def __init__(self, spec: ModelSpec, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        limits: Limits = DEFAULT_LIMITS,
+        regions: RegionTable | None = None,
+    ) -> None:
         self.spec = spec
         self.limits = limits
         self._inputs = {item.name: Input(spec, item, limits) for item in spec.inputs}
         self._outputs = {item.name: Output(item) for item in spec.outputs}
-        self._reader = DocumentReader(spec, limits, self._inputs)
+        self._reader = DocumentReader(spec, limits, self._inputs, regions)
         self._binary = BinaryReader(spec, limits, self._inputs, self._reader)
         self._json = JsonWriter(spec, self._outputs)
         self._msgpack = MsgpackWriter(spec, self._outputs)
@@ -107,6 +114,9 @@ class ModelCodec:
     def _check_npy(self, request: InferRequest, reply: Reply) -> None:
         """One array goes back as .npy. More go back as JSON, unless Accept insists."""
         names = request.outputs or tuple(self._outputs)
+        if request.places is not None:
+            msg = ".npy cannot say that an output is in shared memory; ask for JSON"
+            raise NotAcceptable(msg)
         if len(names) == 1:
             return
         if reply.explicit:

@@ -95,7 +95,12 @@ class BinaryReader:
             return self._decode_known(known, chunks)
         request = self._reader.read(parse_json(header, self._limits), reply, chunks)
         # An id makes a header that does not come again.
-        if total > length and length <= _REMEMBERED_BYTES and request.id is None:
+        if (
+            total > length
+            and length <= _REMEMBERED_BYTES
+            and request.id is None
+            and not request.region_bytes
+        ):
             self._remember(header, request, reply, total - length)
         return request
 

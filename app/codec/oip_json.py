@@ -74,7 +74,8 @@ class JsonWriter:
     def encode(self, request: InferRequest, tensors: Outputs) -> Response:
         """The response; outputs that the request wants binary follow the JSON.
 
-        Raises NotRepresentable where the policy for NaN refuses a number.
+        Outputs that go to shared memory are written there. Raises NotRepresentable
+        where the policy for NaN refuses a number.
         """
         if request.id is None:
             pieces: list[bytes] = [b"{", self._model]
@@ -82,6 +83,7 @@ class JsonWriter:
             pieces = [b'{"id":', orjson.dumps(request.id), b",", self._model]
         names = request.outputs or self._all
         by_name, binary = request.binary_by_name, request.binary
+        held = request.held
         tail: list[Buffer] = []
         tail_size = 0
         comma = b""
@@ -91,7 +93,10 @@ class JsonWriter:
             pieces.append(comma)
             pieces.append(output.head(tensor.shape))
             comma = b","
-            if binary if by_name is None else by_name.get(name, binary):
+            if held is not None and name in held:
+                place = orjson.dumps(held.put(name, tensor))
+                pieces.append(b'"parameters":%b}' % place)
+            elif binary if by_name is None else by_name.get(name, binary):
                 pieces.append(b'"parameters":{"binary_data_size":%d}}' % tensor.nbytes)
                 if tensor.nbytes:
                     tail += tensor.parts

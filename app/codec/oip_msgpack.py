@@ -21,6 +21,7 @@ from app.codec.outputs import Output, strings_of
 from app.codec.shapes import LIST_WEIGHT, too_deep, too_many_values
 from app.errors import InvalidRequest, MalformedBody, NotRepresentable
 from app.limits import Limits
+from app.shared_memory import HeldPlaces
 from app.spec import ModelSpec
 from engine import Tensor
 
@@ -143,11 +144,14 @@ class MsgpackWriter:
             pieces = [b"\x84", _pack("id"), _pack(request.id), self._model]
         pieces.append(_array_header(len(names)))
         by_name = request.binary_by_name or {}
+        held = request.held
         for name in names:
             tensor = tensors[name]
             pieces.append(self._head(name, tensor.shape))
             output = self._outputs[name]
-            if output.kind == "s":
+            if held is not None and name in held:
+                pieces[-1] = self._placed(name, tensor, held)
+            elif output.kind == "s":
                 pieces.append(_pack(strings_of(tensor)))
             elif by_name.get(name, request.binary):
                 pieces.append(_bin_header(tensor.nbytes))
@@ -171,6 +175,11 @@ class MsgpackWriter:
             found = self._prefixes[name] + _pack(shape) + b"\xa4data"
             self._heads[key] = found
         return found
+
+    def _placed(self, name: str, tensor: Tensor, held: HeldPlaces) -> bytes:
+        """The map of an output that goes to shared memory."""
+        place = _pack({"parameters": held.put(name, tensor)})
+        return self._prefixes[name] + _pack(tensor.shape) + place[1:]
 
     def __repr__(self) -> str:
         return f"<MsgpackWriter outputs={list(self._all)}>"

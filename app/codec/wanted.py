@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from app.codec.messages import InferRequest
-from app.errors import InvalidRequest
+from app.errors import HttpError, InvalidRequest
 from app.limits import Limits
+from app.shared_memory import Place
 from app.spec import ModelSpec, TensorSpec
 
 _UNSORTED = ("b", "s")  # kinds of datatypes whose values are not ranked
@@ -61,10 +62,16 @@ def _read_parameters(
             **(by_name or {}),
             name: boolean("binary_data", binary),
         }
-    if parameters.get("shared_memory_region") is not None:
-        msg = f"output '{name}' asks for 'shared_memory_region', which is not enabled"
-        raise InvalidRequest(msg)
     classes = parameters.get("classification")
+    if parameters.get("shared_memory_region") is not None:
+        if binary or classes:
+            other = "binary_data" if binary else "classification"
+            msg = (
+                f"output '{name}' cannot set both 'shared_memory_region' and '{other}'"
+            )
+            raise InvalidRequest(msg)
+        place = place_of(f"output '{name}'", parameters)
+        request.places = {**(request.places or {}), name: place}
     if classes:
         _read_classes(request, output, classes)
 
@@ -84,6 +91,35 @@ def _read_classes(request: InferRequest, output: TensorSpec, count: object) -> N
         )
         raise InvalidRequest(msg)
     request.classes = {**(request.classes or {}), output.name: count}
+
+
+def place_of(what: str, parameters: dict[str, Any]) -> Place:
+    """The place in shared memory that parameters name. Raises InvalidRequest."""
+    region = parameters["shared_memory_region"]
+    if type(region) is not str:
+        msg = f"'shared_memory_region' of {what} must be a string, got {region!r:.80}"
+        raise InvalidRequest(msg)
+    numbers = []
+    for key, value in (
+        ("shared_memory_offset", parameters.get("shared_memory_offset", 0)),
+        ("shared_memory_byte_size", parameters.get("shared_memory_byte_size")),
+    ):
+        if type(value) is not int or value < 0:
+            msg = (
+                f"'{key}' of {what} must be a number of bytes, which goes with "
+                f"'shared_memory_region', got {value!r:.80}"
+            )
+            raise InvalidRequest(msg)
+        numbers.append(value)
+    return Place(region, *numbers)
+
+
+def not_allowed() -> HttpError:
+    """What a request is told that names shared memory where that is not allowed."""
+    msg = (
+        "shared memory is not allowed here; start the server with --allow-shared-memory"
+    )
+    return HttpError(501, msg, "unsupported")
 
 
 def boolean(name: str, value: object) -> bool:

@@ -6,6 +6,7 @@ or a wrong one.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -58,8 +59,8 @@ _VERSION = "/models/{name}/versions/{version}"
 async def server_metadata(gateway: GatewayOf) -> ServerMetadata:
     return ServerMetadata(
         name=gateway.settings.server_name,
-        version=VERSION,
-        extensions=list(EXTENSIONS),
+        version=gateway.settings.server_version or VERSION,
+        extensions=sorted({*EXTENSIONS, *_optional_extensions(gateway)}),
     )
 
 
@@ -169,6 +170,12 @@ async def unload(gateway: GatewayOf, request: Request, name: ModelName) -> Respo
     except RepositoryError as e:
         raise HttpError(400, str(e), "unload_failed") from None
     return Response(status_code=200)
+
+
+def _optional_extensions(gateway: Gateway) -> Iterator[str]:
+    """What works only where the settings say so."""
+    if gateway.regions is not None:
+        yield "system_shared_memory"
 
 
 async def _served(

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
+import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
 
 from tests.app.serving import ServedGateway
@@ -35,7 +38,8 @@ def gateway(folder: Path) -> Iterator[ServedGateway]:
     (root / "affine" / "config.toml").write_text('labels = {output = "labels.txt"}')
     (root / "affine" / "labels.txt").write_text("zero\none\ntwo\n")
     trace = str(folder / "trace.json")
-    with ServedGateway(root, "--trace-file", trace) as served:
+    options = ("--trace-file", trace, "--allow-shared-memory")
+    with ServedGateway(root, *options) as served:
         yield served.wait_ready()
 
 
@@ -240,6 +244,150 @@ class TestClassification:
             result.as_numpy("output")
         )
         assert found.tolist() == [["9.0:1:one", "7.0:3"], ["19.0:0:zero", "15.0:3"]]
+
+
+class TestSharedMemory:
+    @pytest.fixture
+    def segment(self) -> Iterator[Any]:
+        """Two rows of input, and place for two rows of output behind them."""
+        handle = shm.create_shared_memory_region(
+            "popgate", f"popgate-{os.getpid()}", 64
+        )
+        shm.set_shared_memory_region(handle, [np.arange(8, dtype=np.float32)])
+        yield handle
+        shm.destroy_shared_memory_region(handle)
+
+    @pytest.fixture
+    def registered(self, stock: Any, segment: Any) -> Iterator[Any]:
+        stock.unregister_system_shared_memory()
+        stock.register_system_shared_memory("io", f"/popgate-{os.getpid()}", 64)
+        yield segment
+        stock.unregister_system_shared_memory("io")
+        assert stock.get_system_shared_memory_status() == []
+
+    def asked(self, rows: int = 2, offset: int = 32, size: int = 32) -> Any:
+        tensor = triton.InferInput("input", [rows, 4], "FP32")
+        tensor.set_shared_memory("io", 16 * rows)
+        wanted = triton.InferRequestedOutput("output")
+        wanted.set_shared_memory("io", size, offset=offset)
+        return {"inputs": [tensor], "outputs": [wanted]}
+
+    def test_in_and_out(self, stock: Any, registered: Any) -> None:
+        (status,) = stock.get_system_shared_memory_status("io")
+        assert (status["name"], status["offset"], status["byte_size"]) == ("io", 0, 64)
+        assert "system_shared_memory" in stock.get_server_metadata()["extensions"]
+        result = stock.infer("affine", **self.asked())
+        output = result.get_output("output")
+        assert output["parameters"] == {
+            "shared_memory_region": "io",
+            "shared_memory_offset": 32,
+            "shared_memory_byte_size": 32,
+        }
+        assert "data" not in output
+        got = shm.get_contents_as_numpy(registered, np.float32, [2, 4], offset=32)
+        np.testing.assert_array_equal(got, np.arange(8).reshape(2, 4) * 2 + 1)
+        with pytest.raises(InferenceServerException, match="already in manager"):
+            stock.register_system_shared_memory("io", f"popgate-{os.getpid()}", 64)
+
+    def test_only_in_and_only_out(self, stock: Any, registered: Any) -> None:
+        asked = self.asked()
+        result = stock.infer("affine", asked["inputs"])
+        expected = np.arange(8, dtype=np.float32).reshape(2, 4) * 2 + 1
+        np.testing.assert_array_equal(result.as_numpy("output"), expected)
+        stock.infer("affine", [affine_input()], outputs=asked["outputs"])
+        got = shm.get_contents_as_numpy(registered, np.float32, [1, 4], offset=32)
+        np.testing.assert_array_equal(got, ROW * 2 + 1)
+
+    def test_in_msgpack(self, gateway: ServedGateway, registered: Any) -> None:
+        place = {"shared_memory_region": "io", "shared_memory_byte_size": 32}
+        request = {
+            "inputs": [
+                {
+                    "name": "input",
+                    "shape": [2, 4],
+                    "datatype": "FP32",
+                    "parameters": place,
+                }
+            ],
+            "outputs": [
+                {"name": "output", "parameters": {**place, "shared_memory_offset": 32}}
+            ],
+        }
+        response = gateway.client.post(
+            "/v2/models/affine/infer", content=msgpack.packb(request)
+        )
+        (output,) = msgpack.unpackb(response.content)["outputs"]
+        assert output["parameters"]["shared_memory_offset"] == 32
+        got = shm.get_contents_as_numpy(registered, np.float32, [1], offset=32)
+        assert got[0] == 1
+        response = gateway.client.post(
+            "/v2/models/affine/infer",
+            content=msgpack.packb(request),
+            headers={"accept": "application/x-npy"},
+        )
+        assert response.status_code == 406
+
+    @pytest.mark.parametrize(
+        ("changes", "text"),
+        [
+            ({"offset": 64}, "Invalid offset for shared memory region"),
+            ({"offset": 40}, r"Invalid offset \+ byte size for shared memory"),
+            ({"size": 16}, "should be at least 32 bytes to hold the results"),
+            ({"rows": 5}, r"Invalid offset \+ byte size for shared memory"),
+        ],
+    )
+    def test_refused(
+        self, stock: Any, registered: Any, changes: dict[str, int], text: str
+    ) -> None:
+        with pytest.raises(InferenceServerException, match=text):
+            stock.infer("affine", **self.asked(**changes))
+        stock.infer("affine", **self.asked())
+
+    def test_cut_short_by_its_owner(
+        self, stock: Any, registered: Any, gateway: ServedGateway
+    ) -> None:
+        os.truncate(f"/dev/shm/popgate-{os.getpid()}", 16)
+        with pytest.raises(InferenceServerException, match="has become shorter"):
+            stock.infer("affine", **self.asked())
+        with pytest.raises(InferenceServerException, match="has become shorter"):
+            stock.infer("affine", **self.asked(rows=1, size=16))
+        assert gateway.process.poll() is None
+        os.truncate(f"/dev/shm/popgate-{os.getpid()}", 64)
+        stock.infer("affine", **self.asked())
+
+    def test_unknown_regions(self, stock: Any) -> None:
+        text = "Unable to find shared memory region: 'io'"
+        with pytest.raises(InferenceServerException, match=text):
+            stock.infer("affine", **self.asked())
+        with pytest.raises(InferenceServerException, match=text):
+            stock.get_system_shared_memory_status("io")
+        stock.unregister_system_shared_memory("io")
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            {"offset": 0, "byte_size": 1},
+            {"key": 5, "byte_size": 1},
+            {"key": "a"},
+            {"key": "a", "byte_size": -1},
+            {"key": "a", "byte_size": True},
+            {"key": "a", "byte_size": 1, "offset": 1.5},
+            {"key": "a", "byte_size": (1 << 63) - 1, "offset": 5},
+        ],
+    )
+    def test_odd_registrations(self, gateway: ServedGateway, body: Any) -> None:
+        path = "/v2/systemsharedmemory/region/odd/register"
+        response = gateway.client.post(path, json=body)
+        assert response.status_code == 400
+        assert response.json()["error"]
+
+    def test_cuda_is_not_there(self, stock: Any) -> None:
+        assert stock.get_cuda_shared_memory_status() == []
+        assert stock.get_cuda_shared_memory_status("x") == []
+        stock.unregister_cuda_shared_memory()
+        stock.unregister_cuda_shared_memory("x")
+        with pytest.raises(InferenceServerException, match="GPUs not supported"):
+            stock.register_cuda_shared_memory("x", b"aGFuZGxl", 0, 64)
 
 
 def test_asyncio_client(gateway: ServedGateway) -> None:

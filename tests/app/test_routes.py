@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 from prometheus_client.parser import text_string_to_metric_families
+from tritonclient.utils import InferenceServerException
 
 from app.about import VERSION
 from tests.app.serving import ServedGateway
@@ -265,3 +266,20 @@ def test_documentation_has_the_loaded_models(gateway: ServedGateway) -> None:
         assert response.status_code == 200, response.text
     # The page asks for the first: a person wants to read it.
     assert next(iter(operation["responses"]["200"]["content"])) == "application/json"
+
+
+def test_shared_memory_is_off_by_default(gateway: ServedGateway, stock: Any) -> None:
+    assert "system_shared_memory" not in stock.get_server_metadata()["extensions"]
+    assert stock.get_system_shared_memory_status() == []
+    stock.unregister_system_shared_memory()
+    tensor = triton.InferInput("input", [1, 4], "FP32")
+    tensor.set_shared_memory("io", 16)
+    for call in (
+        lambda: stock.register_system_shared_memory("io", "/key", 16),
+        lambda: stock.infer("affine", [tensor]),
+    ):
+        with pytest.raises(
+            InferenceServerException, match="--allow-shared-memory"
+        ) as e:
+            call()
+        assert e.value.status() == "501"

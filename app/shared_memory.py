@@ -1,0 +1,372 @@
+"""System shared memory: segments of clients on this machine, by registered names.
+
+A client makes a POSIX segment, registers a part of it here under a name, and lets
+requests name places in it in place of their data. Nothing of it is believed: a segment
+is never mapped but read and written by system calls, so that one that its owner cuts
+short gives an error and no SIGBUS; offsets and sizes are checked at registration and at
+every use. Input is copied before it is validated, so nobody can change it in between.
+
+Everything belongs to the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from app.errors import InvalidRequest, UnknownRegion
+from engine import Tensor
+
+FOLDER = Path("/dev/shm")
+MAX_REGIONS = 1024  # each is an open file
+MAX_NAME = 255  # characters of a region's name, bytes of a key
+_LARGEST = (1 << 63) - 1  # what the kernel takes as an offset
+# Segments of others: Triton's own, and POSIX semaphores, which lie in the same folder.
+_RESERVED = ("triton_python_backend_shm_region_", "sem.")
+_ONCE = 1 << 30  # bytes of one system call, which takes no more than 2 GiB
+
+
+class Place(NamedTuple):
+    """Where in which region the bytes of a tensor are, or are to go."""
+
+    region: str
+    offset: int
+    byte_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class RegionStatus:
+    """A region as it was registered; sizes are bytes."""
+
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+
+
+class Region:
+    """One registered part of a segment.
+
+    It stays open until it is unregistered and the last request that writes into it has
+    ended.
+    """
+
+    def __init__(self, status: RegionStatus, file: int, *, writable: bool) -> None:
+        self.status = status
+        self.used_at = time.monotonic()
+        self._writable = writable
+        self._file = file
+        self._users = 0
+        self._registered = True
+
+    @property
+    def is_open(self) -> bool:
+        return self._file >= 0
+
+    def hold(self) -> None:
+        """Keeps it open until `release`."""
+        self._users += 1
+        self.used_at = time.monotonic()
+
+    def release(self) -> None:
+        self._users -= 1
+        self._close_if_unused()
+
+    def retire(self) -> None:
+        """It is not registered any more; closes it when nobody uses it."""
+        self._registered = False
+        self._close_if_unused()
+
+    def _close_if_unused(self) -> None:
+        if self._file >= 0 and not (self._registered or self._users):
+            os.close(self._file)
+            self._file = -1
+
+    def check(self, offset: int, size: int) -> None:
+        """Refuses a place that is not within the region."""
+        name, byte_size = self.status.name, self.status.byte_size
+        if offset > byte_size or (offset == byte_size and size):
+            msg = f"Invalid offset for shared memory region: '{name}'"
+            raise InvalidRequest(f"{msg}: {offset}, it has {byte_size} bytes")
+        if size > byte_size - offset:
+            msg = f"Invalid offset + byte size for shared memory region: '{name}'"
+            raise InvalidRequest(f"{msg}: {offset} + {size} of {byte_size} bytes")
+
+    def read(self, offset: int, size: int) -> bytes:
+        """A copy of the bytes there. Raises `InvalidRequest`."""
+        self.check(offset, size)
+        self.used_at = time.monotonic()
+        start = self.status.offset + offset
+        try:
+            if size <= _ONCE:
+                data = os.pread(self._file, size, start)
+            else:
+                data = self._read_long(start, size)
+        except OSError as e:
+            raise self._failed("read", e) from None
+        if len(data) != size:
+            msg = f"shared memory region '{self.status.name}' has become shorter"
+            raise InvalidRequest(f"{msg}: {len(data)} of {size} bytes are there")
+        return data
+
+    def _read_long(self, start: int, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            step = min(_ONCE, size - len(data))
+            piece = os.pread(self._file, step, start + len(data))
+            if not piece:
+                break
+            data += piece
+        return bytes(data)
+
+    def write(self, offset: int, tensor: Tensor) -> None:
+        """Copies a tensor there. Raises `InvalidRequest`."""
+        self.check(offset, tensor.nbytes)
+        if not self._writable:
+            msg = f"shared memory region '{self.status.name}' is read-only for us"
+            raise InvalidRequest(msg)
+        start = self.status.offset + offset
+        try:
+            # Beyond its end, writing would make the segment longer.
+            if os.fstat(self._file).st_size < start + tensor.nbytes:
+                msg = f"shared memory region '{self.status.name}' has become shorter"
+                raise InvalidRequest(msg)
+            for part in tensor.parts:
+                left = memoryview(part).cast("B")
+                while left:
+                    written = os.pwrite(self._file, left[:_ONCE], start)
+                    start += written
+                    left = left[written:]
+        except OSError as e:
+            raise self._failed("written", e) from None
+
+    def _failed(self, what: str, e: OSError) -> InvalidRequest:
+        name = self.status.name
+        return InvalidRequest(
+            f"shared memory region '{name}' cannot be {what}: {e.strerror}"
+        )
+
+    def __repr__(self) -> str:
+        return f"<Region {self.status} users={self._users}>"
+
+
+class HeldPlaces:
+    """The places of a request's outputs, kept open until `release`."""
+
+    __slots__ = ("_places",)
+
+    def __init__(self, places: dict[str, tuple[Region, Place]]) -> None:
+        self._places = places
+
+    def __contains__(self, output: str) -> bool:
+        return output in self._places
+
+    def put(self, output: str, tensor: Tensor) -> Mapping[str, str | int]:
+        """Writes an output to its place; the parameters that say so."""
+        region, place = self._places[output]
+        if tensor.nbytes > place.byte_size:
+            msg = (
+                f"shared memory size specified with the request for output '{output}' "
+                f"({place.byte_size} bytes) should be at least {tensor.nbytes} bytes "
+                "to hold the results"
+            )
+            raise InvalidRequest(msg)
+        region.write(place.offset, tensor)
+        return {
+            "shared_memory_region": place.region,
+            "shared_memory_offset": place.offset,
+            "shared_memory_byte_size": tensor.nbytes,
+        }
+
+    def release(self) -> None:
+        """Does nothing the second time."""
+        for region, _ in self._places.values():
+            region.release()
+        self._places = {}
+
+    def __repr__(self) -> str:
+        return f"<HeldPlaces {list(self._places)}>"
+
+
+class RegionTable:
+    """The regions that clients have registered.
+
+    A region that no request has used for `lease` seconds (0: never) is unregistered.
+    All together may have `max_bytes`; keys must begin with `prefix`. `later` calls a
+    function after some seconds; without it leases end when somebody looks.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_bytes: int,
+        lease: float = 0.0,
+        prefix: str = "",
+        folder: Path = FOLDER,
+        later: Callable[[float, Callable[[], None]], object] | None = None,
+    ) -> None:
+        self._max_bytes = max_bytes
+        self._lease = lease
+        self._prefix = prefix
+        self._folder = folder
+        self._later = later
+        self._waiting = False
+        self._regions: dict[str, Region] = {}
+
+    def register(self, status: RegionStatus) -> None:
+        """Opens a part of a segment under a name. Raises `InvalidRequest`."""
+        self.sweep()
+        name = status.name
+        if name in self._regions:
+            raise InvalidRequest(f"shared memory region '{name}' already in manager")
+        if not 0 < len(name) <= MAX_NAME or not name.isprintable():
+            msg = f"the name of a region has 1 to {MAX_NAME} printable characters"
+            raise InvalidRequest(msg)
+        self._check_size(status)
+        with self._opened(status) as (file, writable):
+            self._regions[name] = Region(status, file, writable=writable)
+        self._arm()
+
+    def _check_size(self, status: RegionStatus) -> None:
+        if status.byte_size + status.offset > _LARGEST:
+            msg = (
+                f"Integer overflow detected: byte_size ({status.byte_size}) + offset "
+                f"({status.offset}) is no place in a file"
+            )
+            raise InvalidRequest(msg)
+        if len(self._regions) >= MAX_REGIONS:
+            msg = f"there are {MAX_REGIONS} shared memory regions, which is the limit"
+            raise InvalidRequest(msg)
+        left = self._max_bytes - sum(r.status.byte_size for r in self)
+        if status.byte_size > left:
+            msg = (
+                f"shared memory region '{status.name}' of {status.byte_size} bytes is "
+                f"too large: {left} of {self._max_bytes} bytes are left "
+                "(--shared-memory-limit)"
+            )
+            raise InvalidRequest(msg)
+
+    @contextlib.contextmanager
+    def _opened(self, status: RegionStatus) -> Iterator[tuple[int, bool]]:
+        """The open segment and whether it can be written; closed on an error."""
+        key = self._check_key(status)
+        path = self._folder / key
+        # Not to be caught by a link, a device or a pipe that waits for its other end.
+        flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+        try:
+            try:
+                file, writable = os.open(path, os.O_RDWR | flags), True
+            except OSError as e:
+                if e.errno not in (errno.EACCES, errno.EPERM):
+                    raise
+                file, writable = os.open(path, os.O_RDONLY | flags), False
+        except OSError:
+            msg = f"Unable to open shared memory region: '{status.key:.300}'"
+            raise InvalidRequest(msg) from None
+        try:
+            info = os.fstat(file)
+            if not stat.S_ISREG(info.st_mode):
+                msg = f"Unable to open shared memory region: '{status.key:.300}'"
+                raise InvalidRequest(msg)
+            if status.byte_size < 1 or status.offset + status.byte_size > info.st_size:
+                msg = (
+                    f"failed to register shared memory region '{status.name}': invalid "
+                    f"args: offset {status.offset} + byte_size {status.byte_size} is "
+                    f"not within the segment of {info.st_size} bytes"
+                )
+                raise InvalidRequest(msg)
+            yield file, writable
+        except BaseException:
+            os.close(file)
+            raise
+
+    def _check_key(self, status: RegionStatus) -> str:
+        """The file name of a key, which is one and leads nowhere else."""
+        key = status.key.removeprefix("/")
+        for reserved in _RESERVED:
+            if key.startswith(reserved):
+                msg = (
+                    f"cannot register shared memory region '{status.name}' with key "
+                    f"'{status.key:.300}' as the key contains the reserved prefix "
+                    f"'{reserved}'"
+                )
+                raise InvalidRequest(msg)
+        plain = key and key.isprintable() and "/" not in key and key[0] != "."
+        if not plain or len(os.fsencode(key)) > MAX_NAME:
+            msg = f"Unable to open shared memory region: '{status.key:.300}'"
+            raise InvalidRequest(f"{msg} is not the name of a segment")
+        if not key.startswith(self._prefix):
+            msg = f"Unable to open shared memory region: '{status.key:.300}'"
+            raise InvalidRequest(f"{msg}: keys begin with '{self._prefix}' here")
+        return key
+
+    def unregister(self, name: str | None = None) -> None:
+        """Forgets a region, or all. Nothing happens if it is not there."""
+        for key in list(self._regions) if name is None else [name]:
+            region = self._regions.pop(key, None)
+            if region is not None:
+                region.retire()
+
+    def status(self, name: str | None = None) -> list[RegionStatus]:
+        """All regions, or one. Raises `UnknownRegion`."""
+        self.sweep()
+        if name is None:
+            return [region.status for region in self]
+        return [self._find(name).status]
+
+    def read(self, place: Place) -> bytes:
+        """A copy of what is there. Raises `UnknownRegion` or `InvalidRequest`."""
+        return self._find(place.region).read(place.offset, place.byte_size)
+
+    def hold(self, places: Mapping[str, Place]) -> HeldPlaces:
+        """Keeps the places of outputs open. Raises as `read` does, and holds nothing
+        then.
+        """
+        found = {}
+        for output, place in places.items():
+            region = self._find(place.region)
+            region.check(place.offset, place.byte_size)
+            found[output] = (region, place)
+        for region, _ in found.values():
+            region.hold()
+        return HeldPlaces(found)
+
+    def _find(self, name: str) -> Region:
+        region = self._regions.get(name)
+        if region is None:
+            raise UnknownRegion(name)
+        return region
+
+    def sweep(self) -> None:
+        """Unregisters what has not been used for the time of a lease."""
+        if not self._lease:
+            return
+        oldest = time.monotonic() - self._lease
+        for region in list(self):
+            if region.used_at <= oldest:
+                self.unregister(region.status.name)
+
+    def _arm(self) -> None:
+        """Looks again later, as long as there are regions whose lease can end."""
+        if self._lease and self._later is not None and not self._waiting:
+            self._waiting = True
+            self._later(self._lease / 2 + 0.1, self._look)
+
+    def _look(self) -> None:
+        self._waiting = False
+        self.sweep()
+        if self._regions:
+            self._arm()
+
+    def __iter__(self) -> Iterator[Region]:
+        return iter(self._regions.values())
+
+    def __repr__(self) -> str:
+        return f"<RegionTable {list(self._regions)}>"
