@@ -211,6 +211,8 @@ class DocumentReader:
         accepted: Any,
     ) -> Tensor:
         """The tensor of an input in shared memory: a copy of what is there now."""
+        if self._regions is None:
+            raise not_allowed()
         place = place_of(f"input '{model_input.name}'", parameters)
         model_input.check_size(place.byte_size, accepted)
         request.region_bytes += place.byte_size
@@ -221,8 +223,6 @@ class DocumentReader:
                 "Use --http-max-input-size to increase the limit."
             )
             raise BodyTooLarge(msg)
-        if self._regions is None:
-            raise not_allowed()
         data = self._regions.read(place)
         return model_input.from_bytes((data,) if data else (), len(data), accepted)
 

@@ -140,8 +140,38 @@ def test_not_an_object(document: Any) -> None:
             "'binary_data_size' of input 'x' must be a non-negative integer, got -8",
         ),
         (
-            of_inputs(entry(data=..., parameters={"shared_memory_region": "r"})),
-            "input 'x' is in shared memory",
+            of_inputs(entry(parameters={"shared_memory_region": "r"})),
+            "Input must set only one of the following fields",
+        ),
+        (
+            of_inputs(
+                entry(),
+                outputs=[{"name": "y", "parameters": {"shared_memory_region": 5}}],
+            ),
+            "'shared_memory_region' of output 'y' must be a string, got 5",
+        ),
+        (
+            of_inputs(
+                entry(),
+                outputs=[{"name": "y", "parameters": {"shared_memory_region": "r"}}],
+            ),
+            "'shared_memory_byte_size' of output 'y' must be a number of bytes",
+        ),
+        (
+            of_inputs(
+                entry(),
+                outputs=[
+                    {
+                        "name": "y",
+                        "parameters": {
+                            "shared_memory_region": "r",
+                            "shared_memory_byte_size": 8,
+                            "binary_data": True,
+                        },
+                    }
+                ],
+            ),
+            "cannot set both 'shared_memory_region' and 'binary_data'",
         ),
         (of_inputs(entry(), id=5), "'id' must be a string, got int"),
         (of_inputs(entry(), parameters=[1]), "'parameters' must be an object"),
