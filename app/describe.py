@@ -102,12 +102,35 @@ def model_config(loaded: LoadedModel) -> dict[str, Any]:
     if config.sequence is not None:
         document["sequence_batching"] = _sequence_batching(config.sequence)
     elif spec.is_batched:
-        document["dynamic_batching"] = {
-            "preferred_batch_size": [],
-            "max_queue_delay_microseconds": round(config.max_queue_delay * 1e6),
-            "default_queue_policy": {"max_queue_size": config.max_queue_size},
-        }
+        document["dynamic_batching"] = _dynamic_batching(loaded)
     return document
+
+
+def _dynamic_batching(loaded: LoadedModel) -> dict[str, Any]:
+    config = loaded.config
+    return {
+        "preferred_batch_size": sorted(config.preferred_batch_sizes),
+        "max_queue_delay_microseconds": round(config.max_queue_delay * 1e6),
+        "priority_levels": config.priority_levels,
+        "default_priority_level": loaded.runner.config.default_level,
+        "default_queue_policy": _queue_policy(config.max_queue_size, config.timeout),
+        "priority_queue_policy": {
+            str(item.level): _queue_policy(
+                item.max_queue_size or config.max_queue_size,
+                item.timeout or config.timeout,
+            )
+            for item in config.priority
+        },
+    }
+
+
+def _queue_policy(max_queue_size: int, timeout: float | None) -> dict[str, Any]:
+    return {
+        "timeout_action": "REJECT",
+        "default_timeout_microseconds": round((timeout or 0) * 1e6),
+        "allow_timeout_override": True,
+        "max_queue_size": max_queue_size,
+    }
 
 
 def index_entries(records: list[ModelRecord], *, ready: bool) -> list[IndexEntry]:

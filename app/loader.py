@@ -119,6 +119,7 @@ class ModelLoader:
                 validate_io_params=False,  # the front has checked every request
                 auto_reset=True,
                 max_batch_size=config.max_batch_size,
+                preferred_batch_sizes=config.preferred_batch_sizes,
                 max_queue_delay=config.max_queue_delay,
                 max_queue_size=config.max_queue_size,
                 priority_levels=config.priority_levels,

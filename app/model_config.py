@@ -78,6 +78,9 @@ class ModelConfig:
     max_request_rows: int = key(
         0, integer(0, 1 << 31), "rows of a request at most; more are refused"
     )
+    preferred_batch_sizes: tuple[int, ...] = key(
+        (), integers(1, 65536), "rows of a batch, where so many wait"
+    )
     max_queue_delay: float = key(
         0.0, seconds(0, 60), "how long a free device waits for more rows"
     )
@@ -130,6 +133,11 @@ class ModelConfig:
                 f"instances; every instance runs on one device"
             )
             raise ValueError(msg)
+        most = self.max_batch_size
+        too_large = [n for n in self.preferred_batch_sizes if most and n > most]
+        if too_large:
+            msg = f"preferred_batch_sizes has {too_large[0]}, over max_batch_size"
+            raise ValueError(f"{msg} ({most})")
         if self.default_priority > self.priority_levels:
             msg = (
                 f"default_priority is {self.default_priority}, priority_levels says "

@@ -70,7 +70,8 @@ class ModelRunnerConfig:
     device back; `ring_buffer_size_multiplier * batch` descriptors are in each ring.
 
     Ours: `max_batch_size` rows run together at most (0: as the model says);
-    `max_queue_delay` seconds a free device waits for more rows (0: never);
+    `preferred_batch_sizes` are formed where the rows that wait can fill one, without
+    delay; `max_queue_delay` seconds a free device waits for more rows (0: never);
     `max_queue_size` requests may wait in one replica; `priority_levels` of requests,
     1 the highest, each with a queue of its own (0: one queue for all), of which
     `default_priority` is that of requests that name none (0: the middle one, and of
@@ -94,6 +95,7 @@ class ModelRunnerConfig:
     ring_buffer_size_multiplier: int = 2
     batching_dim: int = NO_BATCHING_DIM
     max_batch_size: int = 0
+    preferred_batch_sizes: tuple[int, ...] = ()
     max_queue_delay: float = 0.0
     max_queue_size: int = 1024
     priority_levels: int = 0
@@ -107,6 +109,11 @@ class ModelRunnerConfig:
         self._in_range("ring_buffer_size_multiplier", 1, 1024)
         self._in_range("max_batch_size", 0, 65536)
         self._in_range("max_queue_delay", 0, 60)
+        for size in self.preferred_batch_sizes:
+            if not 1 <= size <= (self.max_batch_size or 65536):
+                most = self.max_batch_size or 65536
+                msg = f"preferred_batch_sizes must be between 1 and {most}, got {size}"
+                raise InvalidConfig(msg)
         self._in_range("max_queue_size", 1, 65536)
         self._in_range("priority_levels", 0, MAX_PRIORITY_LEVELS)
         self._in_range("default_priority", 0, self.priority_levels)

@@ -92,6 +92,7 @@ def _replica(
             max_rows=int(message["max_rows"]),
             batch_size=int(message["batch_size"]),
             delay_ns=int(message["delay_ns"]),
+            preferred=tuple(map(int, message.get("preferred", ()))),
             same_shapes=any(_free_tail(a) for a in anchors.inputs),
         ),
         wait_room,

@@ -38,12 +38,15 @@ class BatchingPolicy:
     rows, else exactly that many (the rest is padded). `delay_ns`: how long a free
     device waits for more rows. `same_shapes`: requests must agree in all but the
     first dimension, which has to be looked at because the model leaves them free.
+    `preferred` sizes, ascending: a batch is as large as the largest of them that the
+    rows that wait can fill, and starts without delay where there is one.
     """
 
     max_rows: int = 0
     batch_size: int = 0
     delay_ns: int = 0
     same_shapes: bool = False
+    preferred: tuple[int, ...] = ()
 
 
 class Replica:
@@ -93,12 +96,28 @@ class Replica:
         policy = self.policy
         if not policy.delay_ns or not policy.max_rows:
             return now
+        rows, oldest = self._waiting(now)
+        enough = policy.preferred[0] if policy.preferred else policy.max_rows
+        return now if rows >= enough else oldest + policy.delay_ns
+
+    def _waiting(self, now: int) -> tuple[int, int]:
+        """Rows that wait, and when the oldest of them was submitted."""
         rows, oldest = 0, now
         for client in self.channels:
             for submitted, waiting in _peek(client):
                 rows += waiting
                 oldest = min(oldest, submitted)
-        return now if rows >= policy.max_rows else oldest + policy.delay_ns
+        return rows, oldest
+
+    def _room(self, now: int) -> int:
+        """Rows of the next batch at most."""
+        policy = self.policy
+        if policy.preferred:
+            rows, _ = self._waiting(now)
+            fitting = [size for size in policy.preferred if size <= rows]
+            if fitting:
+                return fitting[-1]
+        return policy.max_rows
 
     # -- running
 
@@ -120,7 +139,7 @@ class Replica:
     def _take(self, now: int, dropped: list[ClientChannel]) -> list[Entry]:
         """Whole requests of all channels in turn, up to `max_rows` rows."""
         entries: list[Entry] = []
-        room = self.policy.max_rows
+        room = self._room(now)
         self._shape = None
         for client in self._turns.next():
             while client.pending:

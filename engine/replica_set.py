@@ -228,6 +228,7 @@ class ReplicaSet:
             "max_rows": plan.max_rows,
             "batch_size": plan.batch_size,
             "delay_ns": int(config.max_queue_delay * 1e9),
+            "preferred": _preferred_sizes(config, plan.max_rows),
             "check_package_hash": config.check_package_hash,
             "frozen": None,
         }
@@ -286,3 +287,8 @@ def _busy(channel: ReplicaChannel) -> int:
     if not channel.levels:
         return channel.in_flight
     return sum(level.in_flight for level in channel.levels)
+
+
+def _preferred_sizes(config: ModelRunnerConfig, max_rows: int) -> list[int]:
+    """The preferred batch sizes that are possible, ascending."""
+    return sorted({n for n in config.preferred_batch_sizes if n <= max_rows})

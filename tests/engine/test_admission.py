@@ -165,8 +165,48 @@ def test_each_level_has_a_queue_of_its_own(open_runner: Opener) -> None:
 
 
 @pytest.mark.parametrize(
+    ("preferred", "sizes"),
+    [([4], [4, 4, 2]), ([3, 6, 100], [6, 3, 1]), ([], [8, 2]), ([1], [1] * 10)],
+)
+def test_preferred_batch_sizes(
+    tmp_path: Path,
+    shared_device: Device,
+    open_runner: Opener,
+    preferred: list[int],
+    sizes: list[int],
+) -> None:
+    config = ModelRunnerConfig(
+        replica_to_device={0: shared_device},
+        max_batch_size=100 if 100 in preferred else 8,
+        preferred_batch_sizes=tuple(preferred),
+    )
+    with ModelRunner(models.affine(tmp_path / "m.popef"), config) as runner:
+        busy = open_runner().submit(count(3 * SOME))
+        row = {"input": Tensor.from_numpy(np.ones((1, 4), np.float32))}
+        requests = [runner.submit(row) for _ in range(10)]
+        assert busy.wait(30)
+        assert all(request.wait(30) for request in requests)
+    assert [r.batch_rows for r in requests] == [n for n in sizes for _ in range(n)]
+
+
+def test_a_preferred_size_ends_the_delay(tmp_path: Path, shared_device: Device) -> None:
+    config = ModelRunnerConfig(
+        replica_to_device={0: shared_device},
+        preferred_batch_sizes=(4,),
+        max_queue_delay=60,
+    )
+    with ModelRunner(models.affine(tmp_path / "m.popef"), config) as runner:
+        row = {"input": Tensor.from_numpy(np.ones((1, 4), np.float32))}
+        requests = [runner.submit(row) for _ in range(4)]
+        assert all(request.wait(30) for request in requests)
+        assert {request.batch_rows for request in requests} == {4}
+
+
+@pytest.mark.parametrize(
     "options",
     [
+        {"preferred_batch_sizes": (0,)},
+        {"preferred_batch_sizes": (9,), "max_batch_size": 8},
         {"priority_levels": 33},
         {"default_priority": 1},
         {"priority_levels": 2, "default_priority": 3},
