@@ -21,6 +21,7 @@ from engine import (
     DeviceState,
     DeviceWaitConfig,
     EngineError,
+    ThreadPlan,
 )
 
 logger = logging.getLogger(__name__)
@@ -68,6 +69,11 @@ class GatewayDevices:
         self._watches: list[DeviceWatch] = []
         self._devices: list[Device] = []
         self._next = 0
+
+    @property
+    def plan(self) -> ThreadPlan:
+        """How the cores are shared out."""
+        return self._manager.plan
 
     @property
     def lost(self) -> list[str]:

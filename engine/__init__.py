@@ -60,6 +60,7 @@ from engine.session import LaunchPolicy, Session, SessionConfig
 from engine.shared_memory import keep_large_blocks
 from engine.stats import RunnerStats
 from engine.tensor import Array, Buffer, DataDesc, Tensor
+from engine.thread_plan import ThreadPlan
 
 __all__ = [
     "MAX_PRIORITY_LEVELS",
@@ -112,6 +113,7 @@ __all__ = [
     "SessionConfig",
     "SpscRingBuffer",
     "Tensor",
+    "ThreadPlan",
     "TimedOut",
     "UnknownAnchor",
     "keep_large_blocks",

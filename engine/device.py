@@ -58,7 +58,8 @@ class DeviceState(Enum):
 class Device:
     """An attached device (Model Runtime: `Device`); made by `DeviceManager`.
 
-    `threads` is the number of threads a graph may use. Thread-safe. Close it (or use
+    `threads` is the number of threads a graph may use, `spin_us` for how long its
+    process looks for the next request before it sleeps. Thread-safe. Close it (or use
     it as a context manager) to detach: the process ends and the device is free.
     """
 
@@ -68,11 +69,13 @@ class Device:
         claims: Sequence[socket.socket],
         threads: int,
         providers: Sequence[str] = ("CPUExecutionProvider",),
+        spin_us: int = 0,
     ) -> None:
         self.units = tuple(units)
         self.id = "+".join(units)
         self.threads = threads
         self.providers = tuple(providers)
+        self.spin_us = spin_us
         self.lock = threading.RLock()
         self.state = DeviceState.LOST
         self.restarts = 0
@@ -325,7 +328,9 @@ class Device:
 
     def _start(self) -> None:
         """Start the process and link up with it."""
-        self._process = LaunchedProcess(self.units[0], self.address, self._claims)
+        self._process = LaunchedProcess(
+            self.units[0], self.address, self._claims, self.spin_us
+        )
         try:
             self._connect()
         except BaseException:

@@ -26,7 +26,11 @@ class LaunchedProcess:
     """
 
     def __init__(
-        self, name: str, address: str, claims: Sequence[socket.socket]
+        self,
+        name: str,
+        address: str,
+        claims: Sequence[socket.socket],
+        spin_us: int = 0,
     ) -> None:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         read_end, self._owner_pipe = os.pipe()
@@ -35,7 +39,7 @@ class LaunchedProcess:
             listener.listen(_BACKLOG)
             inherited = [claim.fileno() for claim in claims]
             self._process = subprocess.Popen(
-                _command(name, listener.fileno(), read_end),
+                _command(name, listener.fileno(), read_end, spin_us),
                 stdin=subprocess.DEVNULL,
                 stdout=None if standard_output_is_wanted() else subprocess.DEVNULL,
                 pass_fds=[listener.fileno(), read_end, *inherited],
@@ -75,12 +79,13 @@ class LaunchedProcess:
         return f"<LaunchedProcess {self.pid}>"
 
 
-def _command(name: str, listen_fd: int, owner_fd: int) -> list[str]:
+def _command(name: str, listen_fd: int, owner_fd: int, spin_us: int) -> list[str]:
     level = logging.getLogger("engine").getEffectiveLevel()
     return [
         *(sys.executable, "-P", "-m", "engine.device_process"),
         *("--listen-fd", str(listen_fd)),
         *("--owner-fd", str(owner_fd)),
+        *("--spin-us", str(spin_us)),
         *("--name", f"popgate-{name}"),
         *("--log-level", str(level)),
     ]

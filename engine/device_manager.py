@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from engine import control
 from engine.config import DeviceWaitConfig, DeviceWaitStrategy
-from engine.cores import usable_cores
+from engine.cores import cpu_budget, usable_cores
 from engine.device import Device
 from engine.device_lock import address_of, claimed_units, try_claim
 from engine.errors import (
@@ -35,6 +35,7 @@ from engine.errors import (
     InvalidConfig,
     NoDeviceAvailable,
 )
+from engine.thread_plan import ThreadPlan
 
 logger = logging.getLogger(__name__)
 
@@ -85,14 +86,13 @@ class DeviceManager:
     """Finds and attaches devices; does not own them (Model Runtime: `DeviceManager`).
 
     `reserve_cores` are left to other work when threads are shared out (a gateway
-    keeps one). Thread-safe.
+    keeps one): `plan` says how. Thread-safe.
     """
 
     def __init__(self, devices: str | None = None, *, reserve_cores: int = 0) -> None:
-        cores = usable_cores()
-        self.units = parse_devices(devices or f"cpu:{max(2, cores)}")
-        self._free_cores = max(1, cores - reserve_cores)
-        self._shares = 1 if devices is None else len(self.units)
+        self.units = parse_devices(devices or f"cpu:{max(2, usable_cores())}")
+        shares = 1 if devices is None else len(self.units)
+        self.plan = ThreadPlan(cpu_budget(), shares, reserve_cores)
 
     def list(self) -> tuple[DeviceInfo, ...]:
         """Every device of the pool and who has it."""
@@ -141,10 +141,6 @@ class DeviceManager:
             return self.get_specific_device(device_id, wait_config)
         return None
 
-    def threads_for(self, num_units: int) -> int:
-        """Threads of a device: its share of the cores, at least one."""
-        return max(1, self._free_cores * num_units // max(self._shares, num_units))
-
     def _attach(
         self, candidates: Sequence[str], count: int, wait: DeviceWaitConfig
     ) -> Device:
@@ -152,7 +148,11 @@ class DeviceManager:
         units = list(claims)
         kind = units[0].partition(":")[0]
         return Device(
-            units, list(claims.values()), self.threads_for(count), _PROVIDERS[kind]
+            units,
+            list(claims.values()),
+            self.plan.threads(count),
+            _PROVIDERS[kind],
+            self.plan.spin_us,
         )
 
     def _claim(

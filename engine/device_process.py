@@ -57,6 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="popgate-device")
     parser.add_argument("--listen-fd", type=int, required=True)
     parser.add_argument("--owner-fd", type=int, required=True)
+    parser.add_argument("--spin-us", type=int, default=0)
     parser.add_argument("--name", default="device")
     parser.add_argument("--log-level", type=int, default=logging.WARNING)
     options: Any = parser.parse_args(arguments)
@@ -76,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
     sys.setswitchinterval(_SWITCH_INTERVAL)
     listener = socket.socket(fileno=options.listen_fd)
     listener.setblocking(True)
-    scheduler = Scheduler()
+    scheduler = Scheduler(options.spin_us)
     DeviceService(listener, scheduler).start()
     scheduler.run()
     return 0

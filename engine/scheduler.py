@@ -19,7 +19,6 @@ from collections.abc import Callable
 
 from engine.batch import ClientChannel
 from engine.channel import AnchorRing, Channel
-from engine.cores import usable_cores
 from engine.errors import ExecutionFailed, InvalidInput
 from engine.link import Link
 from engine.replica import Replica
@@ -32,10 +31,6 @@ logger = logging.getLogger(__name__)
 #: How long a result waits for room before its request is given up: a client that has
 #: not collected anything for so long is not coming.
 ROOM_TIMEOUT = 10.0
-#: How long a device looks for the next request before it sleeps, in microseconds. One
-#: client that asks again and again comes back after 100 to 200; waking an idle core
-#: takes 30 to 40 (bench/LOG.md). `POPGATE_SPIN_US` in the environment overrules it.
-SPIN_US = 300
 #: Requests that follow each other sooner than this come from several clients: sleeping
 #: lets them gather to a batch.
 SPIN_FROM_NS = 60_000
@@ -69,9 +64,10 @@ class Client:
 
 class Scheduler:
     """Replicas, clients and what waits. `run` is for one thread; `do` and `call` hand
-    it commands from others."""
+    it commands from others. `spin_us`: how long it looks for the next request before it
+    sleeps (engine/thread_plan.py)."""
 
-    def __init__(self) -> None:
+    def __init__(self, spin_us: int = 0) -> None:
         self.doorbell = os.eventfd(0, os.EFD_CLOEXEC)
         self.clients: dict[int, Client] = {}
         self.replicas: dict[int, Replica] = {}
@@ -83,7 +79,7 @@ class Scheduler:
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._ready: deque[Replica] = deque()
         self._stopping = False
-        self._spin_ns = _spin_us() * 1000
+        self._spin_ns = spin_us * 1000
         self._spin_credit = 0
         self._trace = logger.isEnabledFor(TRACE)
 
@@ -318,10 +314,3 @@ class Scheduler:
             f"<Scheduler {len(self.replicas)} replicas, {len(self.clients)} clients, "
             f"{self.batches} batches>"
         )
-
-
-def _spin_us() -> int:
-    """The setting; never where there is one core, which the client needs too."""
-    text = os.environ.get("POPGATE_SPIN_US", "")
-    wanted = min(int(text), 10_000) if text.isdigit() else SPIN_US
-    return wanted if usable_cores() > 1 else 0

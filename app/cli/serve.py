@@ -301,13 +301,14 @@ def _print_listening(url: str, settings: Settings) -> None:
 
 def _print_started(url: str, gateway: Gateway) -> None:
     from app.describe import model_summary
-    from engine import usable_cores
 
     devices = gateway.devices.summaries()
     for d in devices:
         _say(f"  device   {d.id}, process {d.pid}, {_count(d.threads, 'thread')}")
-    plan = ", ".join(f"{d.threads} for {d.id}" for d in devices)
-    _say(f"  threads  {_count(usable_cores(), 'core')}: 1 for HTTP, {plan}")
+    plan = gateway.devices.plan
+    _say(f"  threads  {plan}")
+    spins = f"for {plan.spin_us} µs before a device sleeps" if plan.spin_us else "never"
+    _say(f"  spinning {spins}: {plan.why}")
     models = [model_summary(record) for record in gateway.repository.models()]
     ready = sum(m.state == "READY" for m in models)
     failed = f", {len(models) - ready} not" if ready < len(models) else ""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from engine import InvalidConfig, ModelRunnerConfig
-from engine.cores import cgroup_quota, usable_cores
 
 
 @pytest.mark.parametrize(
@@ -38,25 +36,3 @@ def test_replicas_and_frozen_inputs_are_checked() -> None:
     with pytest.raises(InvalidConfig, match="got list"):
         ModelRunnerConfig(frozen_inputs={"x": [1]})  # type: ignore[dict-item]
     assert ModelRunnerConfig(frozen_inputs={"x": np.ones(1)})
-
-
-@pytest.mark.parametrize(
-    ("files", "quota"),
-    [
-        ({}, None),
-        ({"cpu.max": "max 100000"}, None),
-        ({"cpu.max": "150000 100000"}, 1.5),
-        ({"cpu.max": "nonsense"}, None),
-        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
-        ({"cpu/cpu.cfs_quota_us": "200000", "cpu/cpu.cfs_period_us": "100000"}, 2.0),
-    ],
-)
-def test_the_cgroup_quota(
-    tmp_path: Path, files: dict[str, str], quota: float | None
-) -> None:
-    for name, content in files.items():
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(content)
-    assert cgroup_quota(tmp_path) == quota
-    assert usable_cores() >= 1

@@ -16,7 +16,8 @@ from engine import (
     NoDeviceAvailable,
     parse_devices,
 )
-from engine.cores import usable_cores
+from engine.cores import cpu_budget, usable_cores
+from engine.thread_plan import ThreadPlan
 
 
 @pytest.mark.parametrize(
@@ -51,9 +52,12 @@ def test_the_default_pool_has_at_least_two_devices() -> None:
 
 def test_threads_are_shared_out() -> None:
     cores = usable_cores()
-    assert DeviceManager("cpu:1").threads_for(1) == cores
-    assert DeviceManager("cpu:1", reserve_cores=1).threads_for(1) == max(1, cores - 1)
-    assert DeviceManager(f"cpu:{2 * cores}").threads_for(1) == 1
+    assert DeviceManager("cpu:1").plan.devices == 1
+    assert DeviceManager().plan.devices == 1
+    manager = DeviceManager(f"cpu:{2 * cores}", reserve_cores=1)
+    assert (manager.plan.devices, manager.plan.reserved) == (2 * cores, 1)
+    with DeviceManager("cpu:42-42", reserve_cores=1).get_device() as device:
+        assert device.threads == ThreadPlan(cpu_budget(), 1, 1).threads()
 
 
 def test_attaching_is_exclusive_and_ends_with_close() -> None:
