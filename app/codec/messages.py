@@ -85,9 +85,12 @@ class InferRequest:
         twin.outputs = self.outputs
         twin.binary = self.binary
         twin.binary_by_name = self.binary_by_name
+        twin.classes = self.classes
+        twin.places = self.places
         twin.parameters = self.parameters
         twin.nan = self.nan
         twin.timeout = self.timeout
+        twin.priority = self.priority
         twin.rows = self.rows
         return twin
 

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from app.codec import ModelCodec
+from app.codec.messages import Encoding, InferRequest, NanPolicy
 from app.errors import RequestError
+from app.shared_memory import Place
 from tests.app.codec import samples
 
 TWO = (("A", "FP32", (-1,)), ("B", "BYTES", (-1,)))
@@ -250,3 +252,20 @@ def test_raw_strings_need_one_element(shape: tuple[int, ...]) -> None:
     assert str(caught.value).startswith(
         "For BYTE datatype raw input 'x', the model must have input shape [1]"
     )
+
+
+def test_what_a_known_header_says_stays() -> None:
+    """The same request again is read from memory, and means the same."""
+    said = InferRequest({}, Encoding.MSGPACK)
+    said.id, said.outputs, said.binary = "i", ("y",), True
+    said.binary_by_name, said.classes = {"y": True}, {"y": 3}
+    said.places = {"z": Place("r", 1, 2)}
+    said.parameters, said.nan = {"a": 1}, NanPolicy.NULL
+    said.timeout, said.priority, said.rows = 1.5, 2, 3
+    # What belongs to one request only, not to all that say the same.
+    own = {"held", "region_bytes", "inputs"}
+    names = {*InferRequest.__annotations__, "encoding"} - own
+    twin = said.over({})
+    for name in names:
+        assert getattr(twin, name) == getattr(said, name), name
+        assert getattr(said, name) != getattr(InferRequest, name, None), name
