@@ -27,6 +27,7 @@ from engine.errors import (
     DeadlineExceeded,
     DeadlineUnreachable,
     DeviceClosed,
+    DeviceFailed,
     DeviceLost,
     DeviceWaitTimeout,
     EngineBug,
@@ -48,6 +49,7 @@ from engine.errors import (
     TimedOut,
     UnknownAnchor,
 )
+from engine.faults import DeviceFault, FaultKind, RecoveryAction
 from engine.memory_pool import RingMemoryPool
 from engine.model_file import open_model
 from engine.model_runner import ModelRunner
@@ -74,6 +76,8 @@ __all__ = [
     "DeadlineUnreachable",
     "Device",
     "DeviceClosed",
+    "DeviceFailed",
+    "DeviceFault",
     "DeviceInfo",
     "DeviceLost",
     "DeviceManager",
@@ -85,6 +89,7 @@ __all__ = [
     "EngineError",
     "ExecuteResult",
     "ExecutionFailed",
+    "FaultKind",
     "Gone",
     "InputData",
     "InputQueue",
@@ -103,6 +108,7 @@ __all__ = [
     "QueueClosed",
     "QueueFull",
     "QueueManager",
+    "RecoveryAction",
     "Refused",
     "Request",
     "RingMemoryPool",

@@ -7,6 +7,7 @@ import socket
 
 from engine import control
 from engine.errors import DeviceLost
+from engine.faults import DeviceFault
 from engine.link import Link
 
 
@@ -14,7 +15,8 @@ class Connection:
     """The link, the bells and the control socket of one device process.
 
     `doorbell` wakes the thread that runs programs, `cancel_bell` the one that ends what
-    nobody waits for. `sock` is only looked at: it is readable when the process is gone.
+    nobody waits for. `sock` is only looked at: it is readable when the process is gone,
+    or reports the fault that ends it.
     """
 
     __slots__ = ("cancel_bell", "doorbell", "link", "number", "sock")
@@ -49,12 +51,23 @@ class Connection:
 
     @property
     def process_is_gone(self) -> bool:
+        """Whether it has ended, or says why it is about to (`last_words`)."""
         try:
-            return self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+            self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         except OSError:
-            return True
+            pass
+        return True
+
+    def last_words(self) -> DeviceFault | None:
+        """The fault that a process that is gone has reported, if it has."""
+        try:
+            message, fds = control.receive(self.sock)
+            control.close_all(fds)
+            return DeviceFault.from_message(message)
+        except (OSError, EOFError, ValueError):
+            return None
 
     def close(self) -> None:
         self.sock.close()

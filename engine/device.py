@@ -27,10 +27,12 @@ from engine.device_lock import address_of
 from engine.errors import (
     DeadlineExceeded,
     DeviceClosed,
+    DeviceFailed,
     DeviceLost,
     EngineError,
     QueueFull,
 )
+from engine.faults import DeviceFault
 from engine.request import Request
 from engine.waiting import BlockingDriver
 
@@ -48,10 +50,12 @@ LAST_BACK_OFF = 10.0
 
 
 class DeviceState(Enum):
-    """READY, LOST (its process died; `recover` starts another) or CLOSED."""
+    """READY, LOST (its process died; `recover` starts another), FAILED (it reported a
+    fault that only `recover(by_hand=True)` may cure) or CLOSED."""
 
     READY = "ready"
     LOST = "lost"
+    FAILED = "failed"
     CLOSED = "closed"
 
 
@@ -87,6 +91,7 @@ class Device:
         self._channels: dict[int, ReplicaChannel] = {}
         self._runners: list[ModelRunner] = []
         self._on_lost: list[Callable[[Device], None]] = []
+        self._lost_by: str | DeviceFault = "it has not started yet"
         self._failures = 0
         self._recovering = threading.Lock()
         self._blocking = BlockingDriver(self)
@@ -162,7 +167,7 @@ class Device:
             return False
         if not connection.process_is_gone:
             return True
-        self._lose("its process died")
+        self._lose("its process died", connection.last_words())
         return False
 
     def expire(self) -> int:
@@ -285,13 +290,16 @@ class Device:
             return 0.0
         return float(min(LAST_BACK_OFF, FIRST_BACK_OFF * 2 ** (self._failures - 1)))
 
-    def recover(self) -> None:
+    def recover(self, *, by_hand: bool = False) -> None:
         """Start a new process and load the models again; blocks meanwhile.
 
-        Safe to call from several threads and where nothing is lost. Raises what
-        kept it from starting; try again after `back_off` seconds.
+        `by_hand`: also where it has FAILED. Safe to call from several threads and where
+        nothing is lost. Raises what kept it from starting; try again after `back_off`
+        seconds.
         """
         with self._recovering:
+            if by_hand and self.state is DeviceState.FAILED:
+                self.state = DeviceState.LOST
             if self.state is not DeviceState.LOST:
                 return
             self._failures += 1
@@ -332,16 +340,13 @@ class Device:
             self.units[0], self.address, self._claims, self.spin_us
         )
         try:
-            self._connect()
+            connection = Connection(self.address, self._result_fd, START_TIMEOUT)
         except BaseException:
             self._end_process(kill=True)
             raise
-        self.state = DeviceState.READY
-
-    def _connect(self) -> None:
-        connection = Connection(self.address, self._result_fd, START_TIMEOUT)
         with self.lock:
             self._connection = connection
+            self.state = DeviceState.READY
 
     def _link_number(self) -> int:
         connection = self._connection
@@ -349,19 +354,21 @@ class Device:
             raise DeviceLost(f"device {self.id} is {self.state.value}")
         return connection.number
 
-    def _lose(self, why: str) -> None:
+    def _lose(self, why: str, fault: DeviceFault | None = None) -> None:
         with self.lock:
             if self.state is not DeviceState.READY:
                 return
-            self.state = DeviceState.LOST
+            curable = fault is None or fault.resettable
+            self.state = DeviceState.LOST if curable else DeviceState.FAILED
+            self._lost_by = fault or why
             self.poll()  # results that came before it died are results
-            error = DeviceLost(f"device {self.id} was lost: {why}")
+            error = self.loss()
             channels, self._channels = list(self._channels.values()), {}
             for channel in channels:
                 channel.fail_all(error)
                 channel.close()
             self._drop_link()
-        logger.warning("device %s was lost: %s", self.id, why)
+        logger.warning("%s", error)
         self._end_process(kill=True)
         self._blocking.tell()
         for callback in self._on_lost:
@@ -372,6 +379,12 @@ class Device:
             connection, self._connection = self._connection, None
             if connection is not None:
                 connection.close()
+
+    def loss(self) -> DeviceLost:
+        """The error of all requests from when the process was lost until it is back."""
+        if isinstance(self._lost_by, DeviceFault):
+            return DeviceFailed(self.id, self._lost_by)
+        return DeviceLost(f"device {self.id} was lost: {self._lost_by}")
 
     def _end_process(self, *, kill: bool) -> None:
         process, self._process = self._process, None

@@ -22,9 +22,12 @@ from typing import Any
 
 from engine.descriptors import raise_descriptor_limit
 from engine.device_service import DeviceService
+from engine.faults import DeviceFault, DeviceFaulted, FaultKind
 from engine.logs import label_process
 from engine.scheduler import Scheduler
 from engine.shared_memory import keep_large_blocks
+
+logger = logging.getLogger(__name__)
 
 #: Another thread that wants the interpreter gets it after this long; the default of
 #: 5 ms would hold up every batch while a model is being loaded.
@@ -78,8 +81,18 @@ def main(arguments: list[str] | None = None) -> int:
     listener = socket.socket(fileno=options.listen_fd)
     listener.setblocking(True)
     scheduler = Scheduler(options.spin_us)
-    DeviceService(listener, scheduler).start()
-    scheduler.run()
+    service = DeviceService(listener, scheduler)
+    service.start()
+    try:
+        scheduler.run()
+    except DeviceFaulted as faulted:
+        service.report(faulted.fault)
+        return 1
+    except Exception as error:
+        logger.exception("programs can no longer be run")
+        text = f"{type(error).__name__}: {error}"
+        service.report(DeviceFault(FaultKind.APPLICATION, text))
+        return 1
     return 0
 
 

@@ -11,10 +11,11 @@ import threading
 import time
 from functools import partial
 
-from engine import control
+from engine import control, failures
 from engine.channel import Channel, ChannelLayout
 from engine.control import Message
 from engine.errors import EngineBug, EngineError, InvalidInput
+from engine.faults import DeviceFault
 from engine.link import Link
 from engine.loading import load_replicas
 from engine.running import Terminator
@@ -34,6 +35,7 @@ class DeviceService:
         self._scheduler = scheduler
         self._numbers = itertools.count(1)  # atomic: one C call
         self._saves: dict[int, SavePrograms] = {}
+        self._links: set[socket.socket] = set()
         self._started = time.monotonic()
         self._terminator = Terminator(scheduler.running)
 
@@ -41,6 +43,12 @@ class DeviceService:
         """Begin to take connections, in threads that end with the process."""
         self._terminator.start()
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
+
+    def report(self, fault: DeviceFault) -> None:
+        """Tell every client process what is about to end this one."""
+        for sock in list(self._links):
+            with contextlib.suppress(OSError):
+                control.send(sock, dict(fault.to_message()))
 
     def _accept(self) -> None:
         while True:
@@ -71,6 +79,7 @@ class DeviceService:
                     control.send(sock, answer, answer_fds)
                 finally:
                     control.close_all(answer_fds)
+        self._links.discard(sock)
         for client in owned:
             logger.debug("%r is gone", client)
             client.link.gone = True
@@ -97,6 +106,7 @@ class DeviceService:
             case "link":
                 client = self._link(sock, fds)
                 owned.append(client)
+                self._links.add(sock)
                 bells = (scheduler.doorbell, self._terminator.bell)
                 return {"link": client.number}, [os.dup(bell) for bell in bells]
             case "channel":
@@ -104,6 +114,11 @@ class DeviceService:
             case "close_channel":
                 link, channel = int(message["link"]), int(message["channel"])
                 scheduler.call(partial(scheduler.close_channel, link, channel))
+                return {}, []
+            case "inject":
+                replicas = list(scheduler.replicas.values())
+                what = message["failure"], int(message["after"])
+                scheduler.call(partial(failures.obey, replicas, *what))
                 return {}, []
             case "stop":
                 scheduler.do(scheduler.stop)

@@ -14,6 +14,7 @@ EngineError
     Cancelled          you cancelled the request
   Gone                 the other side went away
     DeviceLost         the device process died; its requests died with it
+      DeviceFailed     it said why first: a fault, which a reset may or may not cure
     PeerLost           the client process of a channel died
   Invalid              your input is wrong
     InvalidInput       tensors of a request: name, shape, data type, bytes
@@ -28,9 +29,17 @@ The engine knows no HTTP: which status an error becomes is decided in `app`.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
 
-class EngineError(Exception):
-    """Root of everything the engine raises on purpose."""
+if TYPE_CHECKING:
+    from engine.faults import DeviceFault
+
+
+class EngineError(RuntimeError):
+    """Root of everything the engine raises on purpose.
+
+    A RuntimeError, as what Python makes of the original's C++ errors is.
+    """
 
 
 class Refused(EngineError):
@@ -102,6 +111,18 @@ class Gone(EngineError):
 
 class DeviceLost(Gone):
     """The device process died; every request in it failed with this."""
+
+
+class DeviceFailed(DeviceLost):
+    """The device reported a fault and gave up; every request in it failed with this.
+
+    Where `fault.resettable` is False a new process alone is not expected to help, so
+    none is started until somebody says so (`Device.recover`).
+    """
+
+    def __init__(self, device: str, fault: DeviceFault) -> None:
+        super().__init__(f"device {device} failed: {fault}")
+        self.fault = fault
 
 
 class PeerLost(Gone):

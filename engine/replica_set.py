@@ -16,7 +16,7 @@ from engine import control
 from engine.channel import ChannelLayout
 from engine.config import ModelRunnerConfig
 from engine.control import Message
-from engine.device import Device
+from engine.device import Device, DeviceState
 from engine.device_manager import DeviceManager
 from engine.errors import DeviceLost, EngineError, InvalidInput, RunnerClosed
 from engine.frozen import frozen_tensors
@@ -125,13 +125,17 @@ class ReplicaSet:
             ready = [c for c in channels if c is not None and c.usable]
             channel = min(ready, key=_busy) if ready else None
         if channel is None or not channel.usable:
-            raise self._lost()
+            raise self._lost(replica_id or 0)
         if priority and 0 < priority <= len(channel.levels):
             return channel.levels[priority - 1]
         return channel
 
-    def _lost(self) -> DeviceLost:
-        return DeviceLost(f"model {self._plan.name!r} has no device at the moment")
+    def _lost(self, replica: int) -> DeviceLost:
+        """As the requests failed that were in flight when the device was lost."""
+        device = self._devices[replica]
+        if device.state is DeviceState.READY:
+            return DeviceLost(f"model {self._plan.name!r} is not loaded at the moment")
+        return device.loss()
 
     def _unloaded(self) -> RunnerClosed:
         return RunnerClosed(f"model {self._plan.name!r} was unloaded")
@@ -145,9 +149,12 @@ class ReplicaSet:
             )
 
     def recover_if_lost(self, replica: int) -> None:
-        """Blocking callers bring their device back themselves (`auto_reset`)."""
-        device = self._devices[replica]
-        if self._config.auto_reset and not device.check():
+        """Blocking callers bring their device back themselves (`auto_reset`), or wait
+        for one who is about it."""
+        if not self._config.auto_reset:
+            return
+        device, channel = self._devices[replica], self._channels[replica]
+        if not device.check() or channel is None or not channel.usable:
             device.recover()
 
     # -- life
@@ -182,7 +189,7 @@ class ReplicaSet:
             raise self._unloaded()
         channel = self._channels[replica]
         if channel is None or not channel.usable:
-            raise self._lost()
+            raise self._lost(replica)
         message = {"op": "save", "replica": channel.replica}
         answer, fds = control.call(channel.device.address, message)
         try:

@@ -1,0 +1,76 @@
+"""What a device says of itself before it gives up, and what may then be done.
+
+The kinds are those that Model Runtime tells apart (User Guide, "Error handling"). A
+process that dies without a word is no fault in this sense but plainly lost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+
+class FaultKind(Enum):
+    """APPLICATION: the program it ran went wrong. RECOVERABLE: the device did, and says
+    by which action it can be recovered. UNRECOVERABLE: it cannot. UNKNOWN."""
+
+    APPLICATION = "application_runtime_error"
+    RECOVERABLE = "recoverable_runtime_error"
+    UNRECOVERABLE = "unrecoverable_runtime_error"
+    UNKNOWN = "unknown_runtime_error"
+
+
+class RecoveryAction(Enum):
+    """What a RECOVERABLE fault asks for (Poplar: `RecoveryAction`)."""
+
+    IPU_RESET = "IPU_RESET"
+    LINK_RESET = "LINK_RESET"
+    PARTITION_RESET = "PARTITION_RESET"
+    FULL_RESET = "FULL_RESET"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFault:
+    """A fault that a device has reported; its process ends with it."""
+
+    kind: FaultKind
+    message: str
+    action: RecoveryAction | None = None
+
+    @property
+    def resettable(self) -> bool:
+        """Whether a reset of this device alone, a new process, cures it."""
+        return (
+            self.kind is FaultKind.APPLICATION
+            or self.action is RecoveryAction.IPU_RESET
+        )
+
+    def to_message(self) -> dict[str, str]:
+        action = "" if self.action is None else self.action.value
+        return {"fault": self.kind.value, "text": self.message, "action": action}
+
+    @classmethod
+    def from_message(cls, message: dict[str, Any]) -> DeviceFault:
+        """ValueError where it is none."""
+        action = str(message.get("action", ""))
+        return cls(
+            FaultKind(message.get("fault")),
+            str(message.get("text", "")),
+            RecoveryAction(action) if action else None,
+        )
+
+    def __str__(self) -> str:
+        action = f" (recovery action {self.action.value})" if self.action else ""
+        return f"{self.kind.value}: {self.message}{action}"
+
+
+class DeviceFaulted(BaseException):
+    """Ends the thread that runs programs, and its process after the fault is reported.
+
+    No `Exception`: what handles the failures of requests must not handle this.
+    """
+
+    def __init__(self, fault: DeviceFault) -> None:
+        super().__init__(str(fault))
+        self.fault = fault
