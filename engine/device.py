@@ -101,9 +101,8 @@ class Device:
         except BaseException:
             self.close()
             raise
-        logger.info(
-            "device %s is attached: process %s, %d threads", self.id, self.pid, threads
-        )
+        text = "device %s is attached: process %s, %d threads"
+        logger.info(text, self.id, self.pid, threads)
 
     # -- what there is
 
