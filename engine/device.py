@@ -172,8 +172,7 @@ class Device:
     def expire(self) -> int:
         """Fail the requests whose deadline has passed; how many there were.
 
-        Where the device has not begun one it drops it; else its result is discarded.
-        An event loop calls this every so often.
+        What has not begun is dropped, else its result. Event loops call it now and then.
         """
         if not self._busy:
             return 0
@@ -381,9 +380,10 @@ class Device:
 
     def loss(self) -> DeviceLost:
         """The error of all requests from when the process was lost until it is back."""
-        if isinstance(self._lost_by, DeviceFault):
-            return DeviceFailed(self.id, self._lost_by)
-        return DeviceLost(f"device {self.id} was lost: {self._lost_by}")
+        why = self._lost_by
+        if isinstance(why, DeviceFault):
+            return DeviceFailed(f"device {self.id} failed: {why}", why)
+        return DeviceLost(f"device {self.id} was lost: {why}")
 
     def _end_process(self, *, kill: bool) -> None:
         process, self._process = self._process, None

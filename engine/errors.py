@@ -29,10 +29,7 @@ The engine knows no HTTP: which status an error becomes is decided in `app`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from engine.faults import DeviceFault
+from engine.faults import DeviceFault, FaultKind
 
 
 class EngineError(RuntimeError):
@@ -120,9 +117,9 @@ class DeviceFailed(DeviceLost):
     none is started until somebody says so (`Device.recover`).
     """
 
-    def __init__(self, device: str, fault: DeviceFault) -> None:
-        super().__init__(f"device {device} failed: {fault}")
-        self.fault = fault
+    def __init__(self, message: str, fault: DeviceFault | None = None) -> None:
+        super().__init__(message)
+        self.fault = fault or DeviceFault(FaultKind.UNKNOWN, message)
 
 
 class PeerLost(Gone):
