@@ -172,7 +172,7 @@ class Device:
     def expire(self) -> int:
         """Fail the requests whose deadline has passed; how many there were.
 
-        What has not begun is dropped, else its result. Event loops call it now and then.
+        What has not begun is dropped, else its result. Event loops call it often.
         """
         if not self._busy:
             return 0

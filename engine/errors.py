@@ -29,7 +29,7 @@ The engine knows no HTTP: which status an error becomes is decided in `app`.
 
 from __future__ import annotations
 
-from engine.faults import DeviceFault, FaultKind
+from engine import faults
 
 
 class EngineError(RuntimeError):
@@ -117,9 +117,9 @@ class DeviceFailed(DeviceLost):
     none is started until somebody says so (`Device.recover`).
     """
 
-    def __init__(self, message: str, fault: DeviceFault | None = None) -> None:
+    def __init__(self, message: str, fault: faults.DeviceFault | None = None) -> None:
         super().__init__(message)
-        self.fault = fault or DeviceFault(FaultKind.UNKNOWN, message)
+        self.fault = fault or faults.DeviceFault(faults.FaultKind.UNKNOWN, message)
 
 
 class PeerLost(Gone):
