@@ -19,8 +19,9 @@ from engine.config import (
 )
 from engine.cores import usable_cores
 from engine.descriptors import raise_descriptor_limit
-from engine.device import Device, DeviceState
+from engine.device import Device
 from engine.device_manager import DeviceInfo, DeviceManager, parse_devices
+from engine.device_state import DeviceState
 from engine.errors import (
     Cancelled,
     Closed,

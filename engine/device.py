@@ -15,7 +15,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from enum import Enum
 from typing import TYPE_CHECKING
 
 from engine import control
@@ -24,6 +23,7 @@ from engine.connection import Connection
 from engine.control import Message
 from engine.device_launch import STOP_TIMEOUT, LaunchedProcess
 from engine.device_lock import address_of
+from engine.device_state import DeviceState
 from engine.errors import (
     DeadlineExceeded,
     DeviceClosed,
@@ -47,16 +47,6 @@ START_TIMEOUT = 60.0
 #: Pause before a lost device is started again: doubled each time, reset by success.
 FIRST_BACK_OFF = 0.05
 LAST_BACK_OFF = 10.0
-
-
-class DeviceState(Enum):
-    """READY, LOST (its process died; `recover` starts another), FAILED (it reported a
-    fault that only `recover(by_hand=True)` may cure) or CLOSED."""
-
-    READY = "ready"
-    LOST = "lost"
-    FAILED = "failed"
-    CLOSED = "closed"
 
 
 class Device:

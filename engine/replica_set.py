@@ -16,8 +16,9 @@ from engine import control
 from engine.channel import ChannelLayout
 from engine.config import ModelRunnerConfig
 from engine.control import Message
-from engine.device import Device, DeviceState
+from engine.device import Device
 from engine.device_manager import DeviceManager
+from engine.device_state import DeviceState
 from engine.errors import DeviceLost, EngineError, InvalidInput, RunnerClosed
 from engine.frozen import frozen_tensors
 from engine.model_file import handed_over

@@ -1,0 +1,15 @@
+"""Whether a device can run anything, and what it takes until it can again."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class DeviceState(Enum):
+    """READY, LOST (its process died; `recover` starts another), FAILED (it reported a
+    fault that only `recover(by_hand=True)` may cure) or CLOSED."""
+
+    READY = "ready"
+    LOST = "lost"
+    FAILED = "failed"
+    CLOSED = "closed"
