@@ -127,6 +127,9 @@ class ModelLoader:
                 priority_queue_sizes=queue_sizes(config.priority),
                 channel_memory=config.channel_memory,
                 batching=config.batching,
+                batching_dim=None,
+                # Nothing waits for company unless the model's owner wants it to.
+                timeout_ns=max(1, int(config.max_queue_delay * 1e9)),
             ),
             name=label,
         )

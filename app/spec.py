@@ -117,9 +117,9 @@ class DescribesTensors(Protocol):
     """The part of `engine.ModelRunner` that a spec is made of."""
 
     @property
-    def execute_inputs(self) -> tuple[DataDesc, ...]: ...
+    def request_inputs(self) -> tuple[DataDesc, ...]: ...
     @property
-    def execute_outputs(self) -> tuple[DataDesc, ...]: ...
+    def request_outputs(self) -> tuple[DataDesc, ...]: ...
     @property
     def max_batch_size(self) -> int: ...
 
@@ -182,7 +182,7 @@ class ModelSpec:
         Raises ValueError where a data type cannot be said in the protocol, and for
         labels of an output that is not there.
         """
-        outputs = [TensorSpec.from_desc(desc) for desc in runner.execute_outputs]
+        outputs = [TensorSpec.from_desc(desc) for desc in runner.request_outputs]
         unknown = set(labels).difference(output.name for output in outputs)
         if unknown:
             msg = (
@@ -193,7 +193,7 @@ class ModelSpec:
         return cls(
             name,
             version,
-            tuple(TensorSpec.from_desc(desc) for desc in runner.execute_inputs),
+            tuple(TensorSpec.from_desc(desc) for desc in runner.request_inputs),
             tuple(replace(o, labels=labels.get(o.name, ())) for o in outputs),
             runner.max_batch_size,
             max_rows,

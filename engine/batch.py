@@ -1,23 +1,26 @@
-"""One batch in a device process: gathers rows from input slots, scatters results.
+"""One batch in a device process: gathers rows from input slots for runs of a program.
 
 A `Batch` is what a program sees as its streams (engine/executor.py) while it runs for
 several requests at once. Data is not copied where it need not be: rows that lie side by
 side in the ring are one array, and a large output is written by ONNX Runtime straight
-into the slot from which the client copies it out.
+into the slot from which the client copies it out. What happens to results is in
+engine/results.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.channel import AnchorRing, Channel
-from engine.errors import ExecutionFailed, InvalidInput
+from engine.batch_plan import AnchorRows, BatchPlan
+from engine.channel import Channel
+from engine.errors import InvalidInput
 from engine.tensor import Array
-from popef_io import Anchor, DataType, decode_strings, encode_strings
+from popef_io import Anchor, DataType, decode_strings
 
 if TYPE_CHECKING:
     from engine.link import Link
@@ -26,8 +29,6 @@ if TYPE_CHECKING:
 #: Outputs of at least this many bytes are bound to their slot: below that binding costs
 #: more than the copy it saves (bench/LOG.md).
 BIND_FROM = 128 * 1024
-
-Waiter = Callable[["ClientChannel", AnchorRing, int], int]
 
 
 class ClientChannel:
@@ -62,7 +63,10 @@ class AnchorTable:
 
 
 class Entry:
-    """One request of a batch. Not a dataclass: one is made for each request."""
+    """One request of a batch. Not a dataclass: one is made for each request.
+
+    `rows` counts units (engine/batch_plan.py).
+    """
 
     __slots__ = ("at", "client", "request", "rows", "slots", "submitted")
 
@@ -85,52 +89,69 @@ class Entry:
 
 
 class Batch:
-    """The streams of one run. One object is reused for all runs of a replica."""
+    """The streams of a few runs. One object is reused for all runs of a replica."""
 
-    def __init__(self, table: AnchorTable, batch_size: int, wait_room: Waiter) -> None:
+    def __init__(self, table: AnchorTable, plan: BatchPlan, timeout: str = "") -> None:
         self._input_index = {a.handle: i for i, a in enumerate(table.inputs)}
         self._output_index = {a.handle: i for i, a in enumerate(table.outputs)}
         self._inputs = table.inputs
-        self._outputs = table.outputs
         self._data = table.data
-        self._batch_size = batch_size
-        self._wait_room = wait_room
+        self._plan = plan
+        self._timeout = timeout
         self._dtypes = [a.tensor_info.data_type.numpy_dtype for a in table.inputs]
-        self._entries: Sequence[Entry] = ()
-        self._rows = 0
-        self._chunk = 0
+        self._repeats = any(a.transfers > 1 for a in (*plan.inputs, *plan.outputs))
         self._gathered: dict[int, Array] = {}
+        self._transferred: dict[str, int] = {}
+        self._clear()
+
+    def _clear(self) -> None:
+        self.entries: Sequence[Entry] = ()
+        self.rows = 0
+        self.skip = 0
+        self.runs = 1
+        self._run = 0
+        self._sliced = False
         self._written: dict[int, list[Array]] = {}
-        self._bound: dict[int, tuple[int, Array]] = {}
+        #: By output: where ONNX Runtime was told to write, and the view of it.
+        self.bound: dict[int, tuple[int, Array]] = {}
 
-    def begin(self, entries: Sequence[Entry]) -> None:
-        self._entries = entries
-        self._rows = sum(entry.rows for entry in entries)
-        self._chunk = 0
+    def begin(self, entries: Sequence[Entry], skip: int = 0, runs: int = 0) -> None:
+        """Take `entries`, of which the first `skip` units have run already.
+
+        `runs` 0: as many as it takes; what is missing of the last run is zeros.
+        """
+        self.entries = entries
+        self.rows = sum(entry.rows for entry in entries)
+        self.skip = skip
+        self._run = 0
         self._written = {}
-        self._bound.clear()
+        self.bound.clear()
+        each = self._plan.run_units
+        if each:
+            self.runs = runs or max(1, -(-(self.rows - skip) // each))
+            self._sliced = self._repeats or self.runs > 1 or self.rows != each
+        else:
+            self._sliced = self._repeats
+        if self._sliced:
+            self._gathered.clear()
+            self._transferred.clear()
 
     @property
-    def rows(self) -> int:
-        return self._rows
-
-    @property
-    def runs(self) -> int:
-        """How often the program runs for this batch: more than once only where the
-        batch size is fixed and a request is larger."""
-        if not self._batch_size or not self._rows:
-            return 1
-        return -(-self._rows // self._batch_size)
+    def used(self) -> int:
+        """The units of the entries that the runs take; the rest stays."""
+        left = self.rows - self.skip
+        each = self._plan.run_units
+        return min(left, self.runs * each) if each else left
 
     def next_run(self) -> None:
-        self._chunk += 1
+        """The program has run once."""
+        self._run += 1
+        self._transferred.clear()
 
     def end(self) -> None:
         """Forget the batch, and with it every view of the rings."""
-        self._entries = ()
         self._gathered.clear()
-        self._written = {}
-        self._bound.clear()
+        self._clear()
 
     # -- Streams
 
@@ -138,16 +159,7 @@ class Batch:
         index = self._input_index.get(handle)
         if index is None:
             return self._given(handle)
-        array = self._gathered.get(index)
-        if array is None:
-            array = self._gather(index)
-            if self._batch_size and self._rows:
-                array = _padded(array, self.runs * self._batch_size)
-                self._gathered[index] = array
-        if self._batch_size and self._rows:
-            start = self._chunk * self._batch_size
-            return array[start : start + self._batch_size]
-        return array
+        return self._slice(index, handle) if self._sliced else self._gather(index)
 
     def output_memory(
         self, handle: str, shape: tuple[int, ...], dtype: np.dtype[Any]
@@ -155,14 +167,16 @@ class Batch:
         nbytes = dtype.itemsize
         for dim in shape:
             nbytes *= dim
-        if nbytes < BIND_FROM or dtype.hasobject or self._batch_size:
+        if nbytes < BIND_FROM or dtype.hasobject or self._sliced:
             return None
-        entries = self._entries
+        entries = self.entries
         client = entries[0].client
-        if len(entries) > 1 and any(e.client is not client for e in entries):
+        if len(entries) > 1 and (
+            self._plan.dim or any(e.client is not client for e in entries)
+        ):
             return None
         index = self._output_index.get(handle)
-        if index is None or index in self._bound:
+        if index is None or index in self.bound:
             return None
         anchor = client.channel.outputs[index]
         offset = anchor.pool.place(nbytes)
@@ -171,32 +185,137 @@ class Batch:
         array = np.frombuffer(
             anchor.payload, dtype, nbytes // dtype.itemsize, offset
         ).reshape(shape)
-        self._bound[index] = (offset, array)
+        self.bound[index] = (offset, array)
         return array
 
     def write(self, handle: str, value: Array) -> None:
         index = self._output_index.get(handle)
         if index is None:
             return
-        self._written.setdefault(index, []).append(value)
+        if self._sliced:
+            rows = self._plan.outputs[index]
+            position = self._position(handle, rows)
+            if rows.size and position * rows.size >= self.used * rows.span:
+                return  # computed from zeros alone
+            self._written.setdefault(index, []).append(value)
+        else:
+            self._written[index] = [value]
+
+    def results(self) -> dict[int, Array]:
+        """What was written, by output: the units of the entries and no others."""
+        if not self._sliced:
+            return {index: chunks[-1] for index, chunks in self._written.items()}
+        return {i: self._joined(i, chunks) for i, chunks in self._written.items()}
+
+    def _joined(self, index: int, chunks: list[Array]) -> Array:
+        rows, dim = self._plan.outputs[index], self._plan.dim
+        if len(chunks) == 1:
+            whole = chunks[0]
+        elif chunks[0].ndim:
+            whole = np.concatenate(chunks, dim)
+        else:
+            whole = np.stack(chunks)
+        wanted = self.used * rows.span
+        if not (rows.size or self._plan.max_units) or whole.ndim <= dim:
+            return whole
+        return whole if whole.shape[dim] <= wanted else part_of(whole, dim, 0, wanted)
+
+    # -- several transfers
+
+    def _position(self, handle: str, rows: AnchorRows) -> int:
+        """Which transfer of the whole batch this one is."""
+        count = self._transferred.get(handle, 0)
+        self._transferred[handle] = count + 1
+        return self._run * rows.transfers + count
+
+    def _slice(self, index: int, handle: str) -> Array:
+        """The data of the next transfer, completed with zeros."""
+        rows, dim = self._plan.inputs[index], self._plan.dim
+        position = self._position(handle, rows)
+        size = rows.size
+        if not size:
+            return self._equal_part(index, rows, position)
+        before = self.skip * rows.span
+        start, end = position * size, self.used * rows.span
+        if start >= end:
+            return self._zeros(index, size)
+        whole = self._whole(index)
+        if not self._inputs[index].tensor_info.shape:
+            return whole.reshape(-1)[before + start : before + start + 1].reshape(())
+        part = part_of(whole, dim, before + start, before + min(start + size, end))
+        return padded(part, dim, size)
+
+    def _equal_part(self, index: int, rows: AnchorRows, position: int) -> Array:
+        """One of the iterations of a request whose batch size is free."""
+        if rows.transfers == 1:
+            return self._gather(index)
+        whole, dim = self._whole(index), self._plan.dim
+        extent = whole.shape[dim] if whole.ndim > dim else 0
+        if not extent or (extent % rows.transfers and not self._plan.max_units):
+            raise InvalidInput(
+                f"input {self._inputs[index].name!r} has {extent} in dimension {dim}, "
+                f"which must be a multiple of the {rows.transfers} device iterations"
+            )
+        size = -(-extent // rows.transfers)
+        start = min(position * size, extent)
+        part = part_of(whole, dim, start, min(start + size, extent))
+        return padded(part, dim, size)
+
+    def _whole(self, index: int) -> Array:
+        array = self._gathered.get(index)
+        if array is None:
+            array = self._gathered[index] = self._gather(index)
+        return array
+
+    def _zeros(self, index: int, size: int) -> Array:
+        """One transfer of null data, also where the requests do not have this input."""
+        info = self._inputs[index].tensor_info
+        shape = info.shape or ()
+        if any(e.slots[index] < 0 for e in self.entries):
+            dims = tuple(max(1, d) for d in shape)
+        else:
+            whole = self._whole(index)
+            dims = whole.shape if shape else ()
+        if dims:
+            dim = self._plan.dim
+            dims = (*dims[:dim], size, *dims[dim + 1 :])
+        return _null(dims, self._dtypes[index])
 
     # -- gathering
 
     def _given(self, handle: str) -> Array:
         value = self._data.read(handle)
-        rows = self._batch_size or self._rows
-        if rows > 1 and value.ndim and value.shape[0] == 1:
-            return np.repeat(value, rows, axis=0)
+        plan = self._plan
+        if plan.run_units or not plan.max_units:
+            return value
+        rows, dim = self.rows, plan.dim
+        if rows > 1 and value.ndim > dim and value.shape[dim] == 1:
+            return np.repeat(value, rows, axis=dim)
         return value
 
     def _gather(self, index: int) -> Array:
-        entries = self._entries
+        entries = self.entries
         if len(entries) == 1:
             return self._one(index, entries[0])
-        touching = self._touching(index)
+        touching = None if self._plan.dim else self._touching(index)
         if touching is not None:
             return touching
-        return np.concatenate([self._one(index, entry) for entry in entries])
+        parts = [self._one(index, entry) for entry in entries]
+        if self._plan.run_units:
+            parts = self._clipped(index, parts)
+        if not self._inputs[index].tensor_info.shape:
+            parts = [np.atleast_1d(part) for part in parts]
+        return np.concatenate(parts, self._plan.dim)
+
+    def _clipped(self, index: int, parts: list[Array]) -> list[Array]:
+        """The rows that count: a request that fills up may have brought too many."""
+        dim, span = self._plan.dim, self._plan.inputs[index].span
+        return [
+            part
+            if part.ndim <= dim or part.shape[dim] == entry.rows * span
+            else part_of(part, dim, 0, entry.rows * span)
+            for part, entry in zip(parts, self.entries, strict=True)
+        ]
 
     def _one(self, index: int, entry: Entry) -> Array:
         """The data of one request, a view of its slot."""
@@ -205,6 +324,7 @@ class Batch:
         if slot < 0:
             raise InvalidInput(
                 f"the program reads input {anchor.name!r}, which was not supplied"
+                f"{self._timeout}"
             )
         ring = entry.client.channel.inputs[index]
         _, offset, nbytes, rank = ring.head(slot)
@@ -220,7 +340,7 @@ class Batch:
 
     def _touching(self, index: int) -> Array | None:
         """All rows as one view, where they lie side by side in one ring."""
-        entries = self._entries
+        entries = self.entries
         client = entries[0].client
         ring = client.channel.inputs[index]
         if self._inputs[index].tensor_info.data_type is DataType.STRING:
@@ -243,118 +363,30 @@ class Batch:
         dtype = self._dtypes[index]
         count = (end - start) // dtype.itemsize
         flat = np.frombuffer(ring.payload, dtype, count, start)
-        return flat.reshape(self._rows, *shape[1:])
-
-    # -- scattering
-
-    def scatter(self) -> None:
-        """Copy the results to the requests' output slots and publish them."""
-        values = {i: self._joined(v) for i, v in self._written.items()}
-        one_client = self._entries[0].client
-        if len(self._entries) > 1:
-            for index, value in values.items():
-                self._check_rows(index, value)
-        if all(e.client is one_client for e in self._entries) and self._together(
-            one_client, values
-        ):
-            return
-        first = 0
-        for entry in self._entries:
-            self._scatter_one(entry, values, first)
-            first += entry.rows
-
-    def _joined(self, chunks: list[Array]) -> Array:
-        if not self._batch_size or not self._rows:
-            return chunks[-1]
-        whole = chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
-        return whole[: self._rows]
-
-    def _check_rows(self, index: int, value: Array) -> None:
-        if not value.ndim or value.shape[0] != self._rows:
-            name = self._outputs[index].name
-            raise ExecutionFailed(
-                f"output {name!r} has shape {list(value.shape)} for a batch of "
-                f"{self._rows} rows: the model must not be batched"
-            )
-
-    def _together(self, client: ClientChannel, values: Mapping[int, Array]) -> bool:
-        """Publish all at once; False where there is no room for that."""
-        places: list[tuple[AnchorRing, Array, int]] = []
-        for index, value in values.items():
-            if value.dtype.hasobject:
-                return False
-            anchor = client.channel.outputs[index]
-            if anchor.ring.write_available < len(self._entries):
-                return False
-            bound = self._bound.get(index)
-            if bound is not None and bound[1] is value:
-                places.append((anchor, value, bound[0]))
-                continue
-            offset = anchor.pool.place(value.nbytes)
-            if offset < 0:
-                return False
-            _copy(anchor, offset, value)
-            places.append((anchor, value, offset))
-        entries = self._entries
-        for anchor, value, offset in places:
-            if len(entries) == 1:
-                anchor.describe(
-                    0, entries[0].request, offset, value.nbytes, value.shape
-                )
-            else:
-                self._describe_rows(anchor, value, offset)
-            anchor.ring.write_complete(len(entries))
-        return True
-
-    def _describe_rows(self, anchor: AnchorRing, value: Array, offset: int) -> None:
-        tail = value.shape[1:]
-        row_bytes = value.nbytes // self._rows if self._rows else 0
-        for ahead, entry in enumerate(self._entries):
-            nbytes = entry.rows * row_bytes
-            anchor.describe(ahead, entry.request, offset, nbytes, (entry.rows, *tail))
-            offset += nbytes
-
-    def _scatter_one(
-        self, entry: Entry, values: Mapping[int, Array], first: int
-    ) -> None:
-        for index, value in values.items():
-            anchor = entry.client.channel.outputs[index]
-            alone = len(self._entries) == 1
-            mine = value if alone else value[first : first + entry.rows]
-            shape = mine.shape
-            if mine.dtype.hasobject:
-                mine = np.frombuffer(encode_strings(mine), np.uint8)
-            if mine.nbytes > anchor.capacity:
-                name = self._outputs[index].name
-                raise ExecutionFailed(
-                    f"output {name!r} takes {mine.nbytes} bytes, the channel has "
-                    f"{anchor.capacity} for it: raise channel_memory"
-                )
-            offset = anchor.place(mine.nbytes)
-            if offset < 0:
-                offset = self._wait_room(entry.client, anchor, mine.nbytes)
-            _copy(anchor, offset, mine)
-            anchor.describe(0, entry.request, offset, mine.nbytes, shape)
-            anchor.ring.write_complete()
+        rows = self.rows * self._plan.inputs[index].span
+        if self._plan.run_units and count != rows * math.prod(shape[1:]):
+            return None
+        return flat.reshape(rows, *shape[1:])
 
     def __repr__(self) -> str:
-        return f"<Batch {len(self._entries)} requests, {self._rows} rows>"
+        return f"<Batch {len(self.entries)} requests, {self.rows} rows>"
 
 
-def _padded(array: Array, rows: int) -> Array:
-    """`array` with zero rows after it, `rows` in all (the guide's null data)."""
-    missing = rows - array.shape[0]
+def part_of(array: Array, dim: int, start: int, end: int) -> Array:
+    """`array` from `start` to `end` in dimension `dim`, contiguous."""
+    if not dim:
+        return array[start:end]
+    return np.ascontiguousarray(array[(slice(None),) * dim + (slice(start, end),)])
+
+
+def padded(array: Array, dim: int, size: int) -> Array:
+    """`array` with zeros up to `size` in `dim` (the guide's null data)."""
+    missing = size - array.shape[dim]
     if missing <= 0:
         return array
-    if array.dtype.hasobject:
-        fill = np.full((missing, *array.shape[1:]), b"", dtype=object)
-    else:
-        fill = np.zeros((missing, *array.shape[1:]), array.dtype)
-    return np.concatenate([array, fill])
+    shape = (*array.shape[:dim], missing, *array.shape[dim + 1 :])
+    return np.concatenate([array, _null(shape, array.dtype)], dim)
 
 
-def _copy(anchor: AnchorRing, offset: int, value: Array) -> None:
-    nbytes = value.nbytes
-    if nbytes:
-        flat = np.ascontiguousarray(value).reshape(-1)
-        anchor.payload[offset : offset + nbytes] = flat.view(np.uint8).data
+def _null(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    return np.full(shape, b"", dtype) if dtype.hasobject else np.zeros(shape, dtype)

@@ -13,8 +13,9 @@ One anonymous segment per channel, made by the client:
 
 Request descriptor (8 words of 64 bits):
     0 request   number the client gave it        written by the client
-    1 rows      rows along dimension 0, or 0 where the model has no batch dimension
+    1 rows      units (engine/batch_plan.py), or 0 where requests are not counted
     2 flags     1 = cancelled (the client may set it until the slot is released)
+                2 = fills up what waits, and is of no use else (engine/flushing.py)
     3 deadline  CLOCK_MONOTONIC nanoseconds, 0 = none
     4 submitted CLOCK_MONOTONIC nanoseconds
 
@@ -55,6 +56,7 @@ REQUEST_SLOT: Final = 64
 ANCHOR_SLOT: Final = 256
 MAX_RANK: Final = 27
 CANCELLED: Final = 1
+FILLS_UP: Final = 2
 
 _FLAGS_WORD: Final = 2
 REQUEST = Struct("<5Q")

@@ -8,6 +8,10 @@ from engine.channel import ChannelLayout
 from engine.shared_memory import PAGE, page_aligned
 from engine.tensor import DataDesc
 
+#: Bytes that an anchor has at least, where `channel_memory` allows: a request may have
+#: many times the rows that run at once.
+LEAST_ROOM = 1 << 20
+
 
 def plan_layout(
     inputs: Sequence[DataDesc],
@@ -38,9 +42,10 @@ def _share(
         if known is None:
             sizes.append(equal)
         else:
-            # Never less than two of the largest requests, so that one can be
-            # filled while the other is read.
-            sizes.append(max(page_aligned(min(known * slots, equal)), 2 * known + PAGE))
+            # Never less than two of the largest requests that run at once, so that one
+            # can be filled while the other is read; and larger ones may come.
+            wanted = page_aligned(min(max(known * slots, LEAST_ROOM), equal))
+            sizes.append(max(wanted, 2 * known + PAGE))
     return tuple(page_aligned(size) for size in sizes)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,16 @@ if TYPE_CHECKING:
 MAX_PRIORITY_LEVELS = 32
 #: `batching_dim` that means: no dynamic batch (Model Runtime User Guide 3.3).
 NO_BATCHING_DIM = 0xFFFFFFFF
+#: Nanoseconds that mean: never (Model Runtime: the largest there are).
+NEVER_NS = 2**63 - 1
+#: `max_look_ahead` that means: as far as there are requests.
+UNLIMITED = "unlimited"
+
+FlushCallback: TypeAlias = Callable[
+    [str, dict[str, npt.NDArray[Any]], dict[str, npt.NDArray[Any]]], None
+]
+"""Called with the name of the tensor that a device waits for, and two empty mappings
+to fill in (`ModelRunnerConfig.flush_callback`)."""
 
 
 class DeviceWaitStrategy(IntEnum):
@@ -67,7 +77,20 @@ class ModelRunnerConfig:
     replicas a device, the rest are attached by `device_wait_config`;
     `check_package_hash` compares the recorded digests of the executable with what is
     about to run; `validate_io_params` checks each request; `auto_reset` brings a lost
-    device back; `ring_buffer_size_multiplier * batch` descriptors are in each ring.
+    device back; `execute` and `execute_async` wait while
+    `ring_buffer_size_multiplier * batch` requests are in flight.
+
+    `batching_dim` is the dimension in which requests may have any size; without it
+    requests are whole compiled batches (None: the first, where the model says that its
+    rows may be mixed, else one compiled batch or whole device iterations).
+
+    A request that does not fill a run waits `timeout_ns` for others (0: for ever), then
+    zeros complete it; where `is_batch_size_timeout_enabled`, an incomplete batch waits
+    `batch_size_timeout_ns` and a run that lacks whole batches
+    `data_parallel_timeout_ns` instead (`NEVER_NS`: for ever).
+    With `flush_on_waiting_outputs` rows that nobody waits for any more are not run;
+    `flush_callback` may supply the missing rows; `max_look_ahead` is how many runs
+    ("unlimited", or a number) are prepared beyond the next.
 
     Ours: `max_batch_size` rows run together at most (0: as the model says);
     `preferred_batch_sizes` are formed where the rows that wait can fill one, without
@@ -93,7 +116,14 @@ class ModelRunnerConfig:
     validate_io_params: bool = True
     auto_reset: bool = False
     ring_buffer_size_multiplier: int = 2
-    batching_dim: int = NO_BATCHING_DIM
+    batching_dim: int | None = NO_BATCHING_DIM
+    timeout_ns: int = 5_000_000_000
+    is_batch_size_timeout_enabled: bool = False
+    batch_size_timeout_ns: int = NEVER_NS
+    data_parallel_timeout_ns: int = NEVER_NS
+    flush_on_waiting_outputs: bool = False
+    flush_callback: FlushCallback | None = None
+    max_look_ahead: str = UNLIMITED
     max_batch_size: int = 0
     preferred_batch_sizes: tuple[int, ...] = ()
     max_queue_delay: float = 0.0
@@ -118,7 +148,16 @@ class ModelRunnerConfig:
         self._in_range("priority_levels", 0, MAX_PRIORITY_LEVELS)
         self._in_range("default_priority", 0, self.priority_levels)
         self._in_range("channel_memory", 1 << 16, 1 << 38)
-        self._in_range("batching_dim", 0, NO_BATCHING_DIM)
+        if self.batching_dim is not None:
+            self._in_range("batching_dim", 0, NO_BATCHING_DIM)
+        for name in ("timeout_ns", "batch_size_timeout_ns", "data_parallel_timeout_ns"):
+            self._in_range(name, 0, NEVER_NS)
+        look_ahead = self.max_look_ahead
+        if look_ahead != UNLIMITED and not (
+            look_ahead.isdecimal() and len(look_ahead) < 10
+        ):
+            msg = f'max_look_ahead must be "unlimited" or a number, got {look_ahead!r}'
+            raise InvalidConfig(msg)
         self._check_queue_sizes()
         self._replicas("replica_to_device")
         self._replicas("replica_to_save_programs_outputs")

@@ -14,6 +14,7 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -86,6 +87,8 @@ class Device:
         self._recovering = threading.Lock()
         self._blocking = BlockingDriver(self)
         self._busy = False
+        #: Channels whose runs wait for an input, which is named.
+        self.hungry: deque[tuple[ReplicaChannel, str]] = deque()
         try:
             self._start()
         except BaseException:
@@ -147,6 +150,9 @@ class Device:
                 connection.wake()
         if completions:
             self._blocking.tell()
+        while self.hungry:  # without the lock: users' code is called
+            channel, name = self.hungry.popleft()
+            channel.ask_for_rows(name)
         return len(completions)
 
     def check(self) -> bool:

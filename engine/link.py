@@ -56,7 +56,11 @@ Completion = tuple[int, int, int, int, int, int, str]
 
 
 class Outcome(IntEnum):
-    """How a request ended in the device process."""
+    """How a request ended in the device process.
+
+    NEEDS_ROWS is no end, and of no request: the runs of a channel's replica wait for
+    data of the input that the text names.
+    """
 
     DONE = 0
     CANCELLED = 1
@@ -65,6 +69,7 @@ class Outcome(IntEnum):
     FAILED = 4
     FAILED_BY_INPUT = 5
     BUG = 6
+    NEEDS_ROWS = 7
 
 
 class Link:

@@ -6,15 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.anchors import main_anchors
-from engine.batch import AnchorTable, Waiter
+from engine.anchors import MainAnchors, main_anchors
+from engine.batch import AnchorTable
+from engine.batch_plan import BatchPlan
+from engine.errors import InvalidModel
 from engine.executable import Executable
 from engine.executor import Executor
 from engine.model_data import ModelData, ProgramStreams
 from engine.model_file import receive_model
+from engine.regrouping import RegroupingReplica
 from engine.replica import BatchingPolicy, Replica
+from engine.results import Waiter
 from engine.save_programs import SavePrograms
 from engine.tensor_pack import unpack_tensors
+from engine.transfers import is_conditional, stream_transfers
 from popef_io import Anchor, Model
 
 
@@ -44,7 +49,17 @@ def load_replicas(
         tensors = unpack_tensors(message["frozen"], fds[len(names)])
         frozen = {name: tensor.numpy() for name, tensor in tensors.items()}
     data = ModelData(model, frozen)
-    executor = _executor(model, message)
+    executable = Executable.decode(
+        model.executable.executable(),
+        check_digests=bool(message.get("check_package_hash", True)),
+    )
+    rules = _rules(model, executable, message, main_anchors(model, frozen.keys()))
+    executor = Executor(
+        executable,
+        model.metadata,
+        threads=int(message["threads"]),
+        providers=tuple(message.get("providers", ("CPUExecutionProvider",))),
+    )
     try:
         executor.run(model.metadata.program_flow.load, ProgramStreams(data))
         anchors = main_anchors(model, frozen.keys())
@@ -55,21 +70,49 @@ def load_replicas(
         executor.close()
         raise
     return [
-        _replica(number, model, message, frozen, mine, wait_room)
+        _replica(number, model, message, frozen, mine, rules, wait_room)
         for number, mine in zip(numbers, [(executor, data), *twins], strict=True)
     ]
 
 
-def _executor(model: Model, message: Mapping[str, Any]) -> Executor:
-    return Executor(
-        Executable.decode(
-            model.executable.executable(),
-            check_digests=bool(message.get("check_package_hash", True)),
-        ),
-        model.metadata,
-        threads=int(message["threads"]),
-        providers=tuple(message.get("providers", ("CPUExecutionProvider",))),
+def _rules(
+    model: Model,
+    executable: Executable,
+    message: Mapping[str, Any],
+    anchors: MainAnchors,
+) -> tuple[BatchPlan, BatchingPolicy]:
+    """How requests become runs: as the client planned, and the programs allow."""
+    plan = BatchPlan.from_message(message["plan"])
+    main = model.metadata.program_flow.main
+    _check_transfers(stream_transfers(executable, main), plan, anchors)
+    # Where requests choose what runs, none may run with another.
+    alone = is_conditional(executable, main)
+    policy = BatchingPolicy(
+        max_rows=0 if alone else plan.max_units,
+        delay_ns=int(message["delay_ns"]),
+        preferred=tuple(map(int, message.get("preferred", ()))),
+        same_shapes=any(_free_tail(a, plan.dim) for a in anchors.inputs),
+        fill_batch_ns=int(message["fill_batch_ns"]),
+        fill_run_ns=int(message["fill_run_ns"]),
+        asks=bool(message["asks"]),
+        drops_cancelled=bool(message["drops_cancelled"]),
+        look_ahead=int(message["look_ahead"]),
     )
+    return plan, policy
+
+
+def _check_transfers(
+    transfers: Mapping[str, int], plan: BatchPlan, anchors: MainAnchors
+) -> None:
+    """The client planned from the metadata; what the programs do must be the same."""
+    planned = (*plan.inputs, *plan.outputs)
+    for anchor, rows in zip((*anchors.inputs, *anchors.outputs), planned, strict=True):
+        count = transfers.get(anchor.handle, 1)
+        if count != rows.transfers:
+            raise InvalidModel(
+                f"a run of the main programs transfers {anchor.name!r} {count} times, "
+                f"which the device iterations in the metadata do not announce"
+            )
 
 
 def _replica(
@@ -78,28 +121,26 @@ def _replica(
     message: Mapping[str, Any],
     frozen: Mapping[str, Any],
     mine: tuple[Executor, ModelData],
+    rules: tuple[BatchPlan, BatchingPolicy],
     wait_room: Waiter,
 ) -> LoadedReplica:
     executor, data = mine
+    plan, policy = rules
     anchors = main_anchors(model, frozen.keys())
-    replica = Replica(
+    kind = RegroupingReplica if plan.run_units > 1 and policy.max_rows else Replica
+    replica = kind(
         number,
         str(message["name"]),
         executor,
         model.metadata.program_flow.main,
         AnchorTable(anchors.inputs, anchors.outputs, data),
-        BatchingPolicy(
-            max_rows=int(message["max_rows"]),
-            batch_size=int(message["batch_size"]),
-            delay_ns=int(message["delay_ns"]),
-            preferred=tuple(map(int, message.get("preferred", ()))),
-            same_shapes=any(_free_tail(a) for a in anchors.inputs),
-        ),
+        plan,
+        policy,
         wait_room,
     )
     return LoadedReplica(replica, SavePrograms(executor, model.metadata, data))
 
 
-def _free_tail(anchor: Anchor) -> bool:
+def _free_tail(anchor: Anchor, dim: int) -> bool:
     shape = anchor.tensor_info.shape
-    return shape is None or any(dim < 0 for dim in shape[1:])
+    return shape is None or any(d < 0 for i, d in enumerate(shape) if i != dim)

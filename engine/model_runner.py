@@ -10,18 +10,14 @@ import logging
 import time
 from collections.abc import Mapping
 
-from engine.anchors import (
-    BATCHING_ROWS,
-    OPTION_BATCH_SIZE,
-    OPTION_BATCHING,
-    describe,
-    main_anchors,
-)
+from engine.anchors import describe, main_anchors
+from engine.batch_plan import plan_batches
 from engine.channel_layout import plan_layout
 from engine.config import ModelRunnerConfig
 from engine.device import Device
 from engine.device_manager import DeviceManager
-from engine.errors import EngineError, InvalidConfig, InvalidInput, InvalidModel
+from engine.errors import EngineError, QueueFull
+from engine.flushing import Flusher
 from engine.model_file import ModelSource, open_model
 from engine.replica_set import ReplicaPlan, ReplicaSet
 from engine.request import OnDone, Request
@@ -34,9 +30,6 @@ from popef_io import Model
 
 logger = logging.getLogger(__name__)
 
-#: Rows run together where neither the model nor the configuration says: ONNX Runtime
-#: gains little from larger batches of small models, and latency grows.
-DEFAULT_MAX_BATCH = 64
 #: Descriptors of a ring at least, so that a burst of single requests finds room.
 MIN_SLOTS = 128
 
@@ -65,7 +58,12 @@ class ModelRunner:
         self.execute_inputs = tuple(describe(a) for a in self._anchors.inputs)
         self.execute_outputs = tuple(describe(a) for a in self._anchors.outputs)
         self._desc_by_name = {desc.name: desc for desc in self.execute_inputs}
-        self._batch_size, self.max_batch_size = self._batching()
+        plan = self._batches = plan_batches(self._model, self._anchors, self.config)
+        #: Rows that run together at most; 0: rows of requests are not mixed.
+        self.max_batch_size = plan.max_units if plan.mixes_rows else 0
+        self.request_inputs = tuple(map(plan.request_desc, self.execute_inputs))
+        self.request_outputs = tuple(map(plan.request_desc, self.execute_outputs))
+        self._request_descs = {desc.name: desc for desc in self.request_inputs}
         self._save = SaveOutputs(
             self._model, self.config.replica_to_save_programs_outputs
         )
@@ -144,10 +142,8 @@ class ModelRunner:
         """
         if self.config.validate_io_params if validate is None else validate:
             self.validate(inputs)
+        rows = self._batches.units(inputs)
         channel = self._pick(replica_id, priority)
-        rows = 0
-        if self.max_batch_size:
-            rows = self._rows(inputs)
         deadline_ns = 0 if deadline is None else int(deadline * 1e9)
         return channel.submit(inputs, rows, deadline_ns, on_done)
 
@@ -187,15 +183,29 @@ class ModelRunner:
         self._replicas.recover_if_lost(replica_id)
         tensors = {name: self._tensor(name, array) for name, array in inputs.items()}
         deadline = None if timeout is None else time.monotonic() + timeout
-        result = ExecuteResult(self.execute_outputs, outputs)
-        result.request = self.submit(
-            tensors, deadline=deadline, on_done=result.take, replica_id=replica_id
-        )
-        return result
+        strict = self.config.validate_io_params
+        result = ExecuteResult(self.execute_outputs, outputs, strict=strict)
+        most = self.config.ring_buffer_size_multiplier * self._batches.depth
+        while True:
+            channel = self._pick(replica_id)
+            channel.wait_for_room(most, deadline)
+            try:
+                result.request = self.submit(
+                    tensors,
+                    deadline=deadline,
+                    on_done=result.take,
+                    replica_id=replica_id,
+                )
+            except QueueFull:
+                # Another thread was faster, unless it is the device that is full.
+                if channel.in_flight < channel.limit:
+                    raise
+            else:
+                return result
 
     def validate(self, inputs: Mapping[str, Tensor]) -> None:
         """Check names, data types, shapes and sizes of a request."""
-        check_inputs(self.name, self._desc_by_name, inputs, self._batch_size > 0)
+        check_inputs(self.name, self._request_descs, inputs)
 
     # -- life
 
@@ -271,59 +281,35 @@ class ModelRunner:
 
     # -- loading
 
-    def _batching(self) -> tuple[int, int]:
-        """(fixed batch size or 0, most rows run together or 0)."""
-        metadata = self._model.metadata
-        allowed = metadata.option(OPTION_BATCHING) == BATCHING_ROWS
-        if self.config.batching is not None:
-            allowed = self.config.batching and self._has_batch_dimension()
-        if not allowed:
-            return 0, 0
-        text = metadata.option(OPTION_BATCH_SIZE) or "0"
-        if not text.isdigit() or int(text) > 1 << 20:
-            raise InvalidModel(f"batch size {text!r} of the file is no size")
-        fixed = int(text)
-        rows = self.config.max_batch_size or fixed or DEFAULT_MAX_BATCH
-        return fixed, max(fixed, rows)
-
-    def _has_batch_dimension(self) -> bool:
-        descs = self.execute_inputs + self.execute_outputs
-        if descs and all(d.shape and d.shape[0] == -1 for d in descs):
-            return True
-        raise InvalidConfig(
-            f"model {self.name!r} cannot be batched: not all inputs and outputs "
-            "have a free first dimension"
-        )
-
     def _plan(self) -> ReplicaPlan:
-        config, rows = self.config, self.max_batch_size
-        slots = max(MIN_SLOTS, config.ring_buffer_size_multiplier * rows)
+        config, batches = self.config, self._batches
         layout = plan_layout(
-            self.execute_inputs,
-            self.execute_outputs,
-            slots,
-            max(1, rows),
+            self.request_inputs,
+            self.request_outputs,
+            max(MIN_SLOTS, config.ring_buffer_size_multiplier * batches.depth),
+            max(self.max_batch_size, batches.unit_extent),
             config.channel_memory,
         )
+        flusher = None
+        if config.flush_callback is not None:
+            flusher = Flusher(config.flush_callback, self._valid, batches.units)
         return ReplicaPlan(
             self.name,
             self._model,
             self.execute_inputs,
             self.execute_outputs,
-            rows,
-            self._batch_size,
+            batches,
             layout,
+            flusher,
         )
 
     # -- helpers
 
-    def _rows(self, inputs: Mapping[str, Tensor]) -> int:
-        """Rows of a request: its inputs share their first dimension."""
-        rows = {t.shape[0] if t.shape else 0 for t in inputs.values()}
-        if len(rows) > 1:
-            given = {name: list(t.shape) for name, t in inputs.items()}
-            raise InvalidInput(f"inputs have different batch sizes: {given}")
-        return rows.pop() if rows else 0
+    def _valid(self, inputs: Mapping[str, Array]) -> dict[str, Tensor]:
+        tensors = {name: self._tensor(name, array) for name, array in inputs.items()}
+        if self.config.validate_io_params:
+            self.validate(tensors)
+        return tensors
 
     def _tensor(self, name: str, array: Array) -> Tensor:
         """The array as this input's data type where it is the way that type is held

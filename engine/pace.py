@@ -27,11 +27,13 @@ class Pace:
     to be computed. `since` is when the last batch ended, or the first of those that
     wait was submitted (CLOCK_MONOTONIC nanoseconds); `seen` the running time of the
     batch measured last, by which the completions of one batch are told from the next.
+    Where not `measured`, nothing is known and nothing refused.
     """
 
-    __slots__ = ("_fill", "_most", "_times", "longest_ns", "seen", "since")
+    __slots__ = ("_fill", "_measured", "_most", "_times", "longest_ns", "seen", "since")
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, *, measured: bool = True) -> None:
+        self._measured = measured
         self._most = max(1, most)
         self._fill = float(self._most)
         self._times: dict[int, tuple[float, float]] = {}
@@ -42,6 +44,8 @@ class Pace:
     def observe(self, rows: int, queue_ns: int, compute_ns: int, waiting: int) -> None:
         """A batch has ended. `queue_ns` is how long one of its members waited,
         `waiting` how many rows are in flight, its own included."""
+        if not self._measured:
+            return
         now = time.monotonic_ns()
         pause = now - compute_ns - self.since
         took = compute_ns + max(0, min(pause, queue_ns))

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from engine.batch import AnchorTable, Batch, ClientChannel, Entry
+from engine.batch_plan import BatchPlan
 from engine.blame import settle
-from engine.channel import CANCELLED, REQUEST, AnchorRing
+from engine.channel import CANCELLED, REQUEST
 from engine.errors import Cancelled, EngineBug, EngineError, ExecutionFailed, Invalid
 from engine.link import Outcome
 from engine.onnx_session import make_run_options
+from engine.results import Results, Waiter
 from engine.running import RunningBatch, why_unwanted
 from engine.turns import Turns
 from popef_io import PopefError
@@ -34,19 +36,28 @@ logger = logging.getLogger(__name__)
 class BatchingPolicy:
     """How requests may be put together.
 
-    `max_rows` 0: one request at a time. `batch_size` 0: the graph runs any number of
-    rows, else exactly that many (the rest is padded). `delay_ns`: how long a free
-    device waits for more rows. `same_shapes`: requests must agree in all but the
-    first dimension, which has to be looked at because the model leaves them free.
-    `preferred` sizes, ascending: a batch is as large as the largest of them that the
-    rows that wait can fill, and starts without delay where there is one.
+    `max_rows` 0: one request at a time. `delay_ns`: how long a free device waits for
+    more rows. `same_shapes`: requests must agree in all but the batch dimension, which
+    has to be looked at because the model leaves them free. `preferred` sizes,
+    ascending: a batch is as large as the largest of them that the rows that wait can
+    fill, and starts without delay where there is one.
+
+    Where runs take a fixed number of rows (engine/regrouping.py): an incomplete
+    compiled batch waits `fill_batch_ns` for more, an incomplete run of complete batches
+    `fill_run_ns`; then the client is asked for rows where `asks`, else they are zeros.
+    `drops_cancelled`: rows of cancelled requests leave an incomplete run. Runs beyond
+    the next that are prepared with it: `look_ahead` (-1: as many as there are).
     """
 
     max_rows: int = 0
-    batch_size: int = 0
     delay_ns: int = 0
     same_shapes: bool = False
     preferred: tuple[int, ...] = ()
+    fill_batch_ns: int = 0
+    fill_run_ns: int = 0
+    asks: bool = False
+    drops_cancelled: bool = False
+    look_ahead: int = -1
 
 
 class Replica:
@@ -59,8 +70,9 @@ class Replica:
         executor: Executor,
         main: tuple[int, ...],
         table: AnchorTable,
+        plan: BatchPlan,
         policy: BatchingPolicy,
-        wait_room: Callable[[ClientChannel, AnchorRing, int], int],
+        wait_room: Waiter,
     ) -> None:
         self.number = number
         self.name = name
@@ -71,7 +83,9 @@ class Replica:
         #: What runs now; read by another thread (engine/running.py).
         self.running: RunningBatch | None = None
         self._main = main
-        self._batch = Batch(table, policy.batch_size, wait_room)
+        self._plan = plan
+        self._batch = Batch(table, plan)
+        self._results = Results(table, plan, wait_room)
         self._turns = Turns()
         self._shape: tuple[object, ...] | None = None
 
@@ -158,7 +172,7 @@ class Replica:
                 if entries and (drop or not self.policy.max_rows or rows > room):
                     client.channel.requests.unlock_last()
                     return entries
-                slots = _input_slots(client, request)
+                slots = input_slots(client, request)
                 if drop:
                     outcome = Outcome.EXPIRED if late else Outcome.CANCELLED
                     client.link.complete(client.number, outcome, request)
@@ -167,7 +181,7 @@ class Replica:
                     continue
                 if not self._fits(client, slots, bool(entries)):
                     client.channel.requests.unlock_last()
-                    _put_back(client, slots)
+                    put_back(client, slots)
                     return entries
                 entries.append(Entry(client, at, request, rows, submitted, slots))
                 client.pending -= 1
@@ -179,13 +193,14 @@ class Replica:
     def _fits(self, client: ClientChannel, slots: list[int], others: bool) -> bool:
         if not self.policy.same_shapes:
             return True
+        dim = self._plan.dim
         shape: list[object] = []
         for ring, slot in zip(client.channel.inputs, slots, strict=True):
             if slot < 0:
                 shape.append(None)
                 continue
             rank = ring.head(slot)[3]
-            shape.append(ring.dims(slot, rank)[1:])
+            shape.append(_without(ring.dims(slot, rank), dim))
         key = tuple(shape)
         if others and key != self._shape:
             return False
@@ -204,8 +219,13 @@ class Replica:
 
     def _attempt(self, entries: Sequence[Entry], started: int) -> Exception | None:
         """Run a batch and publish its results; how it failed, if it did."""
+        self._batch.begin(entries)
+        return self._execute(started)
+
+    def _execute(self, started: int) -> Exception | None:
+        """Run the batch that was begun."""
         batch = self._batch
-        batch.begin(entries)
+        entries = batch.entries
         options = make_run_options()
         self.running = RunningBatch(options, entries)
         try:
@@ -214,7 +234,7 @@ class Replica:
                 batch.next_run()
             compute = time.monotonic_ns() - started
             self.running = None
-            batch.scatter()
+            self._publish(batch, started, compute)
         except Exception as error:
             self.running = None
             batch.end()
@@ -225,19 +245,27 @@ class Replica:
                 outcome = why_unwanted(entry, now) or Outcome.CANCELLED
                 self._end(entry, started, outcome)
             return None
-        rows = batch.rows
         batch.end()
         self.batches += 1
-        for entry in entries:
-            entry.client.link.complete(
-                entry.client.number,
-                Outcome.DONE,
-                entry.request,
-                started - entry.submitted,
-                compute,
-                rows or len(entries),
-            )
         return None
+
+    def _publish(self, batch: Batch, started: int, compute: int) -> None:
+        """Hand over results, and tell the clients."""
+        self._results.publish(batch)
+        rows = batch.rows
+        for entry in batch.entries:
+            self._done(entry, started, compute, rows or len(batch.entries))
+
+    def _done(self, entry: Entry, started: int, compute: int, rows: int) -> None:
+        """Tell the client of a request whose result is there."""
+        entry.client.link.complete(
+            entry.client.number,
+            Outcome.DONE,
+            entry.request,
+            max(0, started - entry.submitted),
+            compute,
+            rows,
+        )
 
     def _again(self, entries: Sequence[Entry], started: int) -> Exception | None:
         """`_attempt` of those members of a failed batch that are still wanted."""
@@ -281,7 +309,12 @@ class Replica:
         )
 
 
-def _input_slots(client: ClientChannel, request: int) -> list[int]:
+def _without(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
+    """All of a shape but the batch dimension."""
+    return shape[1:] if not dim else (*shape[:dim], *shape[dim + 1 :])
+
+
+def input_slots(client: ClientChannel, request: int) -> list[int]:
     """The slot of each input that belongs to this request; -1: not supplied."""
     slots = []
     for ring in client.channel.inputs:
@@ -293,7 +326,7 @@ def _input_slots(client: ClientChannel, request: int) -> list[int]:
     return slots
 
 
-def _put_back(client: ClientChannel, slots: list[int]) -> None:
+def put_back(client: ClientChannel, slots: list[int]) -> None:
     for ring, slot in zip(client.channel.inputs, slots, strict=True):
         if slot >= 0:
             ring.ring.unlock_last()

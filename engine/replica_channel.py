@@ -22,11 +22,12 @@ from engine.errors import (
 )
 from engine.link import Outcome
 from engine.pace import Pace
-from engine.request import OnDone, Request
+from engine.request import FillUp, OnDone, Request
 from engine.tensor import DataDesc, Tensor
 
 if TYPE_CHECKING:
     from engine.device import Device
+    from engine.flushing import Flusher
 
 _REQUEST_NUMBERS = itertools.count(1)
 #: When a full queue is said to have room again: before anything is known of its pace,
@@ -67,6 +68,7 @@ class ReplicaChannel:
         self.pace = pace
         self.priority = priority
         self.levels: tuple[ReplicaChannel, ...] = ()
+        self.flusher: Flusher | None = None
         self._rows = 0
         self._in_flight: dict[int, Request] = {}
         self._backlog: deque[tuple[Request, Mapping[str, Tensor]]] = deque()
@@ -125,12 +127,42 @@ class ReplicaChannel:
                     self._check_in_time(ahead + (rows or 1), now, left)
             number = next(_REQUEST_NUMBERS)
             request = Request(self, number, rows, deadline_ns, on_done)
-            if self._backlog or not self._try_push(request, tensors):
-                self._check_fits(tensors)
-                self._backlog.append((request, tensors))
-            self._in_flight[number] = request
-            self._rows += rows or 1
+            self._queue(request, tensors)
             return request
+
+    def ask_for_rows(self, name: str) -> None:
+        """A run waits for data of the input `name`. Called without the lock."""
+        if self.flusher is not None:
+            self.flusher(self, name)
+
+    def fill_up(
+        self, rows: int, tensors: Mapping[str, Tensor], on_done: OnDone
+    ) -> None:
+        """Queue rows that complete a run which waits for some (engine/flushing.py)."""
+        with self._lock:
+            number = next(_REQUEST_NUMBERS)
+            self._queue(FillUp(self, number, rows, 0, on_done), tensors)
+
+    def _queue(self, request: Request, tensors: Mapping[str, Tensor]) -> None:
+        if self._backlog or not self._try_push(request, tensors):
+            self._check_fits(tensors)
+            self._backlog.append((request, tensors))
+        self._in_flight[request.number] = request
+        self._rows += request.rows or 1
+
+    def wait_for_room(self, most: int, end: float | None) -> None:
+        """Block while `most` requests are in flight; DeadlineExceeded at `end`
+        (`time.monotonic()`)."""
+        while len(self._in_flight) >= min(most, self.limit):
+            with self._lock:
+                oldest = next((r for r in self._in_flight.values() if not r.done), None)
+            if oldest is None:
+                return
+            left = None if end is None else end - time.monotonic()
+            if not oldest.wait(left):
+                raise DeadlineExceeded(
+                    f"no room within the timeout: {most} requests are in flight"
+                )
 
     def _rows_ahead(self) -> int:
         """Rows that run before a request of this level."""
@@ -179,7 +211,7 @@ class ReplicaChannel:
             channel.request_at(slot),
             request.number,
             request.rows,
-            0,
+            request.flags,
             request.deadline_ns,
             time.monotonic_ns(),
         )
@@ -195,7 +227,8 @@ class ReplicaChannel:
             if tensor is not None and tensor.nbytes > anchor.capacity:
                 raise InvalidInput(
                     f"input {name!r} has {tensor.nbytes} bytes, the channel takes "
-                    f"{anchor.capacity}: raise channel_memory"
+                    f"{anchor.capacity}: raise channel_memory, or "
+                    f"ring_buffer_size_multiplier"
                 )
 
     def _refill(self) -> None:
@@ -240,6 +273,9 @@ class ReplicaChannel:
         if self._backlog:
             self._refill()
         if request is None or request.done:
+            if outcome == Outcome.NEEDS_ROWS:
+                self.device.hungry.append((self, text))
+                return
             self.late += 1  # nobody waits for it any more
             self.pace.since = time.monotonic_ns()
             return

@@ -13,13 +13,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from engine import control
+from engine.batch_plan import BatchPlan
 from engine.channel import ChannelLayout
-from engine.config import ModelRunnerConfig
+from engine.config import NEVER_NS, UNLIMITED, ModelRunnerConfig
 from engine.control import Message
 from engine.device import Device
 from engine.device_manager import DeviceManager
 from engine.device_state import DeviceState
 from engine.errors import DeviceLost, EngineError, InvalidInput, RunnerClosed
+from engine.flushing import Flusher
 from engine.frozen import frozen_tensors
 from engine.model_file import handed_over
 from engine.pace import Pace
@@ -31,22 +33,21 @@ from popef_io import Model
 
 logger = logging.getLogger(__name__)
 
+#: Waiting for rows of other requests that is longer hides how fast a replica is.
+LONG_WAIT_NS = 50_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPlan:
-    """What each replica is: the model, its batches and the sizes of its channel.
-
-    `max_rows` run together at most (0: requests run alone), in batches of `batch_size`
-    where that is fixed (else 0).
-    """
+    """What each replica is: the model, its batches and the sizes of its channel."""
 
     name: str
     model: Model
     inputs: tuple[DataDesc, ...]
     outputs: tuple[DataDesc, ...]
-    max_rows: int
-    batch_size: int
+    batches: BatchPlan
     layout: ChannelLayout
+    flusher: Flusher | None = None
 
 
 class ReplicaSet:
@@ -233,10 +234,10 @@ class ReplicaSet:
             "executable": plan.model.metadata.executable,
             "threads": device.threads,
             "providers": list(device.providers),
-            "max_rows": plan.max_rows,
-            "batch_size": plan.batch_size,
+            "plan": plan.batches.to_message(),
             "delay_ns": int(config.max_queue_delay * 1e9),
-            "preferred": _preferred_sizes(config, plan.max_rows),
+            "preferred": _preferred_sizes(config, plan.batches.max_units),
+            **_waiting(config),
             "check_package_hash": config.check_package_hash,
             "frozen": None,
         }
@@ -260,11 +261,11 @@ class ReplicaSet:
         """Open the channel to a loaded replica, or one for each priority level; that
         of the default level is returned."""
         plan, config = self._plan, self._config
-        pace = Pace(plan.max_rows)
+        pace = Pace(plan.batches.depth, measured=not _waits_long(plan, config))
 
         def connect(priority: int) -> ReplicaChannel:
             limit = config.priority_queue_sizes.get(priority, config.max_queue_size)
-            return ReplicaChannel(
+            channel = ReplicaChannel(
                 device,
                 number,
                 plan.name,
@@ -275,6 +276,8 @@ class ReplicaSet:
                 pace,
                 priority,
             )
+            channel.flusher = plan.flusher
+            return channel
 
         if not config.priority_levels:
             return connect(0)
@@ -300,3 +303,26 @@ def _busy(channel: ReplicaChannel) -> int:
 def _preferred_sizes(config: ModelRunnerConfig, max_rows: int) -> list[int]:
     """The preferred batch sizes that are possible, ascending."""
     return sorted({n for n in config.preferred_batch_sizes if n <= max_rows})
+
+
+def _waiting(config: ModelRunnerConfig) -> dict[str, int]:
+    """How long what does not fill a run waits, for a `load` message."""
+    batch = run = config.timeout_ns or NEVER_NS
+    if config.is_batch_size_timeout_enabled:
+        batch, run = config.batch_size_timeout_ns, config.data_parallel_timeout_ns
+    look_ahead = config.max_look_ahead
+    return {
+        "fill_batch_ns": batch,
+        "fill_run_ns": run,
+        "asks": config.flush_callback is not None,
+        "drops_cancelled": config.flush_on_waiting_outputs,
+        "look_ahead": -1 if look_ahead == UNLIMITED else int(look_ahead),
+    }
+
+
+def _waits_long(plan: ReplicaPlan, config: ModelRunnerConfig) -> bool:
+    """Whether requests may wait for company so long that they tell nothing of how
+    fast the device is."""
+    waits = _waiting(config)
+    longest = max(waits["fill_batch_ns"], waits["fill_run_ns"])
+    return plan.batches.run_units > 1 and longest > LONG_WAIT_NS

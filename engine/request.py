@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from engine.channel import FILLS_UP
 from engine.errors import Cancelled, EngineError
 from engine.tensor import Tensor
 
@@ -22,6 +23,9 @@ class Request:
     many rows it had. `on_done` is called in the thread that resolves it and must not
     block or raise.
     """
+
+    #: Of its descriptor (engine/channel.py).
+    flags = 0
 
     __slots__ = (
         "batch_rows",
@@ -86,3 +90,10 @@ class Request:
         if self.done:
             state = "done" if self.error is None else f"failed: {self.error}"
         return f"<Request {self.number}, {self.rows} rows, {state}>"
+
+
+class FillUp(Request):
+    """Rows that complete a run (engine/flushing.py); nobody waits for their results."""
+
+    flags = FILLS_UP
+    __slots__ = ()

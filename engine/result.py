@@ -12,10 +12,17 @@ from engine.tensor import Array, DataDesc
 
 
 class ExecuteResult(Mapping[str, Array]):
-    """Name to numpy array. With caller-owned memory the arrays are the caller's."""
+    """Name to numpy array. With caller-owned memory the arrays are the caller's.
+
+    `strict`: memory for every output has to be given, where any is.
+    """
 
     def __init__(
-        self, descs: Sequence[DataDesc], targets: Mapping[str, Array] | None
+        self,
+        descs: Sequence[DataDesc],
+        targets: Mapping[str, Array] | None,
+        *,
+        strict: bool = False,
     ) -> None:
         self._arrays: dict[str, Array] = {}
         self._targets = targets
@@ -25,6 +32,12 @@ class ExecuteResult(Mapping[str, Array]):
         for name in targets or ():
             if name not in names:
                 raise InvalidInput(f"the model has no output {name!r}; it has {names}")
+        missing = [n for n in names if targets is not None and n not in targets]
+        if strict and missing:
+            raise InvalidInput(
+                f"there is no memory for output {missing[0]!r}; expected {names}, "
+                f"got {sorted(targets or ())}"
+            )
 
     def take(self, request: Request) -> None:
         """Called when the request is done, in the thread that resolves it."""
@@ -41,6 +54,11 @@ class ExecuteResult(Mapping[str, Array]):
                 except (TypeError, ValueError) as error:
                     self._failure = InvalidInput(f"output {name!r}: {error}")
                 self._arrays[name] = self._targets[name]
+        for name in self._targets or ():
+            if name not in request.outputs:
+                self._failure = InvalidInput(
+                    f"output {name!r} was asked for, but the program did not write it"
+                )
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the result is there, at most `timeout` seconds; whether it is.

@@ -13,13 +13,11 @@ def check_inputs(
     model: str,
     descs: Mapping[str, DataDesc],
     inputs: Mapping[str, Tensor],
-    any_rows: bool,
 ) -> None:
     """Check names, data types, shapes and sizes of a request.
 
-    `any_rows`: the compiled batch size is fixed, and any number of rows is split and
-    padded to it. Raises UnknownAnchor or InvalidInput with what was expected and what
-    came.
+    The shapes of `descs` are those of requests: -1 where any size may come. Raises
+    UnknownAnchor or InvalidInput with what was expected and what came.
     """
     for name in inputs:
         if name not in descs:
@@ -33,18 +31,15 @@ def check_inputs(
                 f"input {name!r} is missing; expected {sorted(descs)}, "
                 f"got {sorted(inputs)}"
             )
-        _check(desc, tensor, any_rows)
+        _check(desc, tensor)
 
 
-def _check(desc: DataDesc, tensor: Tensor, any_rows: bool) -> None:
+def _check(desc: DataDesc, tensor: Tensor) -> None:
     if tensor.data_type is not desc.data_type:
         raise InvalidInput(
             f"input {desc.name!r} is {desc.data_type.name}, got {tensor.data_type.name}"
         )
-    allowed = desc
-    if any_rows and desc.shape:
-        allowed = DataDesc(desc.name, (-1, *desc.shape[1:]), desc.data_type)
-    if not allowed.accepts_shape(tensor.shape) or len(tensor.shape) > MAX_RANK:
+    if not desc.accepts_shape(tensor.shape) or len(tensor.shape) > MAX_RANK:
         expected = "any" if desc.shape is None else list(desc.shape)
         raise InvalidInput(
             f"input {desc.name!r} expects shape {expected}, got {list(tensor.shape)}"

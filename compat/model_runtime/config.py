@@ -28,9 +28,8 @@ _MAX_IN_FLIGHT = 65536
 class ModelRunnerConfig:
     """Options of a `ModelRunner`; the guide for migrating says what each does here.
 
-    Requests are complete and run as they come, so a device never waits for data that
-    a request lacks: the options about look-ahead, timeouts and flushing are accepted
-    and nothing comes of them.
+    Durations are nanoseconds or `timedelta`. `flush_callback(tensor_id, inputs,
+    outputs)` fills the two empty mappings in, or leaves them as they are.
     """
 
     replication_factor: int = 1
@@ -61,10 +60,6 @@ class ModelRunnerConfig:
     def to_engine(self, model: Model) -> engine.ModelRunnerConfig:
         """The engine's options. Raises InvalidConfig for what it cannot do yet."""
         inputs, outputs = _descs(model, TensorType.INPUT, TensorType.OUTPUT)
-        if self.batching_dim not in (0, NO_BATCHING_DIM):
-            raise engine.InvalidConfig(
-                f"batching_dim {self.batching_dim} is not possible yet, only 0"
-            )
         return engine.ModelRunnerConfig(
             replication_factor=self.replication_factor,
             run_save_programs=self.run_save_programs,
@@ -84,6 +79,13 @@ class ModelRunnerConfig:
             auto_reset=self.auto_reset,
             ring_buffer_size_multiplier=self.ring_buffer_size_multiplier,
             batching_dim=self.batching_dim,
+            timeout_ns=_nanoseconds(self.timeout_ns),
+            is_batch_size_timeout_enabled=self.is_batch_size_timeout_enabled,
+            batch_size_timeout_ns=_nanoseconds(self.batch_size_timeout_ns),
+            data_parallel_timeout_ns=_nanoseconds(self.data_parallel_timeout_ns),
+            flush_on_waiting_outputs=self.flush_on_waiting_outputs,
+            flush_callback=self.flush_callback,
+            max_look_ahead=self.max_look_ahead,
             max_queue_size=_MAX_IN_FLIGHT,
         )
 
@@ -100,3 +102,9 @@ def _descs(model: Model, *kinds: TensorType) -> list[dict[str, engine.DataDesc]]
         }
         for kind in kinds
     ]
+
+
+def _nanoseconds(duration: Nanoseconds) -> int:
+    if isinstance(duration, timedelta):
+        return duration // timedelta(microseconds=1) * 1000
+    return min(duration, MAX_NS)

@@ -34,8 +34,8 @@ def test_what_the_protocol_cannot_say(data_type: DataType) -> None:
 
 @dataclass
 class Runner:
-    execute_inputs: tuple[DataDesc, ...]
-    execute_outputs: tuple[DataDesc, ...]
+    request_inputs: tuple[DataDesc, ...]
+    request_outputs: tuple[DataDesc, ...]
     max_batch_size: int
 
 

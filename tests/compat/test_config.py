@@ -91,8 +91,8 @@ def test_device_wait(
 
 def test_what_is_not_possible_is_refused(simple: str) -> None:
     config = model_runtime.ModelRunnerConfig()
-    config.batching_dim = 1
-    with pytest.raises(InvalidConfig, match="batching_dim"):
+    config.batching_dim = 2
+    with pytest.raises(InvalidConfig, match="dimension 2"):
         model_runtime.ModelRunner(simple, config)
 
 

@@ -59,8 +59,12 @@ def write_model(
     batching: str = "none",
     batch_size: int = 0,
     digest: str = "",
+    iterations: int = 1,
 ) -> Path:
-    """Write a model of one graph; `weights` become tensor data, `constants` stay in."""
+    """Write a model of one graph; `weights` become tensor data, `constants` stay in.
+
+    The main program repeats `iterations` times (device iterations).
+    """
     weights = weights or {}
     graph = helper.make_graph(
         list(nodes),
@@ -83,22 +87,21 @@ def write_model(
     }
     variables = {port.name: port.info for port in (*inputs, *outputs)} | loaded
     names_in = [port.name for port in inputs] + list(weights)
+    once = ex.Sequence(
+        (
+            *(ex.StreamIn(f"h2d_{p.name}", p.name) for p in inputs),
+            ex.Execute(
+                "main", {n: n for n in names_in}, {p.name: p.name for p in outputs}
+            ),
+            *(ex.StreamOut(p.name, f"d2h_{p.name}") for p in outputs),
+        )
+    )
     executable = ex.Executable(
         {"main": ex.Graph("main", model.SerializeToString(), digest)},
         variables,
         {
             0: ex.Sequence(tuple(ex.StreamIn(f"h2d_{n}", n) for n in weights)),
-            1: ex.Sequence(
-                (
-                    *(ex.StreamIn(f"h2d_{p.name}", p.name) for p in inputs),
-                    ex.Execute(
-                        "main",
-                        {n: n for n in names_in},
-                        {p.name: p.name for p in outputs},
-                    ),
-                    *(ex.StreamOut(p.name, f"d2h_{p.name}") for p in outputs),
-                )
-            ),
+            1: once if iterations == 1 else ex.Repeat(iterations, once),
         },
     )
     anchors = (
@@ -124,6 +127,7 @@ def write_model(
             Option("popgate.batching", batching),
             Option("popgate.batch_size", str(batch_size)),
         ),
+        device_iterations=iterations,
     )
     with Writer(path) as writer:
         writer.write(metadata)
@@ -153,6 +157,25 @@ def affine(
         batching="rows",
         batch_size=batch_size,
         digest="0" * 64 if wrong_digest else "",
+    )
+
+
+def regular(
+    path: Path, shape: tuple[int, ...], *, iterations: int = 1, batching: str = "none"
+) -> Path:
+    """output = input * 2 + 1 for a fixed (or partly free) shape."""
+    return write_model(
+        path,
+        [
+            helper.make_node("Mul", ["input", "two"], ["twice"]),
+            helper.make_node("Add", ["twice", "one"], ["output"]),
+        ],
+        [Port("input", shape)],
+        [Port("output", shape)],
+        {"two": np.array(2, np.float32), "one": np.array(1, np.float32)},
+        batching=batching,
+        batch_size=max(0, shape[0]) if batching == "rows" else 0,
+        iterations=iterations,
     )
 
 

@@ -53,15 +53,14 @@ def test_rows_of_any_number_come_back(
         assert runner.in_flight == 0
 
 
-@pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 8, 11])
+@pytest.mark.parametrize("count", [1, 3, 4, 5, 8, 11])
 def test_a_fixed_batch_is_padded_and_split(
     tmp_path: Path, shared_device: Device, count: int
 ) -> None:
     path = models.affine(tmp_path / "m.popef", batch_size=4)
-    with ModelRunner(path, on(shared_device)) as runner:
+    config = on(shared_device, batching_dim=0, timeout_ns=1)
+    with ModelRunner(path, config) as runner:
         data = np.arange(count * 4, dtype=np.float32).reshape(count, 4)
-        if count == 0:
-            return
         assert np.array_equal(runner.execute({"input": data})["output"], data * 2 + 1)
 
 

@@ -131,7 +131,7 @@ def test_requests_of_a_client_that_died_end(
         anchor.describe(0, 1, offset, len(data), ())
         anchor.ring.write_complete()
         at = channel.request_at(channel.requests.try_write_lock())
-        REQUEST.pack_into(channel.view, at, 1, 0, 0, 0, time.monotonic_ns())
+        REQUEST.pack_into(channel.view, at, 1, 1, 0, 0, time.monotonic_ns())
         channel.requests.write_complete()
         assert link.try_submit(number)
         os.eventfd_write(bells[0], 1)
