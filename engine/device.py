@@ -87,8 +87,7 @@ class Device:
         self._recovering = threading.Lock()
         self._blocking = BlockingDriver(self)
         self._busy = False
-        #: Channels whose runs wait for an input, which is named.
-        self.hungry: deque[tuple[ReplicaChannel, str]] = deque()
+        self.hungry: deque[Callable[[], None]] = deque()  # ask users for data
         try:
             self._start()
         except BaseException:
@@ -151,8 +150,7 @@ class Device:
         if completions:
             self._blocking.tell()
         while self.hungry:  # without the lock: users' code is called
-            channel, name = self.hungry.popleft()
-            channel.ask_for_rows(name)
+            self.hungry.popleft()()
         return len(completions)
 
     def check(self) -> bool:

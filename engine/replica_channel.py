@@ -6,6 +6,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from engine.channel import MAX_RANK, REQUEST, AnchorRing, Channel, ChannelLayout
@@ -130,7 +131,7 @@ class ReplicaChannel:
             self._queue(request, tensors)
             return request
 
-    def ask_for_rows(self, name: str) -> None:
+    def _ask_for_rows(self, name: str) -> None:
         """A run waits for data of the input `name`. Called without the lock."""
         if self.flusher is not None:
             self.flusher(self, name)
@@ -274,7 +275,7 @@ class ReplicaChannel:
             self._refill()
         if request is None or request.done:
             if outcome == Outcome.NEEDS_ROWS:
-                self.device.hungry.append((self, text))
+                self.device.hungry.append(partial(self._ask_for_rows, text))
                 return
             self.late += 1  # nobody waits for it any more
             self.pace.since = time.monotonic_ns()
