@@ -83,6 +83,7 @@ def model_metadata(record: ModelRecord, loaded: LoadedModel) -> ModelMetadata:
 def model_config(loaded: LoadedModel) -> dict[str, Any]:
     """Triton's model configuration document, as far as it applies."""
     spec, config = loaded.spec, loaded.config
+    is_decoupled = config.responses is not None and bool(config.responses.more)
     document: dict[str, Any] = {
         "name": spec.name,
         "platform": PLATFORM,
@@ -97,7 +98,7 @@ def model_config(loaded: LoadedModel) -> dict[str, Any]:
         "default_model_filename": "",
         "parameters": {},
         "model_warmup": [],
-        "model_transaction_policy": {"decoupled": False},
+        "model_transaction_policy": {"decoupled": is_decoupled},
     }
     if config.sequence is not None:
         document["sequence_batching"] = _sequence_batching(config.sequence)

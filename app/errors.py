@@ -4,6 +4,7 @@ RequestError            the request cannot be answered as it was asked
   MalformedBody           the body is not what it says it is
   InvalidRequest          the document breaks a rule of the protocol
     InvalidTensor           an input does not fit the model
+    RepeatedKey             a key stands twice in one object
   UnknownModel            no such model or version
   UnknownRegion           no such shared memory
   ModelNotReady           there is such a model, but not now
@@ -66,6 +67,14 @@ class MalformedBody(RequestError):
 
 class InvalidRequest(RequestError):
     """The document breaks a rule of the protocol."""
+
+
+class RepeatedKey(InvalidRequest):
+    """A key stands twice in one object of the document."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"key '{key:.80}' stands twice in one object")
+        self.key = key
 
 
 class InvalidTensor(InvalidRequest):

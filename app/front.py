@@ -14,9 +14,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import Any, TypeAlias
+from collections.abc import Awaitable, Callable, Mapping
 
+from app.asgi import (
+    ASGIApp,
+    ClientGone,
+    Receive,
+    Scope,
+    Send,
+    send_error,
+    send_response,
+)
 from app.codec.compression import (
     Coding,
     CompressResponses,
@@ -34,17 +42,12 @@ from app.errors import (
 )
 from app.infer_call import InferCall, header_timeout
 from app.limits import DEFAULT_LIMITS, Limits
+from app.streaming import ResponseStream, send_events, wants_events
 from app.table import ModelEntry, ModelTable
 from app.waiting import Waiting, WaitingRequests
 from engine import Cancelled, EngineError
 
 __all__ = ["InferFront", "ModelEntry", "ModelTable"]
-
-Scope: TypeAlias = MutableMapping[str, Any]
-Message: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
-ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 # The longest a request takes where nobody says otherwise, in seconds.
 DEFAULT_TIMEOUT = 60.0
@@ -55,10 +58,6 @@ _LINGER_BYTES = 64 << 20
 # Responses up to this size are compressed at once (under a millisecond), larger ones,
 # and all bodies that come compressed (which may become large), in a thread.
 _COMPRESS_AT_ONCE = 64 * 1024
-
-
-class ClientGone(Exception):
-    """The client has disconnected; there is nobody to answer."""
 
 
 class BodyRefused(Exception):
@@ -116,19 +115,42 @@ class InferFront:
         if missing is None:
             await self.fallback(scope, receive, send)
         else:
-            await _send_error(send, ErrorResponse.of(missing))
+            await send_error(send, ErrorResponse.of(missing))
 
     async def _infer(
         self, path: str, scope: Scope, receive: Receive, send: Send
     ) -> None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
+
+        async def answer(call: InferCall, body: list[bytes]) -> Response | None:
+            if not wants_events(headers):
+                return await self._answer(call, headers, body, receive)
+            await self._answer_events(call, headers, body, receive, send)
+            return None
+
+        await self.run_call(path, headers, receive, send, answer)
+
+    async def run_call(
+        self,
+        path: str,
+        headers: dict[bytes, bytes],
+        receive: Receive,
+        send: Send,
+        answer: Callable[[InferCall, list[bytes]], Awaitable[Response | None]],
+    ) -> None:
+        """Reads the body of a request to the model at the infer path `path`.
+
+        Then `answer` gets the call and the body, no longer compressed. It returns the
+        response, or None where it has sent it; it raises what is to be answered
+        instead.
+        """
         try:
             body = await self._read_body(headers, receive)
         except BodyRefused as refused:
             await _refuse_body(receive, send, refused)
             return
         except InvalidRequest as error:
-            await _send_error(send, ErrorResponse.of(error, close=True))
+            await send_error(send, ErrorResponse.of(error, close=True))
             return
         except ClientGone:
             return
@@ -138,13 +160,17 @@ class InferFront:
             try:
                 entry, waited = await self.load_on_demand(path, headers)
             except (RequestError, EngineError) as error:
-                await _send_error(send, ErrorResponse.of(error))
+                await send_error(send, ErrorResponse.of(error))
                 return
         call = InferCall(entry)
         if waited:
             call.waited(waited)
         try:
-            response = await self._answer(call, headers, body, receive)
+            encoding = headers.get(b"content-encoding")
+            if encoding is not None:
+                limit = self.limits.max_body_bytes
+                body = await asyncio.to_thread(inflate, encoding, body, limit)
+            response = await answer(call, body)
         except asyncio.CancelledError:
             call.forget()
             raise
@@ -153,9 +179,10 @@ class InferFront:
             return
         except Exception as error:
             call.fail(error)
-            await _send_error(send, ErrorResponse.of(error))
+            await send_error(send, ErrorResponse.of(error))
             return
-        await _send_response(send, response)
+        if response is not None:
+            await send_response(send, response)
 
     async def load_on_demand(
         self, path: str, headers: Mapping[bytes, bytes]
@@ -212,10 +239,6 @@ class InferFront:
         receive: Receive,
     ) -> Response:
         """The response to a complete request; raises what is to be answered instead."""
-        encoding = headers.get(b"content-encoding")
-        if encoding is not None:
-            limit = self.limits.max_body_bytes
-            body = await asyncio.to_thread(inflate, encoding, body, limit)
         waiting = Waiting(receive)
         submitted = call.start(headers, body, self.limits, self.timeout, waiting.wake)
         if not submitted.done:
@@ -231,33 +254,37 @@ class InferFront:
             return compress(response, coding)
         return await asyncio.to_thread(compress, response, coding)
 
+    async def _answer_events(
+        self,
+        call: InferCall,
+        headers: dict[bytes, bytes],
+        body: list[bytes],
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        """Sends every response to a request as an event of its own."""
+        codec = call.entry.codec(self.limits)
+        get = headers.get
+        request = codec.decode(
+            get(b"content-type"),
+            get(b"inference-header-content-length"),
+            b"application/json",
+            body,
+        )
+        if request.binary or request.binary_by_name or request.places is not None:
+            msg = (
+                "the responses of an event stream are JSON: they hold no binary data, "
+                "and nothing of them is in shared memory"
+            )
+            raise InvalidRequest(msg)
+        call.accept(request, headers, self.timeout)
+        async with ResponseStream(call, request, receive) as responses:
+            await send_events(
+                responses, lambda outputs: codec.encode(request, outputs).body, send
+            )
+
     def __repr__(self) -> str:
         return f"<InferFront {self.models!r} waiting={len(self._waiting)}>"
-
-
-async def _send_response(send: Send, response: Response) -> None:
-    await send(
-        {
-            "type": "http.response.start",
-            "status": response.status,
-            "headers": response.headers,
-        }
-    )
-    parts = response.parts
-    for part in parts[:-1]:
-        await send({"type": "http.response.body", "body": part, "more_body": True})
-    await send({"type": "http.response.body", "body": parts[-1]})
-
-
-async def _send_error(send: Send, error: ErrorResponse) -> None:
-    await send(
-        {
-            "type": "http.response.start",
-            "status": error.status,
-            "headers": error.headers,
-        }
-    )
-    await send({"type": "http.response.body", "body": error.body})
 
 
 async def _refuse_body(receive: Receive, send: Send, refused: BodyRefused) -> None:

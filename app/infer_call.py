@@ -32,15 +32,15 @@ class InferCall:
     __slots__ = (
         "_began",
         "_decoded",
-        "_entry",
         "_request",
         "deadline",
+        "entry",
         "is_exact",
         "submitted",
     )
 
     def __init__(self, entry: ModelEntry) -> None:
-        self._entry = entry
+        self.entry = entry
         self._began = time.monotonic_ns()
         self._decoded = 0
         self._request: InferRequest | None = None
@@ -66,7 +66,7 @@ class InferCall:
         `body` is not compressed any more, whatever the headers say.
         Raises what is to be answered instead: after that, `fail` is due.
         """
-        entry = self._entry
+        entry = self.entry
         if not entry.ready:
             raise ModelNotReady(entry.spec.name)
         get = headers.get
@@ -76,6 +76,23 @@ class InferCall:
             get(b"accept"),
             body,
         )
+        self.accept(request, headers, timeout)
+        if entry.scheduler is not None:
+            self.submitted = entry.scheduler.submit(request, self.deadline, on_done)
+        else:
+            self.submitted = entry.runner.submit(
+                request.inputs,
+                deadline=self.deadline,
+                on_done=on_done,
+                priority=request.priority,
+            )
+        return self.submitted
+
+    def accept(
+        self, request: InferRequest, headers: Mapping[bytes, bytes], timeout: float
+    ) -> None:
+        """Takes a request that is decoded, and finds out how long it may take."""
+        entry = self.entry
         self._request = request
         if request.places is not None and entry.regions is not None:
             request.held = entry.regions.hold(request.places)
@@ -91,16 +108,6 @@ class InferCall:
             self.is_exact = True
         self.deadline = self._began / _NS + min(wanted, entry.max_timeout)
         self._decoded = time.monotonic_ns()
-        if entry.scheduler is not None:
-            self.submitted = entry.scheduler.submit(request, self.deadline, on_done)
-        else:
-            self.submitted = entry.runner.submit(
-                request.inputs,
-                deadline=self.deadline,
-                on_done=on_done,
-                priority=request.priority,
-            )
-        return self.submitted
 
     def finish(self, limits: Limits, submitted: Submitted) -> Response:
         """The response to a request that is done; raises how it failed."""
@@ -109,8 +116,14 @@ class InferCall:
         request = self._request
         assert request is not None
         encoding = time.monotonic_ns()
-        entry = self._entry
-        response = entry.codec(limits).encode(request, submitted.outputs)
+        response = self.entry.codec(limits).encode(request, submitted.outputs)
+        self.succeed(submitted, encoding)
+        return response
+
+    def succeed(self, submitted: Submitted, encoding: int) -> None:
+        """Counts a request that is answered; `encoding` is when that was begun."""
+        entry, request = self.entry, self._request
+        assert request is not None
         ended = time.monotonic_ns()
         if request.held is not None:
             request.held.release()
@@ -126,12 +139,11 @@ class InferCall:
         tracer = entry.tracer
         if tracer is not None and tracer.wants():
             self._trace(tracer, submitted, encoding, ended)
-        return response
 
     def _trace(
         self, tracer: Tracer, submitted: Submitted, encoding: int, ended: int
     ) -> None:
-        spec, request = self._entry.spec, self._request
+        spec, request = self.entry.spec, self._request
         assert request is not None
         # Durations of the device, laid on the gateway's clock.
         started = min(self._decoded + submitted.queue_ns, encoding)
@@ -157,10 +169,10 @@ class InferCall:
     def _end(self, reason: FailureReason) -> None:
         if self._request is not None and self._request.held is not None:
             self._request.held.release()
-        self._entry.stats.failure(reason, time.monotonic_ns() - self._began)
+        self.entry.stats.failure(reason, time.monotonic_ns() - self._began)
 
     def __repr__(self) -> str:
-        return f"<InferCall {self._entry.spec.name} {self.submitted!r}>"
+        return f"<InferCall {self.entry.spec.name} {self.submitted!r}>"
 
 
 def header_timeout(headers: Mapping[bytes, bytes]) -> float | None:

@@ -16,6 +16,7 @@ from app.priorities import queue_sizes
 from app.scan import VersionSource
 from app.sequences import SequenceScheduler
 from app.spec import ModelSpec
+from app.steps import StepScheduler
 from engine import EngineError, ModelRunner, ModelRunnerConfig
 from popef_io import PopefError
 
@@ -40,7 +41,7 @@ class LoadedModel:
     source: VersionSource
     memory: int
     loaded_at: float
-    scheduler: SequenceScheduler | None = None
+    scheduler: SequenceScheduler | StepScheduler | None = None
 
     @property
     def version(self) -> str:
@@ -153,8 +154,11 @@ def _explained(label: str) -> Iterator[None]:
 
 def _scheduler(
     spec: ModelSpec, runner: ModelRunner, source: VersionSource, config: ModelConfig
-) -> SequenceScheduler | None:
-    """What keeps the state of a model that has one. Raises ValueError."""
-    if config.sequence is None:
-        return None
-    return SequenceScheduler(spec, runner, config.sequence, source.files[0].parent)
+) -> SequenceScheduler | StepScheduler | None:
+    """What fills in the inputs that requests do not see. Raises ValueError."""
+    folder = source.files[0].parent
+    if config.sequence is not None:
+        return SequenceScheduler(spec, runner, config.sequence, folder)
+    if config.responses is not None:
+        return StepScheduler(spec, runner, config.responses, folder)
+    return None

@@ -19,6 +19,7 @@ from app.handlers import install_error_handlers
 from app.limits import DEFAULT_LIMITS
 from app.openapi import TITLE, base_document, document_with_models, to_yaml
 from app.routers import (
+    generate,
     health,
     infer,
     log_settings,
@@ -80,7 +81,7 @@ def create_api(gateway: Gateway) -> FastAPI:
     install_error_handlers(api)
     for part in (infer, models, health, metrics, oip, docs_page):
         api.include_router(part.router)
-    for extension in (log_settings, trace_settings, shared_memory):
+    for extension in (generate, log_settings, trace_settings, shared_memory):
         api.include_router(extension.router)
     base = base_document(api)
 

@@ -29,6 +29,7 @@ from app.config_keys import (
 from app.labels import check_labels, read_labels
 from app.priorities import PriorityLevel, check_levels
 from app.sequence_config import SequenceConfig
+from app.steps_config import StepsConfig
 from app.version_policy import ALL_VERSIONS, VersionPolicy, check_versions
 from engine import MAX_PRIORITY_LEVELS
 
@@ -122,6 +123,11 @@ class ModelConfig:
     sequence: SequenceConfig | None = key(
         None, section(SequenceConfig), "requests follow each other and share a state"
     )
+    responses: StepsConfig | None = key(
+        None,
+        section(StepsConfig),
+        "a request runs in steps and has several responses",
+    )
     example: Mapping[str, Any] = key(
         dict, table, "values of inputs by name, for the documentation page"
     )
@@ -144,6 +150,8 @@ class ModelConfig:
                 f"that there are {self.priority_levels}"
             )
             raise ValueError(msg)
+        if self.sequence is not None and self.responses is not None:
+            raise ValueError("a model has either [sequence] or [responses], not both")
         check_levels(self.priority, self.priority_levels)
         if self.timeout and self.max_timeout and self.timeout > self.max_timeout:
             msg = f"timeout is {self.timeout:g} s, over max_timeout"

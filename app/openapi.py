@@ -26,7 +26,7 @@ from app.examples import (
 )
 from app.loader import LoadedModel
 from app.routers.infer import OTHER_ENCODINGS
-from app.schemas import InferenceRequest
+from app.schemas import GenerateRequest, InferenceRequest
 from app.spec import ModelSpec, TensorSpec
 
 TITLE = "PopGate"
@@ -66,9 +66,11 @@ def base_document(app: FastAPI) -> dict[str, Any]:
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
     )
     schemas = document["components"]["schemas"]
-    request = InferenceRequest.model_json_schema(ref_template=_REF)
-    schemas.update(request.pop("$defs", {}))
-    schemas["InferenceRequest"] = request
+    # Bodies that routes read themselves, and so declare by reference only.
+    for body in (InferenceRequest, GenerateRequest):
+        schema = body.model_json_schema(ref_template=_REF)
+        schemas.update(schema.pop("$defs", {}))
+        schemas[body.__name__] = schema
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     document["components"]["schemas"] = dict(sorted(schemas.items()))

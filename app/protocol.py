@@ -6,7 +6,7 @@ body starts an `InferCall`, and its result is written to the connection from the
 device's `poll`. There is no task, no future and no message in between, which halves
 what a small request costs (bench/LOG.md). Everything else goes uvicorn's way, through
 ASGI, including all that is unusual about an inference: no Content-Length, too long a
-body, compression, Expect, HTTP/1.0.
+body, compression, an answer in events, Expect, HTTP/1.0.
 
 To uvicorn an `Exchange` is the cycle of a request like its own: it queues pipelined
 requests behind it and ends it in an orderly way.
@@ -29,6 +29,7 @@ from app.codec.messages import Buffer, Header
 from app.errors import ErrorResponse
 from app.front import InferFront
 from app.infer_call import InferCall
+from app.streaming import wants_events
 from app.table import Submitted
 from engine import Cancelled, DeadlineExceeded
 
@@ -266,6 +267,7 @@ class GatewayProtocol(HttpToolsProtocol):
                 and len(length) < 16
                 and int(length) <= limit
                 and b"content-encoding" not in exchange.headers
+                and not wants_events(exchange.headers)
                 and self.front.coding_for(exchange.headers) is None
             ):
                 exchange.missing = int(length)

@@ -73,6 +73,27 @@ class InferenceResponse(Body):
     parameters: dict[str, Any] | None = None
 
 
+class GenerateRequest(Body):
+    """A flat object: inputs of the model by name, and parameters of the request."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+    id: str | None = None
+    parameters: dict[str, Any] | None = Field(
+        default=None, description="More parameters, for names that inputs have too."
+    )
+
+
+class GenerateResponse(Body):
+    """A flat object: the outputs of the model by name."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+    id: str | None = None
+    model_name: str
+    model_version: str
+
+
 class MetadataTensor(Body):
     """A tensor that a model takes or gives; -1 is a dimension of any size."""
 

@@ -42,6 +42,7 @@ class SequenceRequest:
         "inputs",
         "on_done",
         "outputs",
+        "priority",
         "queue_ns",
         "start",
     )
@@ -52,9 +53,11 @@ class SequenceRequest:
         deadline: float,
         on_done: Callable[[Any], None],
         *,
+        priority: int,
         start: bool,
         end: bool,
     ) -> None:
+        self.priority = priority
         self.inputs = inputs
         self.deadline = deadline
         self.on_done = on_done
@@ -168,7 +171,14 @@ class SequenceScheduler:
                 f"sequence {sequence.id} of model '{model}' wait already"
             )
             raise QueueFull(msg)
-        mine = SequenceRequest(request.inputs, deadline, on_done, start=start, end=end)
+        mine = SequenceRequest(
+            request.inputs,
+            deadline,
+            on_done,
+            priority=request.priority,
+            start=start,
+            end=end,
+        )
         if sequence.is_busy:
             sequence.is_open = not end
             sequence.waiting.append(mine)
@@ -248,6 +258,7 @@ class SequenceScheduler:
             mine.inner = self._runner.submit(
                 inputs,
                 deadline=mine.deadline,
+                priority=mine.priority,
                 on_done=lambda submitted: self._done(sequence, mine, submitted),
             )
         except BaseException:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from app.codec import InferRequest, ModelCodec
 from app.errors import ModelNotReady, RequestError, UnknownModel
@@ -60,6 +60,10 @@ class OnDemand(Protocol):
 
     def offers(self, name: str, version: str | None) -> bool: ...
     async def ensure(self, name: str, version: str | None, seconds: float) -> None: ...
+
+
+#: Gets the outputs of one of several responses.
+OnResponse: TypeAlias = Callable[[Mapping[str, Tensor]], None]
 
 
 class RequestScheduler(Protocol):

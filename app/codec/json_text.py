@@ -19,7 +19,7 @@ from typing import Any
 import orjson
 
 from app.codec.shapes import LIST_WEIGHT, too_deep, too_many_values
-from app.errors import InvalidRequest, MalformedBody
+from app.errors import MalformedBody, RepeatedKey
 from app.limits import Limits
 
 # Below this size, asking every element is cheaper than looking into the text.
@@ -83,8 +83,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                msg = f"key '{key:.80}' stands twice in one object"
-                raise InvalidRequest(msg)
+                raise RepeatedKey(key)
             seen.add(key)
     return found
 

@@ -61,6 +61,18 @@ class ModelCodec:
         self._msgpack = MsgpackWriter(spec, self._outputs)
         self._classified: dict[frozenset[str], ModelCodec] = {}
 
+    @property
+    def outputs(self) -> Mapping[str, Output]:
+        """How each output is written, by name."""
+        return self._outputs
+
+    def read(self, document: object) -> InferRequest:
+        """The validated request of a document that was made elsewhere; JSON goes back.
+
+        Raises `app.errors.RequestError`.
+        """
+        return self._reader.read(document, Reply(Encoding.JSON))
+
     def decode(
         self,
         content_type: bytes | None,

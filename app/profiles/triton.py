@@ -139,6 +139,10 @@ def _identity(kind: str, dims: _Dims, count: int = 1, config: str = _BATCHED) ->
     )
 
 
+_DELAYED = f"""\
+[responses]
+delay = {EXECUTE_DELAY}
+"""
 _SEQUENCE = """\
 [sequence]
 max_idle = 5.0
@@ -203,6 +207,63 @@ def _simple_string_dyna_sequence() -> Model:
     )
 
 
+def _mock_llm() -> Model:
+    """Says what it is told: once, or `REPETITION` times where `STREAM` is true."""
+    one, scalar = (1, 1), ()
+    return Model(
+        {
+            "PROMPT": ("STRING", one),
+            "STREAM": ("BOOL", one),
+            "STEP": ("INT64", scalar),
+            "REPETITION": ("INT64", scalar),
+            "DELAY": ("FLOAT", scalar),
+            "FAIL_LAST": ("BOOL", scalar),
+        },
+        {
+            "TEXT": ("STRING", one),
+            "MORE": ("BOOL", one),
+            "EMIT": ("BOOL", one),
+            "ERROR": ("STRING", one),
+            "WAIT": ("FLOAT", one),
+        },
+        [
+            ("Identity", "PROMPT", "TEXT", {}),
+            # How many responses there are, and whether an error comes after them.
+            ("Where", "STREAM REPETITION one", "responses", {}),
+            ("And", "STREAM FAIL_LAST", "fails", {}),
+            ("Cast", "fails", "failures", _cast("INT64")),
+            ("Add", "responses failures", "steps", {}),
+            ("Less", "STEP responses", "EMIT", {}),
+            ("Add", "STEP one", "next", {}),
+            ("Less", "next steps", "MORE", {}),
+            ("Not", "EMIT", "is_over", {}),
+            ("And", "fails is_over", "fails_now", {}),
+            ("Where", "fails_now text none", "ERROR", {}),
+            ("And", "STREAM EMIT", "waits", {}),
+            ("Where", "waits DELAY zero", "WAIT", {}),
+        ],
+        """\
+batching = false
+[responses]
+more = "MORE"
+emit = "EMIT"
+error = "ERROR"
+delay = "WAIT"
+step = "STEP"
+[responses.parameters]
+REPETITION = 1
+DELAY = 0.0
+FAIL_LAST = false
+""",
+        {
+            "one": ("INT64", 1),
+            "zero": ("FLOAT", 0.0),
+            "text": ("STRING", b"An Error Occurred"),
+            "none": ("STRING", b""),
+        },
+    )
+
+
 #: By name; every one is made when it is written.
 MODELS: Mapping[str, Callable[[], Model]] = MappingProxyType(
     {
@@ -213,6 +274,10 @@ MODELS: Mapping[str, Callable[[], Model]] = MappingProxyType(
         "simple_sequence": _simple_sequence,
         "simple_dyna_sequence": _simple_dyna_sequence,
         "simple_string_dyna_sequence": _simple_string_dyna_sequence,
+        "mock_llm": _mock_llm,
+        "custom_identity_int32": lambda: _identity(
+            "INT32", ("N", "M"), config=_BATCHED + _DELAYED
+        ),
         "onnx_zero_1_float32": lambda: _identity("FLOAT", ("N", "M")),
         "onnx_zero_1_float16": lambda: _identity("FLOAT16", ("N", "A", "B")),
         "onnx_zero_3_float32": lambda: _identity("FLOAT", ("N", "M"), 3),

@@ -39,12 +39,14 @@ _ERRORS = {
     503: "The model, or its device, is not available now.",
     504: "The deadline passed.",
 }
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": text}
+    for status, text in _ERRORS.items()
+}
+_EVENTS = {"text/event-stream": {"schema": {"type": "string"}}}
 INFER_RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {"model": InferenceResponse, "content": dict(OTHER_ENCODINGS)},
-    **{
-        status: {"model": ErrorBody, "description": text}
-        for status, text in _ERRORS.items()
-    },
+    200: {"model": InferenceResponse, "content": OTHER_ENCODINGS | _EVENTS},
+    **ERROR_RESPONSES,
 }
 _EXTRA: dict[str, Any] = {
     "requestBody": {
@@ -62,6 +64,7 @@ _TEXT = """Tensors in, tensors out.
 `Content-Type` says what comes (recognised if absent): JSON, msgpack (the same document,
 `data` as bytes), the protocol's binary form (`Inference-Header-Content-Length`), or one
 `.npy` array. `Accept` says what goes back; the default is the encoding of the request.
+`text/event-stream` gives every response of a model that has several as an event.
 """
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from app.front import InferFront, Message, ModelEntry, ModelTable, Receive, Scope, Send
+from app.asgi import Message, Receive, Scope, Send
+from app.front import InferFront, ModelEntry, ModelTable
 from app.limits import Limits
 from app.metrics import ModelMetrics
 from app.spec import ModelSpec, TensorSpec

@@ -1,0 +1,44 @@
+"""ASGI by its names: the types of an application, and answers as its messages."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, TypeAlias
+
+from app.codec.messages import Response
+from app.errors import ErrorResponse
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class ClientGone(Exception):
+    """The client has disconnected; there is nobody to answer."""
+
+
+async def send_response(send: Send, response: Response) -> None:
+    await send(
+        {
+            "type": "http.response.start",
+            "status": response.status,
+            "headers": response.headers,
+        }
+    )
+    parts = response.parts
+    for part in parts[:-1]:
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": parts[-1]})
+
+
+async def send_error(send: Send, error: ErrorResponse) -> None:
+    await send(
+        {
+            "type": "http.response.start",
+            "status": error.status,
+            "headers": error.headers,
+        }
+    )
+    await send({"type": "http.response.body", "body": error.body})

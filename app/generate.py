@@ -1,0 +1,168 @@
+"""The generate extension: a flat JSON object in, a flat JSON object out.
+
+Fields that are named like inputs of the model become tensors; all others are parameters
+of the request. Shapes are not said, so the model's are filled up: fixed dimensions
+first, and what is left goes to the free ones, the innermost first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from app.codec import InferRequest, ModelCodec
+from app.codec.chunks import join
+from app.codec.json_text import parse_json
+from app.codec.messages import NanPolicy
+from app.codec.oip_json import check_json_size
+from app.codec.outputs import Output, strings_of
+from app.codec.shapes import discover
+from app.errors import InvalidRequest, InvalidTensor, NotRepresentable, RepeatedKey
+from app.limits import Limits
+from app.spec import TensorSpec
+from engine import Tensor
+
+#: Of `generate`, which has room for one response. The words are the protocol's.
+NOT_ONE_RESPONSE = (
+    "generate expects model to produce exactly 1 response, use generate stream for "
+    "model that generates various number of responses"
+)
+
+
+def decode_generate(codec: ModelCodec, body: list[bytes]) -> InferRequest:
+    """The request of a flat JSON object. Raises `RequestError`."""
+    spec, limits = codec.spec, codec.limits
+    text = join(body)
+    check_json_size(len(text), limits)
+    try:
+        document = parse_json(text, limits)
+    except RepeatedKey as error:
+        if error.key not in spec.inputs_by_name:
+            raise
+        msg = f"input '{error.key}' already exists in request"
+        raise InvalidRequest(msg) from None
+    if type(document) is not dict:
+        msg = f"expected a JSON object, got {type(document).__name__}"
+        raise InvalidRequest(msg)
+    inputs: list[dict[str, Any]] = []
+    parameters: dict[str, Any] = {}
+    for name, value in document.items():
+        tensor = spec.inputs_by_name.get(name)
+        if tensor is not None:
+            inputs.append(_input(tensor, value, limits))
+        elif name == "parameters":
+            parameters |= _nested_parameters(value)
+        elif name != "id":
+            parameters[name] = value
+    return codec.read(
+        {"id": document.get("id"), "inputs": inputs, "parameters": parameters}
+    )
+
+
+def encode_generate(
+    codec: ModelCodec, request: InferRequest, outputs: Mapping[str, Tensor]
+) -> bytes:
+    """The flat JSON object of one response: one element as itself, more as a list.
+
+    Raises `NotRepresentable` for what JSON cannot say.
+    """
+    spec = codec.spec
+    fields: dict[str, bytes] = {}
+    if request.id is not None:
+        fields["id"] = orjson.dumps(request.id)
+    fields["model_name"] = orjson.dumps(spec.name)
+    fields["model_version"] = orjson.dumps(spec.version)
+    for name, output in codec.outputs.items():
+        fields[name] = _value(output, outputs[name], request.nan)
+    pairs = (b"%b:%b" % (orjson.dumps(k), v) for k, v in fields.items())
+    return b"{" + b",".join(pairs) + b"}"
+
+
+def _nested_parameters(value: object) -> dict[str, Any]:
+    if type(value) is not dict:
+        msg = "Expected JSON object for keyword: 'parameters'"
+        raise InvalidRequest(f"{msg}, got {type(value).__name__}")
+    for name, item in value.items():
+        if isinstance(item, dict | list):
+            msg = f"Converting keyword: 'parameters': parameter '{name:.80}'"
+            raise InvalidRequest(f"{msg} has invalid type.")
+    return value
+
+
+def _input(tensor: TensorSpec, value: object, limits: Limits) -> dict[str, Any]:
+    """The input of an inference document."""
+    if isinstance(value, list) and value and isinstance(value[0], list):
+        shape, data = discover(tensor.name, value, tensor.shape, limits)
+    else:
+        data = value if isinstance(value, list) else [value]
+        shape = _fill(tensor, len(data))
+    _check_kinds(tensor, data)
+    return {
+        "name": tensor.name,
+        "shape": list(shape),
+        "datatype": tensor.datatype,
+        "data": data,
+    }
+
+
+def _fill(tensor: TensorSpec, count: int) -> tuple[int, ...]:
+    """The model's shape with `count` elements in it."""
+    if tensor.shape is None:
+        return (count,)
+    left, dims = count, list(tensor.shape)
+    for dim in dims:
+        if dim > 0 and left % dim == 0:
+            left //= dim
+        elif dim >= 0 and (dim or count):
+            raise _cannot_fill(tensor, count)
+    for index in range(len(dims) - 1, -1, -1):
+        if dims[index] == -1:
+            dims[index], left = left, 1
+    if left != 1 and count:
+        raise _cannot_fill(tensor, count)
+    return tuple(dims)
+
+
+def _cannot_fill(tensor: TensorSpec, count: int) -> InvalidTensor:
+    return InvalidTensor(
+        f"The schema can not convert input '{tensor.name}' to tensor with proper "
+        f"shape: {count} elements do not fill {list(tensor.shape or ())}"
+    )
+
+
+def _check_kinds(tensor: TensorSpec, data: list[Any]) -> None:
+    """Says in the protocol's words what is no string and no boolean."""
+    wanted, word = {"s": (str, "string"), "b": (bool, "boolean")}.get(
+        tensor.type.kind, (object, "")
+    )
+    for item in data:
+        if not isinstance(item, wanted):
+            msg = (
+                f"attempt to access JSON non-{word} as {word} "
+                f"(input '{tensor.name}' is {tensor.datatype})"
+            )
+            raise InvalidTensor(msg)
+
+
+def _value(output: Output, tensor: Tensor, nan: NanPolicy) -> bytes:
+    if output.kind == "s":
+        try:
+            text = orjson.dumps([item.decode() for item in strings_of(tensor)])
+        except UnicodeDecodeError:
+            msg = (
+                f"output '{output.name}' is not UTF-8, which a flat JSON object cannot "
+                f"say; use infer"
+            )
+            raise NotRepresentable(msg) from None
+    else:
+        text = output.json_data(tensor, nan)
+    return text[1:-1] if _count(tensor) == 1 else text
+
+
+def _count(tensor: Tensor) -> int:
+    count = 1
+    for dim in tensor.shape:
+        count *= dim
+    return count
