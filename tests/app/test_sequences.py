@@ -70,6 +70,7 @@ class Summer:
         *,
         deadline: float | None = None,
         on_done: Callable[[Any], None] | None = None,
+        priority: int = 0,
     ) -> Summed:
         if self.refuse is not None:
             raise self.refuse
