@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import orjson
-from fastapi import Depends, Path, Request
+from fastapi import Depends, Path, Request, Security
+from fastapi.security import HTTPBearer
 
 from app.access import check_management
 from app.errors import BodyTooLarge, InvalidRequest, MalformedBody, UnknownModel
@@ -22,7 +23,15 @@ def get_gateway(request: Request) -> Gateway:
     return gateway
 
 
-def require_management(request: Request) -> None:
+KEY_SCHEME = "apiKey"
+_KEY = HTTPBearer(
+    scheme_name=KEY_SCHEME,
+    description="The key given to the gateway with `--api-key`.",
+    auto_error=False,
+)
+
+
+def require_management(request: Request, _: Annotated[Any, Security(_KEY)]) -> None:
     """Lets only those in who may load and unload (`app/access.py`)."""
     settings = get_gateway(request).settings
     key = settings.api_key.get_secret_value() if settings.api_key else None
@@ -57,10 +66,10 @@ def find_version(record: ModelRecord, version: str | None) -> LoadedModel | None
     raise UnknownModel(record.name, version)
 
 
-async def read_json(request: Request) -> Any:
-    """The body as JSON, whatever its content type says; None where it is empty.
+async def read_object(request: Request) -> dict[str, Any]:
+    """The body as a JSON object, whatever its content type; `{}` if it is empty.
 
-    Raises `MalformedBody` or `BodyTooLarge`.
+    Raises `MalformedBody`, `BodyTooLarge`, or `InvalidRequest` for any other JSON.
     """
     body = bytearray()
     async for chunk in request.stream():
@@ -69,27 +78,17 @@ async def read_json(request: Request) -> Any:
             msg = f"the body is larger than {MAX_MANAGEMENT_BODY} bytes"
             raise BodyTooLarge(msg)
     if not body:
-        return None
+        return {}
     try:
-        return orjson.loads(body)
+        return as_object(orjson.loads(body), "the body")
     except orjson.JSONDecodeError as e:
         msg = f"the body is not JSON: {e}"
         raise MalformedBody(msg) from None
 
 
-async def read_object(request: Request) -> dict[str, Any]:
-    """The body as a JSON object; an empty one where there is no body.
-
-    Raises what `read_json` does, and `InvalidRequest` for any other JSON.
-    """
-    return as_object(await read_json(request))
-
-
-def as_object(document: Any) -> dict[str, Any]:
-    """`document`, which must be an object; nothing counts as an empty one."""
-    if document is None:
-        return {}
-    if not isinstance(document, dict):
-        msg = f"expected a JSON object, got {type(document).__name__}"
-        raise InvalidRequest(msg)
-    return document
+def as_object(value: Any, what: str) -> dict[str, Any]:
+    """`value`, which must be a JSON object; `what` names it in the error."""
+    if not isinstance(value, dict):
+        msg = f"{what} must be a JSON object, got {type(value).__name__}"
+        raise InvalidRequest(f"expected a JSON object: {msg}")
+    return value

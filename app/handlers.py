@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.errors import ErrorResponse, HttpError, InvalidRequest, RequestError
+from app.errors import ErrorResponse, Header, HttpError, InvalidRequest, RequestError
 from engine import EngineError
 
 logger = logging.getLogger(__name__)
@@ -73,10 +76,11 @@ async def _answer(request: Request, error: Exception) -> Response:
 async def _http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     text = _TEXTS.get(error.status_code, str(error.detail))
-    headers = tuple(
-        (name.lower().encode(), value.encode())
-        for name, value in (error.headers or {}).items()
-    )
+    given = {name.lower(): value for name, value in (error.headers or {}).items()}
+    allow = given.pop("allow", "")
+    headers = tuple((name.encode(), value.encode()) for name, value in given.items())
+    if error.status_code == 405:
+        headers += (_allowed(request, allow),)
     ours = HttpError(
         error.status_code,
         text.format(path=request.url.path, method=request.method),
@@ -84,6 +88,40 @@ async def _http_exception(request: Request, error: Exception) -> Response:
         headers,
     )
     return _response(ErrorResponse.of(ours))
+
+
+class AllowedMethods:
+    """Which methods the paths of an OpenAPI document take.
+
+    A router that refuses a method knows only those of one of its routes.
+    """
+
+    def __init__(self, paths: Mapping[str, Mapping[str, Any]]) -> None:
+        self._paths = [
+            (compile_path(path)[0], {method.upper() for method in operations})
+            for path, operations in paths.items()
+        ]
+
+    def of(self, path: str) -> set[str]:
+        found: set[str] = set()
+        for pattern, methods in self._paths:
+            if pattern.match(path):
+                found |= methods
+        return found
+
+
+def _route_path(scope: Scope) -> str:
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
+
+
+def _allowed(request: Request, known: str) -> Header:
+    """The header that names the methods; `known` are those that one route has named."""
+    methods = {method.strip() for method in known.split(",")} - {""}
+    allowed: AllowedMethods | None = getattr(request.app.state, "allowed", None)
+    if allowed is not None:
+        methods |= allowed.of(_route_path(request.scope))
+    return (b"allow", ", ".join(sorted(methods)).encode())
 
 
 async def _validation(request: Request, error: Exception) -> Response:

@@ -15,7 +15,7 @@ from app.about import VERSION
 from app.codec.compression import CompressResponses
 from app.front import InferFront
 from app.gateway import Gateway
-from app.handlers import install_error_handlers
+from app.handlers import AllowedMethods, install_error_handlers
 from app.limits import DEFAULT_LIMITS
 from app.openapi import TITLE, base_document, document_with_models, to_yaml
 from app.routers import (
@@ -84,6 +84,7 @@ def create_api(gateway: Gateway) -> FastAPI:
     for extension in (generate, log_settings, trace_settings, shared_memory):
         api.include_router(extension.router)
     base = base_document(api)
+    api.state.allowed = AllowedMethods(base["paths"])
 
     @api.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Any:

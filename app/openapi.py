@@ -18,6 +18,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from app.about import VERSION
+from app.dependencies import KEY_SCHEME
 from app.examples import (
     MAX_EXAMPLE_ELEMENTS,
     example_oip_request,
@@ -25,6 +26,7 @@ from app.examples import (
     shown_shape,
 )
 from app.loader import LoadedModel
+from app.request_bodies import body_schemas
 from app.routers.infer import OTHER_ENCODINGS
 from app.schemas import GenerateRequest, InferenceRequest
 from app.spec import ModelSpec, TensorSpec
@@ -52,7 +54,7 @@ _JSON_TYPES = {"f": "number", "i": "integer", "u": "integer", "b": "boolean"}
 _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 _PLAIN_KEY = re.compile(r"[$A-Za-z_][A-Za-z0-9_./-]*")
 _YAML_WORDS = frozenset(["y", "n", "yes", "no", "on", "off", "true", "false", "null"])
-_MANAGED = re.compile(r"/(load|unload)$")
+_LOADING = re.compile(r"/(load|unload)$")
 
 
 def base_document(app: FastAPI) -> dict[str, Any]:
@@ -71,16 +73,10 @@ def base_document(app: FastAPI) -> dict[str, Any]:
         schema = body.model_json_schema(ref_template=_REF)
         schemas.update(schema.pop("$defs", {}))
         schemas[body.__name__] = schema
+    schemas.update(body_schemas())
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     document["components"]["schemas"] = dict(sorted(schemas.items()))
-    document["components"]["securitySchemes"] = {
-        "apiKey": {
-            "type": "http",
-            "scheme": "bearer",
-            "description": "The key given to the gateway with `--api-key`.",
-        }
-    }
     for path, operations in document["paths"].items():
         for operation in operations.values():
             _finish_operation(path, operation)
@@ -98,12 +94,13 @@ def _finish_operation(path: str, operation: dict[str, Any]) -> None:
         errors["404"] = "There is no such model or version."
     if path.startswith("/v2/models/{name}"):
         errors["503"] = "It is not served now."
-    if path.startswith("/v2/repository") or _MANAGED.search(path):
+    if "requestBody" in operation or _LOADING.search(path):
         errors["400"] = "The request is malformed, or it could not be done."
-    if _MANAGED.search(path):
+        errors["413"] = "The body is larger than allowed."
+    if "security" in operation:  # the dependency of management calls
         errors["401"] = "The API key is missing or wrong."
         errors["403"] = "Management calls are taken from this machine only."
-        operation["security"] = [{"apiKey": []}, {}]
+        operation["security"] = [{KEY_SCHEME: []}, {}]
     for status, text in errors.items():
         responses.setdefault(status, _error_response(text))
     operation["responses"] = dict(sorted(responses.items()))

@@ -8,14 +8,14 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from app.dependencies import MANAGEMENT, GatewayOf, read_object
-from app.errors import HttpError, InvalidRequest
+from app.errors import InvalidRequest
 from app.log import LogControl
+from app.request_bodies import MOST, LogRequest, documented
 from app.schemas import LogDocument
 
 router = APIRouter(prefix="/v2", tags=["open inference protocol"])
 
 _FORMATS = ("default", "ISO8601")
-_MAX_VERBOSE = 1 << 31
 _SWITCHES = {"log_info": "info", "log_warning": "warning", "log_error": "error"}
 
 
@@ -24,7 +24,12 @@ async def get_log_settings(gateway: GatewayOf) -> LogDocument:
     return _document(gateway.logging)
 
 
-@router.post("/logging", summary="Change what is logged", dependencies=MANAGEMENT)
+@router.post(
+    "/logging",
+    summary="Change what is logged",
+    dependencies=MANAGEMENT,
+    openapi_extra=documented(LogRequest),
+)
 async def update_log_settings(gateway: GatewayOf, request: Request) -> LogDocument:
     """Changes what is named and answers with all settings. In force at once.
 
@@ -49,13 +54,13 @@ def _parse(document: dict[str, Any]) -> dict[str, Any]:
     for key, value in document.items():
         if key == "log_file":
             msg = "log file location can not be updated through network protocol"
-            raise HttpError(501, msg, "unsupported")
+            raise InvalidRequest(msg)
         if key in _SWITCHES:
             if not isinstance(value, bool):
                 raise _wrong(key, "non-boolean as boolean", value)
             changes[_SWITCHES[key]] = value
         elif key == "log_verbose_level":
-            if type(value) is not int or not 0 <= value < _MAX_VERBOSE:
+            if type(value) is not int or not 0 <= value <= MOST:
                 raise _wrong(key, "non-unsigned-integer as unsigned-integer", value)
             changes["verbose_level"] = value
         elif key == "log_format":

@@ -27,6 +27,7 @@ from app.errors import HttpError, InvalidRequest, ModelNotReady
 from app.gateway import Gateway
 from app.loader import LoadedModel
 from app.model_record import ModelRecord, RepositoryError, State
+from app.request_bodies import IndexRequest, LoadRequest, UnloadRequest, documented
 from app.routers.models import statistics
 from app.schemas import (
     IndexEntry,
@@ -126,7 +127,11 @@ async def version_statistics(
     return StatisticsList(model_stats=statistics(gateway, name, version))
 
 
-@router.post("/repository/index", summary="List the repository")
+@router.post(
+    "/repository/index",
+    summary="List the repository",
+    openapi_extra=documented(IndexRequest),
+)
 async def repository_index(gateway: GatewayOf, request: Request) -> list[IndexEntry]:
     """Every version of every model with its state; `{"ready": true}` filters."""
     body = await read_object(request)
@@ -139,11 +144,15 @@ async def repository_index(gateway: GatewayOf, request: Request) -> list[IndexEn
 
 
 @router.post(
-    "/repository/models/{name}/load", summary="Load a model", dependencies=MANAGEMENT
+    "/repository/models/{name}/load",
+    summary="Load a model",
+    dependencies=MANAGEMENT,
+    response_class=Response,
+    openapi_extra=documented(LoadRequest),
 )
 async def load(gateway: GatewayOf, request: Request, name: ModelName) -> Response:
     """Brings the model to what the repository holds now. The answer has no body."""
-    parameters = as_object((await read_object(request)).get("parameters"))
+    parameters = await _parameters(request)
     if parameters:
         msg = (
             f"load takes no parameters here, got {', '.join(sorted(parameters))}; "
@@ -153,7 +162,7 @@ async def load(gateway: GatewayOf, request: Request, name: ModelName) -> Respons
     try:
         await gateway.control.load(name)
     except RepositoryError as e:
-        raise HttpError(400, str(e), "load_failed") from None
+        raise _refusal(e, "load_failed") from None
     return Response(status_code=200)
 
 
@@ -161,15 +170,30 @@ async def load(gateway: GatewayOf, request: Request, name: ModelName) -> Respons
     "/repository/models/{name}/unload",
     summary="Unload a model",
     dependencies=MANAGEMENT,
+    response_class=Response,
+    openapi_extra=documented(UnloadRequest),
 )
 async def unload(gateway: GatewayOf, request: Request, name: ModelName) -> Response:
     """Stops serving it after its last request. The answer has no body."""
-    await read_object(request)
+    dependents = (await _parameters(request)).get("unload_dependents", False)
+    if not isinstance(dependents, bool):
+        msg = f"'unload_dependents' must be true or false, got {dependents!r:.80}"
+        raise InvalidRequest(msg)
     try:
         await gateway.control.unload(name)
     except RepositoryError as e:
-        raise HttpError(400, str(e), "unload_failed") from None
+        raise _refusal(e, "unload_failed") from None
     return Response(status_code=200)
+
+
+async def _parameters(request: Request) -> dict[str, Any]:
+    """The `parameters` of a management call; none if it has no body."""
+    document = await read_object(request)
+    return as_object(document.get("parameters", {}), "'parameters'")
+
+
+def _refusal(e: RepositoryError, code: str) -> HttpError:
+    return HttpError(400 if e.found else 404, str(e), code)
 
 
 def _optional_extensions(gateway: Gateway) -> Iterator[str]:

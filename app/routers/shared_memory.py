@@ -11,7 +11,8 @@ from app.codec.wanted import not_allowed
 from app.dependencies import MANAGEMENT, GatewayOf, read_object
 from app.errors import HttpError, InvalidRequest
 from app.gateway import Gateway
-from app.schemas import CudaRegion, SystemRegion
+from app.request_bodies import RegisterRequest, documented
+from app.schemas import CudaRegion, ErrorBody, SystemRegion
 from app.shared_memory import RegionStatus, RegionTable
 
 router = APIRouter(
@@ -22,6 +23,8 @@ _SYSTEM = "/systemsharedmemory"
 _CUDA = "/cudasharedmemory"
 _REGION = "/region/{region}"
 _LARGEST = (1 << 64) - 1
+REFUSED = {"model": ErrorBody, "description": "It cannot be registered here."}
+UNKNOWN = {"model": ErrorBody, "description": "There is no such region."}
 
 RegionName = Annotated[str, Path(description="The name that it is registered under.")]
 
@@ -32,7 +35,11 @@ async def system_status(gateway: GatewayOf) -> list[SystemRegion]:
     return _status(gateway, None)
 
 
-@router.get(f"{_SYSTEM}{_REGION}/status", summary="Show a shared memory region")
+@router.get(
+    f"{_SYSTEM}{_REGION}/status",
+    summary="Show a shared memory region",
+    responses={404: UNKNOWN},
+)
 async def system_region_status(
     gateway: GatewayOf, region: RegionName
 ) -> list[SystemRegion]:
@@ -40,7 +47,13 @@ async def system_region_status(
     return _status(gateway, region)
 
 
-@router.post(f"{_SYSTEM}{_REGION}/register", summary="Register shared memory")
+@router.post(
+    f"{_SYSTEM}{_REGION}/register",
+    summary="Register shared memory",
+    response_class=Response,
+    openapi_extra=documented(RegisterRequest, required=True),
+    responses={501: REFUSED},
+)
 async def register_system(
     gateway: GatewayOf, request: Request, region: RegionName
 ) -> Response:
@@ -61,13 +74,21 @@ async def register_system(
     return Response(status_code=200)
 
 
-@router.post(f"{_SYSTEM}/unregister", summary="Unregister all shared memory")
+@router.post(
+    f"{_SYSTEM}/unregister",
+    summary="Unregister all shared memory",
+    response_class=Response,
+)
 async def unregister_all_system(gateway: GatewayOf) -> Response:
     """Also where there is none: clients call this before they begin."""
     return _unregister(gateway, None)
 
 
-@router.post(f"{_SYSTEM}{_REGION}/unregister", summary="Unregister shared memory")
+@router.post(
+    f"{_SYSTEM}{_REGION}/unregister",
+    summary="Unregister shared memory",
+    response_class=Response,
+)
 async def unregister_system(gateway: GatewayOf, region: RegionName) -> Response:
     """Requests that are under way may still write into it."""
     return _unregister(gateway, region)
@@ -89,6 +110,7 @@ async def cuda_region_status(region: RegionName) -> list[CudaRegion]:
     f"{_CUDA}{_REGION}/register",
     summary="Register CUDA memory",
     response_class=Response,
+    responses={400: REFUSED},
 )
 async def register_cuda(region: RegionName) -> Response:
     """Always refused: tensors of devices are not shared with clients."""
@@ -99,13 +121,21 @@ async def register_cuda(region: RegionName) -> Response:
     raise HttpError(400, msg, "unsupported")
 
 
-@router.post(f"{_CUDA}/unregister", summary="Unregister all CUDA memory")
+@router.post(
+    f"{_CUDA}/unregister",
+    summary="Unregister all CUDA memory",
+    response_class=Response,
+)
 async def unregister_all_cuda() -> Response:
     """There is none, and clients call this before they begin."""
     return Response(status_code=200)
 
 
-@router.post(f"{_CUDA}{_REGION}/unregister", summary="Unregister CUDA memory")
+@router.post(
+    f"{_CUDA}{_REGION}/unregister",
+    summary="Unregister CUDA memory",
+    response_class=Response,
+)
 async def unregister_cuda(region: RegionName) -> Response:
     """There is none, and clients call this before they begin."""
     return Response(status_code=200)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -16,6 +17,7 @@ from app.dependencies import (
 )
 from app.errors import HttpError, InvalidRequest
 from app.gateway import Gateway
+from app.request_bodies import MOST, TraceRequest, documented
 from app.schemas import TraceDocument
 from app.tracing import LEVELS, Tracing
 
@@ -23,7 +25,8 @@ router = APIRouter(prefix="/v2", tags=["open inference protocol"])
 
 _MODEL = "/models/{name}/trace/setting"
 _VERSION = "/models/{name}/versions/{version}/trace/setting"
-_LARGEST = (1 << 31) - 1
+# As texts only in the one spelling, so that none of them is a typing mistake.
+_TEXT = re.compile(r"-1|0|[1-9][0-9]{0,8}")
 # Setting, field of `TraceSettings`, smallest value.
 _NUMBERS = {
     "trace_rate": ("rate", 1),
@@ -37,7 +40,12 @@ async def get_trace(gateway: GatewayOf) -> TraceDocument:
     return _document(gateway.tracing, None)
 
 
-@router.post("/trace/setting", summary="Change what is traced", dependencies=MANAGEMENT)
+@router.post(
+    "/trace/setting",
+    summary="Change what is traced",
+    dependencies=MANAGEMENT,
+    openapi_extra=documented(TraceRequest),
+)
 async def update_trace(gateway: GatewayOf, request: Request) -> TraceDocument:
     """Changes what is named and answers with all settings; null takes a change back.
 
@@ -54,7 +62,10 @@ async def get_model_trace(gateway: GatewayOf, name: ModelName) -> TraceDocument:
 
 
 @router.post(
-    _MODEL, summary="Change what is traced of a model", dependencies=MANAGEMENT
+    _MODEL,
+    summary="Change what is traced of a model",
+    dependencies=MANAGEMENT,
+    openapi_extra=documented(TraceRequest),
 )
 async def update_model_trace(
     gateway: GatewayOf, request: Request, name: ModelName
@@ -72,7 +83,10 @@ async def get_version_trace(
 
 
 @router.post(
-    _VERSION, summary="Change what is traced of a version", dependencies=MANAGEMENT
+    _VERSION,
+    summary="Change what is traced of a version",
+    dependencies=MANAGEMENT,
+    openapi_extra=documented(TraceRequest),
 )
 async def update_version_trace(
     gateway: GatewayOf, request: Request, name: ModelName, version: Version
@@ -85,9 +99,8 @@ async def update_version_trace(
 def _known(gateway: Gateway, name: str, version: str | None = None) -> str:
     record = gateway.repository.get(name)
     if record is None:
-        # The status and the text that the protocol's tests look for here.
-        msg = f"Request for unknown model : {name}"
-        raise HttpError(400, msg, "unknown_model")
+        # The text that the protocol's tests look for here.
+        raise HttpError(404, f"Request for unknown model : {name}", "unknown_model")
     find_version(record, version)
     return name
 
@@ -126,7 +139,7 @@ def _parse(document: dict[str, Any]) -> dict[str, Any]:
     for key, value in document.items():
         if key == "trace_file":
             msg = "trace file location can not be updated through network protocol"
-            raise HttpError(501, msg, "unsupported")
+            raise InvalidRequest(msg)
         if key == "trace_level":
             changes["level"] = _level(value)
         elif key in _NUMBERS:
@@ -142,7 +155,7 @@ def _parse(document: dict[str, Any]) -> dict[str, Any]:
 def _level(value: object) -> tuple[str, ...] | None:
     if value is None:
         return None
-    names = value if isinstance(value, list) else [value]
+    names = value if isinstance(value, list) else []
     if not names or any(name not in LEVELS for name in names):
         msg = f"trace_level must be a list out of {LEVELS}, got {value!r:.80}"
         raise InvalidRequest(msg)
@@ -154,11 +167,8 @@ def _number(key: str, value: object, low: int) -> int | None:
     """A number that may be written as a text, as stock clients do."""
     if value is None:
         return None
-    try:
-        number = int(value) if isinstance(value, str) and len(value) < 20 else value
-    except ValueError:
-        number = value
-    if type(number) is not int or not low <= number <= _LARGEST:
+    number = int(value) if isinstance(value, str) and _TEXT.fullmatch(value) else value
+    if type(number) is not int or not low <= number <= MOST:
         msg = f"'{key}' must be a whole number of {low} or more, got {value!r:.80}"
         raise InvalidRequest(msg)
     return number

@@ -166,7 +166,7 @@ class TestTrace:
         with pytest.raises(InferenceServerException) as caught:
             stock.get_trace_settings("none")
         assert caught.value.message().startswith("Request for unknown model : none")
-        assert caught.value.status() == "400"
+        assert caught.value.status() == "404"
         path = "/v2/models/affine/versions/7/trace/setting"
         assert gateway.client.get(path).status_code == 404
 

@@ -31,8 +31,8 @@ ERROR_PATHS = [
     ("POST", "/v1/models/none/load", 404, "unknown_model"),
     ("POST", "/v1/models/none/unload", 404, "unknown_model"),
     ("POST", "/v1/models/..%2Fbroken/load", 404, "not_found"),
-    ("POST", "/v2/repository/models/%2E%2E/load", 400, "load_failed"),
-    ("POST", "/v2/repository/models/none/unload", 400, "unload_failed"),
+    ("POST", "/v2/repository/models/%2E%2E/load", 404, "load_failed"),
+    ("POST", "/v2/repository/models/none/unload", 404, "unload_failed"),
     ("GET", "/docs/../../etc/passwd", 404, "not_found"),
     ("GET", "/docs/redoc.standalone.js", 404, "not_found"),
 ]
