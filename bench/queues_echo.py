@@ -1,0 +1,117 @@
+"""The other ends of `bench.queues`: processes that give back what they get.
+
+`rings` is what a device process does with a request, without a model: it takes
+submissions from the link, reads the input ring, copies to the output ring, completes,
+and sleeps where nothing is left.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from multiprocessing.connection import Connection
+from multiprocessing.queues import Queue
+
+from engine import keep_large_blocks
+from engine.channel import REQUEST, Channel, ChannelLayout
+from engine.link import Link, Outcome
+from engine.ring_buffer import full_fence
+
+
+class RingsEcho:
+    """One client's link and channel, served by one thread."""
+
+    def __init__(
+        self, link: Link, channel: Channel, doorbell: int, bell: int, spin_ns: int
+    ) -> None:
+        self._link = link
+        self._channel = channel
+        self._doorbell = doorbell
+        self._bell = bell
+        self._spin_ns = spin_ns
+        self._poller = select.poll()
+        self._poller.register(doorbell, select.POLLIN)
+        self._poller.register(sys.stdin, select.POLLIN | select.POLLHUP)
+
+    def run(self) -> None:
+        """Until the client closes our standard input, or ends."""
+        while True:
+            done = 0
+            while self._link.next_submission() >= 0:
+                self._echo()
+                done += 1
+            if done:
+                os.eventfd_write(self._bell, 1)
+            elif not self._looked() and not self._slept():
+                return
+
+    def _echo(self) -> None:
+        channel = self._channel
+        source, target = channel.inputs[0], channel.outputs[0]
+        slot = channel.requests.try_read_lock()
+        number = REQUEST.unpack_from(channel.view, channel.request_at(slot))[0]
+        slot = source.ring.try_read_lock()
+        _, offset, nbytes, rank = source.head(slot)
+        place = target.place(nbytes)
+        data = source.payload[offset : offset + nbytes]
+        target.payload[place : place + nbytes] = data
+        target.describe(0, number, place, nbytes, source.dims(slot, rank))
+        target.ring.write_complete()
+        self._link.complete(0, Outcome.DONE, number)
+        channel.requests.read_complete()
+        source.ring.read_complete()
+
+    def _looked(self) -> bool:
+        """Look for a moment before sleeping; whether something came."""
+        end = time.monotonic_ns() + self._spin_ns
+        while time.monotonic_ns() < end:
+            if self._link.submissions.read_available:
+                return True
+            os.sched_yield()
+        return False
+
+    def _slept(self) -> bool:
+        """Wait for news; False where the client is gone."""
+        link = self._link
+        link.asleep = True
+        full_fence()
+        if not link.submissions.read_available:
+            ready = dict(self._poller.poll())
+            if sys.stdin.fileno() in ready:
+                return False
+            os.eventfd_read(self._doorbell)
+        link.asleep = False
+        return True
+
+
+def echo_pipe(connection: Connection) -> None:
+    """`Connection.send_bytes` what `recv_bytes` gave."""
+    keep_large_blocks()
+    while True:
+        try:
+            connection.send_bytes(connection.recv_bytes())
+        except (EOFError, BrokenPipeError):
+            return
+
+
+def echo_queue(source: Queue[bytes | None], target: Queue[bytes]) -> None:
+    """`Queue.put` what `get` gave; None ends it."""
+    keep_large_blocks()
+    while (data := source.get()) is not None:
+        target.put(data)
+
+
+def main() -> None:
+    """`python -m bench.queues_echo LINK CHANNEL DOORBELL BELL SLOTS BYTES SPIN_NS`."""
+    keep_large_blocks()
+    link, channel, doorbell, bell, slots, room, spin = map(int, sys.argv[1:])
+    layout = ChannelLayout(slots, (room,), (room,))
+    RingsEcho(
+        Link.attach(link), Channel.attach(channel, layout), doorbell, bell, spin
+    ).run()
+
+
+if __name__ == "__main__":
+    main()

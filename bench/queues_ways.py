@@ -1,0 +1,251 @@
+"""The ways that `bench.queues` compares: each sends messages to another process, which
+sends them back."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import ClassVar, Protocol
+
+from bench.queues_echo import echo_pipe, echo_queue
+from bench.serving import ROOT
+from engine.channel import REQUEST, Channel, ChannelLayout
+from engine.link import Link
+from engine.shared_memory import page_aligned
+
+#: Seconds after which a message that did not come back is lost.
+TIMEOUT = 30.0
+SLOTS = 64
+
+
+class Way(Protocol):
+    """Messages go out by `send` and come back by `receive`, in order."""
+
+    name: ClassVar[str]
+
+    def send(self, message: bytes) -> None: ...
+    def receive(self) -> list[bytes]:
+        """At least one; waits for it."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Rings:
+    """The engine's channel: rings in shared memory, one eventfd for each direction."""
+
+    name: ClassVar[str] = "rings"
+    spin_ns: ClassVar[int] = 0
+
+    def __init__(self, size: int, in_flight: int) -> None:
+        room = page_aligned(size) * (in_flight + 1)
+        layout = ChannelLayout(SLOTS, (room,), (room,))
+        self._channel = Channel.create("bench", layout)
+        self._link = Link.create()
+        self._doorbell = os.eventfd(0, os.EFD_CLOEXEC)
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC)
+        self._bell_rings = select.poll()
+        self._bell_rings.register(self._bell, select.POLLIN)
+        fds = [
+            self._link.memory.fd,
+            self._channel.memory.fd,
+            self._doorbell,
+            self._bell,
+        ]
+        numbers = map(str, [*fds, SLOTS, room, self.spin_ns])
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "bench.queues_echo", *numbers],
+            stdin=subprocess.PIPE,
+            pass_fds=fds,
+            cwd=ROOT,
+        )
+        self._number = 0
+
+    def send(self, message: bytes) -> None:
+        channel, link = self._channel, self._link
+        anchor = channel.inputs[0]
+        self._number += 1
+        slot = channel.requests.try_write_lock()
+        size = len(message)
+        offset = anchor.place(size)
+        anchor.payload[offset : offset + size] = message
+        anchor.describe(0, self._number, offset, size, (size,))
+        anchor.ring.write_complete()
+        REQUEST.pack_into(
+            channel.view,
+            channel.request_at(slot),
+            *(self._number, 1, 0, 0, time.monotonic_ns()),
+        )
+        channel.requests.write_complete()
+        link.try_submit(0)
+        if link.must_ring():
+            os.eventfd_write(self._doorbell, 1)
+
+    def receive(self) -> list[bytes]:
+        if not self._bell_rings.poll(TIMEOUT * 1e3):
+            raise TimeoutError("the echo process does not answer")
+        os.eventfd_read(self._bell)
+        output = self._channel.outputs[0]
+        messages = []
+        for _, _, number, *_ in self._link.take_completions():
+            taken = output.take(number)
+            assert taken is not None, "a completion without its data"
+            messages.append(taken[1])
+        return messages
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(TIMEOUT)
+        finally:
+            self._process.kill()
+            self._process.wait()
+            self._channel.memory.detach_fd()
+            self._channel.close()
+            self._link.close()
+            os.close(self._doorbell)
+            os.close(self._bell)
+
+
+class LookingRings(Rings):
+    """The same, with an echo process that looks 300 us before it sleeps, as a device
+    does where requests follow each other."""
+
+    name: ClassVar[str] = "rings, looking"
+    spin_ns: ClassVar[int] = 300_000
+
+
+class Pipe:
+    """`multiprocessing.Pipe`: `send_bytes` and `recv_bytes`. A thread receives, for
+    both ends of a pipe that is full would wait for each other."""
+
+    name: ClassVar[str] = "Pipe"
+
+    def __init__(self, size: int, in_flight: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=echo_pipe, args=(theirs,), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._alone = in_flight == 1
+        self._came: list[bytes] = []
+        self._news = threading.Condition()
+        if not self._alone:
+            threading.Thread(target=self._collect, daemon=True).start()
+
+    def send(self, message: bytes) -> None:
+        self._connection.send_bytes(message)
+
+    def receive(self) -> list[bytes]:
+        if self._alone:
+            return [self._connection.recv_bytes()]
+        with self._news:
+            if not self._news.wait_for(lambda: self._came, TIMEOUT):
+                raise TimeoutError("the echo process does not answer")
+            messages, self._came = self._came, []
+        return messages
+
+    def _collect(self) -> None:
+        while True:
+            try:
+                message = self._connection.recv_bytes()
+            except (EOFError, OSError):
+                return
+            with self._news:
+                self._came.append(message)
+                self._news.notify()
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.join()
+        self._connection.close()
+
+
+class Queue:
+    """`multiprocessing.Queue`, one for each direction: `put` and `get`."""
+
+    name: ClassVar[str] = "Queue"
+
+    def __init__(self, size: int, in_flight: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._there = context.Queue()
+        self._back = context.Queue()
+        self._process = context.Process(
+            target=echo_queue, args=(self._there, self._back), daemon=True
+        )
+        self._process.start()
+
+    def send(self, message: bytes) -> None:
+        self._there.put(message)
+
+    def receive(self) -> list[bytes]:
+        return [self._back.get(timeout=TIMEOUT)]
+
+    def close(self) -> None:
+        self._there.put(None)
+        self._process.join(TIMEOUT)
+        self._process.kill()
+        self._process.join()
+        for queue in (self._there, self._back):
+            queue.close()
+            queue.join_thread()
+
+
+class Copies:
+    """The bound: the copies that the rings make, in one process. Nobody is woken."""
+
+    name: ClassVar[str] = "three copies"
+
+    def __init__(self, size: int, in_flight: int) -> None:
+        self._source, self._target = (memoryview(bytearray(size)) for _ in range(2))
+        self._waiting = 0
+
+    def send(self, message: bytes) -> None:
+        self._source[:] = message
+        self._target[:] = self._source
+        self._waiting += 1
+
+    def receive(self) -> list[bytes]:
+        messages = [bytes(self._target) for _ in range(self._waiting)]
+        self._waiting = 0
+        return messages
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+WAYS: tuple[Callable[[int, int], Way], ...] = (
+    Rings,
+    LookingRings,
+    Pipe,
+    Queue,
+    Copies,
+)
+
+
+class Opened:
+    """A way as a context manager."""
+
+    def __init__(
+        self, make: Callable[[int, int], Way], size: int, in_flight: int
+    ) -> None:
+        self.way = make(size, in_flight)
+
+    def __enter__(self) -> Way:
+        return self.way
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.way.close()
