@@ -6,6 +6,7 @@ EngineError
       QueueFull            the runner's bounded queue is full
       DeadlineUnreachable  what waits already takes longer than the request may
     NoDeviceAvailable  no free device, and the wait policy does not wait
+    DeviceBusy         another session is running programs on the device
   TimedOut             too late
     DeviceWaitTimeout  no device came free within the wait policy's timeout
     DeadlineExceeded   the request's deadline passed
@@ -19,6 +20,7 @@ EngineError
   Invalid              your input is wrong
     InvalidInput       tensors of a request: name, shape, data type, bytes
     UnknownAnchor      a name the model does not have
+    AnchorsNotConnected a program needs data, or room for it, that nobody gives
     InvalidModel       a model that cannot be loaded or run
     InvalidConfig      an option with a value it cannot have
   ExecutionFailed      the graph failed on this input
@@ -64,6 +66,10 @@ class DeadlineUnreachable(Overloaded):
 
 class NoDeviceAvailable(Refused):
     """No device could be attached at once, and the policy is not to wait."""
+
+
+class DeviceBusy(Refused):
+    """Programs of another session, or another thread, run on the device."""
 
 
 class TimedOut(EngineError):
@@ -136,6 +142,10 @@ class InvalidInput(Invalid):
 
 class UnknownAnchor(Invalid):
     """A tensor name that the model does not have."""
+
+
+class AnchorsNotConnected(Invalid):
+    """A program reads or writes anchors that no callback, queue or data serves."""
 
 
 class InvalidModel(Invalid):

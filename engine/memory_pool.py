@@ -8,8 +8,13 @@ that slot is released, so neither needs a counter of its own in shared memory.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from engine.errors import InvalidConfig
 from engine.ring_buffer import RingCounters
+
+if TYPE_CHECKING:
+    from engine.queues import AnchorQueue
 
 #: Records begin at multiples of this: every item of every data type is aligned, and
 #: rows of equal size usually touch, so that a batch of them is one array.
@@ -44,6 +49,16 @@ class RingMemoryPool:
 
     def __repr__(self) -> str:
         return f"<RingMemoryPool {self._num_blobs} x {self._blob_size} bytes>"
+
+
+def allocate_queue_storage(
+    queue: AnchorQueue[Any], extra_buffers: int = 0
+) -> RingMemoryPool:
+    """Memory for as many compiled batches as `queue` has buffers, and `extra_buffers`
+    more (Model Runtime: `allocateQueueStorage`). A row each where the batch is free."""
+    return RingMemoryPool(
+        queue.batch_bytes or queue.sample_bytes, queue.num_buffers + extra_buffers
+    )
 
 
 class RecordPool:

@@ -1,58 +1,69 @@
-"""`QueueManager`: one queue for each anchor of the main programs."""
+"""`QueueManager`: the queues of a session, one for each anchor that was chosen."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import chain
+from typing import TypeVar
 
 from engine.errors import UnknownAnchor
-from engine.queues import InputQueue, OutputQueue, TimeoutCallback
+from engine.predicates import RingSizeMultiplier
+from engine.queues import (
+    InputQueue,
+    OutputQueue,
+    RunningThread,
+    TimeoutCallback,
+    batch_rows,
+)
 from popef_io import Anchor
 
-#: Whether an anchor gets a queue (Model Runtime: `AnchorCallbackPredicate`).
-AnchorPredicate = Callable[[Anchor], bool]
+Queue = TypeVar("Queue", InputQueue, OutputQueue)
 
 
 class QueueManager:
     """The queues of a session; made by `Session.create_queue_manager`.
 
-    `num_buffers` user batches fit in each queue; `timeout_cb(ring)` is called after
-    each `timeout_ns` nanoseconds for which a batch misses data of an input.
+    Each queue has room for `num_buffers` user batches; where that is a function, for
+    its value times the rows of the compiled batch. `timeout_cb(ring)` is called after
+    each `timeout_ns` nanoseconds for which a run waits for data of an input (0: never),
+    in the thread of that run.
     """
 
     def __init__(
         self,
         inputs: Iterable[Anchor],
         outputs: Iterable[Anchor],
-        num_buffers: int = 8,
+        num_buffers: int | RingSizeMultiplier,
         timeout_cb: TimeoutCallback | None = None,
         timeout_ns: int = 0,
-        predicate: AnchorPredicate | None = None,
     ) -> None:
+        #: Set by the session while it runs programs.
+        self.running = RunningThread()
         self.inputs = {
-            anchor.name: InputQueue(anchor, num_buffers, timeout_cb, timeout_ns)
+            anchor.name: InputQueue(
+                anchor,
+                _buffers(num_buffers, anchor),
+                timeout_cb,
+                timeout_ns,
+                self.running,
+            )
             for anchor in inputs
-            if predicate is None or predicate(anchor)
         }
         self.outputs = {
-            anchor.name: OutputQueue(anchor, num_buffers)
+            anchor.name: OutputQueue(
+                anchor, _buffers(num_buffers, anchor), self.running
+            )
             for anchor in outputs
-            if predicate is None or predicate(anchor)
         }
 
     def input_queue(self, name: str) -> InputQueue:
-        """The queue of an input; UnknownAnchor where there is none."""
-        try:
-            return self.inputs[name]
-        except KeyError:
-            raise _unknown("input", name, self.inputs) from None
+        """The queue of an input, by the name of its tensor or the handle of its
+        stream; UnknownAnchor where there is none."""
+        return _find("input", name, self.inputs)
 
     def output_queue(self, name: str) -> OutputQueue:
-        """The queue of an output; UnknownAnchor where there is none."""
-        try:
-            return self.outputs[name]
-        except KeyError:
-            raise _unknown("output", name, self.outputs) from None
+        """The queue of an output, likewise."""
+        return _find("output", name, self.outputs)
 
     def flush_all(self) -> None:
         """Complete partial batches with zeros, and make room for what comes of it."""
@@ -76,5 +87,18 @@ class QueueManager:
         return f"<QueueManager {list(self._all())}>"
 
 
-def _unknown(kind: str, name: str, known: Iterable[str]) -> UnknownAnchor:
-    return UnknownAnchor(f"there is no {kind} queue {name!r}; there are {list(known)}")
+def _buffers(num_buffers: int | RingSizeMultiplier, anchor: Anchor) -> int:
+    if isinstance(num_buffers, int):
+        return num_buffers
+    return num_buffers(anchor) * max(1, batch_rows(anchor.tensor_info))
+
+
+def _find(kind: str, name: str, queues: dict[str, Queue]) -> Queue:
+    queue = queues.get(name)
+    if queue is None:
+        queue = next((q for q in queues.values() if q.anchor.handle == name), None)
+    if queue is None:
+        raise UnknownAnchor(
+            f"there is no {kind} queue {name!r}; there are {list(queues)}"
+        )
+    return queue

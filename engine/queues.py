@@ -4,30 +4,42 @@ A queue belongs to one anchor. Whoever enqueues hands over memory, which is not 
 and must stay as it is until its callback is called. The side that runs the program
 takes whole compiled batches off the input queues, cut from and joined over what was
 enqueued, and hands results to the output queues, which fill the enqueued buffers one
-after the other (Model Runtime User Guide 5, "Queues"). The enqueue side is for one
-thread.
+after the other (Model Runtime User Guide 5, "Queues"). Where the model leaves the first
+dimension free there is no compiled batch: each read takes one user batch as it is.
+
+Batches may be taken ahead of need: what is taken stays in the queue until
+`batch_done`, and `put_back` makes all of it be taken again.
+
+The enqueue side is for one thread, and so is the side that runs the program; the
+callbacks are called in the latter.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from engine.errors import InvalidInput, QueueClosed
+from engine.errors import InvalidInput, QueueClosed, QueueFull
 from engine.ring_buffer import SpscRingBuffer
 from engine.tensor import Buffer
 from popef_io import Anchor, TensorInfo
 
 Callback = Callable[[], None]
+#: Called every so often while the side that runs the program waits; it raises what ends
+#: the wait.
+Alive = Callable[[], None]
 
 
 @dataclass(slots=True)
 class InputData:
     """A user's batch of one input (Model Runtime: `InputData`).
 
-    `read_start_callback` is called just before the first byte is taken,
-    `read_complete_callback` when the last one was.
+    `read_start_callback` is called just before the first byte is taken (again, where
+    what was taken ahead of need was put back), `read_complete_callback` when the
+    program has taken the last one.
     """
 
     data: Buffer = b""
@@ -65,8 +77,24 @@ def bytes_per_sample(info: TensorInfo) -> int:
 
 
 def batch_rows(info: TensorInfo) -> int:
-    """Rows of the compiled batch; 1 where it is free or there are no dimensions."""
-    return max(1, info.shape[0]) if info.shape else 1
+    """Rows of the compiled batch: 1 without dimensions, 0 where it is free."""
+    return max(0, info.shape[0]) if info.shape else 1
+
+
+class RunningThread:
+    """Which thread runs programs at the moment, for the queues it serves."""
+
+    __slots__ = ("ident",)
+
+    def __init__(self) -> None:
+        self.ident: int | None = None
+
+    @property
+    def is_me(self) -> bool:
+        return self.ident == threading.get_ident()
+
+    def __repr__(self) -> str:
+        return f"<RunningThread {self.ident}>"
 
 
 class AnchorQueue(Generic[Slot]):
@@ -74,13 +102,15 @@ class AnchorQueue(Generic[Slot]):
 
     _direction = ""
 
-    def __init__(self, anchor: Anchor, ring: SpscRingBuffer[Slot]) -> None:
+    def __init__(
+        self, anchor: Anchor, ring: SpscRingBuffer[Slot], running: RunningThread | None
+    ) -> None:
         self.anchor = anchor
         self.sample_bytes = bytes_per_sample(anchor.tensor_info)
+        #: 0 where the first dimension is free.
         self.batch_bytes = self.sample_bytes * batch_rows(anchor.tensor_info)
         self._ring: SpscRingBuffer[Slot] = ring
-        self._current: Slot | None = None
-        self._done = 0  # bytes of the current slot that are taken, or filled
+        self._running = running or RunningThread()
         self._enqueued = 0
 
     @property
@@ -92,8 +122,22 @@ class AnchorQueue(Generic[Slot]):
     def num_buffers(self) -> int:
         return self._ring.num_buffers
 
+    @property
+    def is_connected(self) -> bool:
+        """False after `disconnect`, until `reset`."""
+        return self._ring.is_valid()
+
     def enqueue_lock(self) -> Slot:
-        """A slot to fill; waits for a free one. Then `enqueue_complete`."""
+        """A slot to fill; waits for a free one. Then `enqueue_complete`.
+
+        Raises QueueClosed where the queue is disconnected, and QueueFull where waiting
+        would be for ever: in a callback, no other thread makes room.
+        """
+        if self._running.is_me and not self._ring.write_available():
+            raise QueueFull(
+                f"{self._direction} queue {self.anchor.name!r} is full, and only this "
+                "thread, which runs the programs, could empty it"
+            )
         slot = self._ring.write_lock()
         if not self._ring.is_valid():
             raise QueueClosed(
@@ -120,12 +164,14 @@ class AnchorQueue(Generic[Slot]):
         self._ring.invalidate()
 
     def reset(self) -> None:
-        """Empty again, after the session was stopped."""
+        """Empty and connected again, after the session was stopped."""
         self._ring.reset()
-        self._current, self._done, self._enqueued = None, 0, 0
+        self._enqueued = 0
 
     def _missing(self) -> int:
         """Bytes that complete a partial batch; a whole batch where there is none."""
+        if not self.batch_bytes:
+            return self.sample_bytes
         return -self._enqueued % self.batch_bytes or self.batch_bytes
 
     def __repr__(self) -> str:
@@ -143,13 +189,17 @@ class InputQueue(AnchorQueue[InputData]):
         num_buffers: int,
         timeout_cb: TimeoutCallback | None = None,
         timeout_ns: int = 0,
+        running: RunningThread | None = None,
     ) -> None:
-        super().__init__(
-            anchor,
-            SpscRingBuffer(
-                num_buffers, anchor.name, timeout_cb, timeout_ns, make=InputData
-            ),
+        ring = SpscRingBuffer(
+            num_buffers, anchor.name, timeout_cb, timeout_ns, make=InputData
         )
+        super().__init__(anchor, ring, running)
+        self._held: deque[InputData] = deque()  # read-locked slots, the oldest first
+        self._cursor = 0  # which of them is being taken
+        self._at = 0  # how many of its bytes are taken
+        self._done = 0  # how many bytes of the oldest one nobody needs any more
+        self._taken: deque[int] = deque()  # bytes of the batches that are not done
 
     def enqueue(
         self,
@@ -169,45 +219,81 @@ class InputQueue(AnchorQueue[InputData]):
         """Complete a partial batch with zeros; a whole one where there is none."""
         self.enqueue(bytes(self._missing()))
 
-    def take_batch(self) -> list[Buffer] | None:
+    def reset(self) -> None:
+        super().reset()
+        self._held.clear()
+        self._taken.clear()
+        self._cursor = self._at = self._done = 0
+
+    def take_batch(self, alive: Alive) -> list[memoryview] | None:
         """The parts of the next compiled batch, waiting for them; None: disconnected.
 
-        For the side that runs the program. The parts are views of users' memory.
+        For the side that runs the program. The parts are views of users' memory, which
+        stays theirs until `batch_done`.
         """
-        parts: list[Buffer] = []
-        missing = self.batch_bytes
-        while missing:
-            if self._current is None and not self._next():
-                return None
-            current = self._current
-            assert current is not None
-            part = memoryview(current.data)[self._done : current.data_size][:missing]
-            parts.append(part)
-            missing -= len(part)
-            self._done += len(part)
-            if self._done == current.data_size and missing:
-                self._finish()
+        return self._take(lambda: self._wait_for_slot(alive), at_once=True)
+
+    def try_take_batch(self) -> list[memoryview] | None:
+        """The same without waiting: None where the batch is not complete."""
+        return self._take(self._ring.try_read_lock, at_once=False)
+
+    def batch_done(self) -> None:
+        """The program has the oldest batch that was taken."""
+        self._done += self._taken.popleft()
+        while self._held and self._done >= self._held[0].data_size:
+            slot = self._held.popleft()
+            self._done -= slot.data_size
+            self._cursor -= 1
+            callback = slot.read_complete_callback
+            slot.data = b""
+            self._ring.read_complete()
+            if callback is not None:
+                callback()
+
+    def put_back(self) -> None:
+        """The batches that were taken and are not done will be taken again."""
+        self._taken.clear()
+        self._cursor, self._at = 0, self._done
+
+    def _take(
+        self, lock: Callable[[], InputData | None], at_once: bool
+    ) -> list[memoryview] | None:
+        """`at_once` tells who wants to know of a start before the rest has come."""
+        parts: list[memoryview] = []
+        starting: list[Callback] = []
+        cursor, at, missing = self._cursor, self._at, self.batch_bytes
+        while missing or not parts:
+            if cursor == len(self._held):
+                slot = lock()
+                if slot is None:
+                    return None
+                self._held.append(slot)
+            slot = self._held[cursor]
+            if at == 0 and slot.read_start_callback is not None:
+                starting.append(slot.read_start_callback)
+            if at_once:
+                _call_all(starting)
+            end = slot.data_size
+            if missing:
+                end = min(end, at + missing)
+                missing -= end - at
+            parts.append(memoryview(slot.data)[at:end])
+            at = end
+            if at == slot.data_size:
+                cursor, at = cursor + 1, 0
+        self._cursor, self._at = cursor, at
+        self._taken.append(sum(map(len, parts)))
+        _call_all(starting)
         return parts
 
-    def batch_consumed(self) -> None:
-        """The parts of the last batch are not needed any more."""
-        if self._current is not None and self._done == self._current.data_size:
-            self._finish()
+    def _wait_for_slot(self, alive: Alive) -> InputData | None:
+        slot = self._ring.read_lock(alive)
+        return slot if self._ring.is_valid() else None
 
-    def _next(self) -> bool:
-        current = self._ring.read_lock()
-        if not self._ring.is_valid():
-            return False
-        self._current, self._done = current, 0
-        if current.read_start_callback is not None:
-            current.read_start_callback()
-        return True
 
-    def _finish(self) -> None:
-        current, self._current = self._current, None
-        if current is not None and current.read_complete_callback is not None:
-            current.read_complete_callback()
-        self._ring.read_complete()
+def _call_all(callbacks: list[Callback]) -> None:
+    while callbacks:
+        callbacks.pop(0)()
 
 
 class OutputQueue(AnchorQueue[OutputData]):
@@ -215,10 +301,13 @@ class OutputQueue(AnchorQueue[OutputData]):
 
     _direction = "output"
 
-    def __init__(self, anchor: Anchor, num_buffers: int) -> None:
-        super().__init__(
-            anchor, SpscRingBuffer(num_buffers, anchor.name, make=OutputData)
-        )
+    def __init__(
+        self, anchor: Anchor, num_buffers: int, running: RunningThread | None = None
+    ) -> None:
+        ring = SpscRingBuffer(num_buffers, anchor.name, make=OutputData)
+        super().__init__(anchor, ring, running)
+        self._current: OutputData | None = None
+        self._filled = 0  # bytes of the current slot
 
     def enqueue(
         self, output: Buffer, write_complete_callback: Callback | None = None
@@ -236,26 +325,36 @@ class OutputQueue(AnchorQueue[OutputData]):
         """A place for the rows that `InputQueue.flush` added, which nobody wants."""
         self.enqueue(bytearray(self._missing()))
 
-    def put_batch(self, data: Buffer) -> bool:
+    def reset(self) -> None:
+        super().reset()
+        self._current, self._filled = None, 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a buffer waits to be filled."""
+        return self._current is not None or self._ring.read_available()
+
+    def put_batch(self, data: Buffer, alive: Alive) -> bool:
         """Hand the bytes of a compiled batch to the waiting buffers, waiting for
         them where there are none; False: disconnected."""
         view = memoryview(data)
         while view:
             if self._current is None:
-                current = self._ring.read_lock()
+                current = self._ring.read_lock(alive)
                 if not self._ring.is_valid():
                     return False
-                self._current, self._done = current, 0
+                self._current, self._filled = current, 0
             current = self._current
-            room = current.data_size - self._done
-            part = view[:room]
+            part = view[: current.data_size - self._filled]
             target = memoryview(current.data)
-            target[self._done : self._done + len(part)] = part
-            self._done += len(part)
+            target[self._filled : self._filled + len(part)] = part
+            self._filled += len(part)
             view = view[len(part) :]
-            if self._done == current.data_size:
+            if self._filled == current.data_size:
+                callback = current.write_complete_callback
                 self._current = None
+                current.data = b""
                 self._ring.read_complete()
-                if current.write_complete_callback is not None:
-                    current.write_complete_callback()
+                if callback is not None:
+                    callback()
         return True

@@ -45,6 +45,7 @@ from __future__ import annotations
 
 import platform
 import threading
+import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -55,6 +56,9 @@ CONTROL_SIZE = 128
 _READ_WORD = 64 // 8
 
 T = TypeVar("T")
+
+#: Seconds after which a wait looks whether it still makes sense.
+_LOOK_AGAIN = 0.2
 
 _lock = threading.Lock()
 
@@ -307,14 +311,27 @@ class SpscRingBuffer(Generic[T]):
         slot = self._ring.try_read_lock()
         return None if slot < 0 else self._buffers[slot]
 
-    def read_lock(self) -> T:
-        """Wait for data, invalidation or (while buffers are held) `read_reset`."""
+    def read_lock(self, alive: Callable[[], None] | None = None) -> T:
+        """Wait for data, invalidation or (while buffers are held) `read_reset`.
+
+        `alive` is called every so often meanwhile; what it raises ends the wait.
+        """
+        timeout = self._timeout_ns / 1e9 if self._timeout_cb is not None else 0.0
+        due = time.monotonic() + timeout if timeout else float("inf")
         while (slot := self._ring.try_read_lock()) < 0 and self.is_valid():
-            waited = self._wait(
-                lambda: self._ring.read_available, self._timeout_ns or None
-            )
-            if not waited and self._timeout_cb is not None:
+            left = max(0.0, due - time.monotonic())
+            if alive is not None:
+                left = min(left, _LOOK_AGAIN)
+            if self._wait(
+                lambda: self._ring.read_available,
+                None if left == float("inf") else left,
+            ):
+                continue
+            if alive is not None:
+                alive()
+            if time.monotonic() >= due and self._timeout_cb is not None:
                 self._timeout_cb(self)
+                due = time.monotonic() + timeout
         return self._buffers[max(slot, 0)]
 
     def read_complete(self) -> None:
@@ -329,6 +346,10 @@ class SpscRingBuffer(Generic[T]):
 
     def read_available(self) -> bool:
         return self._ring.read_available
+
+    def write_available(self) -> bool:
+        """Whether `write_lock` would return at once."""
+        return self._write_locked or self._ring.write_available > 0
 
     def invalidate(self) -> None:
         """Make every call return at once; what it returns is to be ignored."""
@@ -351,8 +372,7 @@ class SpscRingBuffer(Generic[T]):
         with self._waiting:
             self._waiting.notify_all()
 
-    def _wait(self, ready: Callable[[], bool], timeout_ns: int | None) -> bool:
-        seconds = None if timeout_ns is None else timeout_ns / 1e9
+    def _wait(self, ready: Callable[[], bool], seconds: float | None) -> bool:
         with self._waiting:
             return self._waiting.wait_for(
                 lambda: ready() or not self.is_valid(), seconds

@@ -1,0 +1,77 @@
+"""What an anchor of a session can be connected to, and who decides.
+
+The words are those of Model Runtime's "Anchor callback management". All types here are
+for the thread that runs the programs: callbacks are called in it and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, TypeAlias
+
+from engine.tensor import Array
+from popef_io import Anchor, TensorInfo, TensorType
+
+
+class AnchorCallbackPolicy(IntEnum):
+    """What happens to an anchor (Model Runtime: `AnchorCallbackPolicy`).
+
+    BIND_USER_CB: it gets the user's callback, or a queue. BIND_EMPTY_CB: a dummy that
+    gives zeros and drops what comes, unless something is connected already. SKIP_CB: it
+    is left as it is; a program that uses an anchor with nothing connected fails.
+    """
+
+    BIND_USER_CB = 0
+    BIND_EMPTY_CB = 1
+    SKIP_CB = 2
+
+
+class PopefDataUsagePolicy(IntEnum):
+    """Whether the data of the file feed an anchor (`PopefDataUsagePolicy`).
+
+    USE_POPEF_DATA_IF_ANY: tensor data or a feed are connected where the file has
+    them. USE_USER_DATA: they are not, and the user connects something else.
+    """
+
+    USE_POPEF_DATA_IF_ANY = 0
+    USE_USER_DATA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class CallbackInfo:
+    """What a callback factory is told (Model Runtime: `CallbackInfo`)."""
+
+    anchor: Anchor
+
+    @property
+    def name(self) -> str:
+        """Of the tensor."""
+        return self.anchor.name
+
+    @property
+    def handle(self) -> str:
+        """Of the stream, unique in the model."""
+        return self.anchor.handle
+
+    @property
+    def tensor_info(self) -> TensorInfo:
+        """Of what one call brings or takes."""
+        return self.anchor.tensor_info
+
+    @property
+    def is_input(self) -> bool:
+        return self.anchor.type is TensorType.INPUT
+
+
+#: `callback(memory)`, called whenever the device reads from or writes to the stream.
+#: `memory` is an array of the anchor's shape and type that is valid during the call
+#: only: an input's is to be filled, an output's to be read. Where the shape of an input
+#: is known only at run time, or it holds strings, `memory` is empty and the callback
+#: returns an array instead.
+CallbackHandle: TypeAlias = Callable[[Array], Any]
+#: Makes the callback for an anchor; None leaves the anchor as it is.
+CallbackFactory: TypeAlias = Callable[[CallbackInfo], CallbackHandle | None]
+AnchorCallbackPredicate: TypeAlias = Callable[[Anchor], AnchorCallbackPolicy]
+PopefDataUsagePredicate: TypeAlias = Callable[[Anchor], PopefDataUsagePolicy]

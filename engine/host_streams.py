@@ -1,0 +1,396 @@
+"""The streams of a session in the device process: the host is asked, when needed.
+
+The messages, while programs run (docs/sessions.md has the whole conversation); an
+anchor is its place in the model's metadata, a place is [segment, offset, room]:
+
+    device → host
+        need   anchor, place?     the program waits for this; no place: promised before
+        ahead  taken, wishes      anchors whose promised data the program has taken;
+                                  [anchor, place] of data it is certain to read later
+        wrote  anchor, place, nbytes, shape
+        done | failed             the programs have ended
+    host → device
+        data   anchor, nbytes, shape     lies in the oldest place given for the anchor,
+                                         or in a segment of its own that comes along
+        took   anchor, place             the host has copied what was written
+        abort  why                       end the run
+
+Segments that a message uses for the first time come along as descriptors.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from itertools import count
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from engine import control
+from engine.control import Message
+from engine.errors import (
+    AnchorsNotConnected,
+    Cancelled,
+    EngineBug,
+    ExecutionFailed,
+    InvalidModel,
+)
+from engine.model_data import ModelData
+from engine.shared_memory import SharedMemory
+from engine.stream_places import Place, Places
+from engine.tensor import Array
+from popef_io import Anchor, DataType, TensorType, decode_strings, encode_strings
+
+#: A message of a run has at most so many bytes.
+RUN_MESSAGE = 16 * 1024
+#: Outputs of one stream that wait for the host before the program waits too.
+_WRITES_AHEAD = 4
+#: Bytes of inputs that are asked for ahead of need, over all streams.
+_AHEAD_BYTES = 64 * 1024 * 1024
+
+
+class _Input:
+    """An input stream that the host serves."""
+
+    __slots__ = (
+        "ahead",
+        "anchor",
+        "arrived",
+        "dtype",
+        "index",
+        "nbytes",
+        "places",
+        "promised",
+    )
+
+    def __init__(self, index: int, anchor: Anchor, places: Places) -> None:
+        self.index = index
+        self.anchor = anchor
+        self.dtype = anchor.tensor_info.data_type.numpy_dtype
+        #: Of one read; -1 where only the host knows.
+        self.nbytes = _fixed_size(anchor)
+        self.places = places
+        #: Reads that were asked for ahead of need and are still to be made.
+        self.ahead = 0
+        #: Where the host puts what it was asked for, the oldest first.
+        self.promised: deque[Place] = deque()
+        self.arrived: deque[Array] = deque()
+
+
+class _Output:
+    """An output stream that the host serves."""
+
+    __slots__ = ("anchor", "dtype", "index", "offered", "places", "waiting")
+
+    def __init__(self, index: int, anchor: Anchor, places: Places) -> None:
+        self.index = index
+        self.anchor = anchor
+        self.dtype = anchor.tensor_info.data_type.numpy_dtype
+        self.places = places
+        #: What was handed out to be written to.
+        self.offered: tuple[Array, Place] | None = None
+        #: Writes that the host has not taken yet.
+        self.waiting = 0
+
+
+class HostStreams:
+    """Streams that are served over `sock`, by the file or by nobody.
+
+    `look_ahead`: how many reads may be asked for ahead of need. One thread.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        anchors: Sequence[Anchor],
+        data: ModelData,
+        look_ahead: int,
+    ) -> None:
+        self._sock = sock
+        self._data = data
+        self._look_ahead = look_ahead
+        self._numbers = count()
+        self._unsent: list[tuple[int, SharedMemory]] = []
+        self._anchors = {(a.type, a.handle): a for a in anchors}
+        self._inputs: dict[str, _Input] = {}
+        self._outputs: dict[str, _Output] = {}
+        self._all_inputs: dict[int, _Input] = {}
+        self._all_outputs: dict[int, _Output] = {}
+        self._dummies: frozenset[str] = frozenset()
+        self._dropped: frozenset[str] = frozenset()
+        self._from_file: frozenset[str] = frozenset()
+        self._coming: Iterator[str] = iter(())
+        self._ahead_bytes = 0
+        self._ahead = 0
+        self._ended = False
+        for index, anchor in enumerate(anchors):
+            places = Places(self._make_segment, max(0, _fixed_size(anchor)))
+            if anchor.type is TensorType.INPUT:
+                self._all_inputs[index] = _Input(index, anchor, places)
+            elif anchor.type is TensorType.OUTPUT:
+                self._all_outputs[index] = _Output(index, anchor, places)
+
+    # -- between runs
+
+    def bind(
+        self, host: Collection[int], empty: Collection[int], file: Collection[int]
+    ) -> None:
+        """Who serves which anchors from now on: the host, nobody, the file."""
+        inputs, outputs = self._all_inputs, self._all_outputs
+        self._inputs = {
+            inputs[i].anchor.handle: inputs[i] for i in host if i in inputs
+        }
+        self._outputs = {
+            outputs[i].anchor.handle: outputs[i] for i in host if i in outputs
+        }
+        self._dummies = frozenset(
+            inputs[i].anchor.handle for i in empty if i in inputs
+        )
+        self._dropped = frozenset(
+            outputs[i].anchor.handle for i in empty if i in outputs
+        )
+        self._from_file = frozenset(
+            inputs[i].anchor.handle for i in file if i in inputs
+        )
+
+    def foreseeable(self) -> frozenset[str]:
+        """The handles that can be asked for ahead of need."""
+        if not self._look_ahead:
+            return frozenset()
+        return frozenset(h for h, s in self._inputs.items() if s.nbytes >= 0)
+
+    def begin(self, coming: Iterator[str]) -> None:
+        """A run begins that will read `coming` (`reads_to_come`)."""
+        self._coming = coming
+        self._ahead = self._ahead_bytes = 0
+        # What the last run left, where it failed, is of no use to this one.
+        for stream in self._all_inputs.values():
+            stream.ahead = 0
+            stream.promised.clear()
+            stream.arrived.clear()
+            stream.places.reclaim()
+        for output in self._all_outputs.values():
+            output.waiting = 0
+            output.offered = None
+            output.places.reclaim()
+        self._foresee([])
+
+    # -- Streams
+
+    def read(self, handle: str) -> Array:
+        stream = self._inputs.get(handle)
+        if stream is None:
+            return self._read_here(handle)
+        message: Message = {"op": "need", "anchor": stream.index}
+        if not stream.ahead:
+            message["place"] = self._promise(stream)
+            self._send(message)
+            self._wait_for(stream)
+            return stream.arrived.popleft()
+        stream.ahead -= 1
+        self._ahead -= 1
+        self._ahead_bytes -= stream.nbytes
+        if stream.arrived:
+            self._foresee([stream.index])
+        else:
+            self._send(message)
+            self._wait_for(stream)
+            self._foresee([])
+        return stream.arrived.popleft()
+
+    def output_memory(
+        self, handle: str, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> Array | None:
+        stream = self._outputs.get(handle)
+        if stream is None or dtype != stream.dtype:
+            return None
+        nbytes = dtype.itemsize * prod(shape)
+        place = self._room_for(stream, nbytes)
+        array = place.array(shape, dtype)
+        stream.offered = array, place
+        return array
+
+    def write(self, handle: str, value: Array) -> None:
+        stream = self._outputs.get(handle)
+        if stream is None:
+            if handle in self._dropped:
+                return
+            raise self._not_connected(TensorType.OUTPUT, handle)
+        if stream.offered is not None and stream.offered[0] is value:
+            place, nbytes = stream.offered[1], value.nbytes
+        else:
+            place, nbytes = self._copy_out(stream, value)
+        stream.offered = None
+        place.busy = True
+        stream.waiting += 1
+        self._send(
+            {
+                "op": "wrote",
+                "anchor": stream.index,
+                "place": place.to_message(),
+                "nbytes": nbytes,
+                "shape": list(value.shape),
+            }
+        )
+
+    # -- reading
+
+    def _read_here(self, handle: str) -> Array:
+        if handle in self._from_file:
+            return self._data.read(handle)
+        anchor = self._anchors.get((TensorType.INPUT, handle))
+        if anchor is None or handle not in self._dummies:
+            raise self._not_connected(TensorType.INPUT, handle)
+        info = anchor.tensor_info
+        shape = tuple(1 if dim < 0 else dim for dim in info.shape or ())
+        if info.data_type is DataType.STRING:
+            return np.full(shape, b"", dtype=object)
+        return np.zeros(shape, info.data_type.numpy_dtype)
+
+    def _foresee(self, taken: list[int]) -> None:
+        """Tell the host what was taken, and ask for what is certain to be read."""
+        wishes = []
+        while self._ahead < self._look_ahead and self._ahead_bytes < _AHEAD_BYTES:
+            handle = next(self._coming, None)
+            if handle is None:
+                self._coming = iter(())
+                break
+            stream = self._inputs[handle]
+            stream.ahead += 1
+            self._ahead += 1
+            self._ahead_bytes += stream.nbytes
+            wishes.append([stream.index, self._promise(stream)])
+        if taken or wishes:
+            self._send({"op": "ahead", "taken": taken, "wishes": wishes})
+
+    def _promise(self, stream: _Input) -> list[int]:
+        place = stream.places.take()
+        place.busy = True
+        stream.promised.append(place)
+        return place.to_message()
+
+    def _wait_for(self, stream: _Input) -> None:
+        while not stream.arrived:
+            self._receive()
+
+    def _arrived(self, message: Message, fds: list[int]) -> None:
+        stream = self._all_inputs[message["anchor"]]
+        place = stream.promised.popleft()
+        place.busy = False
+        shape = tuple(int(dim) for dim in message["shape"])
+        nbytes = int(message["nbytes"])
+        if fds:
+            memory = SharedMemory.attach(os.dup(fds[0]), nbytes)
+            memory.detach_fd()
+            # The next one of this size finds room in a place of ours.
+            stream.places.room = max(stream.places.room, nbytes)
+            raw = memory.view
+        else:
+            raw = place.raw(nbytes)
+        if stream.anchor.tensor_info.data_type is DataType.STRING:
+            stream.arrived.append(decode_strings(raw, shape))
+            return
+        if nbytes != stream.dtype.itemsize * prod(shape):
+            raise EngineBug(f"{nbytes} bytes for {stream.anchor.name!r} of {shape}")
+        if fds:
+            stream.arrived.append(np.frombuffer(raw, stream.dtype).reshape(shape))
+        else:
+            stream.arrived.append(place.array(shape, stream.dtype))
+
+    # -- writing
+
+    def _copy_out(self, stream: _Output, value: Array) -> tuple[Place, int]:
+        data_type = stream.anchor.tensor_info.data_type
+        if data_type is DataType.STRING:
+            data: Any = encode_strings(value)
+        elif value.dtype != stream.dtype:
+            raise InvalidModel(
+                f"output {stream.anchor.name!r} is {data_type.name}, the program "
+                f"writes {value.dtype}"
+            )
+        else:
+            data = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
+        place = self._room_for(stream, len(data))
+        place.raw(len(data))[:] = data
+        return place, len(data)
+
+    def _room_for(self, stream: _Output, nbytes: int) -> Place:
+        """A place for an output, waiting for the host where too many are not taken."""
+        while stream.waiting >= _WRITES_AHEAD:
+            self._receive()
+        return stream.places.take(nbytes)
+
+    # -- the conversation
+
+    def _receive(self) -> None:
+        try:
+            message, fds = control.receive(self._sock, RUN_MESSAGE)
+        except (EOFError, OSError):
+            self._ended = True
+            raise Cancelled("the session has ended") from None
+        try:
+            match message.get("op"):
+                case "data":
+                    self._arrived(message, fds)
+                case "took":
+                    self._taken(message)
+                case "abort":
+                    raise Cancelled(str(message.get("why", "")))
+                case other:
+                    raise EngineBug(f"{other!r} in the middle of a run")
+        finally:
+            control.close_all(fds)
+
+    def _taken(self, message: Message) -> None:
+        stream = self._all_outputs[message["anchor"]]
+        number, offset, _ = message["place"]
+        place = stream.places.at(number, offset)
+        if place is not None and place.busy:
+            place.busy = False
+            stream.waiting -= 1
+
+    def _send(self, message: Message) -> None:
+        new, self._unsent = self._unsent, []
+        if new:
+            message["new"] = [[number, memory.size] for number, memory in new]
+        try:
+            control.send(self._sock, message, [memory.fd for _, memory in new])
+        except OSError:
+            raise Cancelled("the session has ended") from None
+        finally:
+            for _, memory in new:
+                memory.detach_fd()
+
+    def _make_segment(self, size: int) -> tuple[int, SharedMemory]:
+        memory = SharedMemory.create("stream", size)
+        number = next(self._numbers)
+        self._unsent.append((number, memory))
+        return number, memory
+
+    def _not_connected(self, kind: TensorType, handle: str) -> Exception:
+        anchor = self._anchors.get((kind, handle))
+        if anchor is None:
+            return InvalidModel(f"a program uses stream {handle!r}, which is no anchor")
+        what = "reads" if kind is TensorType.INPUT else "writes"
+        return AnchorsNotConnected(
+            f"a program {what} {anchor.name!r} (stream {handle!r}), which is connected "
+            "to nothing"
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"<HostStreams {len(self._inputs)} in, {len(self._outputs)} out, "
+            f"{self._ahead} ahead of need>"
+        )
+
+
+def _fixed_size(anchor: Anchor) -> int:
+    """Bytes of one transfer, or -1 where the shape does not tell."""
+    info = anchor.tensor_info
+    if not info.is_static or info.data_type is DataType.STRING:
+        return -1
+    return info.size_in_bytes

@@ -1,0 +1,127 @@
+"""Places in shared memory for what streams of a session carry, on the device's side.
+
+The device makes the memory of both directions and says in its messages which place it
+means; the host maps each segment when it first hears of it. A place is free again
+
+- for an input, when nothing in this process refers to the array that lies in it, which
+  a weak reference tells: what a stream lends stays valid for as long as it is used;
+- for an output, when the host says that it has taken the data.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from engine.shared_memory import SharedMemory
+from engine.tensor import Array
+
+#: Places of up to this many bytes share a segment.
+_SMALL = 64 * 1024
+_ALIGNMENT = 64
+
+#: Makes a segment of so many bytes known to the host: its number and its memory.
+MakeSegment = Callable[[int], tuple[int, SharedMemory]]
+
+
+class Place:
+    """`room` bytes at `offset` of segment `number`."""
+
+    __slots__ = ("_held", "_view", "busy", "number", "offset", "room")
+
+    def __init__(
+        self, number: int, memory: SharedMemory, offset: int, room: int
+    ) -> None:
+        self.number = number
+        self.offset = offset
+        self.room = room
+        #: Promised to the host, or not yet taken by it.
+        self.busy = False
+        self._view = memory.view[offset : offset + room]
+        self._held: weakref.ref[Array] | None = None
+
+    @property
+    def is_free(self) -> bool:
+        return not self.busy and (self._held is None or self._held() is None)
+
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """The bytes as an array; the place is taken while anything refers to it."""
+        nbytes = dtype.itemsize * prod(shape)
+        if not nbytes:
+            return np.empty(shape, dtype)
+        whole = np.frombuffer(self._view[:nbytes], dtype)
+        # A view of it refers to it, and so does every view of that.
+        self._held = weakref.ref(whole)
+        return whole.reshape(shape)
+
+    def raw(self, nbytes: int) -> memoryview:
+        return self._view[:nbytes]
+
+    def to_message(self) -> list[int]:
+        return [self.number, self.offset, self.room]
+
+    def __repr__(self) -> str:
+        state = "free" if self.is_free else "taken"
+        return f"<Place {self.number}+{self.offset}, {self.room} bytes, {state}>"
+
+
+class Places:
+    """The places of one stream; more are made where none is free."""
+
+    def __init__(self, make: MakeSegment, room: int = 0) -> None:
+        self._make = make
+        #: Bytes of each new place; grows with what has to fit.
+        self.room = _aligned(room)
+        self._places: list[Place] = []
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def find(self, nbytes: int = 0) -> Place | None:
+        """A free place for `nbytes`, or None."""
+        for place in self._places:
+            if place.is_free and place.room >= nbytes:
+                return place
+        return None
+
+    def take(self, nbytes: int = 0) -> Place:
+        """A free place for `nbytes`, new where there is none."""
+        place = self.find(nbytes)
+        return self._grow(nbytes) if place is None else place
+
+    def _grow(self, nbytes: int) -> Place:
+        if nbytes > self.room:
+            # Those that are too small are not needed any more when they are free.
+            self.room = _aligned(max(nbytes, 2 * self.room))
+            self._places = [p for p in self._places if not p.is_free]
+        room = max(self.room, _ALIGNMENT)
+        count = max(1, _SMALL // room) if room < _SMALL else 1
+        count = min(count, 8)
+        number, memory = self._make(room * count)
+        made = [Place(number, memory, room * i, room) for i in range(count)]
+        self._places += made
+        return made[0]
+
+    def reclaim(self) -> None:
+        """The host has nothing to do with any of them any more."""
+        for place in self._places:
+            place.busy = False
+
+    def at(self, number: int, offset: int) -> Place | None:
+        """The place that a message of the host means."""
+        for place in self._places:
+            if place.number == number and place.offset == offset:
+                return place
+        return None
+
+    def __repr__(self) -> str:
+        free = sum(place.is_free for place in self._places)
+        return f"<Places {len(self)} of {self.room} bytes, {free} free>"
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
