@@ -10,6 +10,15 @@ No web framework and no event loop in here; see docs/architecture.md.
 
 from engine import logs as _logs  # noqa: F401 - as the environment says
 from engine import telemetry as _telemetry  # noqa: F401 - must come first
+from engine.callbacks import (
+    AnchorCallbackPolicy,
+    AnchorCallbackPredicate,
+    CallbackFactory,
+    CallbackHandle,
+    CallbackInfo,
+    PopefDataUsagePolicy,
+    PopefDataUsagePredicate,
+)
 from engine.config import (
     MAX_PRIORITY_LEVELS,
     NO_BATCHING_DIM,
@@ -23,10 +32,12 @@ from engine.device import Device
 from engine.device_manager import DeviceInfo, DeviceManager, parse_devices
 from engine.device_state import DeviceState
 from engine.errors import (
+    AnchorsNotConnected,
     Cancelled,
     Closed,
     DeadlineExceeded,
     DeadlineUnreachable,
+    DeviceBusy,
     DeviceClosed,
     DeviceFailed,
     DeviceLost,
@@ -51,15 +62,33 @@ from engine.errors import (
     UnknownAnchor,
 )
 from engine.faults import DeviceFault, FaultKind, RecoveryAction
-from engine.memory_pool import RingMemoryPool
+from engine.memory_pool import RingMemoryPool, allocate_queue_storage
 from engine.model_file import open_model
 from engine.model_runner import ModelRunner
+from engine.predicates import (
+    AnchorWithPolicy,
+    ProgramsWithPolicy,
+    RingSizeMultiplier,
+    anchor_policies,
+    and_bind,
+    non_scalar,
+    not_assigned,
+    or_bind,
+    program_policies,
+    ring_size_for_main_programs,
+    ring_size_for_programs,
+    used_by,
+    used_by_load,
+    used_by_main,
+    used_by_save,
+)
 from engine.queue_manager import QueueManager
 from engine.queues import InputData, InputQueue, OutputData, OutputQueue
 from engine.request import Request
 from engine.result import ExecuteResult
 from engine.ring_buffer import SpscRingBuffer
-from engine.session import LaunchPolicy, Session, SessionConfig
+from engine.session import Session
+from engine.session_config import LaunchPolicy, SessionConfig
 from engine.shared_memory import keep_large_blocks
 from engine.stats import RunnerStats
 from engine.tensor import Array, Buffer, DataDesc, Tensor
@@ -68,14 +97,22 @@ from engine.thread_plan import ThreadPlan
 __all__ = [
     "MAX_PRIORITY_LEVELS",
     "NO_BATCHING_DIM",
+    "AnchorCallbackPolicy",
+    "AnchorCallbackPredicate",
+    "AnchorWithPolicy",
+    "AnchorsNotConnected",
     "Array",
     "Buffer",
+    "CallbackFactory",
+    "CallbackHandle",
+    "CallbackInfo",
     "Cancelled",
     "Closed",
     "DataDesc",
     "DeadlineExceeded",
     "DeadlineUnreachable",
     "Device",
+    "DeviceBusy",
     "DeviceClosed",
     "DeviceFailed",
     "DeviceFault",
@@ -106,6 +143,9 @@ __all__ = [
     "OutputQueue",
     "Overloaded",
     "PeerLost",
+    "PopefDataUsagePolicy",
+    "PopefDataUsagePredicate",
+    "ProgramsWithPolicy",
     "QueueClosed",
     "QueueFull",
     "QueueManager",
@@ -113,6 +153,7 @@ __all__ = [
     "Refused",
     "Request",
     "RingMemoryPool",
+    "RingSizeMultiplier",
     "RunnerClosed",
     "RunnerStats",
     "Session",
@@ -123,9 +164,22 @@ __all__ = [
     "ThreadPlan",
     "TimedOut",
     "UnknownAnchor",
+    "allocate_queue_storage",
+    "anchor_policies",
+    "and_bind",
     "keep_large_blocks",
+    "non_scalar",
+    "not_assigned",
     "open_model",
+    "or_bind",
     "parse_devices",
+    "program_policies",
     "raise_descriptor_limit",
+    "ring_size_for_main_programs",
+    "ring_size_for_programs",
     "usable_cores",
+    "used_by",
+    "used_by_load",
+    "used_by_main",
+    "used_by_save",
 ]

@@ -41,14 +41,13 @@ def send(sock: socket.socket, message: Message, fds: Sequence[int] = ()) -> None
         sock.sendall(raw)
 
 
-def receive(sock: socket.socket) -> tuple[Message, list[int]]:
+def receive(sock: socket.socket, limit: int = MAX_MESSAGE) -> tuple[Message, list[int]]:
     """The next message and the descriptors beside it; EOFError at the end.
 
-    The descriptors are the receiver's to close.
+    `limit` is how many bytes it may have: to make room for many takes longer than to
+    receive few. The descriptors are the receiver's to close.
     """
-    raw, fds, flags, _ = socket.recv_fds(
-        sock, MAX_MESSAGE, MAX_FDS, socket.MSG_CMSG_CLOEXEC
-    )
+    raw, fds, flags, _ = socket.recv_fds(sock, limit, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
     try:
         if not raw:
             raise EOFError("the other side closed the control socket")

@@ -35,6 +35,7 @@ from engine.errors import (
 )
 from engine.faults import DeviceFault
 from engine.request import Request
+from engine.session_seat import SessionSeat
 from engine.waiting import BlockingDriver
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ class Device:
         self.providers = tuple(providers)
         self.spin_us = spin_us
         self.lock = threading.RLock()
+        #: Which session is on it.
+        self.seat = SessionSeat()
         self.state = DeviceState.LOST
         self.restarts = 0
         self._claims = tuple(claims)

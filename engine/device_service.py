@@ -14,6 +14,7 @@ from functools import partial
 from engine import control, failures
 from engine.channel import Channel, ChannelLayout
 from engine.control import Message
+from engine.device_session import DeviceSession
 from engine.errors import EngineBug, EngineError, InvalidInput
 from engine.faults import DeviceFault
 from engine.link import Link
@@ -36,6 +37,7 @@ class DeviceService:
         self._numbers = itertools.count(1)  # atomic: one C call
         self._saves: dict[int, SavePrograms] = {}
         self._links: set[socket.socket] = set()
+        self._sessions: dict[int, DeviceSession] = {}
         self._started = time.monotonic()
         self._terminator = Terminator(scheduler.running)
 
@@ -67,6 +69,9 @@ class DeviceService:
                 return
             while True:
                 message, fds = control.receive(sock)
+                if message.get("op") == "session":
+                    self._serve_session(sock, message, fds)
+                    break
                 try:
                     answer, answer_fds = self._answer(sock, message, fds, owned)
                 except Exception as error:
@@ -85,6 +90,27 @@ class DeviceService:
             client.link.gone = True
             self._terminator.ring()
             self._scheduler.do(partial(self._scheduler.drop_client, client))
+
+    def _serve_session(
+        self, sock: socket.socket, message: Message, fds: list[int]
+    ) -> None:
+        """From here on the connection is that of a session, to its end."""
+        number = next(self._numbers)
+        try:
+            session = DeviceSession(number, sock, message, fds)
+        except Exception as error:
+            if not isinstance(error, EngineError):
+                logger.exception("loading a session")
+            control.send(sock, control.from_error(error))
+            return
+        finally:
+            control.close_all(fds)
+        self._sessions[number] = session
+        try:
+            control.send(sock, {"session": number})
+            session.serve()
+        finally:
+            del self._sessions[number]
 
     def _answer(
         self, sock: socket.socket, message: Message, fds: list[int], owned: list[Client]
@@ -119,6 +145,10 @@ class DeviceService:
                 replicas = list(scheduler.replicas.values())
                 what = message["failure"], int(message["after"])
                 scheduler.call(partial(failures.obey, replicas, *what))
+            case "end_session":
+                session = self._sessions.get(int(message["session"]))
+                if session is not None:
+                    session.end()
                 return {}, []
             case "stop":
                 scheduler.do(scheduler.stop)
@@ -136,6 +166,7 @@ class DeviceService:
             "batches": scheduler.batches,
             "replicas": len(scheduler.replicas),
             "clients": len(scheduler.clients),
+            "sessions": len(self._sessions),
         }
 
     def _load(self, message: Message, fds: list[int]) -> list[int]:

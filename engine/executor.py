@@ -95,6 +95,10 @@ class Executor:
         self._assemble_over(executable, dataflow, made, {}, load)
         self._make_sessions(changed=frozenset())
 
+    @property
+    def executable(self) -> Executable:
+        return self._executable
+
     def clone(self) -> Executor:
         """Another executor for another thread (a replica on the same device).
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import os
 import socket
-from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from itertools import count
 from math import prod
@@ -36,12 +35,17 @@ from engine.errors import (
     AnchorsNotConnected,
     Cancelled,
     EngineBug,
-    ExecutionFailed,
     InvalidModel,
 )
 from engine.model_data import ModelData
 from engine.shared_memory import SharedMemory
-from engine.stream_places import Place, Places
+from engine.stream_places import (
+    InputStream,
+    OutputStream,
+    Place,
+    Places,
+    fixed_size,
+)
 from engine.tensor import Array
 from popef_io import Anchor, DataType, TensorType, decode_strings, encode_strings
 
@@ -49,52 +53,10 @@ from popef_io import Anchor, DataType, TensorType, decode_strings, encode_string
 RUN_MESSAGE = 16 * 1024
 #: Outputs of one stream that wait for the host before the program waits too.
 _WRITES_AHEAD = 4
+#: Reads that are asked for ahead of need, over all streams; "unlimited" means this.
+MAX_AHEAD = 64
 #: Bytes of inputs that are asked for ahead of need, over all streams.
 _AHEAD_BYTES = 64 * 1024 * 1024
-
-
-class _Input:
-    """An input stream that the host serves."""
-
-    __slots__ = (
-        "ahead",
-        "anchor",
-        "arrived",
-        "dtype",
-        "index",
-        "nbytes",
-        "places",
-        "promised",
-    )
-
-    def __init__(self, index: int, anchor: Anchor, places: Places) -> None:
-        self.index = index
-        self.anchor = anchor
-        self.dtype = anchor.tensor_info.data_type.numpy_dtype
-        #: Of one read; -1 where only the host knows.
-        self.nbytes = _fixed_size(anchor)
-        self.places = places
-        #: Reads that were asked for ahead of need and are still to be made.
-        self.ahead = 0
-        #: Where the host puts what it was asked for, the oldest first.
-        self.promised: deque[Place] = deque()
-        self.arrived: deque[Array] = deque()
-
-
-class _Output:
-    """An output stream that the host serves."""
-
-    __slots__ = ("anchor", "dtype", "index", "offered", "places", "waiting")
-
-    def __init__(self, index: int, anchor: Anchor, places: Places) -> None:
-        self.index = index
-        self.anchor = anchor
-        self.dtype = anchor.tensor_info.data_type.numpy_dtype
-        self.places = places
-        #: What was handed out to be written to.
-        self.offered: tuple[Array, Place] | None = None
-        #: Writes that the host has not taken yet.
-        self.waiting = 0
 
 
 class HostStreams:
@@ -112,27 +74,26 @@ class HostStreams:
     ) -> None:
         self._sock = sock
         self._data = data
-        self._look_ahead = look_ahead
+        self._look_ahead = min(look_ahead, MAX_AHEAD)
         self._numbers = count()
         self._unsent: list[tuple[int, SharedMemory]] = []
         self._anchors = {(a.type, a.handle): a for a in anchors}
-        self._inputs: dict[str, _Input] = {}
-        self._outputs: dict[str, _Output] = {}
-        self._all_inputs: dict[int, _Input] = {}
-        self._all_outputs: dict[int, _Output] = {}
+        self._inputs: dict[str, InputStream] = {}
+        self._outputs: dict[str, OutputStream] = {}
+        self._all_inputs: dict[int, InputStream] = {}
+        self._all_outputs: dict[int, OutputStream] = {}
         self._dummies: frozenset[str] = frozenset()
         self._dropped: frozenset[str] = frozenset()
         self._from_file: frozenset[str] = frozenset()
         self._coming: Iterator[str] = iter(())
         self._ahead_bytes = 0
         self._ahead = 0
-        self._ended = False
         for index, anchor in enumerate(anchors):
-            places = Places(self._make_segment, max(0, _fixed_size(anchor)))
+            places = Places(self._make_segment, max(0, fixed_size(anchor)))
             if anchor.type is TensorType.INPUT:
-                self._all_inputs[index] = _Input(index, anchor, places)
+                self._all_inputs[index] = InputStream(index, anchor, places)
             elif anchor.type is TensorType.OUTPUT:
-                self._all_outputs[index] = _Output(index, anchor, places)
+                self._all_outputs[index] = OutputStream(index, anchor, places)
 
     # -- between runs
 
@@ -141,15 +102,11 @@ class HostStreams:
     ) -> None:
         """Who serves which anchors from now on: the host, nobody, the file."""
         inputs, outputs = self._all_inputs, self._all_outputs
-        self._inputs = {
-            inputs[i].anchor.handle: inputs[i] for i in host if i in inputs
-        }
+        self._inputs = {inputs[i].anchor.handle: inputs[i] for i in host if i in inputs}
         self._outputs = {
             outputs[i].anchor.handle: outputs[i] for i in host if i in outputs
         }
-        self._dummies = frozenset(
-            inputs[i].anchor.handle for i in empty if i in inputs
-        )
+        self._dummies = frozenset(inputs[i].anchor.handle for i in empty if i in inputs)
         self._dropped = frozenset(
             outputs[i].anchor.handle for i in empty if i in outputs
         )
@@ -267,13 +224,13 @@ class HostStreams:
         if taken or wishes:
             self._send({"op": "ahead", "taken": taken, "wishes": wishes})
 
-    def _promise(self, stream: _Input) -> list[int]:
+    def _promise(self, stream: InputStream) -> list[int]:
         place = stream.places.take()
         place.busy = True
         stream.promised.append(place)
         return place.to_message()
 
-    def _wait_for(self, stream: _Input) -> None:
+    def _wait_for(self, stream: InputStream) -> None:
         while not stream.arrived:
             self._receive()
 
@@ -303,7 +260,7 @@ class HostStreams:
 
     # -- writing
 
-    def _copy_out(self, stream: _Output, value: Array) -> tuple[Place, int]:
+    def _copy_out(self, stream: OutputStream, value: Array) -> tuple[Place, int]:
         data_type = stream.anchor.tensor_info.data_type
         if data_type is DataType.STRING:
             data: Any = encode_strings(value)
@@ -318,7 +275,7 @@ class HostStreams:
         place.raw(len(data))[:] = data
         return place, len(data)
 
-    def _room_for(self, stream: _Output, nbytes: int) -> Place:
+    def _room_for(self, stream: OutputStream, nbytes: int) -> Place:
         """A place for an output, waiting for the host where too many are not taken."""
         while stream.waiting >= _WRITES_AHEAD:
             self._receive()
@@ -330,7 +287,6 @@ class HostStreams:
         try:
             message, fds = control.receive(self._sock, RUN_MESSAGE)
         except (EOFError, OSError):
-            self._ended = True
             raise Cancelled("the session has ended") from None
         try:
             match message.get("op"):
@@ -386,11 +342,3 @@ class HostStreams:
             f"<HostStreams {len(self._inputs)} in, {len(self._outputs)} out, "
             f"{self._ahead} ahead of need>"
         )
-
-
-def _fixed_size(anchor: Anchor) -> int:
-    """Bytes of one transfer, or -1 where the shape does not tell."""
-    info = anchor.tensor_info
-    if not info.is_static or info.data_type is DataType.STRING:
-        return -1
-    return info.size_in_bytes

@@ -49,20 +49,11 @@ def load_replicas(
         tensors = unpack_tensors(message["frozen"], fds[len(names)])
         frozen = {name: tensor.numpy() for name, tensor in tensors.items()}
     data = ModelData(model, frozen)
-    executable = Executable.decode(
-        model.executable.executable(),
-        check_digests=bool(message.get("check_package_hash", True)),
-    )
-    rules = _rules(model, executable, message, main_anchors(model, frozen.keys()))
-    executor = Executor(
-        executable,
-        model.metadata,
-        threads=int(message["threads"]),
-        providers=tuple(message.get("providers", ("CPUExecutionProvider",))),
-    )
+    executor = make_executor(model, message)
     try:
-        executor.run(model.metadata.program_flow.load, ProgramStreams(data))
         anchors = main_anchors(model, frozen.keys())
+        rules = _rules(model, executor.executable, message, anchors)
+        executor.run(model.metadata.program_flow.load, ProgramStreams(data))
         for anchor in anchors.constants:
             data.check(anchor.handle)
         twins = [(executor.clone(), data.twin()) for _ in numbers[1:]]
@@ -99,6 +90,19 @@ def _rules(
         look_ahead=int(message["look_ahead"]),
     )
     return plan, policy
+
+
+def make_executor(model: Model, message: Mapping[str, Any]) -> Executor:
+    """The executor of a model, as a message of the owner's says."""
+    return Executor(
+        Executable.decode(
+            model.executable.executable(),
+            check_digests=bool(message.get("check_package_hash", True)),
+        ),
+        model.metadata,
+        threads=int(message["threads"]),
+        providers=tuple(message.get("providers", ("CPUExecutionProvider",))),
+    )
 
 
 def _check_transfers(

@@ -80,6 +80,12 @@ class QueueManager:
         for queue in self._all():
             queue.reset()
 
+    def reset_disconnected(self) -> None:
+        """Empty the queues that were disconnected."""
+        for queue in self._all():
+            if not queue.is_connected:
+                queue.reset()
+
     def _all(self) -> Iterable[InputQueue | OutputQueue]:
         return chain(self.inputs.values(), self.outputs.values())
 

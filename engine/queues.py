@@ -93,6 +93,14 @@ class RunningThread:
     def is_me(self) -> bool:
         return self.ident == threading.get_ident()
 
+    def mark(self) -> None:
+        """It is this one."""
+        self.ident = threading.get_ident()
+
+    def clear(self) -> None:
+        """None is running."""
+        self.ident = None
+
     def __repr__(self) -> str:
         return f"<RunningThread {self.ident}>"
 
@@ -239,6 +247,8 @@ class InputQueue(AnchorQueue[InputData]):
 
     def batch_done(self) -> None:
         """The program has the oldest batch that was taken."""
+        if not self._taken:  # zeros of a queue that was disconnected
+            return
         self._done += self._taken.popleft()
         while self._held and self._done >= self._held[0].data_size:
             slot = self._held.popleft()

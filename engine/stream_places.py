@@ -11,6 +11,7 @@ means; the host maps each segment when it first hears of it. A place is free aga
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable
 from math import prod
 from typing import Any
@@ -19,6 +20,7 @@ import numpy as np
 
 from engine.shared_memory import SharedMemory
 from engine.tensor import Array
+from popef_io import Anchor, DataType
 
 #: Places of up to this many bytes share a segment.
 _SMALL = 64 * 1024
@@ -121,6 +123,58 @@ class Places:
     def __repr__(self) -> str:
         free = sum(place.is_free for place in self._places)
         return f"<Places {len(self)} of {self.room} bytes, {free} free>"
+
+
+class InputStream:
+    """An input that the host may serve."""
+
+    __slots__ = (
+        "ahead",
+        "anchor",
+        "arrived",
+        "dtype",
+        "index",
+        "nbytes",
+        "places",
+        "promised",
+    )
+
+    def __init__(self, index: int, anchor: Anchor, places: Places) -> None:
+        self.index = index
+        self.anchor = anchor
+        self.dtype = anchor.tensor_info.data_type.numpy_dtype
+        #: Of one read; -1 where only the host knows.
+        self.nbytes = fixed_size(anchor)
+        self.places = places
+        #: Reads that were asked for ahead of need and are still to be made.
+        self.ahead = 0
+        #: Where the host puts what it was asked for, the oldest first.
+        self.promised: deque[Place] = deque()
+        self.arrived: deque[Array] = deque()
+
+
+class OutputStream:
+    """An output that the host may serve."""
+
+    __slots__ = ("anchor", "dtype", "index", "offered", "places", "waiting")
+
+    def __init__(self, index: int, anchor: Anchor, places: Places) -> None:
+        self.index = index
+        self.anchor = anchor
+        self.dtype = anchor.tensor_info.data_type.numpy_dtype
+        self.places = places
+        #: What was handed out to be written to.
+        self.offered: tuple[Array, Place] | None = None
+        #: Writes that the host has not taken yet.
+        self.waiting = 0
+
+
+def fixed_size(anchor: Anchor) -> int:
+    """Bytes of one transfer, or -1 where the shape does not tell."""
+    info = anchor.tensor_info
+    if not info.is_static or info.data_type is DataType.STRING:
+        return -1
+    return info.size_in_bytes
 
 
 def _aligned(nbytes: int) -> int:

@@ -1,0 +1,96 @@
+"""The device's end of a session: loads a model and runs programs as the host says.
+
+A session has a connection of its own, and its programs run in the thread of that
+connection, beside the replicas of model runners. So a run that waits for data holds up
+nobody: neither a ping nor another model. A session ends with its connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+from collections.abc import Sequence
+
+from engine import control
+from engine.control import Message
+from engine.errors import EngineBug, EngineError, ExecutionFailed, InvalidModel
+from engine.foresight import reads_to_come
+from engine.host_streams import HostStreams
+from engine.loading import make_executor
+from engine.model_data import ModelData
+from engine.model_file import receive_model
+from engine.onnx_session import make_run_options
+from popef_io import PopefError
+
+logger = logging.getLogger(__name__)
+
+
+class DeviceSession:
+    """One session in a device process; made by its `session` message."""
+
+    def __init__(
+        self, number: int, sock: socket.socket, message: Message, fds: Sequence[int]
+    ) -> None:
+        """Load the model. Raises what loading raises."""
+        self.number = number
+        self._sock = sock
+        self._options = make_run_options()
+        names = [str(name) for name in message["sources"]]
+        model = receive_model(names, fds, message.get("executable"))
+        self._executor = make_executor(model, message)
+        self._streams = HostStreams(
+            sock,
+            model.metadata.anchors,
+            ModelData(model, {}),
+            int(message["look_ahead"]),
+        )
+        self._name = model.metadata.executable
+
+    def serve(self) -> None:
+        """Run what the host says until it, or `end`, closes the connection."""
+        try:
+            with contextlib.suppress(OSError, EOFError):
+                while True:
+                    message, fds = control.receive(self._sock)
+                    control.close_all(fds)
+                    # Answers to a run that failed meanwhile come to nothing.
+                    if message.get("op") == "run":
+                        control.send(self._sock, self._run(message))
+        finally:
+            self._executor.close()
+
+    def end(self) -> None:
+        """End the connection and what is running; from any thread."""
+        self._options.terminate = True
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def _run(self, message: Message) -> Message:
+        streams = self._streams
+        programs = [int(number) for number in message["programs"]]
+        try:
+            if message["bind"] is not None:
+                streams.bind(*message["bind"])
+            coming = reads_to_come(
+                self._executor.executable, programs, streams.foreseeable()
+            )
+            streams.begin(coming)
+            self._executor.run(programs, streams, self._options)
+        except Exception as error:
+            return _failed(error)
+        return {"op": "done"}
+
+    def __repr__(self) -> str:
+        return f"<DeviceSession {self.number} of {self._name!r}, {self._streams!r}>"
+
+
+def _failed(error: Exception) -> Message:
+    if isinstance(error, PopefError):  # data of the file that turn out to be damaged
+        error = InvalidModel(str(error))
+    if not isinstance(error, EngineError):
+        logger.error("programs of a session failed", exc_info=error)
+    blame = isinstance(error, ExecutionFailed) and error.callers_fault
+    if isinstance(error, EngineBug):
+        error = EngineBug(str(error).removesuffix("; this is a bug"))
+    return {"op": "failed", "callers_fault": blame} | control.from_error(error)

@@ -1,0 +1,328 @@
+"""The host's end of a session: answers what programs read, takes what they write.
+
+The messages are described at the head of engine/host_streams.py. Everything happens in
+the thread that called `run`; callbacks are called in it too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, NoReturn
+
+from engine import control
+from engine.bindings import Sink, Source
+from engine.connections import Connections
+from engine.control import Message
+from engine.errors import (
+    DeadlineExceeded,
+    EngineError,
+    ExecutionFailed,
+)
+from engine.host_streams import RUN_MESSAGE
+from engine.shared_memory import SharedMemory
+
+if TYPE_CHECKING:
+    from engine.device import Device
+
+#: Seconds the device gets to hear that a session has ended.
+_END_TIMEOUT = 2.0
+
+PlaceMessage = list[int]
+"""Segment, offset, room."""
+
+
+class SessionEnded(Exception):
+    """The connection of the session is gone, whoever ended it."""
+
+
+class SessionLink:
+    """A model loaded on a device, whose programs run when told to.
+
+    Thread-safe in `end` only; everything else is for one thread at a time.
+    """
+
+    def __init__(self, device: Device, message: Message, fds: Iterable[int]) -> None:
+        """Load the model that `message` and `fds` describe; raises what that raises."""
+        self._device = device
+        self._segments: dict[int, SharedMemory] = {}
+        self._bound_version = -1
+        self._deadline: float | None = None
+        self.ended = False
+        self._sock = control.connect(device.address)
+        try:
+            answer, _ = control.ask(self._sock, message, list(fds))
+        except BaseException:
+            self._sock.close()
+            raise
+        self._number = int(answer["session"])
+        self._poller = select.poll()
+        self._poller.register(self._sock, select.POLLIN)
+
+    def run(
+        self,
+        programs: Iterable[int],
+        connections: Connections,
+        deadline: float | None = None,
+    ) -> None:
+        """Run `programs` in order, and return when they have ended.
+
+        `deadline` is a `time.monotonic()` time. Raises how they failed, what a callback
+        raised, DeadlineExceeded, and SessionEnded where the connection ended.
+        """
+        bind = None
+        if self._bound_version != connections.version:
+            bind = connections.to_message()
+        self._deadline = deadline
+        connections.begin()
+        conversation = _Conversation(self, connections)
+        try:
+            self.send({"op": "run", "programs": list(programs), "bind": bind})
+            self._bound_version = connections.version
+            conversation.hold()
+        except BaseException:
+            if not conversation.over:
+                # The two ends do not know of each other what they are doing.
+                self.end()
+            raise
+        finally:
+            conversation.rewind()
+
+    def end(self) -> None:
+        """End the session in the device, and what is running; from any thread."""
+        self.ended = True
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        message = {"op": "end_session", "session": self._number}
+        with contextlib.suppress(EngineError, OSError):
+            self._device.call(message, timeout=_END_TIMEOUT)
+
+    def close(self) -> None:
+        """End, and give back what it holds; nothing may be running."""
+        if not self.ended:
+            self.end()
+        self._sock.close()
+        for memory in self._segments.values():
+            memory.close()
+        self._segments.clear()
+
+    # -- for the conversation
+
+    def send(self, message: Message, fds: Iterable[int] = ()) -> None:
+        try:
+            control.send(self._sock, message, list(fds))
+        except OSError:
+            raise SessionEnded from None
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._poller.poll(0))
+
+    def receive(self) -> Message:
+        """The next message of the device; its new segments are mapped."""
+        if self._deadline is not None:
+            left = self._deadline - time.monotonic()
+            if left <= 0 or not self._poller.poll(left * 1000):
+                self._too_late()
+        try:
+            message, fds = control.receive(self._sock, RUN_MESSAGE)
+        except (EOFError, OSError):
+            raise SessionEnded from None
+        try:
+            for (number, size), fd in zip(message.get("new", []), fds, strict=True):
+                memory = SharedMemory.attach(os.dup(fd), int(size))
+                memory.detach_fd()
+                self._segments[number] = memory
+        finally:
+            control.close_all(fds)
+        return message
+
+    def memory(self, place: PlaceMessage) -> memoryview:
+        number, offset, room = place
+        return self._segments[number].view[offset : offset + room]
+
+    def alive(self) -> None:
+        """Raise where it is no use to wait any longer."""
+        if self.ended:
+            raise SessionEnded
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            self._too_late()
+        try:
+            gone = self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return
+        except OSError:
+            gone = True
+        if gone:
+            raise SessionEnded
+
+    def _too_late(self) -> NoReturn:
+        raise DeadlineExceeded("the programs did not end in time")
+
+    def __repr__(self) -> str:
+        state = "ended" if self.ended else "open"
+        return f"<SessionLink {self._number} on {self._device.id}, {state}>"
+
+
+class _Answer:
+    """Room for the data of one read: a place of the device's, or one made for it."""
+
+    __slots__ = ("_link", "_made", "_place", "nbytes")
+
+    def __init__(self, link: SessionLink, place: PlaceMessage) -> None:
+        self._link = link
+        self._place = place
+        self._made: SharedMemory | None = None
+        self.nbytes = 0
+
+    def room(self, nbytes: int) -> memoryview:
+        self.nbytes = nbytes
+        if nbytes <= self._place[2]:
+            return self._link.memory(self._place)[:nbytes]
+        self._made = SharedMemory.create("stream", nbytes)
+        return self._made.view[:nbytes]
+
+    def send(self, index: int, shape: tuple[int, ...]) -> None:
+        message = {
+            "op": "data",
+            "anchor": index,
+            "nbytes": self.nbytes,
+            "shape": list(shape),
+        }
+        if self._made is None:
+            self._link.send(message)
+            return
+        with self._made as memory:
+            self._link.send(message, [memory.fd])
+
+
+class _Conversation:
+    """One run: from its first message to its last."""
+
+    def __init__(self, link: SessionLink, connections: Connections) -> None:
+        self.over = False
+        self._link = link
+        self._sources: dict[int, Source] = dict(connections.sources)
+        self._sinks: dict[int, Sink] = dict(connections.sinks)
+        #: What the program will read for certain, the next first.
+        self._wishes: deque[tuple[int, PlaceMessage]] = deque()
+        #: How many reads of an anchor were answered and are not known to be made.
+        self._given: Counter[int] = Counter()
+
+    def hold(self) -> None:
+        """Talk until the programs have ended."""
+        while not self.over:
+            if self._wishes:
+                self._attempt(self._give_ahead)
+            message = self._link.receive()
+            self._attempt(lambda: self._handle(message))  # noqa: B023 - called here
+
+    def rewind(self) -> None:
+        """What was given and not read will be given again."""
+        for index in +self._given:
+            self._sources[index].rewind()
+
+    def _attempt(self, what: Callable[[], None]) -> None:
+        """Where a callback fails, the programs are told to end before it is raised."""
+        try:
+            what()
+        except (SessionEnded, DeadlineExceeded, _ProgramsFailed) as error:
+            if isinstance(error, _ProgramsFailed):
+                raise error.why from None
+            raise
+        except Exception as error:
+            self._abort(f"{type(error).__name__}: {error}")
+            raise
+
+    def _abort(self, why: str) -> None:
+        self._wishes.clear()
+        self._link.send({"op": "abort", "why": why[:1000]})
+        while not self.over:
+            message = self._link.receive()
+            self.over = message["op"] in ("done", "failed")
+
+    def _handle(self, message: Message) -> None:
+        match message["op"]:
+            case "need":
+                self._needed(int(message["anchor"]), message.get("place"))
+            case "ahead":
+                for index in message["taken"]:
+                    self._consumed(index)
+                self._wishes.extend((i, place) for i, place in message["wishes"])
+            case "wrote":
+                self._written(message)
+            case "done":
+                self.over = True
+            case "failed":
+                self.over = True
+                raise _ProgramsFailed(_error_of(message))
+
+    def _needed(self, index: int, place: PlaceMessage | None) -> None:
+        if place is None:
+            if not self._given[index]:
+                self._give(index, self._wish_for(index))
+            self._consumed(index)
+            return
+        self._give(index, place)
+        self._consumed(index)
+
+    def _wish_for(self, index: int) -> PlaceMessage:
+        for position, (wanted, place) in enumerate(self._wishes):
+            if wanted == index:
+                del self._wishes[position]
+                return place
+        raise LookupError(index)
+
+    def _give(self, index: int, place: PlaceMessage) -> None:
+        answer = _Answer(self._link, place)
+        shape = self._sources[index].fetch(answer.room, self._link.alive)
+        self._given[index] += 1
+        answer.send(index, shape)
+
+    def _consumed(self, index: int) -> None:
+        self._given[index] -= 1
+        self._sources[index].consumed()
+
+    def _give_ahead(self) -> None:
+        """Answer what is wished for and there, while the device wants nothing else."""
+        nothing: set[int] = set()
+        for index, place in list(self._wishes):
+            if index in nothing:
+                continue
+            if self._link.has_news:
+                return
+            answer = _Answer(self._link, place)
+            shape = self._sources[index].try_fetch(answer.room)
+            if shape is None:
+                nothing.add(index)
+                continue
+            self._wishes.remove((index, place))
+            self._given[index] += 1
+            answer.send(index, shape)
+
+    def _written(self, message: Message) -> None:
+        place, nbytes = message["place"], int(message["nbytes"])
+        data = self._link.memory(place)[:nbytes].toreadonly()
+        index = int(message["anchor"])
+        self._sinks[index].put(data, tuple(message["shape"]), self._link.alive)
+        self._link.send({"op": "took", "anchor": index, "place": place})
+
+
+class _ProgramsFailed(Exception):
+    """The device says that the programs failed."""
+
+    def __init__(self, why: EngineError) -> None:
+        super().__init__(str(why))
+        self.why = why
+
+
+def _error_of(message: Message) -> EngineError:
+    error = control.to_error(message)
+    if isinstance(error, ExecutionFailed):
+        error.callers_fault = bool(message["callers_fault"])
+    return error
