@@ -87,7 +87,7 @@ from engine.queues import InputData, InputQueue, OutputData, OutputQueue
 from engine.request import Request
 from engine.result import ExecuteResult
 from engine.ring_buffer import SpscRingBuffer
-from engine.session import Session
+from engine.session import DEFAULT_BUFFERS, Session
 from engine.session_config import LaunchPolicy, SessionConfig
 from engine.shared_memory import keep_large_blocks
 from engine.stats import RunnerStats
@@ -95,6 +95,7 @@ from engine.tensor import Array, Buffer, DataDesc, Tensor
 from engine.thread_plan import ThreadPlan
 
 __all__ = [
+    "DEFAULT_BUFFERS",
     "MAX_PRIORITY_LEVELS",
     "NO_BATCHING_DIM",
     "AnchorCallbackPolicy",

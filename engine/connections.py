@@ -146,14 +146,15 @@ class Connections:
             )
             raise AnchorsNotConnected(f"nothing is connected to anchors of {lines}")
 
-    def sinks_have_room(self, programs: Iterable[int]) -> bool:
-        """Whether nothing these programs write would wait for somebody."""
+    def check_outlets(self, programs: Iterable[int]) -> None:
+        """AnchorsNotConnected where these programs would fail, or wait for somebody who
+        may not come, for want of somewhere to write to."""
+        self.check(programs)
         wanted = set(programs)
-        return all(
-            sink.has_room
-            for index, sink in self.sinks.items()
-            if not wanted.isdisjoint(self._anchors[index].programs)
-        )
+        for index, sink in self.sinks.items():
+            anchor = self._anchors[index]
+            if not wanted.isdisjoint(anchor.programs) and not sink.has_room:
+                raise AnchorsNotConnected(f"no buffer waits for output {anchor.name!r}")
 
     @property
     def all_real(self) -> bool:

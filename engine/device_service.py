@@ -145,6 +145,7 @@ class DeviceService:
                 replicas = list(scheduler.replicas.values())
                 what = message["failure"], int(message["after"])
                 scheduler.call(partial(failures.obey, replicas, *what))
+                return {}, []
             case "end_session":
                 session = self._sessions.get(int(message["session"]))
                 if session is not None:

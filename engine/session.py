@@ -8,8 +8,6 @@ while others enqueue. `ModelRunner` is the other way to run a model.
 from __future__ import annotations
 
 import contextlib
-import logging
-import select
 import time
 from collections.abc import Iterator, Sequence
 
@@ -19,33 +17,19 @@ from engine.callbacks import (
     CallbackHandle,
 )
 from engine.connections import Connections
-from engine.control import Message
-from engine.device import Device, DeviceState
+from engine.device import Device
 from engine.device_manager import DeviceManager
-from engine.errors import (
-    DeviceBusy,
-    DeviceClosed,
-    DeviceLost,
-    EngineError,
-    InvalidConfig,
-    SessionClosed,
-)
-from engine.model_file import ModelSource, handed_over, open_model
+from engine.errors import DeviceBusy, InvalidConfig
+from engine.model_file import ModelSource, open_model
 from engine.predicates import RingSizeMultiplier
 from engine.queue_manager import QueueManager
 from engine.queues import TimeoutCallback
+from engine.residence import Residence
 from engine.session_config import LaunchPolicy, SessionConfig
-from engine.session_link import SessionEnded, SessionLink
 from popef_io import Anchor, Model, ProgramFlow, TensorType
-
-logger = logging.getLogger(__name__)
 
 #: User batches that a queue has room for, where nobody says.
 DEFAULT_BUFFERS = 8
-#: Seconds that save programs get which nobody called for.
-SAVE_TIMEOUT = 10.0
-#: Seconds until a device whose connection ended is seen to be lost, or is not.
-_LOST_TIMEOUT = 2.0
 
 
 class Session:
@@ -62,11 +46,8 @@ class Session:
         self.config = config or SessionConfig()
         self._model = open_model(model)
         self._connections = Connections(self._model, self.config.pred_tensor_data)
-        self._device: Device | None = None
+        self._home = Residence(self._model, self.config, self._connections)
         self._own_device: Device | None = None
-        self._link: SessionLink | None = None
-        self._is_loaded = False
-        self._stopped = False
         self._queues: QueueManager | None = None
         if self.config.policy is LaunchPolicy.IMMEDIATE:
             units = max(1, self._model.metadata.num_ipus)
@@ -87,17 +68,17 @@ class Session:
     @property
     def device(self) -> Device | None:
         """The device it is bound to, even where another session has taken that."""
-        return self._device
+        return self._home.device
 
     @property
     def is_active(self) -> bool:
         """Whether it is loaded on its device at the moment."""
-        return self._link is not None and not self._link.ended
+        return self._home.is_active
 
     @property
     def is_stopped(self) -> bool:
         """Between `stop`, or a device that was lost, and `reload`."""
-        return self._stopped
+        return self._home.is_stopped
 
     @property
     def input_anchors(self) -> tuple[Anchor, ...]:
@@ -127,26 +108,17 @@ class Session:
 
         Raises DeviceBusy, DeviceLost, InvalidModel.
         """
-        if self._device is not None:
-            self.unload_from_device()
-        self._stopped = False
-        with device.seat.turn():
-            self._device = device
-            try:
-                self._activate(device)
-            except BaseException:
-                self._device = None
-                raise
+        self.unload_from_device()
+        self._home.bind(device)
 
     def unload_from_device(self) -> None:
         """Leave the device, having run the save programs: they are run where the load
         programs have been and all they write has somewhere to go at once."""
-        device = self._device
-        if device is None:
-            return
-        with device.seat.turn():
-            self._leave(save=True)
-            self._device = None
+        device = self._home.device
+        if device is not None:
+            with device.seat.turn():
+                self._home.leave(save=True)
+                self._home.device = None
 
     # -- connecting anchors
 
@@ -238,20 +210,18 @@ class Session:
         AnchorsNotConnected, ExecutionFailed, DeviceLost, SessionClosed where the
         session is bound to no device or stopped, DeviceBusy.
         """
-        with self._ready():
-            done = self._run(self._flow.load, timeout)
-            self._is_loaded = self._is_loaded or done
-            return done
+        deadline = _deadline(timeout)
+        with self._turn() as home:
+            return self._load_weights(home, deadline)
 
     def run_main_programs(self, timeout: float | None = None) -> bool:
         """Run the main programs once, after the load programs where these have not been
         run since the session was loaded; otherwise as `run_load_programs`."""
-        with self._ready():
-            if not self._is_loaded:
-                self._is_loaded = self._run(self._flow.load, timeout)
-                if not self._is_loaded:
-                    return False
-            return self._run(self._flow.main, timeout)
+        deadline = _deadline(timeout)
+        with self._turn() as home:
+            if not home.has_weights and not self._load_weights(home, deadline):
+                return False
+            return home.run(self._flow.main, deadline)
 
     def run_save_programs(self, timeout: float | None = None) -> bool:
         """Run the save programs, which bring back what the device has.
@@ -259,8 +229,9 @@ class Session:
         As `run_load_programs`; SessionClosed too where another session has taken the
         device: the save programs were run then.
         """
-        with self._ready(activate=False):
-            return self._run(self._flow.save, timeout)
+        deadline = _deadline(timeout)
+        with self._turn(load=False) as home:
+            return home.run(self._flow.save, deadline)
 
     def run_programs(
         self, programs: Sequence[int], timeout: float | None = None
@@ -270,10 +241,11 @@ class Session:
         The order is the caller's affair: main programs need load programs before them.
         InvalidModel for a number that does not exist; otherwise as `run_load_programs`.
         """
-        with self._ready():
-            done = self._run(programs, timeout)
+        deadline = _deadline(timeout)
+        with self._turn() as home:
+            done = home.run(programs, deadline)
             if done and set(self._flow.load) <= set(programs):
-                self._is_loaded = True
+                home.has_weights = True
             return done
 
     # -- life
@@ -283,23 +255,15 @@ class Session:
 
         What the programs had done by then is undefined.
         """
-        self._stopped = True
+        self._home.is_stopped = True  # before anybody who waits for data looks
         if self._queues is not None:
             self._queues.disconnect_all()
-        link = self._link
-        if link is not None:
-            link.end()
+        self._home.stop()
 
     def reload(self) -> None:
         """Load the executable again on the bound device, after `stop` or after the
         device was lost (which is started again). Disconnected queues are emptied."""
-        device = self._bound()
-        with device.seat.turn():
-            self._leave(save=False)
-            if not device.check():
-                device.recover()
-            self._stopped = False
-            self._activate(device)
+        self._home.reload()
         if self._queues is not None:
             self._queues.reset_disconnected()
 
@@ -307,11 +271,12 @@ class Session:
         """Stop and leave the device; the save programs are not run. Gives back a device
         that the session attached itself. Idempotent."""
         self.stop()
-        device, self._device = self._device, None
+        device = self._home.device
         if device is not None:
             # A callback that does not return keeps the turn for ever.
             with contextlib.suppress(DeviceBusy), device.seat.turn():
-                self._leave(save=False, device=device)
+                self._home.leave(save=False)
+            self._home.device = None
         if self._own_device is not None:
             self._own_device.close()
             self._own_device = None
@@ -323,9 +288,7 @@ class Session:
         self.close()
 
     def __repr__(self) -> str:
-        where = "unbound" if self._device is None else f"on {self._device.id}"
-        state = "stopped" if self._stopped else "active" if self.is_active else "idle"
-        return f"<Session {self._model.metadata.executable!r} {where}, {state}>"
+        return repr(self._home)
 
     # -- helpers
 
@@ -333,113 +296,24 @@ class Session:
     def _flow(self) -> ProgramFlow:
         return self._model.metadata.program_flow
 
-    def _bound(self) -> Device:
-        if self._device is None:
-            raise SessionClosed(f"{self!r} cannot run: bind it to a device")
-        return self._device
-
     @contextlib.contextmanager
-    def _ready(self, *, activate: bool = True) -> Iterator[None]:
-        """Have the turn, and be loaded."""
-        device = self._bound()
-        if self._stopped:
-            raise SessionClosed(f"{self!r} cannot run before it is reloaded")
-        with device.seat.turn():
-            if not self.is_active:
-                if not activate:
-                    raise SessionClosed(
-                        f"{self!r} is not loaded: {device.seat.session!r} is"
-                    )
-                self._activate(device)
-            yield
+    def _turn(self, *, load: bool = True) -> Iterator[Residence]:
+        with self._home.turn(load=load):
+            queues = self._queues
+            if queues is None:
+                yield self._home
+                return
+            queues.running.mark()
+            try:
+                yield self._home
+            finally:
+                queues.running.clear()
 
-    def _activate(self, device: Device) -> None:
-        """Be the session on the device. Having the turn."""
-        other = device.seat.session
-        if other is not None and other is not self:
-            other._leave(save=True)
-        message = self._load_message(device)
-        with handed_over(self._model) as (message["sources"], fds):
-            self._link = SessionLink(device, message, fds)
-        self._is_loaded = False
-        device.seat.session = self
+    def _load_weights(self, home: Residence, deadline: float | None) -> bool:
+        done = home.run(self._flow.load, deadline)
+        home.has_weights = home.has_weights or done
+        return done
 
-    def _load_message(self, device: Device) -> Message:
-        return {
-            "op": "session",
-            "executable": self._model.metadata.executable,
-            "threads": device.threads,
-            "providers": list(device.providers),
-            "check_package_hash": self.config.check_package_hash,
-            "look_ahead": self.config.look_ahead,
-        }
 
-    def _leave(self, *, save: bool, device: Device | None = None) -> None:
-        """Be loaded no more. Having the turn."""
-        device = device or self._device
-        if save:
-            self._save_implicitly()
-        link, self._link = self._link, None
-        if link is not None:
-            link.close()
-        self._is_loaded = False
-        if device is not None and device.seat.session is self:
-            device.seat.session = None
-
-    def _save_implicitly(self) -> None:
-        programs = self._flow.save
-        if not (programs and self._is_loaded and self.is_active):
-            return
-        connections = self._connections
-        if connections.not_connected(programs) or not connections.sinks_have_room(
-            programs
-        ):
-            logger.warning(
-                "%r leaves its device without running its save programs: their outputs "
-                "have nowhere to go",
-                self,
-            )
-            return
-        try:
-            self._run(programs, SAVE_TIMEOUT)
-        except Exception:
-            logger.exception("the save programs of %r failed", self)
-
-    def _run(self, programs: Sequence[int], timeout: float | None) -> bool:
-        link, connections = self._link, self._connections
-        if link is None:
-            raise SessionClosed(f"{self!r} is not loaded")
-        if self._stopped:
-            return False
-        deadline = None if timeout is None else time.monotonic() + timeout
-        running = self._queues.running if self._queues is not None else None
-        if running is not None:
-            running.mark()
-        try:
-            link.run(programs, connections, deadline)
-        except SessionEnded:
-            if self._stopped:
-                return False
-            raise self._why_it_ended() from None
-        finally:
-            if running is not None:
-                running.clear()
-            if link.ended:
-                self._stopped = True
-        return connections.all_real
-
-    def _why_it_ended(self) -> EngineError:
-        """The connection is gone and nobody of ours has stopped it."""
-        self._stopped = True
-        device = self._device
-        assert device is not None
-        fd = device.lost_fileno()
-        if fd >= 0:
-            poller = select.poll()
-            poller.register(fd, select.POLLIN)
-            poller.poll(_LOST_TIMEOUT * 1000)
-        if device.check():
-            return SessionClosed(f"{self!r} was ended by its device")
-        if device.state is DeviceState.CLOSED:
-            return DeviceClosed(f"device {device.id} was closed")
-        return DeviceLost(f"device {device.id} was lost while programs ran")
+def _deadline(timeout: float | None) -> float | None:
+    return None if timeout is None else time.monotonic() + timeout

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from engine.errors import DeviceBusy
 
 if TYPE_CHECKING:
-    from engine.session import Session
+    from engine.residence import Residence
 
 #: Seconds that somebody waits for programs of another session, or thread, to end.
 TURN_TIMEOUT = 10.0
@@ -24,7 +24,7 @@ class SessionSeat:
 
     def __init__(self) -> None:
         #: Changed by who has the turn only.
-        self.session: Session | None = None
+        self.resident: Residence | None = None
         self._lock = threading.Lock()
         self._holder: int | None = None
 
@@ -43,7 +43,7 @@ class SessionSeat:
             raise DeviceBusy("a callback of a run cannot run programs itself")
         if not self._lock.acquire(timeout=TURN_TIMEOUT):
             raise DeviceBusy(
-                f"{self.session!r} has been running programs for {TURN_TIMEOUT:g} s; "
+                f"{self.resident!r} has been running programs for {TURN_TIMEOUT:g} s; "
                 "stop it first"
             )
         self._holder = threading.get_ident()
@@ -54,4 +54,4 @@ class SessionSeat:
             self._lock.release()
 
     def __repr__(self) -> str:
-        return f"<SessionSeat of {self.session!r}>"
+        return f"<SessionSeat of {self.resident!r}>"

@@ -5,7 +5,8 @@ defaults. docs/migrating-from-model-runtime.md says name by name what works, wha
 differs and what is not there yet.
 """
 
-from engine import DeviceWaitStrategy
+from engine import AnchorCallbackPolicy, DeviceWaitStrategy, PopefDataUsagePolicy
+from model_runtime import predicate_factory, ring_size_multiplier_factory
 from model_runtime.config import (
     ModelRunnerConfig,
     ReplicaIdToDevice,
@@ -16,6 +17,10 @@ from model_runtime.device_wait import DeviceWaitConfig
 from model_runtime.devices import Device, DeviceConstraints, DeviceManager
 from model_runtime.memory import InputMemoryView, OutputMemoryView, PopefPaths
 from model_runtime.model_runner import ModelRunner
+from model_runtime.predicates import (
+    null_anchor_callback_predicate,
+    null_popef_data_usage_predicate,
+)
 from model_runtime.queue_data import InputData, OutputData
 from model_runtime.queues import (
     InputQueue,
@@ -34,7 +39,7 @@ from model_runtime.results import (
 )
 from model_runtime.ring import RingMemoryPool, SpscRingBuffer
 from model_runtime.session import (
-    AnchorCallbackPolicy,
+    CallbackInfo,
     LaunchPolicy,
     Session,
     SessionConfig,
@@ -48,6 +53,7 @@ from model_runtime.tensor_memory import (
 
 __all__ = [
     "AnchorCallbackPolicy",
+    "CallbackInfo",
     "ConstTensorMemoryView",
     "DataDesc",
     "Device",
@@ -74,6 +80,7 @@ __all__ = [
     "OutputMemoryView",
     "OutputQueue",
     "OutputRingBuffer",
+    "PopefDataUsagePolicy",
     "PopefPaths",
     "QueueManager",
     "ReplicaIdToDevice",
@@ -85,4 +92,8 @@ __all__ = [
     "TensorMemory",
     "TensorMemoryView",
     "allocateQueueStorage",
+    "null_anchor_callback_predicate",
+    "null_popef_data_usage_predicate",
+    "predicate_factory",
+    "ring_size_multiplier_factory",
 ]

@@ -47,6 +47,10 @@ class _Queue:
         whole one where there is none."""
         self._queue.flush()
 
+    def allocate(self, extra_buffers: int) -> engine.RingMemoryPool:
+        """For `allocateQueueStorage`."""
+        return engine.allocate_queue_storage(self._queue, extra_buffers)
+
     def enqueueComplete(self) -> None:
         """Publish the slot that was locked."""
         self._queue.enqueue_complete()
@@ -132,5 +136,4 @@ class QueueManager:
 
 def allocateQueueStorage(queue: _Queue, extra_buffers: int = 0) -> RingMemoryPool:
     """Memory for as many compiled batches as the queue has buffers, and some more."""
-    blobs = queue.numBuffers() + extra_buffers
-    return RingMemoryPool(queue.tensorInfo().sizeInBytes(), blobs)
+    return RingMemoryPool.of(queue.allocate(extra_buffers))

@@ -99,6 +99,13 @@ class RingMemoryPool:
     def __init__(self, blob_size: int, num_blobs: int) -> None:
         self._pool = engine.RingMemoryPool(blob_size, num_blobs)
 
+    @classmethod
+    def of(cls, pool: engine.RingMemoryPool) -> RingMemoryPool:
+        """The face of a pool of the engine."""
+        face = cls.__new__(cls)
+        face._pool = pool
+        return face
+
     def blobSize(self) -> int:
         return self._pool.blob_size
 

@@ -6,17 +6,24 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, IntEnum
-from typing import TypeAlias
+from enum import Enum
+from typing import Any, TypeAlias
 
-from popef import Anchor, Model, TensorType
+from popef import Anchor, Model
 
 import engine
 import popef_io
 from model_runtime.device_wait import DeviceWaitConfig
 from model_runtime.devices import Device
+from model_runtime.predicates import (
+    AnchorCallbackPredicate,
+    PopefDataUsagePredicate,
+    null_popef_data_usage_predicate,
+    to_engine,
+)
 from model_runtime.queues import QueueManager, TimeoutCallback
 from model_runtime.ring import SpscRingBuffer
+from model_runtime.ring_size_multiplier_factory import RingSizeMultiplierProdType
 
 
 class LaunchPolicy(Enum):
@@ -26,25 +33,38 @@ class LaunchPolicy(Enum):
     Immediate = 1
 
 
-class AnchorCallbackPolicy(IntEnum):
-    """What an anchor is connected to. Here only BIND_USER_CB makes a queue."""
+@dataclass(frozen=True, slots=True)
+class CallbackInfo:
+    """What a callback factory is told: the anchor that wants a callback."""
 
-    BIND_USER_CB = 0
-    BIND_EMPTY_CB = 1
-    SKIP_CB = 2
+    anchor: Anchor
 
 
-AnchorCallbackPredicate: TypeAlias = Callable[[Anchor], AnchorCallbackPolicy]
+#: Called with an array of the anchor's shape and type, valid during the call only: an
+#: input's is to be filled, an output's to be read.
+CallbackHandle: TypeAlias = Callable[[Any], Any]
+CallbackFactory: TypeAlias = Callable[[CallbackInfo], CallbackHandle | None]
 
 
 @dataclass(slots=True)
 class SessionConfig:
-    """Options of a session. Nothing comes of `max_look_ahead`: there is none."""
+    """Options of a session."""
 
     policy: LaunchPolicy = LaunchPolicy.Deferred
+    pred_tensor_data: PopefDataUsagePredicate | None = null_popef_data_usage_predicate
     check_package_hash: bool = True
     wait_config: DeviceWaitConfig = field(default_factory=DeviceWaitConfig)
     max_look_ahead: str = "unlimited"
+
+    def to_engine(self) -> engine.SessionConfig:
+        predicate = self.pred_tensor_data
+        return engine.SessionConfig(
+            policy=engine.LaunchPolicy(self.policy.value),
+            pred_tensor_data=None if predicate is None else to_engine(predicate),
+            check_package_hash=self.check_package_hash,
+            wait_config=self.wait_config.to_engine(),
+            max_look_ahead=self.max_look_ahead,
+        )
 
 
 class Session:
@@ -58,49 +78,72 @@ class Session:
         model: str | Sequence[str] | Model,
         config: SessionConfig | None = None,
     ) -> None:
-        config = config or SessionConfig()
         source = model.io if isinstance(model, Model) else model
-        self._session = engine.Session(
-            source,
-            engine.SessionConfig(
-                policy=engine.LaunchPolicy(config.policy.value),
-                check_package_hash=config.check_package_hash,
-                wait_config=config.wait_config.to_engine(),
-            ),
-        )
+        self._session = engine.Session(source, (config or SessionConfig()).to_engine())
         weakref.finalize(self, self._session.close)
         self._model = model if isinstance(model, Model) else Model(self._session.model)
         self._device: Device | None = None
 
     def bindToDevice(self, device: Device) -> None:
-        """Load the model on a device and run its load programs; leaves another."""
+        """Load the model on a device; leaves another, and so does another session that
+        is on this one. Save programs of what leaves are run first."""
         self._session.bind_to_device(device.engine)
         self._device = device
 
     def unloadFromDevice(self) -> None:
-        """Leave the device."""
+        """Run the save programs and leave the device."""
         self._session.unload_from_device()
         self._device = None
 
+    def setCallbackForAnchor(
+        self, anchor_handle: str, callback: CallbackHandle
+    ) -> None:
+        """Connect the anchor with this handle, instead of what it was connected to."""
+        self._session.set_callback_for_anchor(anchor_handle, callback)
+
+    def setUserInputHandler(
+        self,
+        factory: CallbackFactory,
+        anchor_callback_predicate: AnchorCallbackPredicate | None = None,
+        skip_connected: bool = False,
+    ) -> None:
+        """Ask `factory` for a callback for each user input; None changes nothing."""
+        self._session.set_user_input_handler(
+            _factory(factory), _optional(anchor_callback_predicate), skip_connected
+        )
+
+    def setUserOutputHandler(
+        self,
+        factory: CallbackFactory,
+        anchor_callback_predicate: AnchorCallbackPredicate | None = None,
+        skip_connected: bool = False,
+    ) -> None:
+        """The same for each user output."""
+        self._session.set_user_output_handler(
+            _factory(factory), _optional(anchor_callback_predicate), skip_connected
+        )
+
+    def anchorsNotConnectedToCallbacks(
+        self, progs: Sequence[int]
+    ) -> dict[int, list[Anchor]]:
+        """What nothing is connected to, for the programs that have such anchors."""
+        missing = self._session.anchors_not_connected_to_callbacks(progs)
+        return {program: _listed(anchors) for program, anchors in missing.items()}
+
+    def errorIfAnchorsAreNotConnectedToCallbacks(self, progs: Sequence[int]) -> None:
+        """An exception that lists them, where there are any."""
+        self._session.error_if_anchors_are_not_connected_to_callbacks(progs)
+
     def createQueueManager(
         self,
-        num_buffers: int = 8,
+        num_buffers: int | RingSizeMultiplierProdType = engine.DEFAULT_BUFFERS,
         timeout_cb: TimeoutCallback | None = None,
         timeout_ns: int = 0,
         input_predicate: AnchorCallbackPredicate | None = None,
         output_predicate: AnchorCallbackPredicate | None = None,
     ) -> QueueManager:
         """The queues of this session; a new call replaces them. Each takes
-        `num_buffers` batches; a predicate says which anchors get one."""
-
-        def wanted(anchor: popef_io.Anchor) -> bool:
-            is_input = anchor.type is TensorType.INPUT
-            predicate = input_predicate if is_input else output_predicate
-            if predicate is None:
-                return True
-            policy = predicate(Anchor.from_io(anchor))
-            return policy is AnchorCallbackPolicy.BIND_USER_CB
-
+        `num_buffers` user batches; the predicates say which anchors get one."""
         timed_out = None
         if timeout_cb is not None:
             callback = timeout_cb
@@ -108,17 +151,43 @@ class Session:
             def timed_out(ring: engine.SpscRingBuffer[engine.InputData]) -> None:
                 callback(SpscRingBuffer.of(ring))
 
+        size: int | engine.RingSizeMultiplier
+        if isinstance(num_buffers, int):
+            size = num_buffers
+        else:
+            multiplier = num_buffers
+
+            def size(anchor: popef_io.Anchor) -> int:
+                return multiplier(Anchor.from_io(anchor))
+
         manager = self._session.create_queue_manager(
-            num_buffers, timed_out, timeout_ns, wanted
+            size,
+            timed_out,
+            timeout_ns,
+            _optional(input_predicate),
+            _optional(output_predicate),
         )
         return QueueManager(manager)
 
-    def runMainPrograms(self) -> bool:
-        """Take a compiled batch from every input queue, run it, hand out the results.
+    def runLoadPrograms(self) -> bool:
+        """Run the load programs.
 
-        Ours: False where the session was stopped meanwhile.
+        Ours: this and the next return False where the session was stopped, or queues
+        were disconnected, meanwhile.
         """
+        return self._session.run_load_programs()
+
+    def runMainPrograms(self) -> bool:
+        """Run the main programs once, the first time after the load programs."""
         return self._session.run_main_programs()
+
+    def runSavePrograms(self) -> bool:
+        """Run the save programs."""
+        return self._session.run_save_programs()
+
+    def runPrograms(self, progs: Sequence[int]) -> bool:
+        """Run these programs, each once, in this order."""
+        return self._session.run_programs(progs)
 
     def stop(self) -> None:
         """Disconnect the queues; nothing runs until `reload`."""
@@ -133,25 +202,22 @@ class Session:
 
     def getInputAnchors(self) -> list[Anchor]:
         """All inputs, of load programs too."""
-        return self._of_type(TensorType.INPUT)
-
-    def getOutputAnchors(self) -> list[Anchor]:
-        return self._of_type(TensorType.OUTPUT)
-
-    def getUserInputAnchors(self) -> list[Anchor]:
-        """The inputs that the caller must supply."""
         return _listed(self._session.input_anchors)
 
-    def getUserOutputAnchors(self) -> list[Anchor]:
-        """The outputs of the main programs."""
+    def getOutputAnchors(self) -> list[Anchor]:
+        """All outputs, of save programs too."""
         return _listed(self._session.output_anchors)
+
+    def getUserInputAnchors(self) -> list[Anchor]:
+        """The inputs that the caller must serve."""
+        return _listed(self._session.user_input_anchors)
+
+    def getUserOutputAnchors(self) -> list[Anchor]:
+        """The outputs that the caller must serve."""
+        return _listed(self._session.user_output_anchors)
 
     def model(self) -> Model:
         return self._model
-
-    def _of_type(self, tensor_type: TensorType) -> list[Anchor]:
-        anchors = self._session.model.anchors
-        return _listed(anchor for anchor in anchors if anchor.type is tensor_type)
 
     def __repr__(self) -> str:
         return repr(self._session)
@@ -159,3 +225,13 @@ class Session:
 
 def _listed(anchors: Iterable[popef_io.Anchor]) -> list[Anchor]:
     return [Anchor.from_io(anchor) for anchor in anchors]
+
+
+def _optional(
+    predicate: AnchorCallbackPredicate | None,
+) -> engine.AnchorCallbackPredicate | None:
+    return None if predicate is None else to_engine(predicate)
+
+
+def _factory(factory: CallbackFactory) -> engine.CallbackFactory:
+    return lambda info: factory(CallbackInfo(Anchor.from_io(info.anchor)))

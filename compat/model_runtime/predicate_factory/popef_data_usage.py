@@ -1,0 +1,19 @@
+# ruff: noqa: N816 - the names are the original's
+"""Predicates for what becomes of the data of the file: `PopefDataUsagePolicy`.
+
+They accept with USE_USER_DATA and reject with USE_POPEF_DATA_IF_ANY.
+"""
+
+from engine import PopefDataUsagePolicy
+from model_runtime.predicates import Factories
+
+_factories = Factories(
+    PopefDataUsagePolicy.USE_USER_DATA, PopefDataUsagePolicy.USE_POPEF_DATA_IF_ANY
+)
+predProgramFlowLoad = _factories.predProgramFlowLoad
+predProgramFlowMain = _factories.predProgramFlowMain
+predProgramFlowSave = _factories.predProgramFlowSave
+predProgramNotAssigned = _factories.predProgramNotAssigned
+predProgramIndexes = _factories.predProgramIndexes
+predAnchorsPolicies = _factories.predAnchorsPolicies
+orBind = _factories.orBind

@@ -1,0 +1,168 @@
+# ruff: noqa: N802 - the names are the original's
+"""Predicates, and the functions behind `predicate_factory`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from enum import IntEnum
+from typing import Generic, TypeAlias, TypeVar
+
+from popef import Anchor, ProgramFlow
+
+import engine
+import popef_io
+from engine import AnchorCallbackPolicy, PopefDataUsagePolicy
+
+Policy = TypeVar("Policy", bound=IntEnum)
+Predicate: TypeAlias = Callable[[Anchor], Policy]
+AnchorCallbackPredicate: TypeAlias = Predicate[AnchorCallbackPolicy]
+PopefDataUsagePredicate: TypeAlias = Predicate[PopefDataUsagePolicy]
+
+null_anchor_callback_predicate: AnchorCallbackPredicate | None = None
+null_popef_data_usage_predicate: PopefDataUsagePredicate | None = None
+
+
+class AnchorWithPolicy(Generic[Policy]):
+    """The policy of one anchor, which is given itself or by its name or handle."""
+
+    def __init__(self, anchor: Anchor | str, policy: Policy) -> None:
+        self.anchor = anchor
+        self.policy = policy
+
+    def __repr__(self) -> str:
+        return f"<AnchorWithPolicy {self.anchor!r} {self.policy.name}>"
+
+
+class ProgramsWithPolicy(Generic[Policy]):
+    """The policy of all anchors that one of these programs uses."""
+
+    def __init__(self, programsIndexes: Sequence[int], policy: Policy) -> None:  # noqa: N803
+        self.programsIndexes = programsIndexes
+        self.policy = policy
+
+    def __repr__(self) -> str:
+        return f"<ProgramsWithPolicy {list(self.programsIndexes)} {self.policy.name}>"
+
+
+class Factories(Generic[Policy]):
+    """The functions of a namespace, with its default policies."""
+
+    def __init__(self, accept: Policy, reject: Policy) -> None:
+        self._accept = accept
+        self._reject = reject
+
+    def predProgramFlowLoad(
+        self,
+        flow: ProgramFlow,
+        accept_policy: Policy | None = None,
+        reject_policy: Policy | None = None,
+    ) -> Predicate[Policy]:
+        """Accepts the anchors of any load program."""
+        return self.predProgramIndexes(flow.load(), accept_policy, reject_policy)
+
+    def predProgramFlowMain(
+        self,
+        flow: ProgramFlow,
+        accept_policy: Policy | None = None,
+        reject_policy: Policy | None = None,
+    ) -> Predicate[Policy]:
+        """Accepts the anchors of any main program."""
+        return self.predProgramIndexes(flow.main(), accept_policy, reject_policy)
+
+    def predProgramFlowSave(
+        self,
+        flow: ProgramFlow,
+        accept_policy: Policy | None = None,
+        reject_policy: Policy | None = None,
+    ) -> Predicate[Policy]:
+        """Accepts the anchors of any save program."""
+        return self.predProgramIndexes(flow.save(), accept_policy, reject_policy)
+
+    def predProgramNotAssigned(
+        self,
+        accept_policy: Policy | None = None,
+        reject_policy: Policy | None = None,
+    ) -> Predicate[Policy]:
+        """Accepts the anchors that belong to no program."""
+        policies = self._policies(accept_policy, reject_policy)
+        return _face(engine.not_assigned(*policies))
+
+    def predNonScalarType(
+        self,
+        accept_policy: Policy | None = None,
+        reject_policy: Policy | None = None,
+    ) -> Predicate[Policy]:
+        """Accepts the anchors that are not scalars."""
+        policies = self._policies(accept_policy, reject_policy)
+        return _face(engine.non_scalar(*policies))
+
+    def predProgramIndexes(
+        self,
+        program_indexes: Iterable[int] | Iterable[ProgramsWithPolicy[Policy]],
+        accept_policy: Policy | None = None,
+        reject_policy: Policy | None = None,
+    ) -> Predicate[Policy]:
+        """Accepts the anchors of any of these programs. Given programs with policies,
+        gives theirs; what would be the accept policy is the reject policy then."""
+        items = list(program_indexes)
+        groups = [item for item in items if isinstance(item, ProgramsWithPolicy)]
+        if groups:
+            _, reject = self._policies(None, reject_policy or accept_policy)
+            return _face(
+                engine.program_policies(
+                    [
+                        engine.ProgramsWithPolicy(g.programsIndexes, g.policy)
+                        for g in groups
+                    ],
+                    reject,
+                )
+            )
+        accept, reject = self._policies(accept_policy, reject_policy)
+        programs = [item for item in items if isinstance(item, int)]
+        return _face(engine.used_by(programs, accept, reject))
+
+    def predAnchorsPolicies(
+        self,
+        accepted_anchors_policies: Iterable[AnchorWithPolicy[Policy]],
+        reject_policy: Policy | None = None,
+    ) -> Predicate[Policy]:
+        """Gives the policies of these anchors."""
+        _, reject = self._policies(None, reject_policy)
+        named = [
+            engine.AnchorWithPolicy(
+                a.anchor if isinstance(a.anchor, str) else a.anchor.handle(), a.policy
+            )
+            for a in accepted_anchors_policies
+        ]
+        return _face(engine.anchor_policies(named, reject))
+
+    def andBind(
+        self, accept_policy: Policy, reject_policy: Policy, *pred: Predicate[Policy]
+    ) -> Predicate[Policy]:
+        """Accepts where all of `pred` give the accept policy."""
+        beneath = [to_engine(p) for p in pred]
+        return _face(engine.and_bind(accept_policy, reject_policy, *beneath))
+
+    def orBind(
+        self, accept_policy: Policy, reject_policy: Policy, *pred: Predicate[Policy]
+    ) -> Predicate[Policy]:
+        """Accepts where any of `pred` gives the accept policy."""
+        beneath = [to_engine(p) for p in pred]
+        return _face(engine.or_bind(accept_policy, reject_policy, *beneath))
+
+    def _policies(
+        self, accept: Policy | None, reject: Policy | None
+    ) -> tuple[Policy, Policy]:
+        return (
+            self._accept if accept is None else accept,
+            self._reject if reject is None else reject,
+        )
+
+
+def to_engine(predicate: Predicate[Policy]) -> Callable[[popef_io.Anchor], Policy]:
+    """What asks `predicate`, for the engine."""
+    return lambda anchor: predicate(Anchor.from_io(anchor))
+
+
+def _face(predicate: Callable[[popef_io.Anchor], Policy]) -> Predicate[Policy]:
+    return lambda anchor: predicate(anchor.to_io())

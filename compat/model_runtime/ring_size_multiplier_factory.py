@@ -1,0 +1,42 @@
+# ruff: noqa: N802 - the names are the original's
+"""How large the rings of queues are, by what programs use an anchor.
+
+For `Session.createQueueManager`: a ring has the multiplier times the rows of the
+compiled batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+from popef import Anchor, Model
+
+import engine
+
+RingSizeMultiplierProdType: TypeAlias = Callable[[Anchor], int]
+
+
+def ringSizeMultForProgs(
+    programs: Iterable[int],
+    selected_ring_size_multiplier: int,
+    others_ring_size_multiplier: int = 1,
+) -> RingSizeMultiplierProdType:
+    """One multiplier for anchors of these programs, another for the rest."""
+    beneath = engine.ring_size_for_programs(
+        programs, selected_ring_size_multiplier, others_ring_size_multiplier
+    )
+    return lambda anchor: beneath(anchor.to_io())
+
+
+def ringSizeMultForMainProgs(
+    model: Model,
+    main_ring_size_multiplier: int,
+    load_save_ring_size_multiplier: int = 1,
+) -> RingSizeMultiplierProdType:
+    """One multiplier for anchors of the main programs, another for the rest."""
+    return ringSizeMultForProgs(
+        model.metadata.programFlow().main(),
+        main_ring_size_multiplier,
+        load_save_ring_size_multiplier,
+    )
