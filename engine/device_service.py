@@ -111,6 +111,7 @@ class DeviceService:
             session.serve()
         finally:
             del self._sessions[number]
+            session.over.set()
 
     def _answer(
         self, sock: socket.socket, message: Message, fds: list[int], owned: list[Client]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+import threading
 from collections.abc import Sequence
 
 from engine import control
@@ -23,6 +24,9 @@ from engine.model_file import receive_model
 from engine.onnx_session import make_run_options
 from popef_io import PopefError
 
+#: Seconds that `end` waits for what is running; one step of a graph cannot be ended.
+_END_TIMEOUT = 1.0
+
 logger = logging.getLogger(__name__)
 
 
@@ -35,6 +39,8 @@ class DeviceSession:
         """Load the model. Raises what loading raises."""
         self.number = number
         self._sock = sock
+        #: Set when nothing of it is left.
+        self.over = threading.Event()
         self._options = make_run_options()
         names = [str(name) for name in message["sources"]]
         model = receive_model(names, fds, message.get("executable"))
@@ -61,10 +67,14 @@ class DeviceSession:
             self._executor.close()
 
     def end(self) -> None:
-        """End the connection and what is running; from any thread."""
+        """End the connection and what is running; from any thread.
+
+        Waits a moment for it, so that its memory is free when a caller goes on.
+        """
         self._options.terminate = True
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
+        self.over.wait(_END_TIMEOUT)
 
     def _run(self, message: Message) -> Message:
         streams = self._streams

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 
 from engine.connections import Connections
 from engine.control import Message
-from engine.device import Device, DeviceState
+from engine.device import Device
+from engine.device_state import DeviceState
 from engine.errors import (
     DeviceClosed,
     DeviceLost,
