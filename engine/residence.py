@@ -14,7 +14,6 @@ from engine.device import Device
 from engine.device_state import DeviceState
 from engine.errors import (
     DeviceClosed,
-    DeviceLost,
     EngineError,
     SessionClosed,
 )
@@ -111,7 +110,7 @@ class Residence:
         with device.seat.turn():
             self.leave(save=False)
             if not device.check():
-                device.recover()
+                device.recover(by_hand=True)
             self.is_stopped = False
             self._load(device)
 
@@ -188,7 +187,7 @@ class Residence:
             return SessionClosed(f"{self!r} was ended by its device")
         if device.state is DeviceState.CLOSED:
             return DeviceClosed(f"device {device.id} was closed")
-        return DeviceLost(f"device {device.id} was lost while programs ran")
+        return device.loss()
 
     def __repr__(self) -> str:
         where = "unbound" if self.device is None else f"on {self.device.id}"
