@@ -73,7 +73,6 @@ class Device:
         self.providers = tuple(providers)
         self.spin_us = spin_us
         self.lock = threading.RLock()
-        #: Which session is on it.
         self.seat = SessionSeat()
         self.state = DeviceState.LOST
         self.restarts = 0
@@ -96,8 +95,7 @@ class Device:
         except BaseException:
             self.close()
             raise
-        text = "device %s is attached: process %s, %d threads"
-        logger.info(text, self.id, self.pid, threads)
+        logger.info("attached %s: process %s, %d threads", self.id, self.pid, threads)
 
     # -- what there is
 
