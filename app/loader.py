@@ -80,6 +80,7 @@ class ModelLoader:
                 max_rows=config.max_request_rows,
                 labels=config.labels,
             )
+            source.declared.check(spec)
             scheduler = _scheduler(spec, runner, source, config)
         except ValueError as e:
             runner.close()

@@ -158,18 +158,16 @@ class ModelConfig:
             raise ValueError(f"{msg} ({self.max_timeout:g} s)")
 
 
-def load_model_config(path: Path) -> ModelConfig:
-    """Reads a ``config.toml``. Raises `ModelConfigError`."""
+def read_document(path: Path) -> dict[str, Any]:
+    """The tables of a ``config.toml``, unchecked. Raises `ModelConfigError`."""
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
             msg = f"{path.name} is larger than {MAX_CONFIG_BYTES} bytes"
             raise ModelConfigError(msg)
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as e:
         msg = f"{path.name} cannot be read: {e}"
         raise ModelConfigError(msg) from e
-    config = parse_model_config(document, path.name)
-    return with_label_files(config, path.parent, path.name)
 
 
 def with_label_files(config: ModelConfig, folder: Path, name: str) -> ModelConfig:

@@ -4,6 +4,7 @@
     models/<name>/<version>/*.onnx      one file, compiled when it is loaded
     models/<name>.popef, <name>.onnx    one file, served as version 1
     models/<name>/config.toml           optional, for each of these
+    models/<name>/config.pbtxt          optional, Triton's
 
 A model is found by listing the folder and comparing names; a name from a request never
 becomes part of a path. Whatever resolves to a place outside the folder (a symbolic
@@ -20,11 +21,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from app.model_config import ModelConfig, ModelConfigError, load_model_config
+from app.model_config import ModelConfig, ModelConfigError
+from app.model_options import read_options
+from app.triton import PBTXT_NAME, DeclaredTensors
 
 logger = logging.getLogger(__name__)
 
 CONFIG_NAME = "config.toml"
+WARMUP_FOLDER = "warmup"
+TRITON_MODEL = "model.onnx"  # what Triton takes where there are several
 SUFFIXES = (".popef", ".onnx")
 SINGLE_FILE_VERSION = 1
 MAX_FILES = 10_000  # in one folder of a model
@@ -52,6 +57,10 @@ class VersionSource:
     files: tuple[Path, ...] = ()
     problem: str = ""
     stamp: Stamp = ()
+    declared: DeclaredTensors = field(default_factory=DeclaredTensors)
+    """What its tensors have to be."""
+    folder: Path | None = None
+    """The model's own, where its other files are; None for a single file."""
 
     @property
     def is_onnx(self) -> bool:
@@ -93,11 +102,13 @@ def scan_names(root: Path) -> list[str]:
     return sorted(names)
 
 
-def scan_model(root: Path, name: str) -> ModelSource | None:
+def scan_model(
+    root: Path, name: str, override: str | None = None
+) -> ModelSource | None:
     """The model of that name as it lies there now; None where there is none.
 
-    What is wrong with it is told in `problem`. Raises OSError if the folder itself
-    cannot be listed.
+    `override` is a configuration in JSON that has the last word. What is wrong with
+    the model is told in `problem`. Raises OSError if the folder cannot be listed.
     """
     if not is_model_name(name):
         return None
@@ -107,7 +118,8 @@ def scan_model(root: Path, name: str) -> ModelSource | None:
     stamp: Stamp = ()
     try:
         stamp = _stamp_of(root.resolve(), entries)
-        return replace(_read_model(root.resolve(), name, sorted(entries)), stamp=stamp)
+        found = _read_model(root.resolve(), name, sorted(entries), override)
+        return replace(found, stamp=stamp)
     except (ScanError, ModelConfigError) as e:
         return ModelSource(name, problem=str(e), stamp=stamp)
     except OSError as e:
@@ -123,7 +135,8 @@ def _stamp_of(root: Path, entries: Iterable[Path]) -> Stamp:
             continue
         for inner in _listed(entry):
             paths.append(inner)
-            if _VERSION.fullmatch(inner.name) and inner.is_dir():
+            read = _VERSION.fullmatch(inner.name) or inner.name == WARMUP_FOLDER
+            if read and inner.is_dir():
                 paths += _listed(inner) if _is_inside(root, inner) else ()
     return _stamp(paths)
 
@@ -164,19 +177,17 @@ def _name_of(entry: Path) -> str | None:
     return entry.name if entry.is_dir() else None
 
 
-def _read_model(root: Path, name: str, entries: list[Path]) -> ModelSource:
-    config = ModelConfig()
+def _read_model(
+    root: Path, name: str, entries: list[Path], override: str | None
+) -> ModelSource:
+    folders = [e for e in entries if _inside(root, e).is_dir()]
+    files = [_inside(root, e) for e in entries if e not in folders]
+    folder = folders[0] if folders else None
+    pbtxt, toml = (_option_file(root, folder, n) for n in (PBTXT_NAME, CONFIG_NAME))
+    options = read_options(name, folder, pbtxt, toml, override)
     versions: list[VersionSource] = []
-    files = []
-    for entry in entries:
-        inside = _inside(root, entry)
-        if not inside.is_dir():
-            files.append(inside)
-            continue
-        config_path = entry / CONFIG_NAME
-        if config_path.exists():
-            config = load_model_config(_inside(root, config_path))
-        versions += _read_versions(root, inside)
+    if folder is not None:
+        versions += _read_versions(root, folder, options.filename)
     if len(files) > 1 or (files and versions):
         found = ", ".join(e.name + "/" * e.is_dir() for e in entries)
         msg = f"there are several models of this name: {found}; keep one"
@@ -190,17 +201,37 @@ def _read_model(root: Path, name: str, entries: list[Path]) -> ModelSource:
             f"or beside it as {name}.popef"
         )
         raise ScanError(msg)
+    return ModelSource(
+        name,
+        tuple(
+            replace(v, declared=options.declared, folder=folder)
+            for v in _selected(versions, options.config)
+        ),
+        options.config,
+        notes=options.notes,
+    )
+
+
+def _selected(
+    versions: list[VersionSource], config: ModelConfig
+) -> list[VersionSource]:
+    """The versions that are served, ascending."""
     versions.sort(key=lambda v: v.version)
     wanted = config.versions.select(v.version for v in versions)
-    served = tuple(v for v in versions if v.version in wanted)
-    if not served:
+    if not wanted:
         have = ", ".join(str(v.version) for v in versions)
-        msg = f"config.toml serves versions {config.versions}, but there are {have}"
+        msg = f"versions {config.versions} are to be served, but there are {have}"
         raise ScanError(msg)
-    return ModelSource(name, served, config)
+    return [v for v in versions if v.version in wanted]
 
 
-def _read_versions(root: Path, folder: Path) -> Iterator[VersionSource]:
+def _option_file(root: Path, folder: Path | None, name: str) -> Path | None:
+    if folder is None or not (folder / name).exists():
+        return None
+    return _inside(root, folder / name)
+
+
+def _read_versions(root: Path, folder: Path, filename: str) -> Iterator[VersionSource]:
     for entry in folder.iterdir():
         if not _VERSION.fullmatch(entry.name) or not entry.is_dir():
             continue
@@ -209,15 +240,26 @@ def _read_versions(root: Path, folder: Path) -> Iterator[VersionSource]:
         try:
             inside = _inside(root, entry)
             stamp = _stamp(_listed(inside))
-            yield VersionSource(version, _read_version(root, inside), stamp=stamp)
+            files = _read_version(root, inside, filename)
+            yield VersionSource(version, files, stamp=stamp)
         except ScanError as e:
             yield VersionSource(version, problem=str(e), stamp=stamp)
 
 
-def _read_version(root: Path, folder: Path) -> tuple[Path, ...]:
+def _read_version(root: Path, folder: Path, filename: str) -> tuple[Path, ...]:
     files = _listed(folder)
+    if filename:
+        chosen = [p for p in files if p.name == filename]
+        if not chosen:
+            msg = (
+                f"version {folder.name} has no file {filename} (default_model_filename)"
+            )
+            raise ScanError(msg)
+        files = chosen
     for suffix in SUFFIXES:
         found = tuple(_inside(root, p) for p in files if p.suffix == suffix)
+        if suffix == ".onnx" and len(found) > 1:
+            found = tuple(p for p in found if p.name == TRITON_MODEL) or found
         if suffix == ".onnx" and len(found) > 1:
             names = ", ".join(p.name for p in found)
             msg = f"version {folder.name} has several .onnx files: {names}; keep one"

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from app.labels import MAX_LABEL_BYTES, read_labels
-from app.model_config import ModelConfigError, load_model_config
+from app.model_config import ModelConfigError
+from app.model_options import read_options
 
 
 def test_one_a_line(tmp_path: Path) -> None:
@@ -45,9 +46,12 @@ def test_options_name_files_or_labels(tmp_path: Path) -> None:
     with pytest.raises(
         ModelConfigError, match=r"config.toml: labels file 'classes.txt'"
     ):
-        load_model_config(path)
+        read_options("m", path.parent, None, path).config
     (tmp_path / "classes.txt").write_text("c\nd\n")
-    assert load_model_config(path).labels == {"y": ("c", "d"), "z": ("a", "b")}
+    assert read_options("m", path.parent, None, path).config.labels == {
+        "y": ("c", "d"),
+        "z": ("a", "b"),
+    }
 
 
 @pytest.mark.parametrize("value", ["5", "{y = 5}", "{y = [1]}"])
@@ -55,4 +59,4 @@ def test_odd_values(tmp_path: Path, value: str) -> None:
     path = tmp_path / "config.toml"
     path.write_text(f"labels = {value}")
     with pytest.raises(ModelConfigError, match="labels must be a table of output name"):
-        load_model_config(path)
+        read_options("m", path.parent, None, path).config

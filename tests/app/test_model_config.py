@@ -11,9 +11,9 @@ from app.config_keys import purpose_of
 from app.model_config import (
     ModelConfig,
     ModelConfigError,
-    load_model_config,
     parse_model_config,
 )
+from app.model_options import read_options
 from app.version_policy import VersionPolicy
 
 
@@ -24,7 +24,7 @@ def test_every_option_says_what_it_is_for() -> None:
 def test_nothing_is_needed(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text("")
-    assert load_model_config(path) == ModelConfig()
+    assert read_options("m", path.parent, None, path).config == ModelConfig()
 
 
 def test_everything_can_be_said(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
         x = [[1.0, 2.0]]
         """
     )
-    assert load_model_config(path) == ModelConfig(
+    assert read_options("m", path.parent, None, path).config == ModelConfig(
         instances=2,
         devices=(0, 1),
         batching=True,
@@ -115,7 +115,7 @@ def test_what_is_no_toml(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config.toml"
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(ModelConfigError, match=r"config\.toml cannot be read"):
-        load_model_config(path)
+        read_options("m", path.parent, None, path).config
 
 
 def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
@@ -123,4 +123,4 @@ def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(1 << 32)
     with pytest.raises(ModelConfigError, match="larger than"):
-        load_model_config(path)
+        read_options("m", path.parent, None, path).config

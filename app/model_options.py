@@ -1,0 +1,95 @@
+"""A model's options, from all that says something about them.
+
+Triton's ``config.pbtxt``, our ``config.toml`` and the configuration of a load request,
+each over the one before; none is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from app.model_config import (
+    ModelConfig,
+    ModelConfigError,
+    parse_model_config,
+    read_document,
+    with_label_files,
+)
+from app.triton import (
+    DeclaredTensors,
+    Translation,
+    TritonConfigError,
+    read_json_config,
+    read_pbtxt,
+    translate,
+)
+
+OVERRIDE = "the config of the load request"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """How a model is run, what was declared about it, and what has no effect.
+
+    `filename` is the file to take where a version has several.
+    """
+
+    config: ModelConfig = field(default_factory=ModelConfig)
+    declared: DeclaredTensors = field(default_factory=DeclaredTensors)
+    filename: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def read_options(
+    name: str,
+    folder: Path | None,
+    pbtxt: Path | None,
+    toml: Path | None,
+    override: str | None = None,
+) -> ModelOptions:
+    """The options of model `name`, whose files are in `folder`; `override` is JSON.
+
+    Raises `ModelConfigError`.
+    """
+    try:
+        triton = Translation()
+        if pbtxt is not None:
+            triton = translate(read_pbtxt(pbtxt), name)
+        layers: list[tuple[str, Mapping[str, Any]]] = [("config.pbtxt", triton.options)]
+        if toml is not None:
+            layers.append((toml.name, read_document(toml)))
+        changes = _override(name, override)
+    except TritonConfigError as e:
+        raise ModelConfigError(str(e)) from None
+    layers.append((OVERRIDE, changes.options))
+    merged: dict[str, Any] = {}
+    for label, layer in layers:
+        parse_model_config(layer, label)
+        merged |= layer
+    together = " and ".join(label for label, layer in layers if layer)
+    config = parse_model_config(merged, together)
+    if config.labels and folder is not None:
+        config = with_label_files(config, folder, together)
+    return ModelOptions(
+        config,
+        DeclaredTensors(
+            triton.declared.inputs + changes.declared.inputs,
+            triton.declared.outputs + changes.declared.outputs,
+        ),
+        changes.filename or triton.filename,
+        triton.notes + changes.notes,
+    )
+
+
+def _override(name: str, override: str | None) -> Translation:
+    """Both Triton's keys and ours are understood."""
+    if override is None:
+        return Translation()
+    message, ours = read_json_config(override)
+    found = translate(message, name, OVERRIDE, partial=True)
+    return Translation(
+        {**found.options, **ours}, found.declared, found.filename, found.notes
+    )

@@ -1,0 +1,20 @@
+"""Triton's model configuration (``config.pbtxt``), read and translated into ours."""
+
+from app.triton.declared import DeclaredTensors
+from app.triton.reading import (
+    PBTXT_NAME,
+    TritonConfigError,
+    read_json_config,
+    read_pbtxt,
+)
+from app.triton.translation import Translation, translate
+
+__all__ = [
+    "PBTXT_NAME",
+    "DeclaredTensors",
+    "Translation",
+    "TritonConfigError",
+    "read_json_config",
+    "read_pbtxt",
+    "translate",
+]

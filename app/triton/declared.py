@@ -1,0 +1,93 @@
+"""The tensors that Triton's configuration declares, compared with the model's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from app.spec import ModelSpec, TensorSpec
+from app.triton.reading import TritonConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredTensor:
+    """One input or output as declared; `shape` has the batch dimension in it.
+
+    `datatype` is the protocol's name; empty where none is declared.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    label: str
+
+    def check(self, tensor: TensorSpec | None, kind: str) -> str:
+        """How the model differs from what is declared; empty if it does not."""
+        if tensor is None:
+            return f"{self.label}: the model has no {kind} '{self.name}'"
+        if self.datatype and tensor.datatype != self.datatype:
+            return (
+                f"{self.label}: {kind} '{self.name}' is declared as {self.datatype}, "
+                f"but the model has {tensor.datatype}"
+            )
+        if not self.shape or tensor.shape is None or _fits(self.shape, tensor.shape):
+            return ""
+        return (
+            f"{self.label}: {kind} '{self.name}' is declared with shape "
+            f"{list(self.shape)}, but the model has {list(tensor.shape)}"
+        )
+
+
+def declared_tensors(
+    messages: Iterable[Any], max_batch_size: int, label: str
+) -> tuple[DeclaredTensor, ...]:
+    """The ``input`` or ``output`` entries. Raises `TritonConfigError`."""
+    return tuple(_declared(message, max_batch_size, label) for message in messages)
+
+
+def _declared(message: Any, max_batch_size: int, label: str) -> DeclaredTensor:
+    name, dims = message.name, tuple(message.dims)
+    if not name:
+        raise TritonConfigError(f"{label}: an input or output has no name")
+    if any(dim < -1 or dim == 0 for dim in dims):
+        msg = f"{label}: dims of '{name}' must be 1 or more, or -1, got {list(dims)}"
+        raise TritonConfigError(msg)
+    if message.HasField("reshape") and tuple(message.reshape.shape) != dims:
+        msg = (
+            f"{label}: reshape of '{name}' to {list(message.reshape.shape)} is not "
+            f"supported; declare the model's own dims, or put a Reshape into the model"
+        )
+        raise TritonConfigError(msg)
+    field = message.DESCRIPTOR.fields_by_name["data_type"]
+    word = field.enum_type.values_by_number[message.data_type].name
+    kind = word.removeprefix("TYPE_")
+    datatype = {"INVALID": "", "STRING": "BYTES"}.get(kind, kind)
+    shape = dims
+    if dims and max_batch_size > 0:
+        shape = (-1, *dims)
+    return DeclaredTensor(name, datatype, shape, label)
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredTensors:
+    """All that a configuration declares; nothing, if there is none."""
+
+    inputs: tuple[DeclaredTensor, ...] = ()
+    outputs: tuple[DeclaredTensor, ...] = ()
+
+    def check(self, spec: ModelSpec) -> None:
+        """Compares it with the model. Raises ValueError, naming both."""
+        ins, outs = spec.inputs_by_name, spec.outputs_by_name
+        found = [t.check(ins.get(t.name), "input") for t in self.inputs]
+        found += [t.check(outs.get(t.name), "output") for t in self.outputs]
+        problems = [problem for problem in found if problem]
+        if problems:
+            raise ValueError("; ".join(problems))
+
+
+def _fits(declared: tuple[int, ...], model: tuple[int, ...]) -> bool:
+    """Whether some tensor has both shapes; -1 is any dimension."""
+    return len(declared) == len(model) and all(
+        a == b or a < 0 or b < 0 for a, b in zip(declared, model, strict=True)
+    )
