@@ -17,6 +17,7 @@ from app.scan import VersionSource
 from app.sequences import SequenceScheduler
 from app.spec import ModelSpec
 from app.steps import StepScheduler
+from app.warmup import WarmupFailed, warm_up
 from engine import EngineError, ModelRunner, ModelRunnerConfig
 from popef_io import PopefError
 
@@ -32,7 +33,7 @@ class LoadedModel:
     """A version that can be run, and what it was made from.
 
     `memory` is what it takes, in bytes, as far as `--model-memory` is concerned;
-    `loaded_at` a `time.time()`.
+    `loaded_at` a `time.time()`; `warmed` says that it has run before it was ready.
     """
 
     spec: ModelSpec
@@ -41,6 +42,7 @@ class LoadedModel:
     source: VersionSource
     memory: int
     loaded_at: float
+    warmed: bool
     scheduler: SequenceScheduler | StepScheduler | None = None
 
     @property
@@ -63,9 +65,17 @@ class ModelLoader:
         self._cache = cache
 
     def load(
-        self, name: str, source: VersionSource, config: ModelConfig
+        self,
+        name: str,
+        source: VersionSource,
+        config: ModelConfig,
+        replaces: LoadedModel | None = None,
     ) -> LoadedModel:
-        """Compiles where needed, loads, and describes. Raises `LoadError`."""
+        """Compiles where needed, loads, describes and warms up. Raises `LoadError`.
+
+        `replaces` serves in its place now. Where that was warmed up with values that
+        were made up, they suit the model, and if they fail now the new one is at fault.
+        """
         start = time.monotonic()
         label = f"{name}/{source.version}"
         with _explained(label):
@@ -81,15 +91,18 @@ class ModelLoader:
                 labels=config.labels,
             )
             source.declared.check(spec)
+            warmed = _warm_up(spec, runner, source, config, replaces)
             scheduler = _scheduler(spec, runner, source, config)
-        except ValueError as e:
+        except (ValueError, WarmupFailed) as e:
             runner.close()
             raise LoadError(str(e)) from e
         seconds = time.monotonic() - start
         logger.debug("model %s is loaded (%.3f s)", label, seconds)
         if scheduler is not None:
             spec = scheduler.visible
-        return LoadedModel(spec, runner, config, source, memory, time.time(), scheduler)
+        return LoadedModel(
+            spec, runner, config, source, memory, time.time(), warmed, scheduler
+        )
 
     def memory_of(self, source: VersionSource, config: ModelConfig) -> int:
         """Bytes that a version would take, about. Compiles it where needed.
@@ -151,6 +164,29 @@ def _explained(label: str) -> Iterator[None]:
     except Exception as e:
         logger.exception("model %s: unexpected", label)
         raise LoadError(f"{type(e).__name__}: {e}; this is a bug") from e
+
+
+def _warm_up(
+    spec: ModelSpec,
+    runner: ModelRunner,
+    source: VersionSource,
+    config: ModelConfig,
+    replaces: LoadedModel | None,
+) -> bool:
+    """Whether it has run. Raises `WarmupFailed` where it should have."""
+    try:
+        return warm_up(spec, runner, config.warmup, source.folder)
+    except WarmupFailed as e:
+        if config.warmup is not None or (replaces is not None and replaces.warmed):
+            raise
+        logger.warning(
+            "model %s/%s: %s; write a [warmup] section with values that suit it, "
+            "or one with enabled = false",
+            spec.name,
+            spec.version,
+            e,
+        )
+        return False
 
 
 def _scheduler(

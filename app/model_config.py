@@ -31,6 +31,7 @@ from app.priorities import PriorityLevel, check_levels
 from app.sequence_config import SequenceConfig
 from app.steps_config import StepsConfig
 from app.version_policy import ALL_VERSIONS, VersionPolicy, check_versions
+from app.warmup_config import WarmupConfig
 from engine import MAX_PRIORITY_LEVELS
 
 MAX_CONFIG_BYTES = 1 << 20  # a page of options; bounds what a stray file can cost
@@ -127,6 +128,9 @@ class ModelConfig:
         None,
         section(StepsConfig),
         "a request runs in steps and has several responses",
+    )
+    warmup: WarmupConfig | None = key(
+        None, section(WarmupConfig), "what every replica runs before it takes requests"
     )
     example: Mapping[str, Any] = key(
         dict, table, "values of inputs by name, for the documentation page"

@@ -216,7 +216,14 @@ class ModelRepository:
             if self.budget.limit:
                 measure = partial(self._loader.memory_of, source, record.config)
                 reserved = await self._room(await self._pool.run(measure), make_room)
-            load = partial(self._loader.load, record.name, source, record.config)
+            entry = record.versions[source.version]
+            load = partial(
+                self._loader.load,
+                record.name,
+                source,
+                record.config,
+                entry.loaded or record.default,
+            )
             loaded = await self._pool.run(load)
         except LoadError as e:
             self.budget.give(reserved)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.triton.reading import TritonConfigError
-
 _ROLES = ("start", "ready", "end", "correlation_id")  # by the number of the kind
 
 
 def sequence_section(message: Any) -> tuple[dict[str, Any], list[str]]:
     """The section, and notes on what of the message has no effect.
 
-    Raises `TritonConfigError` for what would make results wrong.
+    Raises ValueError for what would make results wrong.
     """
     section: dict[str, Any] = {}
     notes: list[str] = []
@@ -41,7 +39,7 @@ def _check_values(name: str, control: Any) -> None:
                 f"sequence_batching: {word} of '{name}' must be [0, 1] here, "
                 f"got {values}"
             )
-            raise TritonConfigError(msg)
+            raise ValueError(msg)
 
 
 def _state(state: Any) -> dict[str, Any]:
@@ -52,6 +50,6 @@ def _state(state: Any) -> dict[str, Any]:
                 f"sequence_batching: initial_state of '{state.input_name}' comes from "
                 f"a file of raw bytes; give an .npy file as `initial` in config.toml"
             )
-            raise TritonConfigError(msg)
+            raise ValueError(msg)
         found["shape"] = list(initial.dims)
     return found

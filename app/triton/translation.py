@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NoReturn
 
 from app.model_config import ModelConfig
 from app.triton.declared import DeclaredTensors, declared_tensors
@@ -18,6 +18,7 @@ from app.triton.sequences import sequence_section
 # Words for what runs ONNX models; empty is what Triton finds out by itself.
 PLATFORMS = ("", "onnxruntime_onnx", "popgate_popef", "popgate_ensemble", "ensemble")
 BACKENDS = ("", "onnxruntime", "popgate")
+MAX_QUEUE = 65536  # more than that is no bound any more
 KEYS = frozenset(item.name for item in fields(ModelConfig))
 
 
@@ -82,7 +83,7 @@ class _Work:
         self.options: dict[str, Any] = {}
         self.notes: list[str] = []
 
-    def refuse(self, why: str) -> None:
+    def refuse(self, why: str) -> NoReturn:
         raise TritonConfigError(f"{self.label}: {why}")
 
     def note(self, what: str) -> None:
@@ -116,7 +117,7 @@ def _version_policy(work: _Work, policy: Any) -> None:
 def _outputs(work: _Work, outputs: Any) -> None:
     labels = {o.name: o.label_filename for o in outputs if o.label_filename}
     if labels:
-        work.option("labels", labels, "label_filename")
+        work.options["labels"] = labels
     _tensors(work, outputs)
 
 
@@ -156,27 +157,37 @@ def _dynamic_batching(work: _Work, batching: Any) -> None:
         elif name == "preferred_batch_size":
             work.option("preferred_batch_sizes", sorted(set(value)), name)
         elif name == "priority_levels":
-            work.option("priority_levels", value, name)
+            work.options["priority_levels"] = value
         elif name == "default_priority_level":
-            work.option("default_priority_level", value, name)
+            work.options["default_priority"] = value
         elif name == "default_queue_policy":
-            _queue_policy(work, value)
+            work.options.update(_queue_policy(work, value))
+        elif name == "priority_queue_policy":
+            work.options["priority"] = [
+                {"level": level, **_queue_policy(work, policy)}
+                for level, policy in sorted(value.items())
+            ]
         else:
             work.note(f"dynamic_batching {name} has no effect here")
 
 
-def _queue_policy(work: _Work, policy: Any) -> None:
+def _queue_policy(work: _Work, policy: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     if policy.max_queue_size:
-        work.options["max_queue_size"] = policy.max_queue_size
+        found["max_queue_size"] = min(policy.max_queue_size, MAX_QUEUE)
     if policy.timeout_action:
         work.note("timeout_action DELAY has no effect here: what is late is refused")
     elif policy.default_timeout_microseconds:
-        work.options["timeout"] = policy.default_timeout_microseconds / 1e6
+        found["timeout"] = policy.default_timeout_microseconds / 1e6
+    return found
 
 
 def _sequences(work: _Work, sequences: Any) -> None:
-    section, notes = sequence_section(sequences)
-    work.option("sequence", section, "sequence_batching")
+    try:
+        section, notes = sequence_section(sequences)
+    except ValueError as e:
+        work.refuse(str(e))
+    work.options["sequence"] = section
     work.notes += [f"{work.label}: {note}" for note in notes]
 
 
@@ -197,9 +208,6 @@ def _ensemble(work: _Work, ensemble: Any) -> None:
 
 
 def _warmup(work: _Work, samples: Any) -> None:
-    if "warmup" not in KEYS:
-        work.note("model_warmup has no effect here")
-        return
     work.options["warmup"] = {"samples": [_sample(work, s) for s in samples]}
 
 

@@ -46,7 +46,7 @@ def test_options_name_files_or_labels(tmp_path: Path) -> None:
     with pytest.raises(
         ModelConfigError, match=r"config.toml: labels file 'classes.txt'"
     ):
-        read_options("m", path.parent, None, path).config
+        read_options("m", path.parent, None, path)
     (tmp_path / "classes.txt").write_text("c\nd\n")
     assert read_options("m", path.parent, None, path).config.labels == {
         "y": ("c", "d"),
@@ -59,4 +59,4 @@ def test_odd_values(tmp_path: Path, value: str) -> None:
     path = tmp_path / "config.toml"
     path.write_text(f"labels = {value}")
     with pytest.raises(ModelConfigError, match="labels must be a table of output name"):
-        read_options("m", path.parent, None, path).config
+        read_options("m", path.parent, None, path)

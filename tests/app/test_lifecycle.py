@@ -132,6 +132,31 @@ def test_a_failed_load_leaves_what_was_served(
     assert served.infer("m6", input=ROW)["output"] == AFFINE
 
 
+def test_what_fails_its_warm_up_does_not_take_over(
+    live: Path, served: ServedGateway
+) -> None:
+    add(live, "warm", 1)
+    (live / "warm" / "config.toml").write_text("[warmup]\nbatch_sizes = [1, 2]")
+    assert manage(served, "warm", "load").status_code == 200
+    # It loads, and fails whatever it is asked; also without a [warmup] section,
+    # because what it replaces has answered the same.
+    for options in ("[warmup]\nbatch_sizes = [1, 2]", ""):
+        (live / "warm" / "config.toml").write_text(options)
+        add(live, "warm", 1, models.never)
+        answer = manage(served, "warm", "load")
+        assert answer.status_code == 400
+        assert "version 1: warm-up with ones, batch size 1 failed" in answer.text
+        assert served.infer("warm", input=ROW)["output"] == AFFINE
+        index = served.client.post("/v2/repository/index").json()
+        (entry,) = [e for e in index if e["name"] == "warm"]
+        assert entry["state"] == "READY"
+        assert "warm-up with ones" in entry["reason"]
+    # A new model that nobody has shown to answer ones is given the benefit of doubt.
+    add(live, "doubtful", 1, models.never)
+    assert manage(served, "doubtful", "load").status_code == 200
+    assert "model doubtful/1: warm-up with ones" in served.output
+
+
 def test_a_model_that_is_no_longer_there(live: Path, served: ServedGateway) -> None:
     add(live, "m7", 1)
     manage(served, "m7", "load")

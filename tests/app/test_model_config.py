@@ -115,7 +115,7 @@ def test_what_is_no_toml(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config.toml"
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(ModelConfigError, match=r"config\.toml cannot be read"):
-        read_options("m", path.parent, None, path).config
+        read_options("m", path.parent, None, path)
 
 
 def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
@@ -123,4 +123,4 @@ def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(1 << 32)
     with pytest.raises(ModelConfigError, match="larger than"):
-        read_options("m", path.parent, None, path).config
+        read_options("m", path.parent, None, path)

@@ -231,6 +231,21 @@ def gather(path: Path) -> Path:
     )
 
 
+def never(path: Path) -> Path:
+    """The signature of `affine`, and a graph that fails whatever it is given."""
+    return write_model(
+        path,
+        [
+            helper.make_node("Gather", ["input", "far"], ["row"], axis=1),
+            helper.make_node("Add", ["row", "input"], ["output"]),
+        ],
+        [Port("input", (-1, 4))],
+        [Port("output", (-1, 4))],
+        {"far": np.array([99])},
+        batching="rows",
+    )
+
+
 def slow(path: Path) -> Path:
     """A loop of `count` matrix products: how long it runs is the caller's choice."""
     body = helper.make_graph(

@@ -1,0 +1,201 @@
+"""Running a model before it takes requests, so that the first ones are not slow.
+
+Every replica runs every batch size once (or what ``[warmup]`` says): ONNX Runtime
+allocates and chooses on the first run of a shape, and what cannot run at all shows
+before anybody depends on it. For threads; blocks.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from app.limits import DEFAULT_LIMITS
+from app.spec import ModelSpec, TensorSpec
+from app.warmup_config import WarmupConfig, WarmupInput, WarmupSample
+from engine import Array, EngineError, ModelRunner, Tensor
+from popef_io import DataType
+
+logger = logging.getLogger(__name__)
+
+# What is made up without being asked for stays small and short.
+AUTOMATIC_BYTES = 64 << 20
+AUTOMATIC_SECONDS = 10.0
+RUN_TIMEOUT = 300.0  # seconds that one run may take
+SEED = 0
+
+
+class WarmupFailed(Exception):
+    """A run before the model was ready has failed; the message says which and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One request, and how often it is run."""
+
+    label: str
+    inputs: Mapping[str, Tensor]
+    count: int = 1
+
+
+def warm_up(
+    spec: ModelSpec,
+    runner: ModelRunner,
+    config: WarmupConfig | None,
+    folder: Path | None,
+    preferred: Sequence[int] = (),
+) -> bool:
+    """Runs what `config` says on every replica; None makes something up.
+
+    Files come from `folder`. Returns whether anything was run. Raises `WarmupFailed`.
+    """
+    if config is not None and not config.enabled:
+        return False
+    end = math.inf if config is not None else time.monotonic() + AUTOMATIC_SECONDS
+    ran = False
+    try:
+        for run in _runs(spec, config or WarmupConfig(), folder, preferred):
+            size = sum(tensor.nbytes for tensor in run.inputs.values())
+            if config is None and (size > AUTOMATIC_BYTES or time.monotonic() > end):
+                continue
+            _run_everywhere(runner, run)
+            ran = True
+    except (ValueError, OSError) as e:
+        raise WarmupFailed(f"warm-up: {e}") from e
+    return ran
+
+
+def _run_everywhere(runner: ModelRunner, run: _Run) -> None:
+    """On all replicas at the same time, `count` times. Raises `WarmupFailed`."""
+    for _ in range(run.count):
+        deadline = time.monotonic() + RUN_TIMEOUT
+        try:
+            requests = [
+                runner.submit(
+                    run.inputs, deadline=deadline, replica_id=replica, validate=True
+                )
+                for replica in range(len(runner.devices))
+            ]
+        except EngineError as e:
+            raise WarmupFailed(f"warm-up with {run.label} failed: {e}") from e
+        for request in requests:
+            request.wait(max(0.0, deadline - time.monotonic()))
+            if request.error is not None or not request.done:
+                why = request.error or f"no result within {RUN_TIMEOUT:g} s"
+                raise WarmupFailed(f"warm-up with {run.label} failed: {why}")
+
+
+def _runs(
+    spec: ModelSpec,
+    config: WarmupConfig,
+    folder: Path | None,
+    preferred: Sequence[int],
+) -> Iterator[_Run]:
+    if config.samples:
+        for sample in config.samples:
+            yield _sample_run(spec, sample, folder)
+        return
+    default = WarmupInput(data=config.data)
+    sizes: Sequence[int] = (0,)
+    if spec.is_batched:
+        sizes = config.batch_sizes or sorted({1, *preferred, spec.max_batch_size})
+    for rows in sizes:
+        label = f"{config.data}, batch size {rows}" if rows else config.data
+        inputs = {t.name: _made_up(t, spec, rows, default) for t in spec.inputs}
+        yield _Run(label, inputs, config.count)
+
+
+def _sample_run(spec: ModelSpec, sample: WarmupSample, folder: Path | None) -> _Run:
+    unknown = sorted(set(sample.inputs) - set(spec.inputs_by_name))
+    if unknown:
+        msg = f"the model has no input {', '.join(unknown)}"
+        raise ValueError(msg)
+    rows = (sample.batch_size or 1) if spec.is_batched else 0
+    inputs = {}
+    for tensor in spec.inputs:
+        wanted = sample.inputs.get(tensor.name, WarmupInput())
+        make = _from_file if wanted.file else _made_up
+        inputs[tensor.name] = make(tensor, spec, rows, wanted, folder)
+    label = f"sample {sample.name!r}" if sample.name else "a sample"
+    return _Run(label, inputs, sample.count)
+
+
+def _shape(tensor: TensorSpec, rows: int, wanted: WarmupInput) -> tuple[int, ...]:
+    """The shape with its free dimensions filled in. Raises ValueError."""
+    declared = tensor.shape if tensor.shape is not None else (-1, *wanted.shape)
+    inner = declared[1:] if rows else declared
+    given = wanted.shape or tuple(1 if dim < 0 else dim for dim in inner)
+    shape = (rows, *given) if rows else given
+    if math.prod(shape) > DEFAULT_LIMITS.max_elements:
+        msg = f"input '{tensor.name}' would have {math.prod(shape)} elements"
+        raise ValueError(msg)
+    return shape
+
+
+def _made_up(
+    tensor: TensorSpec,
+    spec: ModelSpec,
+    rows: int,
+    wanted: WarmupInput,
+    folder: Path | None = None,
+) -> Tensor:
+    shape = _shape(tensor, rows, wanted)
+    if tensor.data_type is DataType.STRING:
+        word = b"" if wanted.data == "zeros" else b"1"
+        return Tensor.from_numpy(np.full(shape, word, object), DataType.STRING)
+    return Tensor.from_numpy(_values(tensor, shape, wanted.data), tensor.data_type)
+
+
+def _values(tensor: TensorSpec, shape: tuple[int, ...], data: str) -> Array:
+    dtype = tensor.type.dtype
+    if data == "zeros":
+        return np.zeros(shape, dtype)
+    if data == "random":
+        random = np.random.default_rng(SEED)
+        if tensor.type.kind != "f":
+            return random.integers(0, 2, shape).astype(dtype)
+        floats = random.random(shape, np.float32)
+    else:
+        if tensor.type.kind != "f":
+            return np.ones(shape, dtype)
+        floats = np.ones(shape, np.float32)
+    if tensor.data_type is DataType.BF16:  # its upper half is what is kept
+        return (floats.view(np.uint32) >> 16).astype(np.uint16)
+    return floats.astype(dtype)
+
+
+def _from_file(
+    tensor: TensorSpec,
+    spec: ModelSpec,
+    rows: int,
+    wanted: WarmupInput,
+    folder: Path | None,
+) -> Tensor:
+    """The value in a file: an .npy file as it is, raw bytes in the input's shape."""
+    if folder is None:
+        msg = f"file {wanted.file}: a model without a folder has no files"
+        raise ValueError(msg)
+    path = folder / "warmup" / wanted.file
+    if not path.resolve().is_relative_to(folder.resolve()):
+        msg = f"file {wanted.file} is a link out of the model's folder"
+        raise ValueError(msg)
+    if path.suffix == ".npy":
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        data_type = tensor.data_type if array.dtype == tensor.type.dtype else None
+        return Tensor.from_numpy(np.ascontiguousarray(array), data_type)
+    shape = _shape(tensor, rows, wanted)
+    data = path.read_bytes()
+    expected = math.prod(shape) * tensor.type.item_size
+    if tensor.type.item_size and len(data) != expected:
+        msg = (
+            f"file {wanted.file} has {len(data)} bytes, but input '{tensor.name}' of "
+            f"shape {list(shape)} takes {expected}"
+        )
+        raise ValueError(msg)
+    return Tensor(tensor.data_type, shape, (data,), len(data))

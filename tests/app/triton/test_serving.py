@@ -1,0 +1,136 @@
+"""A model folder of Triton's, served unmodified; its stock client asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from tests.app.serving import ServedGateway
+
+SIMPLE = """
+name: "simple"
+platform: "onnxruntime_onnx"
+max_batch_size: 8
+input [
+  { name: "INPUT0" data_type: TYPE_INT32 dims: [ 16 ] },
+  { name: "INPUT1" data_type: TYPE_INT32 dims: [ 16 ] }
+]
+output [
+  { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ 16 ] label_filename: "labels.txt" },
+  { name: "OUTPUT1" data_type: TYPE_INT32 dims: [ 16 ] }
+]
+dynamic_batching { max_queue_delay_microseconds: 100 }
+instance_group [ { count: 2 kind: KIND_CPU } ]
+model_warmup { name: "w" batch_size: 8 inputs [
+  { key: "INPUT0" value { data_type: TYPE_INT32 dims: [ 16 ] zero_data: true } },
+  { key: "INPUT1" value { data_type: TYPE_INT32 dims: [ 16 ]
+                          input_data_file: "one" } } ] }
+optimization { graph { level: 1 } }
+"""
+
+
+def write_simple(root: Path, name: str, *versions: int, config: str = "") -> None:
+    """OUTPUT0 = INPUT0 + INPUT1, OUTPUT1 = INPUT0 - INPUT1."""
+    ports = [
+        helper.make_tensor_value_info(n, TensorProto.INT32, ["N", 16])
+        for n in ("INPUT0", "INPUT1", "OUTPUT0", "OUTPUT1")
+    ]
+    nodes = [
+        helper.make_node("Add", ["INPUT0", "INPUT1"], ["OUTPUT0"]),
+        helper.make_node("Sub", ["INPUT0", "INPUT1"], ["OUTPUT1"]),
+    ]
+    graph = helper.make_graph(nodes, "simple", ports[:2], ports[2:])
+    opset = [helper.make_opsetid("", 17)]
+    model = helper.make_model(graph, opset_imports=opset, ir_version=8)
+    for version in versions:
+        folder = root / name / str(version)
+        folder.mkdir(parents=True)
+        onnx.save(model, folder / "model.onnx")
+    (root / name / "config.pbtxt").write_text(config)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
+    root = tmp_path_factory.mktemp("triton")
+    write_simple(root, "simple", 1, 3, config=SIMPLE)
+    (root / "simple" / "labels.txt").write_text("a\nb\n")
+    (root / "simple" / "warmup").mkdir()
+    one = np.ones((8, 16), np.int32).tobytes()
+    (root / "simple" / "warmup" / "one").write_bytes(one)
+    write_simple(root, "minimal", 1)
+    wrong = SIMPLE.replace("simple", "wrong").replace(
+        "TYPE_INT32 dims", "TYPE_FP32 dims"
+    )
+    write_simple(
+        root, "wrong", 1, config=wrong.replace('label_filename: "labels.txt"', "")
+    )
+    write_simple(root, "typo", 1, config="max_batchsize: 3")
+    write_simple(root, "cold", 1, config=SIMPLE.replace("simple", "cold"))
+    (root / "cold" / "labels.txt").write_text("")
+    with ServedGateway(root) as gateway:
+        yield gateway.wait_ready()
+
+
+def client(gateway: ServedGateway) -> Any:
+    import tritonclient.http as http
+
+    return http, http.InferenceServerClient(gateway.url.removeprefix("http://"))
+
+
+def test_the_stock_client_gets_what_it_got_before(served: ServedGateway) -> None:
+    http, triton = client(served)
+    try:
+        assert triton.is_model_ready("simple")
+        assert not triton.is_model_ready("simple", "1")  # Triton serves the latest
+        metadata = triton.get_model_metadata("simple")
+        assert metadata["versions"] == ["3"]
+        assert metadata["inputs"][0]["shape"] == [-1, 16]
+        config = triton.get_model_config("simple")
+        assert config["max_batch_size"] == 8
+        assert config["input"][0]["dims"] == [16]
+        assert config["version_policy"] == {"latest": {"num_versions": 1}}
+        assert config["instance_group"][0]["count"] == 2
+        inputs = [http.InferInput(f"INPUT{i}", [1, 16], "INT32") for i in (0, 1)]
+        x = np.arange(16, dtype=np.int32).reshape(1, 16)
+        inputs[0].set_data_from_numpy(x)
+        inputs[1].set_data_from_numpy(x)
+        result = triton.infer("simple", inputs)
+        assert (result.as_numpy("OUTPUT0") == x + x).all()
+        wanted = http.InferRequestedOutput("OUTPUT0", class_count=1)
+        best = triton.infer("simple", inputs, outputs=[wanted]).as_numpy("OUTPUT0")
+        assert best.tolist() == [[b"30:15"]]
+        for many in inputs:
+            many.set_shape([9, 16])
+            many.set_data_from_numpy(np.zeros((9, 16), np.int32))
+        with pytest.raises(Exception, match=r"batch-size must be <= 8 for 'simple'"):
+            triton.infer("simple", inputs)
+    finally:
+        triton.close()
+
+
+def test_an_empty_configuration_is_enough(served: ServedGateway) -> None:
+    ones = [[1] * 16]
+    outputs = served.infer("minimal", INPUT0=ones, INPUT1=ones)
+    assert outputs["OUTPUT0"] == [2] * 16
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "wrong",
+            "config.pbtxt: input 'INPUT0' is declared as FP32, but the model has",
+        ),
+        ("typo", "config.pbtxt: unknown field 'max_batchsize' in ModelConfig (line 1,"),
+        ("cold", "warm-up: [Errno 2] No such file or directory"),
+    ],
+)
+def test_what_is_wrong_is_told(served: ServedGateway, name: str, message: str) -> None:
+    failed = served.client.get("/v1/health/ready").json()["failed"]
+    assert message in failed[name]
