@@ -50,6 +50,8 @@ class KeyProblem(ValueError):
 def key(default: Any, check: Check, purpose: str) -> Any:
     """A field of a section. A default that can be changed is given as its type."""
     metadata = {"check": check, "purpose": purpose}
+    if hasattr(check, "kind"):
+        metadata["kind"] = check.kind
     if isinstance(default, type):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -58,6 +60,11 @@ def key(default: Any, check: Check, purpose: str) -> Any:
 def purpose_of(item: Field[Any]) -> str:
     """What a key is for, as it was declared."""
     return str(item.metadata["purpose"])
+
+
+def section_of(item: Field[Any]) -> type[Any] | None:
+    """The class of the section, or of each of the sections, that a key holds."""
+    return item.metadata.get("kind")
 
 
 def default_of(item: Field[Any]) -> Any:
@@ -108,7 +115,7 @@ def section(kind: type[Any]) -> Check:
     def check(value: Any) -> Any:
         return read_section(kind, table(value))
 
-    return check
+    return _of(kind, check)
 
 
 def sections(kind: type[Any], most: int = 100) -> Check:
@@ -125,7 +132,7 @@ def sections(kind: type[Any], most: int = 100) -> Check:
                 raise e.within(str(index)) from None
         return tuple(found)
 
-    return check
+    return _of(kind, check)
 
 
 def named_sections(kind: type[Any], most: int = 100) -> Check:
@@ -144,6 +151,12 @@ def named_sections(kind: type[Any], most: int = 100) -> Check:
                 raise KeyProblem(name, f"must be {e}, got {_shown(item)}") from None
         return found
 
+    return _of(kind, check)
+
+
+def _of(kind: type[Any], check: Check) -> Check:
+    """The check, which tells what it is made for (`section_of`)."""
+    check.kind = kind  # type: ignore[attr-defined]
     return check
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
+from app.config_keys import default_of, section_of
 from app.model_config import ModelConfig
 from app.settings import Settings
 
@@ -15,7 +18,7 @@ def raw_rows() -> dict[str, str]:
     """First cell to second cell, of all tables of the page."""
     lines = (DOCS / "configuration.md").read_text().splitlines()
     cells = [line.split("|") for line in lines if line.startswith("| `")]
-    return {row[1].strip(" `"): row[2].strip() for row in cells}
+    return {row[1].strip(" `[]"): row[2].strip() for row in cells}
 
 
 def rows() -> dict[str, str]:
@@ -38,15 +41,25 @@ def test_every_option_of_the_server() -> None:
             assert shown[option] == value
 
 
+def keys_of(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every key of a section and of those in it, with its default."""
+    for item in fields(kind):
+        yield f"{prefix}{item.name}", default_of(item)
+        inner = section_of(item)
+        if inner is not None:
+            yield from keys_of(inner, f"{prefix}{item.name}.")
+
+
 def test_every_key_of_a_model() -> None:
     """A default in code quotes is the value; in words it is what an empty one means."""
     shown = raw_rows()
-    defaults = ModelConfig()
-    for item in fields(ModelConfig):
-        assert item.name in shown
-        cell, value = shown[item.name], getattr(defaults, item.name)
+    for name, value in keys_of(ModelConfig):
+        assert name in shown
+        cell = shown[name]
         if cell.startswith("`") and isinstance(value, float | int):
-            if item.name != "channel_memory":
+            if name != "channel_memory":
                 assert cell.strip("`") == str(value).lower()
-        elif not cell.startswith("`"):
+        elif cell.startswith("`"):
+            assert value != ""
+        else:
             assert not value
