@@ -205,7 +205,7 @@ def test_unloading_answers_what_is_in_flight(live: Path, served: ServedGateway) 
     answers: list[int] = []
 
     def ask() -> None:
-        body = {"inputs": {"count": 3000}}
+        body = {"inputs": {"count": 8000}}
         response = served.client.post("/v1/models/slow/infer", json=body)
         answers.append(response.status_code)
 
