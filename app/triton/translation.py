@@ -231,7 +231,7 @@ def _sample_input(value: Any) -> dict[str, Any]:
 
 def _decoupled(work: _Work, policy: Any) -> None:
     if policy.decoupled:
-        work.refuse("decoupled models are not supported")
+        work.note("decoupled has no effect: several responses need [responses] of ours")
 
 
 def _cache(work: _Work, cache: Any) -> None:

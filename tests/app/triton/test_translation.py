@@ -80,6 +80,7 @@ def test_what_has_no_effect_is_noted(tmp_path: Path) -> None:
         optimization { graph { level: 1 } }
         parameters { key: "k" value { string_value: "v" } }
         response_cache { enable: true }
+        model_transaction_policy { decoupled: true }
         dynamic_batching { preserve_ordering: true
                            default_queue_policy { timeout_action: DELAY } }
         input { name: "a" data_type: TYPE_FP32 dims: [ 3 ] optional: true }
@@ -90,12 +91,13 @@ def test_what_has_no_effect_is_noted(tmp_path: Path) -> None:
         "optimization has no effect here",
         "parameters has no effect here",
         "responses are not cached",
+        "several responses need [responses]",
         "preserve_ordering has no effect here",
         "timeout_action DELAY",
         "'a' is optional, but every input is needed here",
     ):
         assert word in text
-    assert len(found.notes) == 6
+    assert len(found.notes) == 7
     assert found.config.batching is False  # max_batch_size is 0
 
 
@@ -111,7 +113,6 @@ def test_what_has_no_effect_is_noted(tmp_path: Path) -> None:
         ('input { name: "a" dims: [ 0 ] }', "dims of 'a' must be 1 or more, or -1"),
         ('input { name: "a" dims: [ 1 ] reshape { } }', "reshape of 'a' to []"),
         ('input { name: "a" allow_ragged_batch: true }', "allow_ragged_batch"),
-        ("model_transaction_policy { decoupled: true }", "decoupled models are not"),
         ("dynamic_batching { priority_levels: 99 }", "priority_levels must be"),
         (
             (
