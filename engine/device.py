@@ -95,7 +95,8 @@ class Device:
         except BaseException:
             self.close()
             raise
-        logger.info("attached %s: process %s, %d threads", self.id, self.pid, threads)
+        text = "device %s is attached: process %s, %d threads"
+        logger.info(text, self.id, self.pid, threads)
 
     # -- what there is
 
@@ -239,15 +240,10 @@ class Device:
     def close_channel(self, mine: ReplicaChannel) -> None:
         with self.lock:
             self._channels.pop(mine.number, None)
+        link = self._link_number()
+        message = {"op": "close_channel", "link": link, "channel": mine.number}
         with contextlib.suppress(EngineError, OSError):
-            self.call(
-                {
-                    "op": "close_channel",
-                    "link": self._link_number(),
-                    "channel": mine.number,
-                },
-                timeout=STOP_TIMEOUT,
-            )
+            self.call(message, timeout=STOP_TIMEOUT)
         mine.close()
 
     def register(self, runner: ModelRunner) -> None:
