@@ -240,9 +240,9 @@ class Device:
     def close_channel(self, mine: ReplicaChannel) -> None:
         with self.lock:
             self._channels.pop(mine.number, None)
-        link = self._link_number()
-        message = {"op": "close_channel", "link": link, "channel": mine.number}
         with contextlib.suppress(EngineError, OSError):
+            link = self._link_number()
+            message = {"op": "close_channel", "link": link, "channel": mine.number}
             self.call(message, timeout=STOP_TIMEOUT)
         mine.close()
 
