@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote
 
+from app.ensemble_graph import Step
+from app.ensembles import EnsembleRunner
 from app.examples import example_request, shown_shape
 from app.loader import LoadedModel
 from app.model_record import ModelRecord, State, VersionRecord
@@ -34,10 +36,21 @@ def is_serving(loaded: LoadedModel | None) -> bool:
     )
 
 
+def why_not_serving(loaded: LoadedModel | None) -> str:
+    """What keeps a loaded version from answering."""
+    if loaded is not None and isinstance(loaded.runner, EnsembleRunner):
+        return loaded.runner.missing or LOST
+    return LOST
+
+
+def platform_of(loaded: LoadedModel) -> str:
+    return PLATFORM if loaded.config.ensemble is None else "ensemble"
+
+
 def version_status(record: VersionRecord) -> VersionStatus:
     state, reason = record.state, record.explanation
     if state is State.READY and not is_serving(record.loaded):
-        state, reason = State.UNAVAILABLE, LOST
+        state, reason = State.UNAVAILABLE, why_not_serving(record.loaded)
     return VersionStatus(
         version=str(record.version),
         state=state.word,
@@ -59,7 +72,7 @@ def model_details(record: ModelRecord, loaded: LoadedModel | None) -> ModelDetai
     spec = loaded.spec
     return ModelDetails(
         **values,
-        platform=PLATFORM,
+        platform=platform_of(loaded),
         inputs=[_tensor(loaded, t) for t in spec.inputs],
         outputs=[_tensor(loaded, t) for t in spec.outputs],
         batching=spec.is_batched,
@@ -74,7 +87,7 @@ def model_metadata(record: ModelRecord, loaded: LoadedModel) -> ModelMetadata:
     return ModelMetadata(
         name=record.name,
         versions=[str(version) for version in record.available],
-        platform=PLATFORM,
+        platform=platform_of(loaded),
         inputs=[_tensor(loaded, t) for t in loaded.spec.inputs],
         outputs=[_tensor(loaded, t) for t in loaded.spec.outputs],
     )
@@ -86,7 +99,7 @@ def model_config(loaded: LoadedModel) -> dict[str, Any]:
     is_decoupled = config.responses is not None and bool(config.responses.more)
     document: dict[str, Any] = {
         "name": spec.name,
-        "platform": PLATFORM,
+        "platform": platform_of(loaded),
         "backend": "popgate",
         "version_policy": _version_policy(loaded),
         "max_batch_size": spec.max_batch_size,
@@ -100,7 +113,11 @@ def model_config(loaded: LoadedModel) -> dict[str, Any]:
         "model_warmup": [],
         "model_transaction_policy": {"decoupled": is_decoupled},
     }
-    if config.sequence is not None:
+    if isinstance(loaded.runner, EnsembleRunner):
+        document["ensemble_scheduling"] = {
+            "step": [_ensemble_step(step) for step in loaded.runner.steps]
+        }
+    elif config.sequence is not None:
         document["sequence_batching"] = _sequence_batching(config.sequence)
     elif spec.is_batched:
         document["dynamic_batching"] = _dynamic_batching(loaded)
@@ -122,6 +139,15 @@ def _dynamic_batching(loaded: LoadedModel) -> dict[str, Any]:
             )
             for item in config.priority
         },
+    }
+
+
+def _ensemble_step(step: Step) -> dict[str, Any]:
+    return {
+        "model_name": step.model,
+        "model_version": step.version or -1,
+        "input_map": dict(step.inputs),
+        "output_map": dict(step.outputs),
     }
 
 
@@ -162,7 +188,7 @@ def _summary(record: ModelRecord) -> dict[str, Any]:
     if state in (State.UNAVAILABLE, State.ON_DEMAND):
         reason = reason or record.absence
     if state is State.READY and not is_serving(default):
-        state, reason = State.UNAVAILABLE, LOST
+        state, reason = State.UNAVAILABLE, why_not_serving(default)
     return {
         "name": record.name,
         "state": state.word,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from app.compile_cache import CompileCache
 from app.devices import GatewayDevices
+from app.ensembles import EnsembleRunner
 from app.model_config import ModelConfig
 from app.priorities import queue_sizes
 from app.scan import VersionSource
@@ -37,7 +38,7 @@ class LoadedModel:
     """
 
     spec: ModelSpec
-    runner: ModelRunner
+    runner: ModelRunner | EnsembleRunner
     config: ModelConfig
     source: VersionSource
     memory: int

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from app.config_keys import (
     KeyProblem,
     boolean,
+    default_of,
     integer,
     integers,
     key,
@@ -26,6 +27,7 @@ from app.config_keys import (
     size,
     table,
 )
+from app.ensemble_config import EnsembleConfig
 from app.labels import check_labels, read_labels
 from app.priorities import PriorityLevel, check_levels
 from app.sequence_config import SequenceConfig
@@ -34,6 +36,11 @@ from app.version_policy import ALL_VERSIONS, VersionPolicy, check_versions
 from app.warmup_config import WarmupConfig
 from engine import MAX_PRIORITY_LEVELS
 
+# What can be said of a model that runs nothing itself.
+ENSEMBLE_KEYS = frozenset(
+    {"ensemble", "example", "labels", "max_request_rows", "max_timeout", "timeout"}
+    | {"versions"}
+)
 MAX_CONFIG_BYTES = 1 << 20  # a page of options; bounds what a stray file can cost
 
 
@@ -132,11 +139,16 @@ class ModelConfig:
     warmup: WarmupConfig | None = key(
         None, section(WarmupConfig), "what every replica runs before it takes requests"
     )
+    ensemble: EnsembleConfig | None = key(
+        None, section(EnsembleConfig), "the graph of other models that this one is"
+    )
     example: Mapping[str, Any] = key(
         dict, table, "values of inputs by name, for the documentation page"
     )
 
     def __post_init__(self) -> None:
+        if self.ensemble is not None:
+            self._check_ensemble()
         if self.devices and len(self.devices) > self.instances:
             msg = (
                 f"devices names {len(self.devices)} devices for {self.instances} "
@@ -160,6 +172,13 @@ class ModelConfig:
         if self.timeout and self.max_timeout and self.timeout > self.max_timeout:
             msg = f"timeout is {self.timeout:g} s, over max_timeout"
             raise ValueError(f"{msg} ({self.max_timeout:g} s)")
+
+    def _check_ensemble(self) -> None:
+        for item in fields(self):
+            given = getattr(self, item.name)
+            if item.name not in ENSEMBLE_KEYS and given != default_of(item):
+                msg = f"an ensemble has no {item.name}; set it for the models of its"
+                raise ValueError(f"{msg} steps")
 
 
 def read_document(path: Path) -> dict[str, Any]:

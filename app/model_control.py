@@ -77,6 +77,8 @@ class ModelControl:
         self._lazily = lazily
         self._polling: asyncio.Task[None] | None = None
         self._unsettled: dict[str, Stamp | None] = {}
+        if mode.takes_requests:
+            repository.ensembles.load_member = self._load_quietly
 
     async def start(self) -> None:
         """Loads what the mode says; failures are recorded, not raised.

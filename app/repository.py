@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from app.background import DaemonPool
+from app.ensemble_loader import EnsembleLoader
 from app.loader import LoadedModel, LoadError, ModelLoader
 from app.memory_budget import MemoryBudget
 from app.metrics import MetricsRegistry
@@ -62,6 +63,7 @@ class ModelRepository:
         self._drain_timeout = drain_timeout
         self._records: dict[str, ModelRecord] = {}
         self._closing = False
+        self.ensembles = EnsembleLoader(self, table)
 
     # -- what there is
 
@@ -213,6 +215,8 @@ class ModelRepository:
     ) -> LoadedModel | LoadError:
         reserved = 0
         try:
+            if record.config.ensemble is not None:
+                return await self.ensembles.load(record, source)
             if self.budget.limit:
                 measure = partial(self._loader.memory_of, source, record.config)
                 reserved = await self._room(await self._pool.run(measure), make_room)
@@ -269,7 +273,7 @@ class ModelRepository:
                 continue
             for entry in record.versions.values():
                 loaded = entry.loaded
-                if loaded is None or entry.source is None:
+                if loaded is None or entry.source is None or not loaded.memory:
                     continue
                 stats = self._metrics.model(record.name, loaded.version)
                 if stats.pending or loaded.runner.in_flight:

@@ -5,6 +5,7 @@
     models/<name>.popef, <name>.onnx    one file, served as version 1
     models/<name>/config.toml           optional, for each of these
     models/<name>/config.pbtxt          optional, Triton's
+    models/<name>/config.toml           alone, that of an ensemble of other models
 
 A model is found by listing the folder and comparing names; a name from a request never
 becomes part of a path. Whatever resolves to a place outside the folder (a symbolic
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from app.model_config import ModelConfig, ModelConfigError
-from app.model_options import read_options
+from app.model_options import ModelOptions, read_options
 from app.triton import PBTXT_NAME, DeclaredTensors
 
 logger = logging.getLogger(__name__)
@@ -187,7 +188,7 @@ def _read_model(
     options = read_options(name, folder, pbtxt, toml, override)
     versions: list[VersionSource] = []
     if folder is not None:
-        versions += _read_versions(root, folder, options.filename)
+        versions += _read_versions(root, folder, options)
     if len(files) > 1 or (files and versions):
         found = ", ".join(e.name + "/" * e.is_dir() for e in entries)
         msg = f"there are several models of this name: {found}; keep one"
@@ -195,6 +196,11 @@ def _read_model(
     if files:
         stamp = _stamp(files)
         versions = [VersionSource(SINGLE_FILE_VERSION, tuple(files), stamp=stamp)]
+    if options.config.ensemble is not None:
+        if files:
+            msg = f"config.toml makes it an ensemble, and there is {files[0].name} too"
+            raise ScanError(msg)
+        versions = versions or [VersionSource(SINGLE_FILE_VERSION)]
     if not versions:
         msg = (
             f"the folder has no version folder; put the model into {name}/1/ "
@@ -231,16 +237,23 @@ def _option_file(root: Path, folder: Path | None, name: str) -> Path | None:
     return _inside(root, folder / name)
 
 
-def _read_versions(root: Path, folder: Path, filename: str) -> Iterator[VersionSource]:
+def _read_versions(
+    root: Path, folder: Path, options: ModelOptions
+) -> Iterator[VersionSource]:
     for entry in folder.iterdir():
         if not _VERSION.fullmatch(entry.name) or not entry.is_dir():
             continue
         version = int(entry.name)
+        if (
+            options.config.ensemble is not None
+        ):  # nothing lies there, the folder is its number
+            yield VersionSource(version)
+            continue
         stamp: Stamp = ()
         try:
             inside = _inside(root, entry)
             stamp = _stamp(_listed(inside))
-            files = _read_version(root, inside, filename)
+            files = _read_version(root, inside, options.filename)
             yield VersionSource(version, files, stamp=stamp)
         except ScanError as e:
             yield VersionSource(version, problem=str(e), stamp=stamp)

@@ -20,6 +20,12 @@ PREFIXES = ("/v1/models/", "/v2/models/")
 _SUFFIX = "/infer"
 
 
+def infer_path(name: str, version: int | str = 0) -> str:
+    """Where requests to a model go, or to a version of it."""
+    inner = f"/versions/{version}" if version else ""
+    return f"{PREFIXES[0]}{name}{inner}{_SUFFIX}"
+
+
 class Submitted(Protocol):
     """The part of `engine.Request` that the front uses."""
 
