@@ -192,6 +192,7 @@ def _summary(record: ModelRecord) -> dict[str, Any]:
     return {
         "name": record.name,
         "state": state.word,
+        "ready": state.word == State.READY.word,
         "reason": reason,
         "version": None if number is None else str(number),
         "versions": [version_status(v) for _, v in sorted(record.versions.items())],

@@ -22,6 +22,7 @@ from app.routers import (
     generate,
     health,
     infer,
+    kserve_v1,
     log_settings,
     metrics,
     models,
@@ -81,7 +82,7 @@ def create_api(gateway: Gateway) -> FastAPI:
     install_error_handlers(api)
     for part in (infer, models, health, metrics, oip, docs_page):
         api.include_router(part.router)
-    for extension in (generate, log_settings, trace_settings, shared_memory):
+    for extension in (generate, kserve_v1, log_settings, trace_settings, shared_memory):
         api.include_router(extension.router)
     base = base_document(api)
     api.state.allowed = AllowedMethods(base["paths"])

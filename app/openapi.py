@@ -28,7 +28,7 @@ from app.examples import (
 from app.loader import LoadedModel
 from app.request_bodies import body_schemas
 from app.routers.infer import OTHER_ENCODINGS
-from app.schemas import GenerateRequest, InferenceRequest
+from app.schemas import GenerateRequest, InferenceRequest, PredictRequest
 from app.spec import ModelSpec, TensorSpec
 
 TITLE = "PopGate"
@@ -47,6 +47,7 @@ _TAGS = (
     ("devices", "What the models run on."),
     ("health", "For load balancers and supervisors."),
     ("metrics", "For Prometheus."),
+    ("kserve v1", "The protocol before that, of KServe and TensorFlow Serving."),
     ("open inference protocol", "The same over the standard's paths, `/v2`."),
 )
 _REF = "#/components/schemas/{model}"
@@ -69,7 +70,7 @@ def base_document(app: FastAPI) -> dict[str, Any]:
     )
     schemas = document["components"]["schemas"]
     # Bodies that routes read themselves, and so declare by reference only.
-    for body in (InferenceRequest, GenerateRequest):
+    for body in (InferenceRequest, GenerateRequest, PredictRequest):
         schema = body.model_json_schema(ref_template=_REF)
         schemas.update(schema.pop("$defs", {}))
         schemas[body.__name__] = schema

@@ -94,6 +94,21 @@ class GenerateResponse(Body):
     model_version: str
 
 
+class PredictRequest(Body):
+    """Either `instances` (rows) or `inputs` (columns)."""
+
+    instances: list[Any] | None = None
+    inputs: Any = None
+    signature_name: str | None = None
+
+
+class PredictResponse(Body):
+    """`predictions` for `instances`, `outputs` for `inputs`."""
+
+    predictions: list[Any] | None = None
+    outputs: Any = None
+
+
 class MetadataTensor(Body):
     """A tensor that a model takes or gives; -1 is a dimension of any size."""
 
@@ -124,6 +139,7 @@ class ModelSummary(Body):
 
     name: str
     state: State
+    ready: bool = Field(description="Whether it answers requests now.")
     reason: str = Field(default="", description="Why it is not ready; else empty.")
     version: str | None = None
     versions: list[VersionStatus]

@@ -21,6 +21,8 @@ SETTINGS: Mapping[str, Any] = MappingProxyType(
         "server_name": "triton",
         "port": 8000,
         "max_body_size": 64 * 1024 * 1024,
+        "model_control_mode": "none",
+        "allow_shared_memory": True,
     }
 )
 

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from fastapi import APIRouter, Request, Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive, Send
 
 from app.codec.messages import Response as CodecResponse
 from app.dependencies import ModelName, Version
 from app.errors import InvalidRequest
-from app.front import InferFront
 from app.generate import NOT_ONE_RESPONSE, decode_generate, encode_generate
 from app.infer_call import InferCall
+from app.routers.delegate import FrontResponse, json_response
 from app.routers.infer import ERROR_RESPONSES
 from app.schemas import GenerateResponse
 from app.streaming import ResponseStream, send_events
@@ -41,31 +41,28 @@ after the first event is an event, too: `data: {"error": …}`.
 """
 
 
-class _Generate(Response):
-    """One response, which the front sends when it has read the body."""
+class _Generate(FrontResponse):
+    """One response."""
 
-    def __init__(self, front: InferFront, path: str) -> None:
-        super().__init__()
-        self._front = front
-        self._path = path
+    async def answer(
+        self,
+        call: InferCall,
+        headers: Mapping[bytes, bytes],
+        body: list[bytes],
+        receive: Receive,
+        send: Send,
+    ) -> CodecResponse | None:
+        codec = call.entry.codec(self.front.limits)
+        request = decode_generate(codec, body)
+        call.accept(request, headers, self.front.timeout)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers: dict[bytes, bytes] = dict(scope["headers"])
+        def encode(outputs: Mapping[str, Tensor]) -> bytes:
+            return encode_generate(codec, request, outputs)
 
-        async def answer(call: InferCall, body: list[bytes]) -> CodecResponse | None:
-            codec = call.entry.codec(self._front.limits)
-            request = decode_generate(codec, body)
-            call.accept(request, headers, self._front.timeout)
+        async with ResponseStream(call, request, receive) as responses:
+            return await self._take(responses, encode, send)
 
-            def encode(outputs: Mapping[str, Tensor]) -> bytes:
-                return encode_generate(codec, request, outputs)
-
-            async with ResponseStream(call, request, receive) as responses:
-                return await self._answer(responses, encode, send)
-
-        await self._front.run_call(self._path, headers, receive, send, answer)
-
-    async def _answer(
+    async def _take(
         self, responses: ResponseStream, encode: Encode, send: Send
     ) -> CodecResponse | None:
         text = b""
@@ -76,17 +73,13 @@ class _Generate(Response):
         if not text:
             raise InvalidRequest(NOT_ONE_RESPONSE)
         responses.succeed()
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", b"%d" % len(text)),
-        ]
-        return CodecResponse(200, headers, [text])
+        return json_response(text)
 
 
 class _GenerateStream(_Generate):
     """Any number of responses, each an event."""
 
-    async def _answer(
+    async def _take(
         self, responses: ResponseStream, encode: Encode, send: Send
     ) -> None:
         await send_events(responses, encode, send)

@@ -1,0 +1,226 @@
+"""KServe's first protocol, which is TensorFlow Serving's: instances to predictions.
+
+In rows: ``{"instances": [a, b]}`` gives ``{"predictions": [x, y]}``; each instance is a
+value, or an object of values by name where the model takes several. In columns:
+``{"inputs": …}`` gives ``{"outputs": …}``, whole batches by name. Bytes that are no
+text are ``{"b64": "…"}`` in both directions.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from app.codec import InferRequest, ModelCodec
+from app.codec.chunks import join
+from app.codec.elements import from_base64
+from app.codec.json_text import parse_json
+from app.codec.messages import NanPolicy
+from app.codec.oip_json import check_json_size
+from app.codec.outputs import Output, strings_of
+from app.codec.shapes import discover
+from app.errors import InvalidRequest, InvalidTensor, NotRepresentable
+from app.limits import Limits
+from app.spec import ModelSpec, TensorSpec
+from engine import Tensor
+
+_KEYS = ("instances", "inputs", "signature_name")
+#: The only signature that there is: a model has one set of inputs and outputs.
+_SIGNATURE = "serving_default"
+
+
+@dataclass(frozen=True, slots=True)
+class Predict:
+    """A request of this protocol: what is asked, and in which form the answer goes.
+
+    `instances` is their number where they came in rows, None for columns.
+    """
+
+    request: InferRequest
+    instances: int | None
+
+
+def decode_predict(codec: ModelCodec, body: list[bytes]) -> Predict:
+    """The request of a body. Raises `RequestError`."""
+    spec, limits = codec.spec, codec.limits
+    text = join(body)
+    check_json_size(len(text), limits)
+    document = parse_json(text, limits)
+    if type(document) is not dict or ("instances" in document) == (
+        "inputs" in document
+    ):
+        msg = "expected a JSON object with either 'instances' or 'inputs'"
+        raise InvalidRequest(msg)
+    unknown = [key for key in document if key not in _KEYS]
+    if unknown:
+        msg = f"unexpected key '{unknown[0]:.80}'; expected one of {', '.join(_KEYS)}"
+        raise InvalidRequest(msg)
+    if document.get("signature_name") not in (None, "", _SIGNATURE):
+        msg = f"'signature_name' can only be '{_SIGNATURE}'"
+        raise InvalidRequest(msg)
+    rows: int | None = None
+    if "instances" in document:
+        values = _by_input(spec, document["instances"])
+        rows = len(document["instances"])
+    else:
+        inputs = document["inputs"]
+        values = inputs if _is_named(inputs) else {_only_input(spec): inputs}
+    tensors = []
+    for name, value in values.items():
+        tensor = spec.inputs_by_name.get(name)
+        if tensor is None:
+            known = list(spec.inputs_by_name)
+            msg = f"unexpected input '{name:.200}' for model '{spec.name}'"
+            raise InvalidTensor(f"{msg}. Expected input(s) {known}.")
+        tensors.append(_input(tensor, value, rows, limits))
+    return Predict(codec.read({"inputs": tensors}), rows)
+
+
+def encode_predict(
+    codec: ModelCodec, predict: Predict, outputs: Mapping[str, Tensor]
+) -> bytes:
+    """The answer, in the form in which the request came.
+
+    Raises `NotRepresentable` for outputs that cannot be told apart by instance.
+    """
+    written = codec.outputs
+    nan = predict.request.nan
+    if predict.instances is None:
+        columns = {n: _nested(o, outputs[n], nan) for n, o in written.items()}
+        if len(columns) == 1:
+            return b'{"outputs":%b}' % next(iter(columns.values()))
+        return b'{"outputs":%b}' % _object(columns)
+    rows = {}
+    for name, output in written.items():
+        tensor = outputs[name]
+        if not tensor.shape or tensor.shape[0] != predict.instances:
+            msg = (
+                f"output '{name}' of model '{codec.spec.name}' has shape "
+                f"{list(tensor.shape)} for {predict.instances} instances; ask with "
+                f"'inputs' for whole tensors"
+            )
+            raise NotRepresentable(msg)
+        rows[name] = _rows(output, tensor, nan)
+    if len(rows) == 1:
+        items = next(iter(rows.values()))
+    else:
+        items = [
+            _object({name: texts[row] for name, texts in rows.items()})
+            for row in range(predict.instances)
+        ]
+    return b'{"predictions":[%b]}' % b",".join(items)
+
+
+# -- requests
+
+
+def _by_input(spec: ModelSpec, instances: object) -> dict[str, list[Any]]:
+    """The values of all instances, by input."""
+    if not isinstance(instances, list) or not instances:
+        msg = "'instances' must be a list with at least one instance"
+        raise InvalidRequest(msg)
+    if not _is_named(instances[0]):
+        return {_only_input(spec): instances}
+    values: dict[str, list[Any]] = {name: [] for name in instances[0]}
+    for index, instance in enumerate(instances):
+        if not _is_named(instance) or instance.keys() != values.keys():
+            msg = f"instance {index} has not the same keys as the first: {list(values)}"
+            raise InvalidRequest(msg)
+        for name, value in instance.items():
+            values[name].append(value)
+    return values
+
+
+def _is_named(value: object) -> bool:
+    return isinstance(value, dict) and not _is_bytes(value)
+
+
+def _is_bytes(value: object) -> bool:
+    return isinstance(value, dict) and value.keys() == {"b64"}
+
+
+def _only_input(spec: ModelSpec) -> str:
+    if len(spec.inputs) != 1:
+        names = [tensor.name for tensor in spec.inputs]
+        msg = f"model '{spec.name}' has {len(names)} inputs; give values by name: "
+        raise InvalidRequest(f"{msg}{names}")
+    return spec.inputs[0].name
+
+
+def _input(
+    tensor: TensorSpec, value: object, rows: int | None, limits: Limits
+) -> dict[str, Any]:
+    """The input of an inference document."""
+    shape, data = discover(tensor.name, value, tensor.shape, limits)
+    if rows is not None and shape[:1] != (rows,):
+        msg = (
+            f"unexpected shape for input '{tensor.name}': {rows} instances make "
+            f"{list(shape)}, expected {list(tensor.shape or ())}"
+        )
+        raise InvalidTensor(msg)
+    if any(isinstance(item, dict) for item in data):
+        data = [_from_b64(tensor, item) for item in data]
+    return {
+        "name": tensor.name,
+        "shape": list(shape),
+        "datatype": tensor.datatype,
+        "data": data,
+    }
+
+
+def _from_b64(tensor: TensorSpec, item: object) -> object:
+    if not isinstance(item, dict):
+        return item
+    text = item.get("b64")
+    if not _is_bytes(item) or not isinstance(text, str) or tensor.type.kind != "s":
+        msg = f"an element of input '{tensor.name}' ({tensor.datatype}) is an object"
+        raise InvalidTensor(msg)
+    return from_base64(text, f"'b64' of input '{tensor.name}'")
+
+
+# -- answers
+
+
+def _object(fields: Mapping[str, bytes]) -> bytes:
+    pairs = (b"%b:%b" % (orjson.dumps(name), text) for name, text in fields.items())
+    return b"{" + b",".join(pairs) + b"}"
+
+
+def _nested(output: Output, tensor: Tensor, nan: NanPolicy) -> bytes:
+    if not tensor.shape:
+        return _items(output, tensor, nan)[0]
+    return b"[" + b",".join(_rows(output, tensor, nan)) + b"]"
+
+
+def _rows(output: Output, tensor: Tensor, nan: NanPolicy) -> list[bytes]:
+    """The text of each element of the first dimension."""
+    items = _items(output, tensor, nan)
+    shape = tensor.shape
+    for axis in range(len(shape) - 1, 0, -1):
+        groups = 1
+        for dim in shape[:axis]:
+            groups *= dim
+        size = shape[axis]
+        items = [
+            b"[" + b",".join(items[i * size : (i + 1) * size]) + b"]"
+            for i in range(groups)
+        ]
+    return items
+
+
+def _items(output: Output, tensor: Tensor, nan: NanPolicy) -> list[bytes]:
+    """The text of each element, flat."""
+    if output.kind != "s":
+        text = output.json_data(tensor, nan)[1:-1]
+        return text.split(b",") if text else []
+    elements = strings_of(tensor)
+    if not output.name.endswith("_bytes"):  # the protocol's sign for "always b64"
+        try:
+            return [orjson.dumps(element.decode()) for element in elements]
+        except UnicodeDecodeError:
+            pass
+    return [b'{"b64":"%b"}' % b64encode(element) for element in elements]

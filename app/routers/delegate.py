@@ -1,0 +1,51 @@
+"""Operations whose bodies the front reads: tensors do not go through FastAPI."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fastapi import Response
+from starlette.types import Receive, Scope, Send
+
+from app.codec.messages import Response as CodecResponse
+from app.front import InferFront
+from app.infer_call import InferCall
+
+
+class FrontResponse(Response):
+    """A response that is made when the front has read the body.
+
+    `infer_path` says for which model. Subclasses answer.
+    """
+
+    def __init__(self, front: InferFront, infer_path: str) -> None:
+        super().__init__()
+        self.front = front
+        self._path = infer_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+
+        async def answer(call: InferCall, body: list[bytes]) -> CodecResponse | None:
+            return await self.answer(call, headers, body, receive, send)
+
+        await self.front.run_call(self._path, headers, receive, send, answer)
+
+    async def answer(
+        self,
+        call: InferCall,
+        headers: Mapping[bytes, bytes],
+        body: list[bytes],
+        receive: Receive,
+        send: Send,
+    ) -> CodecResponse | None:
+        """The response, or None where it has been sent; raises what to answer else."""
+        raise NotImplementedError
+
+
+def json_response(text: bytes) -> CodecResponse:
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(text)),
+    ]
+    return CodecResponse(200, headers, [text])
