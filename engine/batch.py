@@ -91,13 +91,21 @@ class Entry:
 class Batch:
     """The streams of a few runs. One object is reused for all runs of a replica."""
 
-    def __init__(self, table: AnchorTable, plan: BatchPlan, timeout: str = "") -> None:
+    def __init__(
+        self,
+        table: AnchorTable,
+        plan: BatchPlan,
+        timeout: str = "",
+        *,
+        conditional: bool = False,
+    ) -> None:
         self._input_index = {a.handle: i for i, a in enumerate(table.inputs)}
         self._output_index = {a.handle: i for i, a in enumerate(table.outputs)}
         self._inputs = table.inputs
         self._data = table.data
         self._plan = plan
         self._timeout = timeout
+        self._conditional = conditional
         self._dtypes = [a.tensor_info.data_type.numpy_dtype for a in table.inputs]
         self._repeats = any(a.transfers > 1 for a in (*plan.inputs, *plan.outputs))
         self._gathered: dict[int, Array] = {}
@@ -111,6 +119,8 @@ class Batch:
         self.runs = 1
         self._run = 0
         self._sliced = False
+        #: This iteration, and all after it, has only zeros to work on.
+        self._idle = False
         self._written: dict[int, list[Array]] = {}
         #: By output: where ONNX Runtime was told to write, and the view of it.
         self.bound: dict[int, tuple[int, Array]] = {}
@@ -124,6 +134,7 @@ class Batch:
         self.rows = sum(entry.rows for entry in entries)
         self.skip = skip
         self._run = 0
+        self._idle = False
         self._written = {}
         self.bound.clear()
         each = self._plan.run_units
@@ -197,6 +208,8 @@ class Batch:
             position = self._position(handle, rows)
             if rows.size and position * rows.size >= self.used * rows.span:
                 return  # computed from zeros alone
+            if self._idle and self._conditional:
+                return  # and chosen by one
             self._written.setdefault(index, []).append(value)
         else:
             self._written[index] = [value]
@@ -238,6 +251,8 @@ class Batch:
         before = self.skip * rows.span
         start, end = position * size, self.used * rows.span
         if start >= end:
+            self._idle = True
+        if start >= end or (self._idle and self._conditional):
             return self._zeros(index, size)
         whole = self._whole(index)
         if not self._inputs[index].tensor_info.shape:

@@ -77,9 +77,10 @@ def _rules(
     main = model.metadata.program_flow.main
     _check_transfers(stream_transfers(executable, main), plan, anchors)
     # Where requests choose what runs, none may run with another.
-    alone = is_conditional(executable, main)
+    conditional = is_conditional(executable, main)
     policy = BatchingPolicy(
-        max_rows=0 if alone else plan.max_units,
+        max_rows=0 if conditional else plan.max_units,
+        conditional=conditional,
         delay_ns=int(message["delay_ns"]),
         preferred=tuple(map(int, message.get("preferred", ()))),
         same_shapes=any(_free_tail(a, plan.dim) for a in anchors.inputs),
@@ -103,6 +104,15 @@ def make_executor(model: Model, message: Mapping[str, Any]) -> Executor:
         threads=int(message["threads"]),
         providers=tuple(message.get("providers", ("CPUExecutionProvider",))),
     )
+
+
+def _regroups(plan: BatchPlan, policy: BatchingPolicy) -> bool:
+    """Whether requests are cut or joined to runs, or have to be run bit by bit."""
+    if policy.conditional or not plan.run_units:
+        return False
+    if plan.run_units > 1:
+        return policy.max_rows > 0
+    return policy.look_ahead >= 0
 
 
 def _check_transfers(
@@ -131,7 +141,7 @@ def _replica(
     executor, data = mine
     plan, policy = rules
     anchors = main_anchors(model, frozen.keys())
-    kind = RegroupingReplica if plan.run_units > 1 and policy.max_rows else Replica
+    kind = RegroupingReplica if _regroups(plan, policy) else Replica
     replica = kind(
         number,
         str(message["name"]),

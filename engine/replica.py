@@ -18,6 +18,7 @@ from engine.batch import AnchorTable, Batch, ClientChannel, Entry
 from engine.batch_plan import BatchPlan
 from engine.blame import settle
 from engine.channel import CANCELLED, REQUEST
+from engine.config import NEVER_NS
 from engine.errors import Cancelled, EngineBug, EngineError, ExecutionFailed, Invalid
 from engine.link import Outcome
 from engine.onnx_session import make_run_options
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: A timeout below this is no time to wait for anybody.
+WORTH_SAYING_NS = 1_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class BatchingPolicy:
@@ -38,7 +42,8 @@ class BatchingPolicy:
 
     `max_rows` 0: one request at a time. `delay_ns`: how long a free device waits for
     more rows. `same_shapes`: requests must agree in all but the batch dimension, which
-    has to be looked at because the model leaves them free. `preferred` sizes,
+    has to be looked at because the model leaves them free. `conditional`: what a run
+    reads and writes depends on the request. `preferred` sizes,
     ascending: a batch is as large as the largest of them that the rows that wait can
     fill, and starts without delay where there is one.
 
@@ -52,6 +57,7 @@ class BatchingPolicy:
     max_rows: int = 0
     delay_ns: int = 0
     same_shapes: bool = False
+    conditional: bool = False
     preferred: tuple[int, ...] = ()
     fill_batch_ns: int = 0
     fill_run_ns: int = 0
@@ -84,7 +90,8 @@ class Replica:
         self.running: RunningBatch | None = None
         self._main = main
         self._plan = plan
-        self._batch = Batch(table, plan)
+        in_vain = _in_vain(policy.fill_run_ns)
+        self._batch = Batch(table, plan, in_vain, conditional=policy.conditional)
         self._results = Results(table, plan, wait_room)
         self._turns = Turns()
         self._shape: tuple[object, ...] | None = None
@@ -307,6 +314,18 @@ class Replica:
             f"<Replica {self.number} {self.name!r}, {len(self.channels)} channels, "
             f"{waiting} waiting, {self.batches} batches>"
         )
+
+
+def _in_vain(wait_ns: int) -> str:
+    """What an error adds on an input that never comes (the guide's timeout)."""
+    if wait_ns < WORTH_SAYING_NS:
+        return ""
+    if wait_ns >= NEVER_NS:
+        return "; no other request can bring it, and waiting would last for ever"
+    return (
+        "; no other request can bring it, and waiting would end after its timeout of "
+        f"{wait_ns / 1e9:g} s"
+    )
 
 
 def _without(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:

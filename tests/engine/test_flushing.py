@@ -1,0 +1,240 @@
+"""What happens to rows that fill no run: timeouts, whose rows complete it, blocking."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine import (
+    Cancelled,
+    DeadlineExceeded,
+    Device,
+    ModelRunner,
+    ModelRunnerConfig,
+    QueueFull,
+    Tensor,
+)
+from tests.engine import models
+
+Array = np.ndarray[Any, np.dtype[np.float32]]
+Arrays = dict[str, Array]
+MS = 1_000_000
+FOR_EVER = np.array(1 << 60, np.int64)
+
+
+def on(device: Device, **options: Any) -> ModelRunnerConfig:
+    return ModelRunnerConfig(replica_to_device={0: device}, **options)
+
+
+def by_rows(device: Device, **options: Any) -> ModelRunnerConfig:
+    return on(device, batching_dim=0, **options)
+
+
+def numbers(rows: int, start: int = 0) -> Array:
+    return np.arange(start, start + 4 * rows, dtype=np.float32).reshape(rows, 4)
+
+
+# -- timeouts
+
+
+def test_batch_and_run_have_timeouts_of_their_own(
+    tmp_path: Path, shared_device: Device
+) -> None:
+    path = models.regular(tmp_path / "m.popef", (3, 4), iterations=2)
+    never = 2**63 - 1
+    waits = {
+        # timeout_ns is looked at in none of them.
+        "batch": (30 * MS, never),
+        "run": (never, 30 * MS),
+    }
+    for which, (batch, run) in waits.items():
+        config = by_rows(
+            shared_device,
+            timeout_ns=1,
+            is_batch_size_timeout_enabled=True,
+            batch_size_timeout_ns=batch,
+            data_parallel_timeout_ns=run,
+        )
+        with ModelRunner(path, config) as runner:
+            incomplete_batch = runner.execute_async({"input": numbers(1)})
+            if which == "batch":
+                assert incomplete_batch.wait(30)
+                whole = runner.execute_async({"input": numbers(3)})
+                assert not whole.wait(0.1)
+                assert runner.execute_async({"input": numbers(2)}).wait(30)
+            else:
+                assert not incomplete_batch.wait(0.1)
+                assert runner.execute_async({"input": numbers(2)}).wait(30)
+            assert runner.execute({"input": numbers(6)})["output"].shape == (6, 4)
+
+
+def test_both_timeouts_are_ignored_unless_enabled(
+    tmp_path: Path, shared_device: Device
+) -> None:
+    path = models.affine(tmp_path / "m.popef", batch_size=4)
+    config = by_rows(shared_device, timeout_ns=0, batch_size_timeout_ns=1)
+    with ModelRunner(path, config) as runner:
+        assert not runner.execute_async({"input": numbers(1)}).wait(0.1)
+
+
+# -- flush_callback
+
+
+def test_the_callback_supplies_the_missing_rows(
+    tmp_path: Path, shared_device: Device
+) -> None:
+    path = models.affine(tmp_path / "m.popef", batch_size=4)
+    asked: list[str] = []
+    outputs = np.zeros((3, 4), np.float32)
+
+    def flush(tensor_id: str, inputs: Arrays, output: Arrays) -> None:
+        asked.append(tensor_id)
+        inputs["input"] = numbers(3, start=100)  # one more than is missing
+        output["output"] = outputs
+
+    config = by_rows(shared_device, timeout_ns=10 * MS, flush_callback=flush)
+    with ModelRunner(path, config) as runner:
+        result = runner.execute({"input": numbers(2)}, timeout=30)
+        np.testing.assert_array_equal(result["output"], numbers(2) * 2 + 1)
+        expected = numbers(3, start=100) * 2 + 1
+        expected[2] = 0
+        # Its rows ran with ours; their results come with the same batch.
+        assert runner.drain(30)
+        np.testing.assert_array_equal(outputs, expected)
+        assert asked == ["input"]
+        assert runner.execute({"input": numbers(4)})["output"].shape == (4, 4)
+        assert asked == ["input"]  # nothing was missing
+
+
+def test_a_callback_that_changes_nothing_is_asked_again(
+    tmp_path: Path, shared_device: Device
+) -> None:
+    path = models.regular(tmp_path / "m.popef", (3, 4), iterations=2)
+    asked: list[str] = []
+    config = on(
+        shared_device,
+        timeout_ns=5 * MS,
+        flush_callback=lambda tensor_id, inputs, outputs: asked.append(tensor_id),
+    )
+    with ModelRunner(path, config) as runner:
+        first = runner.execute_async({"input": numbers(3)})
+        end = time.monotonic() + 30
+        while len(asked) < 3:
+            assert not first.wait(0.01)
+            assert time.monotonic() < end
+        second = runner.execute_async({"input": numbers(3, start=50)})
+        assert first.wait(30)
+        assert second.wait(30)
+        np.testing.assert_array_equal(second["output"], numbers(3, start=50) * 2 + 1)
+
+
+def test_what_a_callback_does_wrong_is_logged(
+    tmp_path: Path, shared_device: Device, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = models.affine(tmp_path / "m.popef", batch_size=4)
+    turns = iter(["wrong shape", "raises", "right"])
+
+    def flush(tensor_id: str, inputs: Arrays, outputs: Arrays) -> None:
+        turn = next(turns, "right")
+        if turn == "raises":
+            raise RuntimeError("no rows today")
+        inputs["input"] = numbers(3) if turn == "right" else numbers(3)[:, :2]
+        outputs["output"] = np.zeros((2, 2, 2), np.float32)
+
+    config = by_rows(shared_device, timeout_ns=5 * MS, flush_callback=flush)
+    with (
+        caplog.at_level(logging.WARNING),
+        ModelRunner(path, config) as runner,
+    ):
+        result = runner.execute({"input": numbers(1)}, timeout=30)
+        np.testing.assert_array_equal(result["output"], numbers(1) * 2 + 1)
+        assert runner.drain(30)
+    assert "gave what cannot run: input 'input' expects" in caplog.text
+    assert "no rows today" in caplog.text
+    assert (
+        "output 'output' is float32[3, 4], its memory float32[2, 2, 2]" in caplog.text
+    )
+
+
+# -- look-ahead
+
+
+@pytest.mark.parametrize(
+    ("look_ahead", "together"), [("unlimited", 20), ("0", 4), ("2", 8), ("99", 20)]
+)
+def test_look_ahead_is_how_many_runs_are_prepared(
+    tmp_path: Path, shared_device: Device, look_ahead: str, together: int
+) -> None:
+    path = models.affine(tmp_path / "m.popef", batch_size=4)
+    config = by_rows(shared_device, max_look_ahead=look_ahead)
+    with ModelRunner(path, config) as runner:
+        result = runner.execute_async({"input": numbers(20)})
+        np.testing.assert_array_equal(result["output"], numbers(20) * 2 + 1)
+        assert result.request is not None
+        # Five runs; what was prepared with the last of them.
+        assert result.request.batch_rows == together
+
+
+def test_look_ahead_of_whole_batches(tmp_path: Path, shared_device: Device) -> None:
+    path = models.regular(tmp_path / "m.popef", (4, 4))
+    with ModelRunner(path, on(shared_device, max_look_ahead="0")) as runner:
+        for count in (4, 12):
+            result = runner.execute_async({"input": numbers(count)})
+            np.testing.assert_array_equal(result["output"], numbers(count) * 2 + 1)
+            assert result.request is not None
+            assert result.request.batch_rows == 1
+
+
+# -- blocking
+
+
+def test_execute_waits_for_room_and_submit_does_not(
+    tmp_path: Path, own_device: Device
+) -> None:
+    path = models.slow(tmp_path / "m.popef")
+    config = on(own_device, ring_buffer_size_multiplier=2, max_queue_size=3)
+    with ModelRunner(path, config) as runner:
+        first = [runner.execute_async({"count": FOR_EVER}) for _ in range(2)]
+        with pytest.raises(DeadlineExceeded, match="2 requests are in flight"):
+            runner.execute_async({"count": np.array(1)}, timeout=0.1)
+        submitted = runner.submit({"count": Tensor.from_numpy(np.array(1))})
+        with pytest.raises(QueueFull):
+            runner.submit({"count": Tensor.from_numpy(np.array(1))})
+        done = threading.Event()
+
+        def work() -> None:
+            runner.execute({"count": np.array(1)})
+            done.set()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert not done.wait(0.1)
+        for result in first:
+            assert result.request is not None
+            result.request.cancel()
+        assert submitted.wait(30)
+        assert done.wait(30)
+        thread.join()
+        with pytest.raises(Cancelled):
+            first[0].wait()
+
+
+def test_waiting_for_room_never_waits_for_itself(
+    tmp_path: Path, shared_device: Device
+) -> None:
+    path = models.affine(tmp_path / "m.popef", batch_size=4)
+    config = by_rows(shared_device, timeout_ns=0, ring_buffer_size_multiplier=1)
+    with ModelRunner(path, config) as runner:
+        results = [
+            runner.execute_async({"input": numbers(1, start=n)}) for n in range(40)
+        ]
+        for number, result in enumerate(results):
+            assert result.wait(30)
+            expected = numbers(1, start=number) * 2 + 1
+            np.testing.assert_array_equal(result["output"], expected)
