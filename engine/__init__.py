@@ -24,6 +24,7 @@ from engine.config import (
     NO_BATCHING_DIM,
     DeviceWaitConfig,
     DeviceWaitStrategy,
+    FlushCallback,
     ModelRunnerConfig,
 )
 from engine.cores import usable_cores
@@ -129,6 +130,7 @@ __all__ = [
     "ExecuteResult",
     "ExecutionFailed",
     "FaultKind",
+    "FlushCallback",
     "Gone",
     "InputData",
     "InputQueue",

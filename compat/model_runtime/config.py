@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeAlias
@@ -17,6 +17,11 @@ NO_BATCHING_DIM = engine.NO_BATCHING_DIM
 MAX_NS = 2**63 - 1
 
 Nanoseconds: TypeAlias = int | timedelta
+FlushCallback: TypeAlias = Callable[
+    [str, InputMemoryView, OutputMemoryView],
+    tuple[InputMemoryView, OutputMemoryView] | None,
+]
+Descs: TypeAlias = Mapping[str, engine.DataDesc]
 ReplicaIdToDevice: TypeAlias = dict[int, Device]
 ReplicaIdToOutputMemoryView: TypeAlias = dict[int, OutputMemoryView]
 
@@ -29,7 +34,7 @@ class ModelRunnerConfig:
     """Options of a `ModelRunner`; the guide for migrating says what each does here.
 
     Durations are nanoseconds or `timedelta`. `flush_callback(tensor_id, inputs,
-    outputs)` fills the two empty mappings in, or leaves them as they are.
+    outputs)` fills the two empty views in, returns two others, or does neither.
     """
 
     replication_factor: int = 1
@@ -55,7 +60,7 @@ class ModelRunnerConfig:
     data_parallel_timeout_ns: Nanoseconds = MAX_NS
     is_batch_size_timeout_enabled: bool = False
     request_tracepoints_buffer_size: int = 1000
-    flush_callback: Callable[..., None] | None = None
+    flush_callback: FlushCallback | None = None
 
     def to_engine(self, model: Model) -> engine.ModelRunnerConfig:
         """The engine's options. Raises InvalidConfig for what it cannot do yet."""
@@ -84,7 +89,7 @@ class ModelRunnerConfig:
             batch_size_timeout_ns=_nanoseconds(self.batch_size_timeout_ns),
             data_parallel_timeout_ns=_nanoseconds(self.data_parallel_timeout_ns),
             flush_on_waiting_outputs=self.flush_on_waiting_outputs,
-            flush_callback=self.flush_callback,
+            flush_callback=_over_views(self.flush_callback, inputs, outputs),
             max_look_ahead=self.max_look_ahead,
             max_queue_size=_MAX_IN_FLIGHT,
         )
@@ -102,6 +107,22 @@ def _descs(model: Model, *kinds: TensorType) -> list[dict[str, engine.DataDesc]]
         }
         for kind in kinds
     ]
+
+
+def _over_views(
+    callback: FlushCallback | None, inputs: Descs, outputs: Descs
+) -> engine.FlushCallback | None:
+    """The engine's callback, over views as callers of the original know them."""
+    if callback is None:
+        return None
+
+    def flush(tensor_id: str, given: dict[str, Any], wanted: dict[str, Any]) -> None:
+        views = InputMemoryView(), OutputMemoryView()
+        views = callback(tensor_id, *views) or views
+        given.update(arrays_of(views[0], inputs))
+        wanted.update(arrays_of(views[1], outputs))
+
+    return flush
 
 
 def _nanoseconds(duration: Nanoseconds) -> int:
