@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from engine.arrays import null_data, padded, part_of
 from engine.batch_plan import AnchorRows, BatchPlan
 from engine.channel import Channel
 from engine.errors import InvalidInput
@@ -294,7 +295,7 @@ class Batch:
         if dims:
             dim = self._plan.dim
             dims = (*dims[:dim], size, *dims[dim + 1 :])
-        return _null(dims, self._dtypes[index])
+        return null_data(dims, self._dtypes[index])
 
     # -- gathering
 
@@ -385,23 +386,3 @@ class Batch:
 
     def __repr__(self) -> str:
         return f"<Batch {len(self.entries)} requests, {self.rows} rows>"
-
-
-def part_of(array: Array, dim: int, start: int, end: int) -> Array:
-    """`array` from `start` to `end` in dimension `dim`, contiguous."""
-    if not dim:
-        return array[start:end]
-    return np.ascontiguousarray(array[(slice(None),) * dim + (slice(start, end),)])
-
-
-def padded(array: Array, dim: int, size: int) -> Array:
-    """`array` with zeros up to `size` in `dim` (the guide's null data)."""
-    missing = size - array.shape[dim]
-    if missing <= 0:
-        return array
-    shape = (*array.shape[:dim], missing, *array.shape[dim + 1 :])
-    return np.concatenate([array, _null(shape, array.dtype)], dim)
-
-
-def _null(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    return np.full(shape, b"", dtype) if dtype.hasobject else np.zeros(shape, dtype)

@@ -7,7 +7,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from engine.batch import AnchorTable, Batch, ClientChannel, Entry, part_of
+from engine.arrays import part_of
+from engine.batch import AnchorTable, Batch, ClientChannel, Entry
 from engine.batch_plan import BatchPlan
 from engine.channel import AnchorRing
 from engine.errors import ExecutionFailed
