@@ -14,7 +14,7 @@ bin := $(VENV)/bin
 pip := $(bin)/python -m pip --disable-pip-version-check
 example := examples/digits/digits.onnx
 
-.PHONY: help serve compiled test test-compiled check format bench conformance soak \
+.PHONY: help serve compiled test test-compiled check format bench conformance fuzz soak \
 	chaos many-models clean
 
 help:
@@ -26,6 +26,7 @@ help:
 	@echo "make test-compiled  the same tests, with the hot path compiled"
 	@echo "make bench        gateway against reference server (BENCH='--seconds 1')"
 	@echo "make conformance  every ONNX backend test over HTTP"
+	@echo "make fuzz         requests made from the OpenAPI document"
 	@echo "make soak         64 clients, mixed models and encodings"
 	@echo "make chaos        kill and stop processes under load"
 	@echo "make many-models  1, 100 and 500 models in one gateway"
@@ -65,6 +66,9 @@ bench: $(VENV)/.installed-dev
 
 conformance: $(VENV)/.installed-dev
 	$(bin)/python -m bench.conformance $(BENCH)
+
+fuzz: $(VENV)/.installed-dev
+	$(bin)/python -m bench.fuzz $(BENCH)
 
 soak: $(VENV)/.installed-dev
 	$(bin)/python -m bench.soak $(BENCH)

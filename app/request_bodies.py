@@ -86,6 +86,13 @@ REQUEST_BODIES: tuple[type, ...] = (
 )
 
 
+def whole_number(value: object) -> int | None:
+    """The integer that a JSON number is, for which 3.0 is one too; None for others."""
+    if type(value) is float and value.is_integer():
+        return int(value)
+    return value if type(value) is int else None
+
+
 def documented(model: type, *, required: bool = False) -> dict[str, Any]:
     """What a route adds to its OpenAPI operation for a body like this."""
     schema = {"$ref": _REF.format(model=model.__name__)}

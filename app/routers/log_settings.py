@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from app.dependencies import MANAGEMENT, GatewayOf, read_object
 from app.errors import InvalidRequest
 from app.log import LogControl
-from app.request_bodies import MOST, LogRequest, documented
+from app.request_bodies import MOST, LogRequest, documented, whole_number
 from app.schemas import LogDocument
 
 router = APIRouter(prefix="/v2", tags=["open inference protocol"])
@@ -60,9 +60,10 @@ def _parse(document: dict[str, Any]) -> dict[str, Any]:
                 raise _wrong(key, "non-boolean as boolean", value)
             changes[_SWITCHES[key]] = value
         elif key == "log_verbose_level":
-            if type(value) is not int or not 0 <= value <= MOST:
+            level = whole_number(value)
+            if level is None or not 0 <= level <= MOST:
                 raise _wrong(key, "non-unsigned-integer as unsigned-integer", value)
-            changes["verbose_level"] = value
+            changes["verbose_level"] = level
         elif key == "log_format":
             if value not in _FORMATS:
                 msg = f"invalid argument for log_format: expected one of {_FORMATS}"

@@ -158,7 +158,7 @@ async def load(gateway: GatewayOf, request: Request, name: ModelName) -> Respons
             f"load takes no parameters here, got {', '.join(sorted(parameters))}; "
             f"put files and config.toml into the model repository"
         )
-        raise HttpError(501, msg, "unsupported")
+        raise InvalidRequest(msg)
     try:
         await gateway.control.load(name)
     except RepositoryError as e:

@@ -11,7 +11,7 @@ from app.codec.wanted import not_allowed
 from app.dependencies import MANAGEMENT, GatewayOf, read_object
 from app.errors import HttpError, InvalidRequest
 from app.gateway import Gateway
-from app.request_bodies import RegisterRequest, documented
+from app.request_bodies import RegisterRequest, documented, whole_number
 from app.schemas import CudaRegion, ErrorBody, SystemRegion
 from app.shared_memory import RegionStatus, RegionTable
 
@@ -161,10 +161,11 @@ def _unregister(gateway: Gateway, region: str | None) -> Response:
 
 def _size(document: dict[str, Any], key: str, default: int | None = None) -> int:
     value = document.get(key, default)
-    if type(value) is not int or not 0 <= value <= _LARGEST:
+    size = whole_number(value)
+    if size is None or not 0 <= size <= _LARGEST:
         msg = (
             f"Unable to parse '{key}': attempt to access JSON non-unsigned-integer as "
             f"unsigned-integer, got {value!r:.80}"
         )
         raise InvalidRequest(msg)
-    return value
+    return size

@@ -17,7 +17,7 @@ from app.dependencies import (
 )
 from app.errors import HttpError, InvalidRequest
 from app.gateway import Gateway
-from app.request_bodies import MOST, TraceRequest, documented
+from app.request_bodies import MOST, TraceRequest, documented, whole_number
 from app.schemas import TraceDocument
 from app.tracing import LEVELS, Tracing
 
@@ -167,8 +167,9 @@ def _number(key: str, value: object, low: int) -> int | None:
     """A number that may be written as a text, as stock clients do."""
     if value is None:
         return None
-    number = int(value) if isinstance(value, str) and _TEXT.fullmatch(value) else value
-    if type(number) is not int or not low <= number <= MOST:
+    is_text = isinstance(value, str) and _TEXT.fullmatch(value)
+    number = int(str(value)) if is_text else whole_number(value)
+    if number is None or not low <= number <= MOST:
         msg = f"'{key}' must be a whole number of {low} or more, got {value!r:.80}"
         raise InvalidRequest(msg)
     return number
