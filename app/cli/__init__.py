@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from app.cli import bench as bench_commands
 from app.cli import compile as compile_command
 from app.cli import devices, dump, infer, openapi, run, serve
 from app.cli.errors import CommandError
@@ -30,6 +31,7 @@ app.command("compile")(compile_command.compile_models)
 app.command("serve")(serve.serve)
 app.command("infer")(infer.infer)
 app.command("run")(run.run)
+app.add_typer(bench_commands.bench, name="bench")
 app.command("dump")(dump.dump)
 app.command("devices")(devices.devices)
 app.command("openapi")(openapi.openapi)

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import typer
 
@@ -16,6 +16,8 @@ from app.cli.errors import EXIT_NO_DEVICE, EXIT_USAGE, CommandError
 
 if TYPE_CHECKING:
     from popef_io import Model
+
+Batch: TypeAlias = Literal["auto", "off"] | int
 
 
 @contextlib.contextmanager
@@ -36,14 +38,19 @@ def engine_errors() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def opened(files: Sequence[Path], executable: str) -> Iterator[Model]:
-    """The model in the files; ONNX files become PopEF files for a while."""
+def opened(
+    files: Sequence[Path], executable: str = "", batch: Batch = "auto"
+) -> Iterator[Model]:
+    """The model in the files; ONNX files become PopEF files for a while.
+
+    `batch` is the option of the compiler, for ONNX files.
+    """
     from popef_io import InvalidValueError, PopefError, load_model
 
     with tempfile.TemporaryDirectory(prefix="popgate-") as folder:
         try:
             paths = [
-                _compiled(path, Path(folder) / f"{number}.popef")
+                _compiled(path, Path(folder) / f"{number}.popef", batch)
                 if path.suffix == ".onnx"
                 else path
                 for number, path in enumerate(files)
@@ -60,12 +67,13 @@ def opened(files: Sequence[Path], executable: str) -> Iterator[Model]:
         yield model
 
 
-def _compiled(source: Path, target: Path) -> Path:
+def _compiled(source: Path, target: Path, batch: Batch) -> Path:
     from engine import InvalidModel
     from engine.compiler import CompileOptions, compile_model
 
     try:
-        report = compile_model(source, target, CompileOptions(name=source.stem))
+        options = CompileOptions(name=source.stem, batch=batch)
+        report = compile_model(source, target, options)
     except InvalidModel as e:
         raise CommandError(f"{source}: {e}") from None
     mixed = "mixed" if report.batch.rows else "never mixed"

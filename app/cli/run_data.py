@@ -53,7 +53,7 @@ def make_inputs(
         for desc in descs:
             if desc.name not in arrays:
                 shape = _shape(desc, wanted.get(desc.name), batch, batched)
-                arrays[desc.name] = _random(random, desc.data_type, shape)
+                arrays[desc.name] = made_up_array(random, desc.data_type, shape)
     return {
         name: Tensor.from_numpy(array, known[name].data_type)
         for name, array in arrays.items()
@@ -160,7 +160,7 @@ def _shape(
     return shape
 
 
-def _random(
+def made_up_array(
     random: np.random.Generator, data_type: DataType, shape: tuple[int, ...]
 ) -> npt.NDArray[Any]:
     """Normally distributed floats; whole numbers that are 0 or 1, so that they are
