@@ -218,6 +218,8 @@ class GatewayProtocol(HttpToolsProtocol):
         self._common = common
         self._exchange: Exchange | None = None
         self._idle_since = self.loop.time()
+        self._last_url = b""
+        self._last_path = ""
 
     @classmethod
     def serving(cls, front: InferFront) -> partial[GatewayProtocol]:
@@ -229,7 +231,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if exchange is None or not (
             exchange.is_past_parser or exchange.missing >= _PAST_THE_PARSER_FROM
         ):
-            super().data_received(data)
+            self._parse(data)
             return
         # The rest of a large body needs no parser, which would copy it once more. A
         # new one takes over after it.
@@ -243,7 +245,17 @@ class GatewayProtocol(HttpToolsProtocol):
         self._exchange = None
         exchange.begin(self.front)
         if len(data) > missing:
-            super().data_received(data[missing:])
+            self._parse(data[missing:])
+
+    def _parse(self, data: bytes) -> None:
+        """As uvicorn's own, which would first look for a timer that is never set."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            logger.debug("a request is not valid HTTP")
+            self.send_400_response("")
+        except httptools.HttpParserUpgrade:
+            self._unsupported_upgrade_warning()
 
     # -- the parser's callbacks
 
@@ -252,6 +264,17 @@ class GatewayProtocol(HttpToolsProtocol):
         self.url = b""
         self.headers = []
         self.expect_100_continue = False
+
+    # As uvicorn's own two, but compiled with the rest of this.
+    def on_url(self, url: bytes) -> None:
+        # No `+=`, which mypyc does not know of attributes that uvicorn makes.
+        self.url = self.url + url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         path = self._infer_path()
@@ -304,9 +327,13 @@ class GatewayProtocol(HttpToolsProtocol):
         parser = self.parser
         if parser.get_method() != b"POST" or parser.get_http_version() != "1.1":
             return ""
-        path = self.url.partition(b"?")[0].decode("latin-1")
-        if "%" in path:
-            path = unquote(path)
+        # A client that keeps its connection usually asks for the same again.
+        url = self.url
+        if url != self._last_url:
+            path = url.partition(b"?")[0].decode("latin-1")
+            self._last_path = unquote(path) if "%" in path else path
+            self._last_url = url
+        path = self._last_path
         if self.root_path or path not in self.front.models.paths:
             return ""
         return path

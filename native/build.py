@@ -53,7 +53,7 @@ def build(level: str) -> Path:
         subprocess.run(
             [sys.executable, str(script), "-q", "build_ext",
              "--build-lib", str(library), "--build-temp", f"{temporary}/objects"],
-            cwd=ROOT, check=True, stdout=subprocess.DEVNULL,
+            cwd=ROOT, check=True, capture_output=True, text=True,
         )  # fmt: skip
         write_stamp(library, sources, recorded)
         shutil.rmtree(folder, ignore_errors=True)
@@ -110,7 +110,8 @@ def main() -> int:
     try:
         folder = build(options.level)
     except subprocess.CalledProcessError as error:
-        print(f"compiling failed with exit code {error.returncode}", file=sys.stderr)
+        print(error.stdout[-4000:], error.stderr[-4000:], sep="\n", file=sys.stderr)
+        print("compiling failed; PopGate runs as plain Python", file=sys.stderr)
         return 1
     install_finder()
     took = time.monotonic() - began

@@ -1,10 +1,10 @@
 """Takes the compiled modules of a source tree instead of its Python, while they match.
 
 `python -m native.build` copies this file into the environment and has it imported when
-the interpreter starts. Compiled modules are never taken silently out of date: the
+the interpreter starts. Compiled modules are never taken out of date: the
 stamp beside them holds the digests of the sources they were made from, and a tree
-whose sources have changed since runs as Python again, with a warning. POPGATE_PURE=1
-in the environment leaves them out as well.
+whose sources have changed since runs as Python again. POPGATE_PURE=1 in the
+environment leaves them out as well.
 
 It imports next to nothing: every Python of the environment runs it.
 """
@@ -43,12 +43,6 @@ def read_stamp(root: str) -> dict[str, dict[str, str]] | None:
     for path, recorded in stamp["sources"].items():
         full = os.path.join(root, path)
         if not os.path.isfile(full) or digest(full) != recorded:
-            import warnings
-
-            warnings.warn(
-                f"{path} has changed since `make compiled`: running as plain Python",
-                stacklevel=2,
-            )
             return None
     return stamp
 

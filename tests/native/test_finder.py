@@ -50,14 +50,12 @@ def test_the_library_comes_from_the_same_tree(tree: Path) -> None:
 
 def test_a_changed_source_makes_all_of_it_python_again(tree: Path) -> None:
     (tree / "engine" / "thing.py").write_text("x = 2\n")
-    with pytest.warns(UserWarning, match=r"engine/thing\.py has changed"):
-        assert origin(tree) is None
+    assert origin(tree) is None
 
 
 def test_a_source_that_is_gone_does_too(tree: Path) -> None:
     (tree / "engine" / "thing.py").unlink()
-    with pytest.warns(UserWarning, match=r"engine/thing\.py has changed"):
-        assert origin(tree) is None
+    assert origin(tree) is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "\x00"])
