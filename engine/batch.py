@@ -20,12 +20,12 @@ from engine.arrays import null_data, padded, part_of
 from engine.batch_plan import AnchorRows, BatchPlan
 from engine.channel import Channel
 from engine.errors import InvalidInput
+from engine.model_data import ModelData
 from engine.tensor import Array
 from popef_io import Anchor, DataType, decode_strings
 
 if TYPE_CHECKING:
     from engine.link import Link
-    from engine.model_data import ModelData
 
 #: Outputs of at least this many bytes are bound to their slot: below that binding costs
 #: more than the copy it saves (bench/LOG.md).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 from engine.batch import ClientChannel
@@ -10,9 +11,8 @@ from engine.turns import SHARE_OF_LOWER, Turns
 
 
 def channel(number: int, priority: int, pending: int = 1) -> ClientChannel:
-    nothing: Any = None
-    made = ClientChannel(number, nothing, nothing, priority)
-    made.pending = pending
+    """What the order depends on, without a segment and a link behind it."""
+    made: Any = SimpleNamespace(number=number, priority=priority, pending=pending)
     return made
 
 
