@@ -7,3 +7,19 @@ import os
 # Before anything of ours is imported: the devices of a gateway that happens to run on
 # this machine are not ours, and two test runs do not wait for each other.
 os.environ["POPGATE_POOL"] = f"tests-{os.getpid()}"
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.app.serving import ServedGateway
+
+
+@pytest.fixture(scope="session")
+def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
+    """A gateway with the triton profile: ask, but leave it as it is."""
+    cache: Path = tmp_path_factory.mktemp("cache")
+    options = ("--profile", "triton", "--cache-dir", str(cache))
+    with ServedGateway(None, *options) as served:
+        yield served.wait_ready()

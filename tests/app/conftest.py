@@ -35,13 +35,3 @@ def gateway(repository: Path) -> Iterator[ServedGateway]:
     """Shared by everybody: ask, but leave it as it is."""
     with ServedGateway(repository, "--server-name", "tester") as served:
         yield served.wait_ready()
-
-
-@pytest.fixture(scope="session")
-def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
-    """A gateway with the triton profile: ask, but leave it as it is."""
-    cache: Path = tmp_path_factory.mktemp("cache")
-    with ServedGateway(
-        None, "--profile", "triton", "--cache-dir", str(cache)
-    ) as served:
-        yield served.wait_ready()
