@@ -103,7 +103,7 @@ def model_config(loaded: LoadedModel) -> dict[str, Any]:
         "backend": "popgate",
         "version_policy": _version_policy(loaded),
         "max_batch_size": spec.max_batch_size,
-        "input": [_config_tensor(loaded, t) for t in spec.inputs],
+        "input": [_config_input(loaded, t) for t in spec.inputs],
         "output": [_config_tensor(loaded, t) for t in spec.outputs],
         "instance_group": [
             {"name": f"{spec.name}_0", "kind": _kind(loaded), "count": config.instances}
@@ -214,6 +214,11 @@ def _config_tensor(loaded: LoadedModel, tensor: TensorSpec) -> dict[str, Any]:
         dims = dims[1:]
     kind = _CONFIG_TYPES.get(tensor.datatype, f"TYPE_{tensor.datatype}")
     return {"name": tensor.name, "data_type": kind, "dims": dims}
+
+
+def _config_input(loaded: LoadedModel, tensor: TensorSpec) -> dict[str, Any]:
+    document = _config_tensor(loaded, tensor)
+    return document | {"optional": True} if loaded.spec.optional_inputs else document
 
 
 _CONTROL_KINDS = {"correlation_id": "CORRID"}

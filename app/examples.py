@@ -63,7 +63,10 @@ def shown_shape(spec: ModelSpec, tensor: TensorSpec) -> list[int]:
 
 
 def _shape(spec: ModelSpec, tensor: TensorSpec) -> list[int]:
-    return [1 if dim < 0 else dim for dim in shown_shape(spec, tensor)]
+    shape = [1 if dim < 0 else dim for dim in shown_shape(spec, tensor)]
+    if tensor.multiple > 1:
+        shape[0] = tensor.multiple
+    return shape
 
 
 def _nested(shape: list[int], value: Any) -> Any:

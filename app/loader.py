@@ -89,6 +89,7 @@ class ModelLoader:
                 str(source.version),
                 runner,
                 max_rows=config.max_request_rows,
+                optional_inputs=_optional(config, runner),
                 labels=config.labels,
             )
             source.declared.check(spec)
@@ -143,12 +144,17 @@ class ModelLoader:
                 priority_queue_sizes=queue_sizes(config.priority),
                 channel_memory=config.channel_memory,
                 batching=config.batching,
-                batching_dim=None,
+                batching_dim=config.batching_dim,
                 # Nothing waits for company unless the model's owner wants it to.
                 timeout_ns=max(1, int(config.max_queue_delay * 1e9)),
             ),
             name=label,
         )
+
+
+def _optional(config: ModelConfig, runner: ModelRunner) -> bool:
+    """Whether requests may leave inputs out: those of a fused model may."""
+    return runner.is_fused if config.optional_inputs is None else config.optional_inputs
 
 
 @contextmanager

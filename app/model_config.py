@@ -48,12 +48,22 @@ class ModelConfigError(Exception):
     """A ``config.toml`` that cannot be used; the message names file and key."""
 
 
-def _batching(value: Any) -> bool | None:
+def _auto_or_bool(value: Any) -> bool | None:
     if value == "auto":
         return None
     if isinstance(value, bool):
         return value
     raise ValueError('"auto", true or false')
+
+
+def _batching_dim(value: Any) -> int | None:
+    if value == "auto":
+        return None
+    try:
+        found: int = integer(0, 26)(value)
+    except ValueError:
+        raise ValueError('"auto" or the number of a dimension') from None
+    return found
 
 
 def _devices(value: Any) -> tuple[int, ...]:
@@ -69,7 +79,8 @@ def _devices(value: Any) -> tuple[int, ...]:
 class ModelConfig:
     """The options of one model, as written or by default.
 
-    `batching` None leaves the decision to what the compiler has shown; `max_batch_size`
+    `batching`, `batching_dim` and `optional_inputs` None leave the decision to what the
+    compiler has shown and the file says; `max_batch_size`
     0 leaves it to the model; `memory` None is what its files take; `timeout` None is
     the server's. Times are seconds, sizes bytes.
     """
@@ -81,7 +92,13 @@ class ModelConfig:
         (), _devices, "indices into the attached devices for the instances, in turn"
     )
     batching: bool | None = key(
-        None, _batching, "whether rows of different requests run together"
+        None, _auto_or_bool, "whether rows of different requests run together"
+    )
+    batching_dim: int | None = key(
+        None, _batching_dim, "the dimension in which requests may have any size"
+    )
+    optional_inputs: bool | None = key(
+        None, _auto_or_bool, "whether requests may leave inputs out"
     )
     max_batch_size: int = key(0, integer(0, 65536), "rows in a batch at most")
     max_request_rows: int = key(

@@ -94,6 +94,7 @@ class TensorSpec:
     data_type: DataType
     shape: tuple[int, ...] | None
     labels: tuple[str, ...] = field(default=(), repr=False)
+    multiple: int = 1
 
     @classmethod
     def make(
@@ -106,7 +107,13 @@ class TensorSpec:
     @classmethod
     def from_desc(cls, desc: DataDesc) -> TensorSpec:
         found = datatype_of(desc.data_type)
-        return cls(desc.name, found.name, desc.data_type, desc.shape)
+        return cls(
+            desc.name,
+            found.name,
+            desc.data_type,
+            desc.shape,
+            multiple=desc.multiple,
+        )
 
     @property
     def type(self) -> Datatype:
@@ -122,6 +129,8 @@ class DescribesTensors(Protocol):
     def request_outputs(self) -> tuple[DataDesc, ...]: ...
     @property
     def max_batch_size(self) -> int: ...
+    @property
+    def batching_dim(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,7 +141,7 @@ class ModelSpec:
     requests; otherwise the first dimension of every input and output is the batch,
     and the inputs of a request must agree on it. The engine splits a request with
     more rows than that; `max_rows`, if not 0, refuses one with more rows than
-    `max_rows` instead.
+    `max_rows` instead. With `optional_inputs` a request may leave inputs out.
     """
 
     name: str
@@ -141,6 +150,7 @@ class ModelSpec:
     outputs: tuple[TensorSpec, ...]
     max_batch_size: int = 0
     max_rows: int = 0
+    optional_inputs: bool = False
     inputs_by_name: Mapping[str, TensorSpec] = field(init=False, repr=False)
     outputs_by_name: Mapping[str, TensorSpec] = field(init=False, repr=False)
 
@@ -175,6 +185,7 @@ class ModelSpec:
         runner: DescribesTensors,
         *,
         max_rows: int = 0,
+        optional_inputs: bool = False,
         labels: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     ) -> ModelSpec:
         """The spec of what `runner` has loaded; `labels` are those of its outputs.
@@ -195,6 +206,8 @@ class ModelSpec:
             version,
             tuple(TensorSpec.from_desc(desc) for desc in runner.request_inputs),
             tuple(replace(o, labels=labels.get(o.name, ())) for o in outputs),
-            runner.max_batch_size,
+            # Elsewhere than in the first dimension rows are the engine's business.
+            0 if runner.batching_dim else runner.max_batch_size,
             max_rows,
+            optional_inputs,
         )

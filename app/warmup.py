@@ -130,7 +130,9 @@ def _shape(tensor: TensorSpec, rows: int, wanted: WarmupInput) -> tuple[int, ...
     """The shape with its free dimensions filled in. Raises ValueError."""
     declared = tensor.shape if tensor.shape is not None else (-1, *wanted.shape)
     inner = declared[1:] if rows else declared
-    given = wanted.shape or tuple(1 if dim < 0 else dim for dim in inner)
+    given = wanted.shape or tuple(dim if dim >= 0 else 1 for dim in inner)
+    if tensor.multiple > 1 and not wanted.shape:
+        given = (tensor.multiple, *given[1:])
     shape = (rows, *given) if rows else given
     if math.prod(shape) > DEFAULT_LIMITS.max_elements:
         msg = f"input '{tensor.name}' would have {math.prod(shape)} elements"

@@ -17,6 +17,8 @@ from popef_io import Anchor, Model, TensorType
 OPTION_BATCHING = "popgate.batching"
 OPTION_BATCH_SIZE = "popgate.batch_size"
 BATCHING_ROWS = "rows"
+#: Which model each value of the choosing input selects.
+OPTION_FUSED = "popgate.fused"
 
 
 @dataclass(frozen=True, slots=True)

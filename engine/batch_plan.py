@@ -122,7 +122,9 @@ class BatchPlan:
         if not self.run_units or not desc.shape:
             return desc
         shape = (*desc.shape[: self.dim], -1, *desc.shape[self.dim + 1 :])
-        return replace(desc, shape=shape)
+        rows = (*self.inputs, *self.outputs)
+        span = next((a.span for a in rows if a.name == desc.name), 1)
+        return replace(desc, shape=shape, multiple=span)
 
     def to_message(self) -> list[object]:
         anchors = [

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Mapping
 
-from engine.anchors import describe, main_anchors
+from engine.anchors import OPTION_FUSED, describe, main_anchors
 from engine.batch_plan import plan_batches
 from engine.channel_layout import plan_layout
 from engine.config import ModelRunnerConfig
@@ -90,6 +90,16 @@ class ModelRunner:
     def batching(self) -> bool:
         """Whether rows of different requests may run together."""
         return self.max_batch_size > 0
+
+    @property
+    def batching_dim(self) -> int:
+        """The dimension in which the rows of requests lie."""
+        return self._batches.dim
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether the file says that an input chooses among several models."""
+        return self._model.metadata.option(OPTION_FUSED) is not None
 
     @property
     def model_inputs(self) -> tuple[DataDesc, ...]:

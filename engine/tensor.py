@@ -93,13 +93,15 @@ class DataDesc:
     """What a runner expects or delivers under a name (Model Runtime: `DataDesc`).
 
     `shape` holds -1 where the size is known only at run time and is None where
-    not even the rank is known.
+    not even the rank is known. In what a request may bring, the size of the batch
+    dimension is -1 and has to be a multiple of `multiple`.
     """
 
     name: str
     shape: tuple[int, ...] | None
     data_type: DataType
     popef_contains_tensor_data: bool = False
+    multiple: int = 1
 
     @property
     def size_in_bytes(self) -> int:

@@ -76,7 +76,7 @@ class DocumentReader:
             self._read_inputs(request, inputs, tail, maybe_bool)
         else:
             self._read_shorthand(request, inputs, maybe_bool)
-        if len(request.inputs) != self._expected:
+        if len(request.inputs) != self._expected and not self._are_enough(request):
             raise self._wrong_count(request.inputs)
         if tail is not None and tail.left:
             msg = f"unexpected additional input data for model '{self.spec.name}'"
@@ -100,6 +100,9 @@ class DocumentReader:
         if len(document) > known:  # what the protocol has no word for is not read
             check_depth(document, self._limits)
         return request
+
+    def _are_enough(self, request: InferRequest) -> bool:
+        return self.spec.optional_inputs and len(request.inputs) > 0
 
     def _read_shorthand(
         self, request: InferRequest, inputs: object, maybe_bool: bool

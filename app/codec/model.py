@@ -139,11 +139,30 @@ class ModelCodec:
             raise NotAcceptable(msg)
         request.encoding = Encoding.JSON
 
-    def encode(self, request: InferRequest, outputs: Mapping[str, Tensor]) -> Response:
-        """The response to `request`; `outputs` holds at least the names it wants.
+    def _written(
+        self, request: InferRequest, outputs: Mapping[str, Tensor]
+    ) -> tuple[str, ...]:
+        """The outputs of a response where there are not all (fused models)."""
+        wanted = request.outputs
+        if wanted is None:
+            return tuple(name for name in self._outputs if name in outputs)
+        for name in wanted:
+            if name not in outputs:
+                msg = (
+                    f"output '{name}' was asked for, but with these inputs model "
+                    f"'{self.spec.name}' gives {list(outputs)}"
+                )
+                raise InvalidRequest(msg)
+        return wanted
 
-        Raises NotRepresentable where the encoding asked for cannot hold the result.
+    def encode(self, request: InferRequest, outputs: Mapping[str, Tensor]) -> Response:
+        """The response to `request`; `outputs` is what the model gave.
+
+        Raises InvalidRequest where that is not what the request wants,
+        NotRepresentable where the encoding asked for cannot hold the result.
         """
+        if len(outputs) != len(self._outputs):
+            request.outputs = self._written(request, outputs)
         if request.classes is not None:
             return self._encode_classes(request, request.classes, outputs)
         if request.encoding is Encoding.JSON:

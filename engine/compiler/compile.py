@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from engine.anchors import OPTION_FUSED
 from engine.compiler.batching import decide
 from engine.compiler.external_data import ExternalFiles
 from engine.compiler.interface import Interface, change, check_types, renamed
@@ -126,7 +127,7 @@ def compile_fused(
         parts,
         main,
         decision,
-        [*_user_notes(options), Option("popgate.fused", chosen)],
+        [*_user_notes(options), Option(OPTION_FUSED, chosen)],
         anchor,
     )
     with _Trial(package, sessions, options.threads):

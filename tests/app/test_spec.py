@@ -37,6 +37,7 @@ class Runner:
     request_inputs: tuple[DataDesc, ...]
     request_outputs: tuple[DataDesc, ...]
     max_batch_size: int
+    batching_dim: int = 0
 
 
 def test_from_runner() -> None:
@@ -56,6 +57,9 @@ def test_from_runner() -> None:
     assert spec.outputs_by_name["y"] is spec.outputs[0]
     assert spec.is_batched
     assert (spec.max_batch_size, spec.max_rows) == (32, 64)
+    assert not spec.optional_inputs
+    runner.batching_dim = 1  # the gateway counts rows in the first dimension only
+    assert not ModelSpec.from_runner("m", "3", runner).is_batched
 
 
 def test_two_tensors_of_one_name() -> None:

@@ -93,7 +93,10 @@ def write_fused(
         ),
         program_flow=ProgramFlow((0,), (1,), ()),
         programs_map={0: "load", 1: "main"},
-        engine_options=(Option("popgate.batching", "none"),),
+        engine_options=(
+            Option("popgate.batching", "none"),
+            Option("popgate.fused", "0: sum, 1: scale"),
+        ),
         device_iterations=iterations,
     )
     with Writer(path) as writer:
