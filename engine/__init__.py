@@ -94,6 +94,7 @@ from engine.shared_memory import keep_large_blocks
 from engine.stats import RunnerStats
 from engine.tensor import Array, Buffer, DataDesc, Tensor
 from engine.thread_plan import ThreadPlan
+from engine.tracepoints import PhaseValues, Tracepoints
 
 __all__ = [
     "DEFAULT_BUFFERS",
@@ -149,6 +150,7 @@ __all__ = [
     "PopefDataUsagePolicy",
     "PopefDataUsagePredicate",
     "ProgramsWithPolicy",
+    "PhaseValues",
     "QueueClosed",
     "QueueFull",
     "QueueManager",
@@ -166,6 +168,7 @@ __all__ = [
     "Tensor",
     "ThreadPlan",
     "TimedOut",
+    "Tracepoints",
     "UnknownAnchor",
     "allocate_queue_storage",
     "anchor_policies",

@@ -91,6 +91,8 @@ class ModelRunnerConfig:
     With `flush_on_waiting_outputs` rows that nobody waits for any more are not run;
     `flush_callback` may supply the missing rows; `max_look_ahead` is how many runs
     ("unlimited", or a number) are prepared beyond the next.
+    `request_tracepoints_buffer_size` requests are kept of each replica (0: all), where
+    `record_tracepoints` says to record any.
 
     Ours: `max_batch_size` rows run together at most (0: as the model says);
     `preferred_batch_sizes` are formed where the rows that wait can fill one, without
@@ -133,6 +135,8 @@ class ModelRunnerConfig:
     priority_queue_sizes: Mapping[int, int] = field(default_factory=dict)
     channel_memory: int = 256 * 1024 * 1024
     batching: bool | None = None
+    record_tracepoints: bool = False
+    request_tracepoints_buffer_size: int = 1000
 
     def __post_init__(self) -> None:
         self._in_range("replication_factor", 1, 1024)
@@ -158,6 +162,7 @@ class ModelRunnerConfig:
         ):
             msg = f'max_look_ahead must be "unlimited" or a number, got {look_ahead!r}'
             raise InvalidConfig(msg)
+        self._in_range("request_tracepoints_buffer_size", 0, 1 << 32)
         self._check_queue_sizes()
         self._replicas("replica_to_device")
         self._replicas("replica_to_save_programs_outputs")

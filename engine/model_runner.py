@@ -25,6 +25,7 @@ from engine.result import ExecuteResult
 from engine.save_outputs import SaveOutputs
 from engine.stats import RunnerStats
 from engine.tensor import Array, DataDesc, Tensor
+from engine.tracepoints import Tracepoints
 from engine.validation import check_inputs
 from popef_io import Model
 
@@ -69,6 +70,11 @@ class ModelRunner:
         )
         self._replicas = ReplicaSet(self._plan(), self.config)
         self._loaded = False
+        self._tracepoints: list[Tracepoints] = []
+        if self.config.record_tracepoints:
+            size = self.config.request_tracepoints_buffer_size
+            count = self.config.replication_factor
+            self._tracepoints = [Tracepoints(size) for _ in range(count)]
         self._pick = self._replicas.pick
         try:
             self._replicas.attach(manager)
@@ -130,6 +136,14 @@ class ModelRunner:
         """A snapshot of what is going on."""
         return self._replicas.stats()
 
+    def tracepoints(self, replica_id: int = 0) -> Tracepoints:
+        """Where the time of the last requests of `execute` and `execute_async` went.
+
+        Recorded with `config.record_tracepoints`, else empty.
+        """
+        self._replicas.check_id(replica_id)
+        return self._tracepoints[replica_id] if self._tracepoints else Tracepoints(1)
+
     # -- requests
 
     def submit(
@@ -189,12 +203,16 @@ class ModelRunner:
 
         The input arrays must stay unchanged until the result is there.
         """
+        began = time.monotonic_ns() if self._tracepoints else 0
         self._replicas.check_id(replica_id)
         self._replicas.recover_if_lost(replica_id)
         tensors = {name: self._tensor(name, array) for name, array in inputs.items()}
         deadline = None if timeout is None else time.monotonic() + timeout
         strict = self.config.validate_io_params
         result = ExecuteResult(self.execute_outputs, outputs, strict=strict)
+        if began:
+            result.began = began
+            result.tracepoints = self._tracepoints[replica_id]
         most = self.config.ring_buffer_size_multiplier * self._batches.depth
         while True:
             channel = self._pick(replica_id)

@@ -207,6 +207,7 @@ class ReplicaChannel:
                 anchor.payload[start:end] = part
             anchor.describe(0, request.number, offset, tensor.nbytes, tensor.shape)
             anchor.ring.write_complete()
+        now = request.submitted_ns = time.monotonic_ns()
         REQUEST.pack_into(
             channel.view,
             channel.request_at(slot),
@@ -214,7 +215,7 @@ class ReplicaChannel:
             request.rows,
             request.flags,
             request.deadline_ns,
-            time.monotonic_ns(),
+            now,
         )
         request.slot = slot
         self._owners[slot] = request.number

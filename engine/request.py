@@ -18,8 +18,9 @@ OnDone = Callable[["Request"], None]
 class Request:
     """One request to a replica; resolved exactly once, by `poll`, `cancel` or death.
 
-    `outputs` (owned copies, by name) is set where `error` is None. `queue_ns` is the
-    time until its batch started, `compute_ns` how long the batch ran, `batch_rows` how
+    `outputs` (owned copies, by name) is set where `error` is None. `submitted_ns` is
+    when it was put into its queue (CLOCK_MONOTONIC), `queue_ns` the time until its batch
+    started, `compute_ns` how long the batch ran, `batch_rows` how
     many rows it had. `on_done` is called in the thread that resolves it and must not
     block or raise.
     """
@@ -40,6 +41,7 @@ class Request:
         "queue_ns",
         "rows",
         "slot",
+        "submitted_ns",
     )
 
     def __init__(
@@ -58,7 +60,7 @@ class Request:
         self.done = False
         self.error: EngineError | None = None
         self.outputs: Mapping[str, Tensor] = {}
-        self.queue_ns = self.compute_ns = self.batch_rows = 0
+        self.submitted_ns = self.queue_ns = self.compute_ns = self.batch_rows = 0
         self.slot = -1
 
     def cancel(self) -> None:

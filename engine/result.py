@@ -9,6 +9,7 @@ import numpy as np
 from engine.errors import EngineError, InvalidInput
 from engine.request import Request
 from engine.tensor import Array, DataDesc
+from engine.tracepoints import Tracepoints
 
 
 class ExecuteResult(Mapping[str, Array]):
@@ -28,6 +29,8 @@ class ExecuteResult(Mapping[str, Array]):
         self._targets = targets
         self._failure: EngineError | None = None
         self.request: Request | None = None
+        self.tracepoints: Tracepoints | None = None
+        self.began = 0
         names = [desc.name for desc in descs]
         for name in targets or ():
             if name not in names:
@@ -43,6 +46,10 @@ class ExecuteResult(Mapping[str, Array]):
         """Called when the request is done, in the thread that resolves it."""
         if request.error is not None:
             return
+        points = self.tracepoints
+        if points is not None:
+            times = request.submitted_ns, request.queue_ns, request.compute_ns
+            points.append((points.tick(), self.began, *times))
         for name, tensor in request.outputs.items():
             array = tensor.numpy()
             if self._targets is None:

@@ -108,6 +108,42 @@ class ModelRunner:
     def config(self) -> ModelRunnerConfig:
         return self._config
 
+    # Each fills the dictionary it is given, or a new one, and returns it.
+
+    def getTimeTrace(
+        self,
+        time_info: dict[str, float] | None = None,
+        replica_id: int = 0,
+        cur: int = -1,
+    ) -> dict[str, float]:
+        """How long the last request took, or number `cur` of those that are kept."""
+        values = self._runner.tracepoints(replica_id).trace(cur)
+        return _filled(time_info, values, "duration_us")
+
+    def getMonitoringStatisticsPercentile(
+        self,
+        ms_info: dict[str, float] | None = None,
+        quantile: float = 0.9,
+        replica_id: int = 0,
+    ) -> dict[str, float]:
+        """The time that the fraction `quantile` of the requests did not exceed."""
+        values = self._runner.tracepoints(replica_id).percentile(quantile)
+        return _filled(ms_info, values, "monitoring_statistics_percentile_us")
+
+    def getMonitoringStatisticsMean(
+        self, ms_info: dict[str, float] | None = None, replica_id: int = 0
+    ) -> dict[str, float]:
+        """How long requests took on average."""
+        values = self._runner.tracepoints(replica_id).mean()
+        return _filled(ms_info, values, "monitoring_statistics_mean_us")
+
+    def getMonitoringStatisticsTotalCount(
+        self, ms_info: dict[str, float] | None = None, replica_id: int = 0
+    ) -> dict[str, float]:
+        """How many requests there were."""
+        values = self._runner.tracepoints(replica_id).counts()
+        return _filled(ms_info, values, "monitoring_statistics_count")
+
     def _submit(
         self, inputs: Inputs, outputs: Outputs | int | None, replica_id: int
     ) -> OutputFutureMemory:
@@ -122,6 +158,14 @@ class ModelRunner:
 
     def __repr__(self) -> str:
         return repr(self._runner)
+
+
+def _filled(
+    given: dict[str, float] | None, values: engine.PhaseValues, suffix: str
+) -> dict[str, float]:
+    info = {} if given is None else given
+    info.update((f"{k}_{suffix}", value) for k, value in values.by_name().items())
+    return info
 
 
 def _listed(descs: Iterable[engine.DataDesc]) -> list[DataDesc]:
