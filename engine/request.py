@@ -19,9 +19,9 @@ class Request:
     """One request to a replica; resolved exactly once, by `poll`, `cancel` or death.
 
     `outputs` (owned copies, by name) is set where `error` is None. `submitted_ns` is
-    when it was put into its queue (CLOCK_MONOTONIC), `queue_ns` the time until its batch
-    started, `compute_ns` how long the batch ran, `batch_rows` how
-    many rows it had. `on_done` is called in the thread that resolves it and must not
+    when it was put into its queue (CLOCK_MONOTONIC), `queue_ns` the time from then on
+    until its batch started, `compute_ns` how long the batch ran, `batch_rows` how many
+    rows it had. `on_done` is called in the thread that resolves it and must not
     block or raise.
     """
 

@@ -131,7 +131,8 @@ def test_a_request_without_room_waits_before_its_queue(
         tracepoints = runner.tracepoints()
         longest = tracepoints.trace(0).computation
         assert tracepoints.trace(1).read_preparation < longest / 2
-        assert tracepoints.trace(400).read_preparation > longest / 2
+        waits = [tracepoints.trace(n).read_preparation for n in range(401)]
+        assert max(waits) > longest / 2
 
 
 def test_nothing_is_recorded_unless_asked(
