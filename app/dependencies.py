@@ -11,11 +11,13 @@ from fastapi.security import HTTPBearer
 from app.access import check_management
 from app.errors import BodyTooLarge, InvalidRequest, MalformedBody, UnknownModel
 from app.gateway import Gateway
+from app.load_request import LoadRequest, parse_load_request
 from app.loader import LoadedModel
 from app.model_record import ModelRecord
 
 # Bodies of management calls are a few options; this bounds what a stray one can cost.
 MAX_MANAGEMENT_BODY = 1 << 20
+PARSED_AT_ONCE = 1 << 16  # bytes; more than that goes to a thread
 
 
 def get_gateway(request: Request) -> Gateway:
@@ -71,12 +73,38 @@ async def read_object(request: Request) -> dict[str, Any]:
 
     Raises `MalformedBody`, `BodyTooLarge`, or `InvalidRequest` for any other JSON.
     """
+    return _parse_object(await _read(request, MAX_MANAGEMENT_BODY))
+
+
+async def read_load_request(
+    gateway: Gateway, request: Request, name: str
+) -> LoadRequest:
+    """What a load of model `name` asks for; it may bring files, so it may be large.
+
+    Raises what `read_object` raises.
+    """
+    body = await _read(request, gateway.settings.max_body_size)
+
+    def parse() -> LoadRequest:
+        parameters = _parse_object(body).get("parameters", {})
+        return parse_load_request(name, as_object(parameters, "'parameters'"))
+
+    if len(body) <= PARSED_AT_ONCE:
+        return parse()
+    return await gateway.in_background(parse)
+
+
+async def _read(request: Request, limit: int) -> bytearray:
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > MAX_MANAGEMENT_BODY:
-            msg = f"the body is larger than {MAX_MANAGEMENT_BODY} bytes"
+        if len(body) > limit:
+            msg = f"the body is larger than {limit} bytes"
             raise BodyTooLarge(msg)
+    return body
+
+
+def _parse_object(body: bytearray) -> dict[str, Any]:
     if not body:
         return {}
     try:

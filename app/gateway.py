@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from app.background import DaemonPool
 from app.compile_cache import CompileCache
@@ -27,9 +28,12 @@ from app.settings import Settings
 from app.shared_memory import RegionTable
 from app.table import ModelEntry, ModelTable
 from app.tracing import Tracing
+from app.uploads import Uploads
 from engine import EngineError
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 DEVICE_THREADS = 2  # attaching, and bringing back lost devices
 
@@ -93,6 +97,7 @@ class Gateway:
             drain_timeout=settings.shutdown_timeout,
             budget=MemoryBudget(settings.model_memory),
         )
+        self._uploads = Uploads(settings.cache_dir / "uploads")
         self.control = ModelControl(
             self.repository,
             self._load_pool,
@@ -100,6 +105,7 @@ class Gateway:
             startup=settings.load_model,
             poll_seconds=settings.repository_poll_secs,
             lazily=settings.lazy,
+            uploads=self._uploads,
         )
         self.on_demand = self.table.on_demand = OnDemandLoader(self.repository)
         self._start: asyncio.Task[None] | None = None
@@ -123,6 +129,10 @@ class Gateway:
         if self._start is not None:
             await asyncio.wait([self._start])
 
+    async def in_background(self, call: Callable[[], T]) -> T:
+        """Runs `call` in one of the threads that load models."""
+        return await self._load_pool.run(call)
+
     def begin_drain(self) -> None:
         """From now on not ready. May be called from a signal handler."""
         self._phase = "shutting down"
@@ -142,6 +152,7 @@ class Gateway:
         self.repository.close()
         self.devices.unwatch()
         await self._device_pool.run(self.devices.close)
+        self._uploads.close()
         for pool in (self._load_pool, self._device_pool):
             pool.close()
         self.tracing.close()

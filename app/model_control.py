@@ -15,17 +15,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from enum import Enum
+from functools import partial
 from pathlib import Path
 
 from app.background import DaemonPool
 from app.errors import HttpError
+from app.load_request import LoadRequest
 from app.model_record import ModelRecord, RepositoryError
 from app.repository import ModelRepository
-from app.scan import ModelSource, Stamp, scan_model, scan_names
+from app.scan import ModelSource, Stamp, is_model_name, scan_model, scan_names
+from app.uploads import Uploads
 
 logger = logging.getLogger(__name__)
 
 ALL_MODELS = "*"
+FROM_THE_FOLDER = LoadRequest()
 # Seconds until polling looks again at what has changed, to see whether it still does.
 SETTLE = 1.0
 
@@ -68,6 +72,7 @@ class ModelControl:
         startup: tuple[str, ...] = (),
         poll_seconds: float = 15.0,
         lazily: bool = False,
+        uploads: Uploads,
     ) -> None:
         self.mode = mode
         self._repository = repository
@@ -75,6 +80,8 @@ class ModelControl:
         self._startup = startup
         self._poll_seconds = poll_seconds
         self._lazily = lazily
+        self._uploads = uploads
+        self._uploaded: dict[str, list[Path]] = {}
         self._polling: asyncio.Task[None] | None = None
         self._unsettled: dict[str, Stamp | None] = {}
         if mode.takes_requests:
@@ -86,6 +93,7 @@ class ModelControl:
         Raises OSError if the folder cannot be listed.
         """
         repository = self._repository
+        await self._pool.run(self._uploads.sweep)
         names = await self._pool.run(lambda: scan_names(repository.root))
         wanted = set(names)
         for name in names:
@@ -98,14 +106,23 @@ class ModelControl:
         if self.mode is ControlMode.POLL:
             self._polling = asyncio.get_running_loop().create_task(self._poll())
 
-    async def load(self, name: str) -> ModelRecord:
+    async def load(
+        self, name: str, request: LoadRequest = FROM_THE_FOLDER
+    ) -> ModelRecord:
         """Brings a model to what the folder holds now, on somebody's request.
 
-        Raises `RepositoryError`, or `ControlRefused` where the mode has no requests.
+        Files of the request are taken instead of the folder's. Raises
+        `RepositoryError`, or `ControlRefused` where the mode has no requests.
         """
         self._check("load", name)
-        source = await self._scan(name)
-        await self._repository.bring_up(source)
+        root = await self._store(name, request) if request.files else None
+        try:
+            source = await self._scan(name, root, request.config)
+            await self._repository.bring_up(source)
+        finally:
+            if root is not None:
+                self._uploaded.setdefault(name, []).append(root)
+            await self._clean_up(name)
         record = self._repository.record(name)
         logger.info("model %s is loaded: %s", name, sorted(record.serving))
         if record.problem:
@@ -123,6 +140,7 @@ class ModelControl:
             msg = f"failed to unload '{name}': there is no such model"
             raise RepositoryError(msg, found=False)
         await self._repository.take_down(name)
+        await self._clean_up(name)
         return record
 
     async def discover(self) -> None:
@@ -137,14 +155,42 @@ class ModelControl:
         if self._polling is not None:
             self._polling.cancel()
 
+    async def _store(self, name: str, request: LoadRequest) -> Path:
+        """A folder with the files of the request. Raises `RepositoryError`."""
+        if not is_model_name(name):
+            msg = f"failed to load '{name}': a model cannot be called that"
+            raise RepositoryError(msg, found=False)
+        try:
+            root = await self._pool.run(
+                lambda: self._uploads.store(name, request.files)
+            )
+        except OSError as e:
+            msg = f"failed to load '{name}': its files cannot be written: {e}"
+            raise RepositoryError(msg) from e
+        return root
+
+    async def _clean_up(self, name: str) -> None:
+        """Removes uploaded files that nothing is made of any more."""
+        roots = self._uploaded.get(name)
+        if not roots:
+            return
+        record = self._repository.get(name)
+        used = record.sources if record is not None else []
+        for root in list(roots):
+            if not any(f.is_relative_to(root) for s in used for f in s.files):
+                roots.remove(root)
+                await self._pool.run(partial(self._uploads.remove, root))
+
     def _check(self, verb: str, name: str) -> None:
         if not self.mode.takes_requests:
             raise ControlRefused(verb, name, self.mode)
 
-    async def _scan(self, name: str) -> ModelSource:
+    async def _scan(
+        self, name: str, root: Path | None = None, config: str | None = None
+    ) -> ModelSource:
         """The model in the folder. Raises `RepositoryError` where there is none."""
-        root = self._repository.root
-        source = await self._pool.run(lambda: scan_model(root, name))
+        folder = root or self._repository.root
+        source = await self._pool.run(lambda: scan_model(folder, name, config))
         if source is None:
             msg = (
                 f"failed to load '{name}', failed to poll from model repository: "

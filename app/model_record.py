@@ -55,7 +55,7 @@ class VersionRecord:
     """One version, loaded or not. `loaded` is what serves now, if anything does.
 
     `reason` is what has gone wrong, if anything has. A version that is loaded on demand
-    keeps what it is loaded from in `source`.
+    keeps what it is loaded from in `source` and `config`.
     """
 
     version: int
@@ -63,6 +63,7 @@ class VersionRecord:
     reason: str = ""
     loaded: LoadedModel | None = None
     source: VersionSource | None = None
+    config: ModelConfig = field(default_factory=ModelConfig)
     retry_at: float = 0.0
 
     @property
@@ -87,8 +88,10 @@ class VersionRecord:
 
     def fail(self, reason: str) -> None:
         """Loading it has failed; what was served before is served on."""
-        ready = self.loaded is not None
-        self.state = State.READY if ready else State.UNAVAILABLE
+        self.state = State.UNAVAILABLE
+        if self.loaded is not None:
+            self.state = State.READY
+            self.source, self.config = self.loaded.source, self.loaded.config
         self.reason = reason
         self.retry_at = time.monotonic() + RETRY_SECONDS
 
@@ -103,7 +106,6 @@ class ModelRecord:
 
     name: str
     versions: dict[int, VersionRecord] = field(default_factory=dict)
-    config: ModelConfig = field(default_factory=ModelConfig)
     reason: str = ""
     stamp: tuple[object, ...] = ()
     is_pending: bool = False
@@ -113,6 +115,15 @@ class ModelRecord:
     def serving(self) -> dict[int, LoadedModel]:
         records = sorted(self.versions.items())
         return {v: r.loaded for v, r in records if r.loaded is not None}
+
+    @property
+    def sources(self) -> list[VersionSource]:
+        """All that a version is made of, or would be."""
+        records = self.versions.values()
+        found = [r.source for r in records] + [
+            r.loaded.source for r in records if r.loaded is not None
+        ]
+        return [source for source in found if source is not None]
 
     @property
     def available(self) -> list[int]:

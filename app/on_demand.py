@@ -41,7 +41,7 @@ class OnDemandLoader:
             load = asyncio.ensure_future(self._repository.load_offered(record, entry))
             self._loads[key] = load
             load.add_done_callback(lambda _: self._loads.pop(key, None))
-        limit = self._repository.record(name).config.max_queue_size
+        limit = entry.config.max_queue_size
         waiting = self._waiting.get(key, 0)
         if waiting >= limit:
             msg = f"{waiting} requests wait for model '{name}' to be loaded"

@@ -119,14 +119,13 @@ class ModelRepository:
             record.stamp = source.stamp
             if source.problem:
                 return
-            record.config = source.config
             changed = [v for v in source.versions if _is_new(record, v, source)]
             later = [v for v in changed if lazily and not _is_loaded(record, v)]
             for version in changed:
                 entry = record.versions.setdefault(
                     version.version, VersionRecord(version.version)
                 )
-                entry.source = version
+                entry.source, entry.config = version, source.config
                 if version in later:
                     entry.offer()
                 elif entry.loaded is None:
@@ -196,7 +195,7 @@ class ModelRepository:
             elif isinstance(result, NoRoom) and not make_room:
                 entry.offer()
             else:
-                entry.fail(str(result).replace(f"{self.root.resolve()}/", ""))
+                entry.fail(_without_root(str(result), self.root, version))
         return leaving
 
     def _switch(self, record: ModelRecord, wanted: set[int]) -> list[LoadedModel]:
@@ -213,21 +212,16 @@ class ModelRepository:
     async def _load_one(
         self, record: ModelRecord, source: VersionSource, make_room: bool
     ) -> LoadedModel | LoadError:
-        reserved = 0
+        entry = record.versions[source.version]
+        config, reserved = entry.config, 0
         try:
             if record.config.ensemble is not None:
                 return await self.ensembles.load(record, source)
             if self.budget.limit:
-                measure = partial(self._loader.memory_of, source, record.config)
+                measure = partial(self._loader.memory_of, source, config)
                 reserved = await self._room(await self._pool.run(measure), make_room)
-            entry = record.versions[source.version]
-            load = partial(
-                self._loader.load,
-                record.name,
-                source,
-                record.config,
-                entry.loaded or record.default,
-            )
+            before = entry.loaded or record.default
+            load = partial(self._loader.load, record.name, source, config, before)
             loaded = await self._pool.run(load)
         except LoadError as e:
             self.budget.give(reserved)
@@ -323,6 +317,14 @@ class ModelRepository:
     def __repr__(self) -> str:
         ready = len(self.names_in(State.READY))
         return f"<ModelRepository {self.root} {ready}/{len(self._records)} ready>"
+
+
+def _without_root(text: str, root: Path, version: VersionSource) -> str:
+    """A reason as everybody may see it: no path from outside the repository."""
+    for folder in (version.folder and version.folder.parent, root):
+        if folder is not None:
+            text = text.replace(f"{folder.resolve()}/", "")
+    return text
 
 
 def _is_loaded(record: ModelRecord, version: VersionSource) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from app.dependencies import (
     MANAGEMENT,
@@ -13,10 +13,12 @@ from app.dependencies import (
     Version,
     find_model,
     find_version,
+    read_load_request,
 )
 from app.describe import model_details, model_summary
 from app.errors import HttpError, UnknownModel
 from app.model_record import ModelRecord, RepositoryError
+from app.request_bodies import LoadRequest, documented
 from app.schemas import (
     DeviceList,
     DeviceStatus,
@@ -64,16 +66,24 @@ async def get_stats(gateway: GatewayOf, name: ModelName) -> StatisticsList:
 
 
 @router.post(
-    "/models/{name}/load", summary="Load a model", dependencies=MANAGEMENT, tags=_TAGS
+    "/models/{name}/load",
+    summary="Load a model",
+    dependencies=MANAGEMENT,
+    tags=_TAGS,
+    openapi_extra=documented(LoadRequest),
 )
-async def load(gateway: GatewayOf, name: ModelName) -> ModelState:
+async def load(gateway: GatewayOf, request: Request, name: ModelName) -> ModelState:
     """Brings the model to what the repository holds now.
+
+    A body is not needed; it may bring a configuration and files, as the protocol's
+    load does.
 
     New and changed versions are loaded beside the ones that serve and take over
     when they are ready; if that fails, nothing changes. Answers when it is done.
     """
+    wanted = await read_load_request(gateway, request, name)
     try:
-        return _state(await gateway.control.load(name))
+        return _state(await gateway.control.load(name, wanted))
     except RepositoryError as e:
         status, code = (400, "load_failed") if e.found else (404, "unknown_model")
         raise HttpError(status, str(e), code) from None

@@ -20,6 +20,7 @@ from app.dependencies import (
     as_object,
     find_model,
     find_version,
+    read_load_request,
     read_object,
 )
 from app.describe import index_entries, is_serving, model_config, model_metadata
@@ -151,16 +152,15 @@ async def repository_index(gateway: GatewayOf, request: Request) -> list[IndexEn
     openapi_extra=documented(LoadRequest),
 )
 async def load(gateway: GatewayOf, request: Request, name: ModelName) -> Response:
-    """Brings the model to what the repository holds now. The answer has no body."""
-    parameters = await _parameters(request)
-    if parameters:
-        msg = (
-            f"load takes no parameters here, got {', '.join(sorted(parameters))}; "
-            f"put files and config.toml into the model repository"
-        )
-        raise InvalidRequest(msg)
+    """Brings the model to what the repository, or the request, holds.
+
+    The parameter `config` (a model configuration, as JSON text) has the last word;
+    `file:<version>/<name>` are files in base64 that are taken instead of the
+    repository's. The answer has no body.
+    """
+    wanted = await read_load_request(gateway, request, name)
     try:
-        await gateway.control.load(name)
+        await gateway.control.load(name, wanted)
     except RepositoryError as e:
         raise _refusal(e, "load_failed") from None
     return Response(status_code=200)

@@ -1,0 +1,109 @@
+"""Files that come with a load request, for as long as the model made of them lives.
+
+They are written below a folder of this process in the cache, which is locked while the
+process lives and removed when it ends; those of processes that were killed are removed
+by the next. The lock is the kernel's, so it ends with its process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+_LOCK = ".lock"
+_PREFIX = "load-"
+_NEW = ".new-"
+
+
+class Uploads:
+    """The uploaded files of one process. For one thread at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        """Makes nothing until something is stored."""
+        self._wanted = folder
+        self._mine: Path | None = None
+        self._lock = -1
+
+    def sweep(self) -> None:
+        """Removes what processes have left that are no longer there."""
+        for folder in self._wanted.glob(f"{_PREFIX}*"):
+            if folder == self._mine:
+                continue
+            with contextlib.suppress(OSError):
+                lock = _locked(folder)
+                if lock >= 0:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    os.close(lock)
+
+    def store(self, name: str, files: Mapping[str, bytes]) -> Path:
+        """Writes the files of a model; the folder that is a repository with it alone.
+
+        Paths and name have been checked. Raises OSError.
+        """
+        root = Path(tempfile.mkdtemp(dir=self._folder()))
+        try:
+            for path, content in files.items():
+                target = root / name / path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(content)
+        except BaseException:
+            self.remove(root)
+            raise
+        return root
+
+    def remove(self, root: Path) -> None:
+        """Removes what `store` has returned."""
+        shutil.rmtree(root, ignore_errors=True)
+
+    def owns(self, path: Path) -> bool:
+        """Whether a file is one of ours."""
+        return self._mine is not None and path.is_relative_to(self._mine)
+
+    def close(self) -> None:
+        """Removes everything."""
+        if self._mine is not None:
+            shutil.rmtree(self._mine, ignore_errors=True)
+            os.close(self._lock)
+            self._mine, self._lock = None, -1
+
+    def _folder(self) -> Path:
+        """The folder of this process, which only its user may look into."""
+        if self._mine is not None:
+            return self._mine
+        base = self._wanted
+        try:
+            base.mkdir(parents=True, exist_ok=True)
+            made = Path(tempfile.mkdtemp(prefix=_NEW, dir=base))
+        except OSError as e:
+            # A cache that cannot be written to keeps nobody from loading.
+            base = Path(tempfile.gettempdir()) / f"popgate-{os.getuid()}"
+            base.mkdir(mode=0o700, exist_ok=True)
+            made = Path(tempfile.mkdtemp(prefix=_NEW, dir=base))
+            logger.warning("uploaded files go to %s: %s", base, e)
+        self._lock = _locked(made)
+        # Only now may others look whether it is locked.
+        mine = made.rename(base / made.name.replace(_NEW, _PREFIX))
+        self._mine = mine.resolve()
+        return self._mine
+
+    def __repr__(self) -> str:
+        return f"<Uploads {self._mine or self._wanted}>"
+
+
+def _locked(folder: Path) -> int:
+    """A descriptor that keeps the folder's lock; -1 where another process has it."""
+    fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        return -1
+    return fd
