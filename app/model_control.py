@@ -129,10 +129,12 @@ class ModelControl:
             raise RepositoryError(f"failed to load '{name}': {record.problem}")
         return record
 
-    async def unload(self, name: str) -> ModelRecord:
+    async def unload(self, name: str, *, dependents: bool = False) -> ModelRecord:
         """Stops serving a model, after its last request, on somebody's request.
 
-        Raises `RepositoryError`, or `ControlRefused` where the mode has no requests.
+        With `dependents` the models that an ensemble is made of are unloaded too, where
+        no other ensemble that is served needs them. Raises `RepositoryError`, or
+        `ControlRefused` where the mode has no requests.
         """
         self._check("unload", name)
         record = self._repository.get(name)
@@ -141,6 +143,12 @@ class ModelControl:
             raise RepositoryError(msg, found=False)
         await self._repository.take_down(name)
         await self._clean_up(name)
+        ensemble = record.config.ensemble
+        for step in ensemble.step if dependents and ensemble is not None else ():
+            users = self._repository.users_of(step.model)
+            part = self._repository.get(step.model)
+            if part is not None and not any(user.available for user in users):
+                await self.unload(step.model, dependents=True)
         return record
 
     async def discover(self) -> None:

@@ -106,6 +106,7 @@ class ModelRecord:
 
     name: str
     versions: dict[int, VersionRecord] = field(default_factory=dict)
+    config: ModelConfig = field(default_factory=ModelConfig)
     reason: str = ""
     stamp: tuple[object, ...] = ()
     is_pending: bool = False

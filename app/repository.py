@@ -88,6 +88,21 @@ class ModelRepository:
         """The models of which something failed to load, with the reasons."""
         return {r.name: r.problem for r in self.models() if r.problem}
 
+    def users_of(self, name: str) -> list[ModelRecord]:
+        """The ensembles that a model is a part of, however far down."""
+        found: dict[str, ModelRecord] = {}
+        names = [name]
+        while names:
+            part = names.pop()
+            for record in self._records.values():
+                ensemble = record.config.ensemble
+                if record.name in found or ensemble is None:
+                    continue
+                if any(step.model == part for step in ensemble.step):
+                    found[record.name] = record
+                    names.append(record.name)
+        return list(found.values())
+
     # -- changing it
 
     def record(self, name: str) -> ModelRecord:
@@ -119,7 +134,11 @@ class ModelRepository:
             record.stamp = source.stamp
             if source.problem:
                 return
+            record.config = source.config
             changed = [v for v in source.versions if _is_new(record, v, source)]
+            for version in source.versions:
+                if version not in changed:  # it serves, whatever has failed since
+                    record.versions[version.version].reason = ""
             later = [v for v in changed if lazily and not _is_loaded(record, v)]
             for version in changed:
                 entry = record.versions.setdefault(
@@ -215,7 +234,7 @@ class ModelRepository:
         entry = record.versions[source.version]
         config, reserved = entry.config, 0
         try:
-            if record.config.ensemble is not None:
+            if config.ensemble is not None:
                 return await self.ensembles.load(record, source)
             if self.budget.limit:
                 measure = partial(self._loader.memory_of, source, config)
@@ -270,18 +289,35 @@ class ModelRepository:
                 if loaded is None or entry.source is None or not loaded.memory:
                     continue
                 stats = self._metrics.model(record.name, loaded.version)
-                if stats.pending or loaded.runner.in_flight:
+                if loaded.runner.in_flight or self._is_pending(record):
                     continue
                 used = max(stats.last_inference, loaded.loaded_at)
                 if found is None or used < found[0]:
                     found = (used, record, entry)
         return found[1:] if found is not None else None
 
+    def _is_pending(self, record: ModelRecord) -> bool:
+        """Whether requests to it, or to an ensemble that it is in, are under way."""
+        return any(
+            self._metrics.model(user.name, loaded.version).pending
+            for user in (record, *self.users_of(record.name))
+            for loaded in user.serving.values()
+        )
+
     async def _evict(self, record: ModelRecord, entry: VersionRecord) -> None:
-        """Takes an idle version out of memory; the next request loads it again."""
+        """Takes an idle version out of memory; the next request loads it again.
+
+        So does one to an ensemble of which it is a part.
+        """
         loaded, entry.loaded = entry.loaded, None
         assert loaded is not None
         entry.offer()
+        for user in self.users_of(record.name):
+            for version in user.versions.values():
+                if version.loaded is not None:
+                    version.loaded = None
+                    version.offer()
+            self._publish(user)
         self._publish(record)
         logger.info("model %s/%s makes room", record.name, entry.version)
         await self._retire([loaded])

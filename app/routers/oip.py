@@ -48,6 +48,7 @@ EXTENSIONS = (
     "logging",
     "model_configuration",
     "model_repository",
+    "model_repository(unload_dependents)",
     "parameters",
     "sequence",
     "statistics",
@@ -174,13 +175,17 @@ async def load(gateway: GatewayOf, request: Request, name: ModelName) -> Respons
     openapi_extra=documented(UnloadRequest),
 )
 async def unload(gateway: GatewayOf, request: Request, name: ModelName) -> Response:
-    """Stops serving it after its last request. The answer has no body."""
+    """Stops serving it after its last request. The answer has no body.
+
+    With the parameter `unload_dependents` the models that an ensemble is made of are
+    unloaded with it.
+    """
     dependents = (await _parameters(request)).get("unload_dependents", False)
     if not isinstance(dependents, bool):
         msg = f"'unload_dependents' must be true or false, got {dependents!r:.80}"
         raise InvalidRequest(msg)
     try:
-        await gateway.control.unload(name)
+        await gateway.control.unload(name, dependents=dependents)
     except RepositoryError as e:
         raise _refusal(e, "unload_failed") from None
     return Response(status_code=200)

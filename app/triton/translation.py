@@ -61,7 +61,8 @@ def translate(
             handle(work, value)
         elif descriptor.name not in _READ:
             work.note(f"{descriptor.name} has no effect here")
-    if message.max_batch_size == 0 and message.input and not partial:
+    is_ensemble = message.WhichOneof("scheduling") == "ensemble_scheduling"
+    if message.max_batch_size == 0 and message.input and not (partial or is_ensemble):
         work.options["batching"] = False
     return Translation(
         work.options,
@@ -192,10 +193,12 @@ def _sequences(work: _Work, sequences: Any) -> None:
 
 
 def _ensemble(work: _Work, ensemble: Any) -> None:
-    if "ensemble" not in KEYS:
-        work.refuse("ensemble_scheduling is not supported")
+    for key in ("max_batch_size", "batching", "instances"):
+        work.options.pop(key, None)
     work.options["ensemble"] = {
-        "steps": [
+        "inputs": [tensor.name for tensor in work.message.input],
+        "outputs": [tensor.name for tensor in work.message.output],
+        "step": [
             {
                 "model": step.model_name,
                 **({"version": step.model_version} if step.model_version > 0 else {}),
@@ -203,7 +206,7 @@ def _ensemble(work: _Work, ensemble: Any) -> None:
                 "outputs": dict(step.output_map),
             }
             for step in ensemble.step
-        ]
+        ],
     }
 
 

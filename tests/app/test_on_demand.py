@@ -171,6 +171,34 @@ def test_nobody_in_use_is_unloaded(tmp_path: Path) -> None:
         assert answers[0].status_code == 200
 
 
+def test_an_ensemble_leaves_and_comes_with_its_models(tmp_path: Path) -> None:
+    for name in NAMES:
+        (tmp_path / name / "1").mkdir(parents=True)
+        models.affine(tmp_path / name / "1" / "m.popef")
+        (tmp_path / name / "config.toml").write_text("memory = 1")
+    (tmp_path / "e").mkdir()
+    (tmp_path / "e" / "config.toml").write_text(
+        """
+        [[ensemble.step]]
+        model = "a"
+        outputs = { output = "between" }
+        [[ensemble.step]]
+        model = "b"
+        inputs = { input = "between" }
+        """
+    )
+    twice = [7.0, 11.0, 15.0, 19.0]
+    with ServedGateway(tmp_path, "--lazy", "--model-memory", "2") as gateway:
+        gateway.wait_ready()
+        assert gateway.client.get("/v2/models/e/ready").status_code == 200
+        assert gateway.infer("e", input=ROW)["output"] == twice
+        assert in_memory(gateway) == {"a/1", "b/1", "e/1"}
+        assert gateway.infer("c", input=ROW)["output"] == AFFINE
+        assert "e/1" not in in_memory(gateway)
+        assert gateway.infer("e", input=ROW)["output"] == twice
+        assert in_memory(gateway) == {"a/1", "b/1", "e/1"}
+
+
 def test_a_deadline_ends_the_wait_and_not_the_loading(tmp_path: Path) -> None:
     models.affine(tmp_path / "m.popef")
     with ServedGateway(tmp_path, "--lazy") as gateway:

@@ -55,6 +55,31 @@ def write_simple(root: Path, name: str, *versions: int, config: str = "") -> Non
     (root / name / "config.pbtxt").write_text(config)
 
 
+def write_ensemble(root: Path, name: str, first: str, second: str) -> None:
+    """OUT = (A + B) - B, by two models."""
+    for part in (first, second):
+        if not (root / part).exists():
+            write_simple(root, part, 1, config=f'name: "{part}" max_batch_size: 8')
+    (root / name / "1").mkdir(parents=True)
+    (root / name / "config.pbtxt").write_text(
+        f"""
+        name: "{name}" platform: "ensemble" max_batch_size: 8
+        input [ {{ name: "A" data_type: TYPE_INT32 dims: [ 16 ] }},
+                {{ name: "B" data_type: TYPE_INT32 dims: [ 16 ] }} ]
+        output {{ name: "OUT" data_type: TYPE_INT32 dims: [ 16 ] }}
+        ensemble_scheduling {{ step [
+          {{ model_name: "{first}" model_version: -1
+             input_map {{ key: "INPUT0" value: "A" }}
+             input_map {{ key: "INPUT1" value: "B" }}
+             output_map {{ key: "OUTPUT0" value: "sum" }} }},
+          {{ model_name: "{second}" model_version: -1
+             input_map {{ key: "INPUT0" value: "sum" }}
+             input_map {{ key: "INPUT1" value: "B" }}
+             output_map {{ key: "OUTPUT1" value: "OUT" }} }} ] }}
+        """
+    )
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
     root = tmp_path_factory.mktemp("triton")
@@ -73,6 +98,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
     write_simple(root, "typo", 1, config="max_batchsize: 3")
     write_simple(root, "cold", 1, config=SIMPLE.replace("simple", "cold"))
     (root / "cold" / "labels.txt").write_text("")
+    write_ensemble(root, "both", "part1", "part2")
+    write_ensemble(root, "other", "part1", "part1")
     with ServedGateway(root) as gateway:
         yield gateway.wait_ready()
 
@@ -110,6 +137,34 @@ def test_the_stock_client_gets_what_it_got_before(served: ServedGateway) -> None
             many.set_data_from_numpy(np.zeros((9, 16), np.int32))
         with pytest.raises(Exception, match=r"batch-size must be <= 8 for 'simple'"):
             triton.infer("simple", inputs)
+    finally:
+        triton.close()
+
+
+def test_an_ensemble_and_what_goes_with_it(served: ServedGateway) -> None:
+    _, triton = client(served)
+    a, b = [list(range(16))], [[7] * 16]
+    try:
+        assert served.infer("both", A=a, B=b)["OUT"] == a[0]
+        config = triton.get_model_config("both")
+        assert config["max_batch_size"] == 8
+        step = config["ensemble_scheduling"]["step"][1]
+        assert (step["model_name"], step["output_map"]) == ("part2", {"OUTPUT1": "OUT"})
+        assert (
+            "model_repository(unload_dependents)"
+            in (triton.get_server_metadata()["extensions"])
+        )
+        triton.unload_model("both", unload_dependents=True)
+        assert not triton.is_model_ready("both")
+        assert not triton.is_model_ready("part2")
+        # Another ensemble still needs this one.
+        assert triton.is_model_ready("part1")
+        assert served.infer("other", A=a, B=b)["OUT"] == a[0]
+        triton.load_model("both")
+        assert triton.is_model_ready("part2")
+        assert served.infer("both", A=a, B=b)["OUT"] == a[0]
+        triton.unload_model("other", unload_dependents=False)
+        assert triton.is_model_ready("part1")
     finally:
         triton.close()
 
