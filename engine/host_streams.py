@@ -21,6 +21,7 @@ Segments that a message uses for the first time come along as descriptors.
 from __future__ import annotations
 
 import os
+import select
 import socket
 from collections.abc import Collection, Iterator, Sequence
 from itertools import count
@@ -73,6 +74,8 @@ class HostStreams:
         look_ahead: int,
     ) -> None:
         self._sock = sock
+        self._poller = select.poll()
+        self._poller.register(sock, select.POLLIN)
         self._data = data
         self._look_ahead = min(look_ahead, MAX_AHEAD)
         self._numbers = count()
@@ -151,6 +154,8 @@ class HostStreams:
         stream.ahead -= 1
         self._ahead -= 1
         self._ahead_bytes -= stream.nbytes
+        while not stream.arrived and self._poller.poll(0):
+            self._receive()
         if stream.arrived:
             self._foresee([stream.index])
         else:

@@ -244,6 +244,9 @@ class _Conversation:
         self._link.send({"op": "abort", "why": why[:1000]})
         while not self.over:
             message = self._link.receive()
+            # What the program had read by then is consumed all the same.
+            for index in message.get("taken", []):
+                self._consumed(index)
             self.over = message["op"] in ("done", "failed")
 
     def _handle(self, message: Message) -> None:

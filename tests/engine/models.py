@@ -219,15 +219,18 @@ def text(path: Path) -> Path:
     )
 
 
-def gather(path: Path) -> Path:
+def gather(path: Path, *, batch_size: int = 0, iterations: int = 1) -> Path:
     """output = table[index]; an index out of range makes the graph fail."""
+    rows = batch_size or -1
     return write_model(
         path,
         [helper.make_node("Gather", ["table", "index"], ["output"])],
-        [Port("index", (-1,), DataType.S64)],
-        [Port("output", (-1, 2))],
+        [Port("index", (rows,), DataType.S64)],
+        [Port("output", (rows, 2))],
         {"table": np.arange(20, dtype=np.float32).reshape(10, 2)},
         batching="rows",
+        batch_size=batch_size,
+        iterations=iterations,
     )
 
 
