@@ -62,7 +62,7 @@ class DeviceSession:
                     control.close_all(fds)
                     # Answers to a run that failed meanwhile come to nothing.
                     if message.get("op") == "run":
-                        control.send(self._sock, self._run(message))
+                        self._run(message)
         finally:
             self._executor.close()
 
@@ -76,20 +76,28 @@ class DeviceSession:
             self._sock.shutdown(socket.SHUT_RDWR)
         self.over.wait(_END_TIMEOUT)
 
-    def _run(self, message: Message) -> Message:
-        streams = self._streams
+    def _run(self, message: Message) -> None:
         programs = [int(number) for number in message["programs"]]
         try:
             if message["bind"] is not None:
-                streams.bind(*message["bind"])
-            coming = reads_to_come(
-                self._executor.executable, programs, streams.foreseeable()
-            )
-            streams.begin(coming)
-            self._executor.run(programs, streams, self._options)
+                self._streams.bind(*message["bind"])
+            if not message["resume"]:
+                self._prepare(programs)
+            for data in message["data"]:
+                self._streams.take(data)
+            self._executor.run(programs, self._streams, self._options)
+            # Most often the next run is one of the same programs.
+            self._prepare(programs)
         except Exception as error:
-            return _failed(error)
-        return {"op": "done"}
+            self._streams.send(_failed(error))
+        else:
+            self._streams.send({"op": "done", "wishes": self._streams.wishes()})
+
+    def _prepare(self, programs: list[int]) -> None:
+        """Make ready for a run of these programs."""
+        streams = self._streams
+        executable = self._executor.executable
+        streams.begin(reads_to_come(executable, programs, streams.foreseeable()))
 
     def __repr__(self) -> str:
         return f"<DeviceSession {self.number} of {self._name!r}, {self._streams!r}>"

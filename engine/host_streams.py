@@ -4,17 +4,21 @@ The messages, while programs run (docs/sessions.md has the whole conversation); 
 anchor is its place in the model's metadata, a place is [segment, offset, room]:
 
     device → host
-        need   anchor, place?     the program waits for this; no place: promised before
-        ahead  taken, wishes      anchors whose promised data the program has taken;
-                                  [anchor, place] of data it is certain to read later
-        wrote  anchor, place, nbytes, shape
-        done | failed             the programs have ended
+        need   anchor, place?, wishes?     the program waits for this; without a place:
+                                           it was wished for before
+        ahead  taken, wishes?              anchors whose data, given ahead of need, the
+                                           program has read
+        wrote  anchor, place, nbytes, shape, ack
+        done   wishes                      the programs have ended
+        failed error, message, …
     host → device
         data   anchor, nbytes, shape     lies in the oldest place given for the anchor,
                                          or in a segment of its own that comes along
-        took   anchor, place             the host has copied what was written
+        took   anchor, place             the host has what was written, if `ack` said so
         abort  why                       end the run
 
+Wishes are [anchor, place] of what is certain to be read later; those of `done` are for
+the next run, if it resumes where this one ended: the same programs and connections.
 Segments that a message uses for the first time come along as descriptors.
 """
 
@@ -137,7 +141,20 @@ class HostStreams:
             output.waiting = 0
             output.offered = None
             output.places.reclaim()
-        self._foresee([])
+
+    def wishes(self) -> list[list[Any]]:
+        """[anchor, place] of what is certain to be read next and not asked for yet."""
+        wishes: list[list[Any]] = []
+        while self._ahead < self._look_ahead and self._ahead_bytes < _AHEAD_BYTES:
+            handle = next(self._coming, None)
+            if handle is None:
+                break
+            stream = self._inputs[handle]
+            stream.ahead += 1
+            self._ahead += 1
+            self._ahead_bytes += stream.nbytes
+            wishes.append([stream.index, self._promise(stream)])
+        return wishes
 
     # -- Streams
 
@@ -145,23 +162,24 @@ class HostStreams:
         stream = self._inputs.get(handle)
         if stream is None:
             return self._read_here(handle)
+        wishes = [] if stream.ahead else self.wishes()
         message: Message = {"op": "need", "anchor": stream.index}
         if not stream.ahead:
             message["place"] = self._promise(stream)
-            self._send(message)
-            self._wait_for(stream)
-            return stream.arrived.popleft()
-        stream.ahead -= 1
-        self._ahead -= 1
-        self._ahead_bytes -= stream.nbytes
-        while not stream.arrived and self._poller.poll(0):
-            self._receive()
-        if stream.arrived:
-            self._foresee([stream.index])
         else:
-            self._send(message)
-            self._wait_for(stream)
-            self._foresee([])
+            stream.ahead -= 1
+            self._ahead -= 1
+            self._ahead_bytes -= stream.nbytes
+            wishes += self.wishes()
+            while not stream.arrived and self._poller.poll(0):
+                self._receive()
+            if stream.arrived:
+                message = {"op": "ahead", "taken": [stream.index]}
+        if wishes:
+            message["wishes"] = wishes
+        self.send(message)
+        while not stream.arrived:
+            self._receive()
         return stream.arrived.popleft()
 
     def output_memory(
@@ -189,13 +207,14 @@ class HostStreams:
         stream.offered = None
         place.busy = True
         stream.waiting += 1
-        self._send(
+        self.send(
             {
                 "op": "wrote",
                 "anchor": stream.index,
                 "place": place.to_message(),
                 "nbytes": nbytes,
                 "shape": list(value.shape),
+                "ack": stream.waiting > 1,
             }
         )
 
@@ -213,33 +232,14 @@ class HostStreams:
             return np.full(shape, b"", dtype=object)
         return np.zeros(shape, info.data_type.numpy_dtype)
 
-    def _foresee(self, taken: list[int]) -> None:
-        """Tell the host what was taken, and ask for what is certain to be read."""
-        wishes = []
-        while self._ahead < self._look_ahead and self._ahead_bytes < _AHEAD_BYTES:
-            handle = next(self._coming, None)
-            if handle is None:
-                self._coming = iter(())
-                break
-            stream = self._inputs[handle]
-            stream.ahead += 1
-            self._ahead += 1
-            self._ahead_bytes += stream.nbytes
-            wishes.append([stream.index, self._promise(stream)])
-        if taken or wishes:
-            self._send({"op": "ahead", "taken": taken, "wishes": wishes})
-
     def _promise(self, stream: InputStream) -> list[int]:
         place = stream.places.take()
         place.busy = True
         stream.promised.append(place)
         return place.to_message()
 
-    def _wait_for(self, stream: InputStream) -> None:
-        while not stream.arrived:
-            self._receive()
-
-    def _arrived(self, message: Message, fds: list[int]) -> None:
+    def take(self, message: Message, fds: Sequence[int] = ()) -> None:
+        """Data for the oldest place of an anchor that waits for some have come."""
         stream = self._all_inputs[message["anchor"]]
         place = stream.promised.popleft()
         place.busy = False
@@ -296,7 +296,7 @@ class HostStreams:
         try:
             match message.get("op"):
                 case "data":
-                    self._arrived(message, fds)
+                    self.take(message, fds)
                 case "took":
                     self._taken(message)
                 case "abort":
@@ -314,7 +314,11 @@ class HostStreams:
             place.busy = False
             stream.waiting -= 1
 
-    def _send(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
+        """Send a message, and the segments that the host does not know yet.
+
+        Cancelled where nobody is there to take it.
+        """
         new, self._unsent = self._unsent, []
         if new:
             message["new"] = [[number, memory.size] for number, memory in new]

@@ -12,7 +12,7 @@ import select
 import socket
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NoReturn
 
 from engine import control
@@ -21,6 +21,7 @@ from engine.connections import Connections
 from engine.control import Message
 from engine.errors import (
     DeadlineExceeded,
+    EngineBug,
     EngineError,
     ExecutionFailed,
 )
@@ -35,6 +36,8 @@ _END_TIMEOUT = 2.0
 
 PlaceMessage = list[int]
 """Segment, offset, room."""
+Wish = tuple[int, PlaceMessage]
+"""An anchor, and where its next data are wanted."""
 
 
 class SessionEnded(Exception):
@@ -53,6 +56,8 @@ class SessionLink:
         self._segments: dict[int, SharedMemory] = {}
         self._bound_version = -1
         self._deadline: float | None = None
+        #: What the next run will read, if it is one of these programs.
+        self._next: tuple[list[int] | None, list[Wish]] = None, []
         self.ended = False
         self._sock = control.connect(device.address)
         try:
@@ -78,13 +83,24 @@ class SessionLink:
         bind = None
         if self._bound_version != connections.version:
             bind = connections.to_message()
+        numbers = list(programs)
+        expected, wishes = self._next
+        self._next = None, []
+        resume = bind is None and numbers == expected
         self._deadline = deadline
         connections.begin()
-        conversation = _Conversation(self, connections)
+        conversation = _Conversation(self, connections, wishes if resume else [])
+        message: Message = {
+            "op": "run",
+            "programs": numbers,
+            "bind": bind,
+            "resume": resume,
+        }
         try:
-            self.send({"op": "run", "programs": list(programs), "bind": bind})
+            message["data"] = conversation.begin()
+            self.send(message)
             self._bound_version = connections.version
-            conversation.hold()
+            self._next = numbers, conversation.hold()
         except BaseException:
             if not conversation.over:
                 # The two ends do not know of each other what they are doing.
@@ -170,57 +186,74 @@ class SessionLink:
 
 
 class _Answer:
-    """Room for the data of one read: a place of the device's, or one made for it."""
+    """The data of one read, in a place of the device's, or in one made for it."""
 
-    __slots__ = ("_link", "_made", "_place", "nbytes")
+    __slots__ = ("_index", "_link", "_made", "_nbytes", "_place", "shape")
 
-    def __init__(self, link: SessionLink, place: PlaceMessage) -> None:
+    def __init__(self, link: SessionLink, index: int, place: PlaceMessage) -> None:
+        self.shape: tuple[int, ...] = ()
         self._link = link
+        self._index = index
         self._place = place
         self._made: SharedMemory | None = None
-        self.nbytes = 0
+        self._nbytes = 0
 
     def room(self, nbytes: int) -> memoryview:
-        self.nbytes = nbytes
+        self._nbytes = nbytes
         if nbytes <= self._place[2]:
             return self._link.memory(self._place)[:nbytes]
         self._made = SharedMemory.create("stream", nbytes)
         return self._made.view[:nbytes]
 
-    def send(self, index: int, shape: tuple[int, ...]) -> None:
-        message = {
+    def to_message(self) -> Message:
+        return {
             "op": "data",
-            "anchor": index,
-            "nbytes": self.nbytes,
-            "shape": list(shape),
+            "anchor": self._index,
+            "nbytes": self._nbytes,
+            "shape": list(self.shape),
         }
+
+    def send(self) -> None:
         if self._made is None:
-            self._link.send(message)
+            self._link.send(self.to_message())
             return
         with self._made as memory:
-            self._link.send(message, [memory.fd])
+            self._link.send(self.to_message(), [memory.fd])
 
 
 class _Conversation:
     """One run: from its first message to its last."""
 
-    def __init__(self, link: SessionLink, connections: Connections) -> None:
-        self.over = False
+    def __init__(
+        self, link: SessionLink, connections: Connections, wishes: list[Wish]
+    ) -> None:
+        self.over = True
         self._link = link
         self._sources: dict[int, Source] = dict(connections.sources)
         self._sinks: dict[int, Sink] = dict(connections.sinks)
         #: What the program will read for certain, the next first.
-        self._wishes: deque[tuple[int, PlaceMessage]] = deque()
+        self._wishes: deque[Wish] = deque(wishes)
+        self._next: list[Wish] = []
         #: How many reads of an anchor were answered and are not known to be made.
         self._given: Counter[int] = Counter()
 
-    def hold(self) -> None:
-        """Talk until the programs have ended."""
+    def begin(self) -> list[Message]:
+        """What is there of what the programs will read, to go with the first message.
+
+        Together it takes one wake-up of the device instead of one for each.
+        """
+        data = [answer.to_message() for answer in self._available()]
+        self.over = False
+        return data
+
+    def hold(self) -> list[Wish]:
+        """Talk until the programs have ended; what the next run will read."""
         while not self.over:
             if self._wishes:
                 self._attempt(self._give_ahead)
             message = self._link.receive()
             self._attempt(lambda: self._handle(message))  # noqa: B023 - called here
+        return self._next
 
     def rewind(self) -> None:
         """What was given and not read will be given again."""
@@ -252,15 +285,17 @@ class _Conversation:
     def _handle(self, message: Message) -> None:
         match message["op"]:
             case "need":
+                self._wishes += _wishes_in(message)
                 self._needed(int(message["anchor"]), message.get("place"))
             case "ahead":
                 for index in message["taken"]:
                     self._consumed(index)
-                self._wishes.extend((i, place) for i, place in message["wishes"])
+                self._wishes += _wishes_in(message)
             case "wrote":
                 self._written(message)
             case "done":
                 self.over = True
+                self._next = _wishes_in(message)
             case "failed":
                 self.over = True
                 raise _ProgramsFailed(_error_of(message))
@@ -279,13 +314,15 @@ class _Conversation:
             if wanted == index:
                 del self._wishes[position]
                 return place
-        raise LookupError(index)
+        raise EngineBug(
+            f"the device waits for anchor {index}, which it never wished for"
+        )
 
     def _give(self, index: int, place: PlaceMessage) -> None:
-        answer = _Answer(self._link, place)
-        shape = self._sources[index].fetch(answer.room, self._link.alive)
+        answer = _Answer(self._link, index, place)
+        answer.shape = self._sources[index].fetch(answer.room, self._link.alive)
         self._given[index] += 1
-        answer.send(index, shape)
+        answer.send()
 
     def _consumed(self, index: int) -> None:
         self._given[index] -= 1
@@ -293,27 +330,38 @@ class _Conversation:
 
     def _give_ahead(self) -> None:
         """Answer what is wished for and there, while the device wants nothing else."""
-        nothing: set[int] = set()
-        for index, place in list(self._wishes):
-            if index in nothing:
-                continue
+        for answer in self._available():
+            answer.send()
             if self._link.has_news:
                 return
-            answer = _Answer(self._link, place)
-            shape = self._sources[index].try_fetch(answer.room)
-            if shape is None:
-                nothing.add(index)
-                continue
-            self._wishes.remove((index, place))
-            self._given[index] += 1
-            answer.send(index, shape)
+
+    def _available(self) -> Iterator[_Answer]:
+        """Data of what is wished for, in the order of the wishes for each anchor."""
+        nothing: set[int] = set()
+        for wish in list(self._wishes):
+            index, place = wish
+            if index not in nothing:
+                answer = _Answer(self._link, index, place)
+                shape = self._sources[index].try_fetch(answer.room)
+                if shape is None:
+                    nothing.add(index)
+                    continue
+                answer.shape = shape
+                self._wishes.remove(wish)
+                self._given[index] += 1
+                yield answer
 
     def _written(self, message: Message) -> None:
         place, nbytes = message["place"], int(message["nbytes"])
         data = self._link.memory(place)[:nbytes].toreadonly()
         index = int(message["anchor"])
         self._sinks[index].put(data, tuple(message["shape"]), self._link.alive)
-        self._link.send({"op": "took", "anchor": index, "place": place})
+        if message["ack"]:
+            self._link.send({"op": "took", "anchor": index, "place": place})
+
+
+def _wishes_in(message: Message) -> list[Wish]:
+    return [(index, place) for index, place in message.get("wishes", [])]
 
 
 class _ProgramsFailed(Exception):

@@ -93,6 +93,12 @@ class Ends:
             self._segments[number] = SharedMemory.attach(fd, size)
         return message
 
+    def wishes(self) -> list[tuple[int, list[int]]]:
+        """What the streams wish for, told at the end of a run."""
+        self.streams.send({"op": "done", "wishes": self.streams.wishes()})
+        wishes: list[tuple[int, list[int]]] = self.heard()["wishes"]
+        return wishes
+
     def give(self, anchor: int, place: list[int], value: float) -> None:
         number, offset, room = place
         memory = self._segments[number].view[offset : offset + room]
@@ -127,10 +133,9 @@ def reads(*handles: str) -> Iterator[str]:
 def test_so_many_reads_are_asked_for_ahead_of_need(ends: Ends) -> None:
     a, b = "h2d_tensor_A", "h2d_tensor_B"
     ends.streams.begin(reads(a, b, a, b))
-    first = ends.heard()
-    assert first["op"] == "ahead"
-    assert [anchor for anchor, _ in first["wishes"]] == [0, 1]
-    for number, (anchor, place) in enumerate(first["wishes"]):
+    first = ends.wishes()
+    assert [anchor for anchor, _ in first] == [0, 1]
+    for number, (anchor, place) in enumerate(first):
         ends.give(anchor, place, number)
     # Both are there: no read asks for them, each makes room for one more wish.
     assert (ends.streams.read(a) == 0).all()
@@ -143,7 +148,7 @@ def test_so_many_reads_are_asked_for_ahead_of_need(ends: Ends) -> None:
     assert [anchor for anchor, _ in third["wishes"]] == [1]
     ends.give(0, second["wishes"][0][1], 5)
     assert (ends.streams.read(a) == 5).all()
-    assert ends.heard() == {"op": "ahead", "taken": [0], "wishes": []}
+    assert ends.heard() == {"op": "ahead", "taken": [0]}
 
 
 @pytest.mark.parametrize("ends", [0], indirect=True)
@@ -151,11 +156,24 @@ def test_zero_means_never_ahead(ends: Ends) -> None:
     assert ends.streams.foreseeable() == frozenset()
 
 
+@pytest.mark.parametrize("ends", [3], indirect=True)
+def test_the_first_read_of_a_run_says_what_else_it_wants(ends: Ends) -> None:
+    ends.streams.begin(reads("h2d_tensor_A", "h2d_tensor_B"))
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(ends.streams.read, "h2d_tensor_A")
+        message = ends.heard()
+        assert (message["op"], message["anchor"]) == ("need", 0)
+        assert "place" not in message
+        assert [anchor for anchor, _ in message["wishes"]] == [0, 1]
+        ends.give(0, message["wishes"][0][1], 4)
+        assert (future.result(30) == 4).all()
+
+
 @pytest.mark.parametrize("ends", [5], indirect=True)
 def test_what_has_come_is_taken_without_asking(ends: Ends) -> None:
     a, b = "h2d_tensor_A", "h2d_tensor_B"
     ends.streams.begin(reads(a, b, a))
-    (_, first), (_, second), (_, third) = ends.heard()["wishes"]
+    (_, first), (_, second), (_, third) = ends.wishes()
     for anchor, place, value in ((1, second, 1), (0, first, 2), (0, third, 3)):
         ends.give(anchor, place, value)
     assert (ends.streams.read(b) == 1).all()
@@ -169,7 +187,7 @@ def test_what_has_come_is_taken_without_asking(ends: Ends) -> None:
 @pytest.mark.parametrize("ends", [5], indirect=True)
 def test_what_has_not_come_is_waited_for(ends: Ends) -> None:
     ends.streams.begin(reads("h2d_tensor_A"))
-    ((anchor, place),) = ends.heard()["wishes"]
+    ((anchor, place),) = ends.wishes()
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(ends.streams.read, "h2d_tensor_A")
         assert ends.heard() == {"op": "need", "anchor": 0}
