@@ -9,17 +9,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from app.assembly import Scheduler, make_scheduler, make_spec, runner_config
 from app.compile_cache import CompileCache
 from app.devices import GatewayDevices
 from app.ensembles import EnsembleRunner
 from app.model_config import ModelConfig
-from app.priorities import queue_sizes
 from app.scan import VersionSource
-from app.sequences import SequenceScheduler
 from app.spec import ModelSpec
-from app.steps import StepScheduler
 from app.warmup import WarmupFailed, warm_up
-from engine import EngineError, ModelRunner, ModelRunnerConfig
+from engine import EngineError, ModelRunner
 from popef_io import PopefError
 
 logger = logging.getLogger(__name__)
@@ -44,7 +42,7 @@ class LoadedModel:
     memory: int
     loaded_at: float
     warmed: bool
-    scheduler: SequenceScheduler | StepScheduler | None = None
+    scheduler: Scheduler | None = None
 
     @property
     def version(self) -> str:
@@ -79,22 +77,14 @@ class ModelLoader:
         """
         start = time.monotonic()
         label = f"{name}/{source.version}"
-        with _explained(label):
+        with explained(label):
             files = self._files(source)
             memory = self._memory(files, config)
             runner = self._open(label, files, config)
         try:
-            spec = ModelSpec.from_runner(
-                name,
-                str(source.version),
-                runner,
-                max_rows=config.max_request_rows,
-                optional_inputs=_optional(config, runner),
-                labels=config.labels,
-            )
-            source.declared.check(spec)
+            spec = make_spec(name, source, config, runner)
             warmed = _warm_up(spec, runner, source, config, replaces)
-            scheduler = _scheduler(spec, runner, source, config)
+            scheduler = make_scheduler(spec, runner, source, config)
         except (ValueError, WarmupFailed) as e:
             runner.close()
             raise LoadError(str(e)) from e
@@ -111,7 +101,7 @@ class ModelLoader:
 
         Raises `LoadError`.
         """
-        with _explained(str(source.version)):
+        with explained(str(source.version)):
             return self._memory(self._files(source), config)
 
     def _files(self, source: VersionSource) -> list[Path]:
@@ -127,38 +117,16 @@ class ModelLoader:
         return devices * sum(path.stat().st_size for path in files)
 
     def _open(self, label: str, files: list[Path], config: ModelConfig) -> ModelRunner:
+        placement = self._devices.place(config.instances, config.devices)
         return ModelRunner(
             files if len(files) > 1 else files[0],
-            config=ModelRunnerConfig(
-                replication_factor=config.instances,
-                replica_to_device=self._devices.place(config.instances, config.devices),
-                check_package_hash=config.check_package_hash,
-                validate_io_params=False,  # the front has checked every request
-                auto_reset=True,
-                max_batch_size=config.max_batch_size,
-                preferred_batch_sizes=config.preferred_batch_sizes,
-                max_queue_delay=config.max_queue_delay,
-                max_queue_size=config.max_queue_size,
-                priority_levels=config.priority_levels,
-                default_priority=config.default_priority,
-                priority_queue_sizes=queue_sizes(config.priority),
-                channel_memory=config.channel_memory,
-                batching=config.batching,
-                batching_dim=config.batching_dim,
-                # Nothing waits for company unless the model's owner wants it to.
-                timeout_ns=max(1, int(config.max_queue_delay * 1e9)),
-            ),
+            config=runner_config(config, placement),
             name=label,
         )
 
 
-def _optional(config: ModelConfig, runner: ModelRunner) -> bool:
-    """Whether requests may leave inputs out: those of a fused model may."""
-    return runner.is_fused if config.optional_inputs is None else config.optional_inputs
-
-
 @contextmanager
-def _explained(label: str) -> Iterator[None]:
+def explained(label: str) -> Iterator[None]:
     """Turns whatever goes wrong into a `LoadError` that an operator understands."""
     try:
         yield
@@ -182,7 +150,8 @@ def _warm_up(
 ) -> bool:
     """Whether it has run. Raises `WarmupFailed` where it should have."""
     try:
-        return warm_up(spec, runner, config.warmup, source.folder)
+        sizes = config.preferred_batch_sizes
+        return warm_up(spec, runner, config.warmup, source.folder, sizes)
     except WarmupFailed as e:
         if config.warmup is not None or (replaces is not None and replaces.warmed):
             raise
@@ -194,15 +163,3 @@ def _warm_up(
             e,
         )
         return False
-
-
-def _scheduler(
-    spec: ModelSpec, runner: ModelRunner, source: VersionSource, config: ModelConfig
-) -> SequenceScheduler | StepScheduler | None:
-    """What fills in the inputs that requests do not see. Raises ValueError."""
-    folder = source.files[0].parent
-    if config.sequence is not None:
-        return SequenceScheduler(spec, runner, config.sequence, folder)
-    if config.responses is not None:
-        return StepScheduler(spec, runner, config.responses, folder)
-    return None

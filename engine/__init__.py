@@ -28,6 +28,7 @@ from engine.config import (
     ModelRunnerConfig,
 )
 from engine.cores import usable_cores
+from engine.description import ModelDescription, describe_model
 from engine.descriptors import raise_descriptor_limit
 from engine.device import Device
 from engine.device_manager import DeviceInfo, DeviceManager, parse_devices
@@ -140,6 +141,7 @@ __all__ = [
     "InvalidInput",
     "InvalidModel",
     "LaunchPolicy",
+    "ModelDescription",
     "ModelRunner",
     "ModelRunnerConfig",
     "NoDeviceAvailable",
@@ -173,6 +175,7 @@ __all__ = [
     "allocate_queue_storage",
     "anchor_policies",
     "and_bind",
+    "describe_model",
     "keep_large_blocks",
     "non_scalar",
     "not_assigned",
