@@ -106,7 +106,11 @@ def model_config(loaded: LoadedModel) -> dict[str, Any]:
         "input": [_config_input(loaded, t) for t in spec.inputs],
         "output": [_config_tensor(loaded, t) for t in spec.outputs],
         "instance_group": [
-            {"name": f"{spec.name}_0", "kind": _kind(loaded), "count": config.instances}
+            {
+                "name": f"{spec.name}_0",
+                "kind": f"KIND_{memory_kind(loaded)}",
+                "count": config.instances,
+            }
         ],
         "default_model_filename": "",
         "parameters": {},
@@ -248,10 +252,10 @@ def _sequence_batching(config: SequenceConfig) -> dict[str, Any]:
     }
 
 
-def _kind(loaded: LoadedModel) -> str:
-    """Triton's word for what the instances run on."""
+def memory_kind(loaded: LoadedModel) -> str:
+    """Triton's word for the memory that a model is in."""
     on_gpu = any("cuda" in device.id for device in loaded.runner.devices)
-    return "KIND_GPU" if on_gpu else "KIND_CPU"
+    return "GPU" if on_gpu else "CPU"
 
 
 def _version_policy(loaded: LoadedModel) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import cache
 from importlib import resources
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from app.errors import HttpError
@@ -59,9 +59,9 @@ _CACHE = {"cache-control": "max-age=3600"}
 
 
 @router.get("/", response_class=RedirectResponse)
-async def root(request: Request) -> RedirectResponse:
+async def root() -> RedirectResponse:
     """A person who opens the address finds the page."""
-    return RedirectResponse(request.scope.get("root_path", "") + "/docs")
+    return RedirectResponse("docs")  # relative: it works below any prefix
 
 
 @router.get("/docs", response_class=HTMLResponse)

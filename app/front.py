@@ -87,11 +87,13 @@ class InferFront:
         *,
         timeout: float = DEFAULT_TIMEOUT,
         compress_responses: CompressResponses = CompressResponses.ASKED,
+        base_path: str = "",
     ) -> None:
         self.fallback = fallback
         self.models = models
         self.limits = limits
         self.timeout = timeout
+        self.base_path = base_path.encode()
         self._codings = ResponseCodings(compress_responses)
         self._waiting = WaitingRequests()
 

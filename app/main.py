@@ -52,6 +52,7 @@ def create_app(
         gateway.table,
         limits,
         timeout=settings.request_timeout,
+        base_path=settings.base_path,
         compress_responses=CompressResponses(settings.compress_responses),
     )
     api.state.front = front

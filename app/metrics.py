@@ -22,6 +22,9 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 NS_PER_SECOND = 1_000_000_000
 NS_PER_US = 1_000
 
+# Sizes of batches that are told apart for a model; few run more than a hundred.
+MAX_BATCH_SIZES = 4096
+
 # Upper bounds in seconds. From below the cost of one request of the smallest model to
 # the slowest answer that anybody waits for; about 2.3 times from one to the next.
 LATENCY_BUCKETS = (
@@ -63,6 +66,35 @@ class Histogram:
         return f"<Histogram count={self.count} sum={self.sum_ns / 1e9:.6f}s>"
 
 
+class BatchMetrics:
+    """The numbers of the batches of one size. Durations are nanoseconds.
+
+    Every request adds its share of the batch it ran in (rows / batch rows), so that the
+    sum is the number of batches, without asking the device.
+    """
+
+    __slots__ = ("compute_ns", "input_ns", "output_ns", "share")
+
+    def __init__(self) -> None:
+        self.share = 0.0
+        self.compute_ns = 0.0
+        self.input_ns = 0
+        self.output_ns = 0
+
+    def statistics(self, rows: int) -> dict[str, object]:
+        """An entry of ``batch_stats`` in the protocol's statistics extension."""
+        count = int(self.share + 0.5)
+        return {
+            "batch_size": rows,
+            "compute_input": {"count": count, "ns": self.input_ns},
+            "compute_infer": {"count": count, "ns": int(self.compute_ns)},
+            "compute_output": {"count": count, "ns": self.output_ns},
+        }
+
+    def __repr__(self) -> str:
+        return f"<BatchMetrics {self.share:.2f} batches>"
+
+
 class ModelMetrics:
     """The numbers of one version of one model.
 
@@ -72,10 +104,8 @@ class ModelMetrics:
     """
 
     __slots__ = (
+        "batches",
         "compute",
-        "compute_input_ns",
-        "compute_output_ns",
-        "exec_share",
         "failure_ns",
         "failures",
         "inference_count",
@@ -96,9 +126,7 @@ class ModelMetrics:
         self.failures = dict.fromkeys(FailureReason, 0)
         self.failure_ns = 0
         self.inference_count = 0
-        self.exec_share = 0.0
-        self.compute_input_ns = 0
-        self.compute_output_ns = 0
+        self.batches: dict[int, BatchMetrics] = {}
         self.request = Histogram()
         self.queue = Histogram()
         self.compute = Histogram()
@@ -106,12 +134,18 @@ class ModelMetrics:
 
     @property
     def exec_count(self) -> int:
-        """Executions of the model: a batch of several requests counts once.
+        """Executions of the model: a batch of several requests counts once."""
+        return int(sum(batch.share for batch in self.batches.values()) + 0.5)
 
-        Every request adds its share of the batch it ran in (rows / batch rows), so the
-        sum is the number of batches, without asking the device.
-        """
-        return int(self.exec_share + 0.5)
+    @property
+    def compute_input_ns(self) -> int:
+        """Decoding and validating, of all requests."""
+        return sum(batch.input_ns for batch in self.batches.values())
+
+    @property
+    def compute_output_ns(self) -> int:
+        """Encoding, of all requests."""
+        return sum(batch.output_ns for batch in self.batches.values())
 
     @property
     def failure_count(self) -> int:
@@ -141,9 +175,14 @@ class ModelMetrics:
         self.pending -= 1
         self.successes += 1
         self.inference_count += rows
-        self.exec_share += rows / batch_rows if batch_rows > rows else 1.0
-        self.compute_input_ns += input_ns
-        self.compute_output_ns += output_ns
+        share = rows / batch_rows if batch_rows > rows else 1.0
+        batch = self.batches.get(batch_rows)
+        if batch is None:
+            batch = self._batch(batch_rows)
+        batch.share += share
+        batch.compute_ns += share * compute_ns
+        batch.input_ns += input_ns
+        batch.output_ns += output_ns
         # Histogram.observe three times over, without its calls.
         histogram = self.request
         histogram.counts[bisect_left(_BOUNDS_NS, total_ns)] += 1
@@ -155,6 +194,12 @@ class ModelMetrics:
         histogram.counts[bisect_left(_BOUNDS_NS, compute_ns)] += 1
         histogram.sum_ns += compute_ns
         self.last_inference = time.time()
+
+    def _batch(self, rows: int) -> BatchMetrics:
+        """The numbers of a new size; sizes beyond the bound share one."""
+        if len(self.batches) >= MAX_BATCH_SIZES:
+            rows = max(self.batches)
+        return self.batches.setdefault(rows, BatchMetrics())
 
     def failure(self, reason: FailureReason, total_ns: int = 0) -> None:
         """Ends a request that was answered with an error, or that nobody waits for."""
@@ -187,7 +232,9 @@ class ModelMetrics:
                 "cache_miss": nothing,
             },
             "response_stats": {},
-            "batch_stats": [],
+            "batch_stats": [
+                batch.statistics(rows) for rows, batch in sorted(self.batches.items())
+            ],
             "memory_usage": [],
         }
 

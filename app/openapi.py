@@ -98,6 +98,8 @@ def _finish_operation(path: str, operation: dict[str, Any]) -> None:
     if "requestBody" in operation or _LOADING.search(path):
         errors["400"] = "The request is malformed, or it could not be done."
         errors["413"] = "The body is larger than allowed."
+    if _LOADING.search(path):
+        errors["503"] = "The server does not let clients load and unload."
     if "security" in operation:  # the dependency of management calls
         errors["401"] = "The API key is missing or wrong."
         errors["403"] = "Management calls are taken from this machine only."

@@ -277,6 +277,12 @@ class GatewayProtocol(HttpToolsProtocol):
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
+        base = self.front.base_path
+        if base and self.url.startswith(base):
+            # As a proxy would do that forwards what is below a path.
+            rest = self.url[len(base) :]
+            if rest[:1] in (b"/", b"?", b""):
+                self.url = rest if rest[:1] == b"/" else b"/" + rest
         path = self._infer_path()
         if path:
             keep_alive = self.parser.should_keep_alive()

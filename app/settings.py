@@ -37,6 +37,7 @@ TraceLevel = Literal["off", "timestamps", "tensors"]
 ControlModeName = Literal["managed", "none", "poll", "explicit"]
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
+_BASE_PATH = re.compile(r"(/[A-Za-z0-9_.~-]+){1,20}")
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -118,6 +119,7 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     uds: Path | None = None
+    base_path: str = ""
     devices: str | None = None
     device_wait: str = "no-wait"
     device_wait_sleep: Seconds = 15.0
@@ -164,6 +166,15 @@ class Settings(BaseSettings):
         defaults = dict(profile.settings) if profile is not None else {}
         source = InitSettingsSource(settings_cls, defaults)
         return init_settings, env_settings, source
+
+    @field_validator("base_path")
+    @classmethod
+    def _check_base_path(cls, value: str) -> str:
+        path = value.rstrip("/")
+        if path and not _BASE_PATH.fullmatch(path):
+            msg = f"{value!r} is no path; write it as in /some/base"
+            raise ValueError(msg)
+        return path
 
     @field_validator("device_wait")
     @classmethod

@@ -37,6 +37,11 @@ _Uds = Annotated[
     Path | None,
     typer.Option(metavar="PATH", help="Listen on a Unix socket instead of a port."),
 ]
+_BasePath = Annotated[
+    str | None,
+    typer.Option(metavar="/PATH", help="Answer below this path as well, as in "
+                 "/some/base/v2. [default: none]"),
+]  # fmt: skip
 _Devices = Annotated[
     str | None,
     typer.Option(metavar="SPEC", help="Devices to run on, all of them: cpu:2 (two), "
@@ -199,6 +204,7 @@ def serve(
     device_wait_sleep: _DeviceWaitSleep = None,
     device_timeout: _DeviceTimeout = None,
     uds: _Uds = None,
+    base_path: _BasePath = None,
     max_body_size: _MaxBodySize = None,
     request_timeout: _RequestTimeout = None,
     compress_responses: _CompressResponses = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Any
 
 from fastapi import APIRouter, Request
 
@@ -15,8 +16,10 @@ from app.dependencies import (
     find_version,
     read_load_request,
 )
-from app.describe import model_details, model_summary
+from app.describe import memory_kind, model_details, model_summary
 from app.errors import HttpError, UnknownModel
+from app.gateway import Gateway
+from app.metrics import ModelMetrics
 from app.model_record import ModelRecord, RepositoryError
 from app.request_bodies import LoadRequest, documented
 from app.schemas import (
@@ -125,7 +128,7 @@ def statistics(
 ) -> list[ModelStatistics]:
     """The numbers of a version, a model or all models. Raises `UnknownModel`."""
     found = [
-        ModelStatistics.model_validate(m.statistics())
+        ModelStatistics.model_validate({**m.statistics(), **_memory(gateway, m)})
         for m in gateway.metrics.models()
         if (name is None or m.name == name) and version in (None, m.version)
     ]
@@ -135,6 +138,19 @@ def statistics(
             find_version(record, version)
             raise UnknownModel(name, version)
     return found
+
+
+def _memory(gateway: Gateway, model: ModelMetrics) -> dict[str, Any]:
+    """What a version takes in memory, where it is loaded."""
+    record = gateway.repository.get(model.name)
+    serving = record.serving.values() if record is not None else ()
+    return {
+        "memory_usage": [
+            {"type": memory_kind(loaded), "id": 0, "byte_size": loaded.memory}
+            for loaded in serving
+            if loaded.version == model.version
+        ]
+    }
 
 
 def _state(record: ModelRecord) -> ModelState:

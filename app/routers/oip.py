@@ -132,6 +132,7 @@ async def version_statistics(
 @router.post(
     "/repository/index",
     summary="List the repository",
+    response_model_exclude_none=True,
     openapi_extra=documented(IndexRequest),
 )
 async def repository_index(gateway: GatewayOf, request: Request) -> list[IndexEntry]:
@@ -189,6 +190,16 @@ async def unload(gateway: GatewayOf, request: Request, name: ModelName) -> Respo
     except RepositoryError as e:
         raise _refusal(e, "unload_failed") from None
     return Response(status_code=200)
+
+
+@router.post("/repository/{repository}/index", include_in_schema=False)
+@router.post(
+    "/repository/{repository}/models/{name}/{verb:path}", include_in_schema=False
+)
+async def named_repository(repository: str) -> Response:
+    """The protocol has a name for a repository here, but there is only one."""
+    msg = f"repository '{repository:.100}' cannot be named: there is only one"
+    raise HttpError(501, msg, "unsupported")
 
 
 async def _parameters(request: Request) -> dict[str, Any]:

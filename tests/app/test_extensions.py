@@ -39,6 +39,7 @@ def gateway(folder: Path) -> Iterator[ServedGateway]:
     (root / "affine" / "labels.txt").write_text("zero\none\ntwo\n")
     trace = str(folder / "trace.json")
     options = ("--trace-file", trace, "--allow-shared-memory")
+    options += ("--base-path", "/some/base/", "--server-version", "2.73")
     with ServedGateway(root, *options) as served:
         yield served.wait_ready()
 
@@ -390,13 +391,129 @@ class TestSharedMemory:
             stock.register_cuda_shared_memory("x", b"aGFuZGxl", 0, 64)
 
 
+class TestBasePath:
+    def test_stock_client_below_it(self, gateway: ServedGateway) -> None:
+        address = gateway.url.removeprefix("http://")
+        client = triton.InferenceServerClient(f"{address}/some/base")
+        try:
+            assert client.is_server_ready()
+            assert client.get_server_metadata()["version"] == "2.73"
+            result = client.infer("affine", [affine_input()])
+            np.testing.assert_array_equal(result.as_numpy("output"), ROW * 2 + 1)
+        finally:
+            client.close()
+
+    @pytest.mark.parametrize(
+        ("path", "status"),
+        [
+            ("/some/base/v2?x=1", 200),
+            ("/some/base/docs", 200),
+            ("/some/base", 307),
+            ("/some/base?x", 307),
+            ("/some/basement/v2", 404),
+            ("/some/base/some/base/v2", 404),
+            ("/some", 404),
+            ("/v2", 200),
+        ],
+    )
+    def test_paths(self, gateway: ServedGateway, path: str, status: int) -> None:
+        assert gateway.client.get(path).status_code == status
+
+
+class TestRepository:
+    def test_stock_client(self, stock: Any) -> None:
+        (entry,) = stock.get_model_repository_index()
+        assert entry == {"name": "affine", "version": "1", "state": "READY"}
+        stock.unload_model("affine", unload_dependents=True)
+        assert not stock.is_model_ready("affine")
+        (entry,) = stock.get_model_repository_index()
+        assert entry["state"] == "UNAVAILABLE"
+        with pytest.raises(InferenceServerException, match="is not ready"):
+            stock.infer("affine", [affine_input()])
+        stock.load_model("affine")
+        assert stock.is_model_ready("affine", "1")
+        text = "failed to load 'none', failed to poll from model repository"
+        with pytest.raises(InferenceServerException, match=text):
+            stock.load_model("none")
+
+    @pytest.mark.parametrize(
+        ("path", "body", "status"),
+        [
+            ("models/affine/unload", {"parameters": {"unload_dependents": 1}}, 400),
+            ("models/affine/unload", {"parameters": []}, 400),
+            ("models/affine/load", [], 400),
+            ("models/affine/load", None, 400),
+            ("local/index", {}, 501),
+            ("local/models/affine/load", {}, 501),
+        ],
+    )
+    def test_refused(
+        self, gateway: ServedGateway, path: str, body: Any, status: int
+    ) -> None:
+        response = gateway.client.post(
+            f"/v2/repository/{path}", content=json.dumps(body)
+        )
+        assert response.status_code == status, response.text
+        assert gateway.client.get("/v2/models/affine/ready").status_code == 200
+
+
+def test_statistics_of_batches_and_memory(stock: Any) -> None:
+    def numbers() -> Any:
+        (stats,) = stock.get_inference_statistics("affine", "1")["model_stats"]
+        by_size = {b["batch_size"]: b for b in stats["batch_stats"]}
+        return by_size[3]["compute_infer"] if 3 in by_size else {"count": 0, "ns": 0}
+
+    before = numbers()
+    stock.infer("affine", [affine_input(np.ones((3, 4), np.float32))])
+    after = numbers()
+    assert after["count"] == before["count"] + 1
+    assert after["ns"] > before["ns"]
+    (stats,) = stock.get_inference_statistics("affine")["model_stats"]
+    (memory,) = stats["memory_usage"]
+    assert (memory["type"], memory["id"]) == ("CPU", 0)
+    assert memory["byte_size"] > 0
+
+
+def test_offline_twins_of_infer(stock: Any, gateway: ServedGateway) -> None:
+    body, size = triton.InferenceServerClient.generate_request_body([affine_input()])
+    headers = {"Inference-Header-Content-Length": str(size)}
+    response = gateway.client.post(
+        "/v2/models/affine/infer", content=body, headers=headers
+    )
+    result = triton.InferenceServerClient.parse_response_body(
+        response.content,
+        header_length=int(response.headers["inference-header-content-length"]),
+    )
+    np.testing.assert_array_equal(result.as_numpy("output"), ROW * 2 + 1)
+    asked = [stock.async_infer("affine", [affine_input()]) for _ in range(3)]
+    for request in asked:
+        np.testing.assert_array_equal(
+            request.get_result().as_numpy("output"), ROW * 2 + 1
+        )
+
+
 def test_asyncio_client(gateway: ServedGateway) -> None:
     async def ask() -> None:
         address = gateway.url.removeprefix("http://")
         async with triton_aio.InferenceServerClient(address) as client:
             assert await client.is_server_live()
+            assert await client.is_server_ready()
+            assert await client.is_model_ready("affine", "1")
+            assert (await client.get_server_metadata())["name"] == "popgate"
+            assert (await client.get_model_metadata("affine"))["versions"] == ["1"]
+            assert (await client.get_model_config("affine"))["max_batch_size"] > 1
+            assert len(await client.get_model_repository_index()) == 1
+            await client.load_model("affine")
+            stats = await client.get_inference_statistics("affine")
+            assert stats["model_stats"][0]["name"] == "affine"
             assert (await client.get_log_settings())["log_info"] is True
+            assert (await client.update_log_settings({"log_info": True}))["log_info"]
             assert (await client.get_trace_settings("affine"))["trace_rate"] == "1000"
+            await client.update_trace_settings("affine", {"trace_rate": None})
+            assert await client.get_system_shared_memory_status() == []
+            await client.unregister_system_shared_memory()
+            assert await client.get_cuda_shared_memory_status() == []
+            await client.unregister_cuda_shared_memory()
             for coding in (None, "gzip", "deflate"):
                 result = await client.infer(
                     "affine",
@@ -405,5 +522,7 @@ def test_asyncio_client(gateway: ServedGateway) -> None:
                     response_compression_algorithm=coding,
                 )
                 np.testing.assert_array_equal(result.as_numpy("output"), ROW * 2 + 1)
+            with pytest.raises(InferenceServerException, match="unknown model: 'none'"):
+                await client.infer("none", [affine_input()])
 
     asyncio.run(ask())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.metrics import (
@@ -164,3 +165,30 @@ def test_registry_keeps_the_numbers_of_a_version() -> None:
     assert registry.model("b", "1") is first
     registry.model("a", "1")
     assert [m.name for m in registry.models()] == ["a", "b"]
+
+
+def test_batches_by_their_size() -> None:
+    metrics = used_metrics()
+    metrics.begin()
+    metrics.success(1, 0, 500_000, rows=3, batch_rows=3, input_ns=7, output_ns=9)
+    three, eight = metrics.statistics()["batch_stats"]  # type: ignore[misc]
+    assert three == {
+        "batch_size": 3,
+        "compute_input": {"count": 1, "ns": 7},
+        "compute_infer": {"count": 1, "ns": 500_000},
+        "compute_output": {"count": 1, "ns": 9},
+    }
+    # Of eight rows, two and six: one batch, and the time it took by their shares.
+    assert eight["batch_size"] == 8
+    assert eight["compute_infer"] == {"count": 1, "ns": 3_375_000}
+    assert (metrics.exec_count, metrics.compute_input_ns) == (2, 40_007)
+
+
+def test_sizes_of_batches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.metrics.MAX_BATCH_SIZES", 3)
+    metrics = ModelMetrics("m", "1")
+    for rows in range(1, 9):
+        metrics.begin()
+        metrics.success(1, rows=rows, batch_rows=rows)
+    assert list(metrics.batches) == [1, 2, 3]
+    assert metrics.exec_count == 8
