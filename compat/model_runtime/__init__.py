@@ -18,13 +18,22 @@ from model_runtime.devices import Device, DeviceConstraints, DeviceManager
 from model_runtime.memory import InputMemoryView, OutputMemoryView, PopefPaths
 from model_runtime.model_runner import ModelRunner
 from model_runtime.predicates import (
+    AnchorCallbackPredicate,
+    PopefDataUsagePredicate,
     null_anchor_callback_predicate,
     null_popef_data_usage_predicate,
 )
-from model_runtime.queue_data import InputData, OutputData
+from model_runtime.queue_data import (
+    InputData,
+    OutputData,
+    ReadCompleteCallback,
+    ReadStartCallback,
+    WriteCompleteCallback,
+)
 from model_runtime.queues import (
     InputQueue,
     InputRingBuffer,
+    IQueue,
     OutputQueue,
     OutputRingBuffer,
     QueueManager,
@@ -37,8 +46,11 @@ from model_runtime.results import (
     OutputFutureMemoryView,
     OutputMemory,
 )
-from model_runtime.ring import RingMemoryPool, SpscRingBuffer
+from model_runtime.ring import IMemoryPool, RingMemoryPool, SpscRingBuffer
+from model_runtime.ring_size_multiplier_factory import RingSizeMultiplierProdType
 from model_runtime.session import (
+    CallbackFactory,
+    CallbackHandle,
     CallbackInfo,
     LaunchPolicy,
     Session,
@@ -53,6 +65,9 @@ from model_runtime.tensor_memory import (
 
 __all__ = [
     "AnchorCallbackPolicy",
+    "AnchorCallbackPredicate",
+    "CallbackFactory",
+    "CallbackHandle",
     "CallbackInfo",
     "ConstTensorMemoryView",
     "DataDesc",
@@ -63,6 +78,8 @@ __all__ = [
     "DeviceWaitStrategy",
     "FuturePyArray",
     "FuturePyArrayView",
+    "IMemoryPool",
+    "IQueue",
     "InputData",
     "InputDesc",
     "InputMemory",
@@ -81,16 +98,21 @@ __all__ = [
     "OutputQueue",
     "OutputRingBuffer",
     "PopefDataUsagePolicy",
+    "PopefDataUsagePredicate",
     "PopefPaths",
     "QueueManager",
+    "ReadCompleteCallback",
+    "ReadStartCallback",
     "ReplicaIdToDevice",
     "ReplicaIdToOutputMemoryView",
     "RingMemoryPool",
+    "RingSizeMultiplierProdType",
     "Session",
     "SessionConfig",
     "SpscRingBuffer",
     "TensorMemory",
     "TensorMemoryView",
+    "WriteCompleteCallback",
     "allocateQueueStorage",
     "null_anchor_callback_predicate",
     "null_popef_data_usage_predicate",

@@ -44,23 +44,24 @@ class ModelRunner:
 
     @overload
     def execute(
-        self, inputs: Inputs, outputs: None = None, replica_id: int = 0
+        self, input_data: Inputs, output_data: None = None, replica_id: int = 0
     ) -> OutputMemory: ...
     @overload
-    def execute(self, inputs: Inputs, replica_id: int, /) -> OutputMemory: ...
+    def execute(self, input_data: Inputs, replica_id: int, /) -> OutputMemory: ...
     @overload
     def execute(
-        self, inputs: Inputs, outputs: Outputs, replica_id: int = 0
+        self, input_data: Inputs, output_data: Outputs, replica_id: int = 0
     ) -> None: ...
 
     def execute(
         self,
-        inputs: Inputs,
-        outputs: Outputs | int | None = None,
+        input_data: Inputs,
+        output_data: Outputs | int | None = None,
         replica_id: int = 0,
     ) -> OutputMemory | None:
-        """Run a request; its outputs by name, or None where they went to `outputs`."""
-        result = self._submit(inputs, outputs, replica_id)
+        """Run a request; its outputs by name, or None where they went to
+        `output_data`."""
+        result = self._submit(input_data, output_data, replica_id)
         result.wait()
         if isinstance(result, OutputFutureMemoryView):
             return None
@@ -68,26 +69,26 @@ class ModelRunner:
 
     @overload
     def executeAsync(
-        self, inputs: Inputs, outputs: None = None, replica_id: int = 0
+        self, input_data: Inputs, output_data: None = None, replica_id: int = 0
     ) -> OutputFutureMemory: ...
     @overload
     def executeAsync(
-        self, inputs: Inputs, replica_id: int, /
+        self, input_data: Inputs, replica_id: int, /
     ) -> OutputFutureMemory: ...
     @overload
     def executeAsync(
-        self, inputs: Inputs, outputs: Outputs, replica_id: int = 0
+        self, input_data: Inputs, output_data: Outputs, replica_id: int = 0
     ) -> OutputFutureMemoryView: ...
 
     def executeAsync(
         self,
-        inputs: Inputs,
-        outputs: Outputs | int | None = None,
+        input_data: Inputs,
+        output_data: Outputs | int | None = None,
         replica_id: int = 0,
     ) -> OutputFutureMemory:
         """Queue a request. The memory of its inputs must stay as it is until the
         result is there."""
-        return self._submit(inputs, outputs, replica_id)
+        return self._submit(input_data, output_data, replica_id)
 
     def getExecuteInputs(self) -> list[DataDesc]:
         """The inputs that a request must supply."""
@@ -122,27 +123,27 @@ class ModelRunner:
 
     def getMonitoringStatisticsPercentile(
         self,
-        ms_info: dict[str, float] | None = None,
+        monitoring_info: dict[str, float] | None = None,
         quantile: float = 0.9,
         replica_id: int = 0,
     ) -> dict[str, float]:
         """The time that the fraction `quantile` of the requests did not exceed."""
         values = self._runner.tracepoints(replica_id).percentile(quantile)
-        return _filled(ms_info, values, "monitoring_statistics_percentile_us")
+        return _filled(monitoring_info, values, "monitoring_statistics_percentile_us")
 
     def getMonitoringStatisticsMean(
-        self, ms_info: dict[str, float] | None = None, replica_id: int = 0
+        self, monitoring_info: dict[str, float] | None = None, replica_id: int = 0
     ) -> dict[str, float]:
         """How long requests took on average."""
         values = self._runner.tracepoints(replica_id).mean()
-        return _filled(ms_info, values, "monitoring_statistics_mean_us")
+        return _filled(monitoring_info, values, "monitoring_statistics_mean_us")
 
     def getMonitoringStatisticsTotalCount(
-        self, ms_info: dict[str, float] | None = None, replica_id: int = 0
+        self, monitoring_info: dict[str, float] | None = None, replica_id: int = 0
     ) -> dict[str, float]:
         """How many requests there were."""
         values = self._runner.tracepoints(replica_id).counts()
-        return _filled(ms_info, values, "monitoring_statistics_count")
+        return _filled(monitoring_info, values, "monitoring_statistics_count")
 
     def _submit(
         self, inputs: Inputs, outputs: Outputs | int | None, replica_id: int

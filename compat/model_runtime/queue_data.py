@@ -8,7 +8,11 @@ from typing import Any, TypeAlias
 
 import engine
 
-Callback: TypeAlias = Callable[[], None]
+#: Called just before the first byte is taken, when the last one was, and after the data
+#: were written.
+ReadStartCallback: TypeAlias = Callable[[], None]
+ReadCompleteCallback: TypeAlias = Callable[[], None]
+WriteCompleteCallback: TypeAlias = Callable[[], None]
 
 
 class InputData:
@@ -34,21 +38,21 @@ class InputData:
         self._slot.data_size = size
 
     @property
-    def readStartCallback(self) -> Callback | None:
+    def readStartCallback(self) -> ReadStartCallback | None:
         """Called just before the first byte is taken."""
         return self._slot.read_start_callback
 
     @readStartCallback.setter
-    def readStartCallback(self, callback: Callback | None) -> None:
+    def readStartCallback(self, callback: ReadStartCallback | None) -> None:
         self._slot.read_start_callback = callback
 
     @property
-    def readCompleteCallback(self) -> Callback | None:
+    def readCompleteCallback(self) -> ReadCompleteCallback | None:
         """Called when the last byte was taken."""
         return self._slot.read_complete_callback
 
     @readCompleteCallback.setter
-    def readCompleteCallback(self, callback: Callback | None) -> None:
+    def readCompleteCallback(self, callback: ReadCompleteCallback | None) -> None:
         self._slot.read_complete_callback = callback
 
 
@@ -75,12 +79,12 @@ class OutputData:
         self._slot.data_size = size
 
     @property
-    def writeCompleteCallback(self) -> Callback | None:
+    def writeCompleteCallback(self) -> WriteCompleteCallback | None:
         """Called when it is full."""
         return self._slot.write_complete_callback
 
     @writeCompleteCallback.setter
-    def writeCompleteCallback(self, callback: Callback | None) -> None:
+    def writeCompleteCallback(self, callback: WriteCompleteCallback | None) -> None:
         self._slot.write_complete_callback = callback
 
 

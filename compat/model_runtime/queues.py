@@ -13,7 +13,14 @@ from typing import Any, TypeAlias
 from popef import TensorInfo
 
 import engine
-from model_runtime.queue_data import Callback, InputData, OutputData, bytes_of
+from model_runtime.queue_data import (
+    InputData,
+    OutputData,
+    ReadCompleteCallback,
+    ReadStartCallback,
+    WriteCompleteCallback,
+    bytes_of,
+)
 from model_runtime.ring import RingMemoryPool, SpscRingBuffer
 
 InputRingBuffer: TypeAlias = SpscRingBuffer[InputData]
@@ -21,7 +28,7 @@ OutputRingBuffer: TypeAlias = SpscRingBuffer[OutputData]
 TimeoutCallback: TypeAlias = Callable[[InputRingBuffer], None]
 
 
-class _Queue:
+class IQueue:
     """What both kinds have; made by `QueueManager`."""
 
     def __init__(self, queue: engine.InputQueue | engine.OutputQueue) -> None:
@@ -47,7 +54,7 @@ class _Queue:
         whole one where there is none."""
         self._queue.flush()
 
-    def allocate(self, extra_buffers: int) -> engine.RingMemoryPool:
+    def _allocate(self, extra_buffers: int) -> engine.RingMemoryPool:
         """For `allocateQueueStorage`."""
         return engine.allocate_queue_storage(self._queue, extra_buffers)
 
@@ -59,7 +66,7 @@ class _Queue:
         return repr(self._queue)
 
 
-class InputQueue(_Queue):
+class InputQueue(IQueue):
     """Takes batches of any number of rows."""
 
     def __init__(self, queue: engine.InputQueue) -> None:
@@ -74,15 +81,15 @@ class InputQueue(_Queue):
         self,
         input: Any,  # noqa: A002 - as above
         data_size: int | None = None,
-        read_start_cb: Callback | None = None,
-        read_complete_cb: Callback | None = None,
+        read_start_callback: ReadStartCallback | None = None,
+        read_complete_callback: ReadCompleteCallback | None = None,
     ) -> None:
         """Queue `data_size` bytes of `input`, all of it without a size."""
         view = bytes_of(input, data_size)
-        self._input.enqueue(view, read_start_cb, read_complete_cb)
+        self._input.enqueue(view, read_start_callback, read_complete_callback)
 
 
-class OutputQueue(_Queue):
+class OutputQueue(IQueue):
     """Takes room for batches of any number of rows."""
 
     def __init__(self, queue: engine.OutputQueue) -> None:
@@ -97,10 +104,10 @@ class OutputQueue(_Queue):
         self,
         output: Any,
         data_size: int | None = None,
-        write_complete_cb: Callback | None = None,
+        write_complete_callback: WriteCompleteCallback | None = None,
     ) -> None:
         """Queue room for `data_size` bytes in `output`, all of it without a size."""
-        self._output.enqueue(bytes_of(output, data_size), write_complete_cb)
+        self._output.enqueue(bytes_of(output, data_size), write_complete_callback)
 
 
 class QueueManager:
@@ -134,6 +141,6 @@ class QueueManager:
         return repr(self._manager)
 
 
-def allocateQueueStorage(queue: _Queue, extra_buffers: int = 0) -> RingMemoryPool:
+def allocateQueueStorage(queue: IQueue, extra_buffers: int = 0) -> RingMemoryPool:
     """Memory for as many compiled batches as the queue has buffers, and some more."""
-    return RingMemoryPool.of(queue.allocate(extra_buffers))
+    return RingMemoryPool.of(queue._allocate(extra_buffers))

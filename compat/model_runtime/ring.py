@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -93,7 +94,19 @@ class SpscRingBuffer(Generic[T]):
         return repr(self._ring)
 
 
-class RingMemoryPool:
+class IMemoryPool(ABC):
+    """What a pool can do."""
+
+    @abstractmethod
+    def blobSize(self) -> int:
+        """Bytes of each blob."""
+
+    @abstractmethod
+    def getMemoryBlob(self) -> memoryview:
+        """The next blob."""
+
+
+class RingMemoryPool(IMemoryPool):
     """`num_blobs` blobs of `blob_size` bytes, handed out round and round."""
 
     def __init__(self, blob_size: int, num_blobs: int) -> None:

@@ -73,6 +73,9 @@ class Session:
     `model` is as for `ModelRunner`. Programs are run by one thread.
     """
 
+    ProgIdxType = int
+    ProgramsAndAnchorsMap = dict[int, list[Anchor]]
+
     def __init__(
         self,
         model: str | Sequence[str] | Model,

@@ -28,6 +28,8 @@ GUIDE = HERE.parents[1] / "docs" / "migrating-from-model-runtime.md"
 BEGIN, END = "<!-- tables: begin -->\n", "<!-- tables: end -->\n"
 STATES = {"how": "works", "differs": "differs", "missing": "no"}
 _ENTRY = re.compile(r"(?P<path>[\w.]+)(?P<call>\(.*\))?(?: = (?P<default>.*))?")
+#: For an argument of which only the name is said.
+ANY = "any"
 _MAX_UNSIGNED, _MAX_NS = 2**32 - 1, 2**63 - 1
 
 
@@ -58,7 +60,7 @@ class Name:
     def argument_defaults(self) -> dict[str, str]:
         inside = (self._parsed["call"] or "()")[1:-1]
         pairs = (part.partition("=") for part in inside.split(", ") if part)
-        return {name: value for name, _, value in pairs}
+        return {name: value or ANY for name, _, value in pairs}
 
     @property
     def _parsed(self) -> Mapping[str, Any]:
@@ -144,9 +146,11 @@ def shown(value: Any) -> str:
 
 def argument_defaults(name: Name) -> dict[str, str]:
     parameters = inspect.signature(find(name)[1]).parameters.values()
+    wanted = name.argument_defaults
     return {
-        p.name: shown(p.default) for p in parameters if p.default is not p.empty
-    } | {p.name: "required" for p in parameters if p.default is p.empty}
+        p.name: ANY if wanted.get(p.name) == ANY else shown(p.default)
+        for p in parameters
+    }
 
 
 def tables() -> str:

@@ -23,6 +23,7 @@ FILES = {
     "model_runner_conditional_execution": ["fused.popef"],
     "model_runner_dynamic_batch": ["simple.popef"],
     "model_runner_many_requests": ["simple.popef"],
+    "model_runner_monitoring": ["simple.popef"],
     "model_runner_save_programs": ["accumulator.popef"],
     "popef_describe": ["split_1.popef", "split_2.popef"],
     "popef_write_read_append": [],

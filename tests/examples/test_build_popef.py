@@ -188,3 +188,41 @@ def test_feed_brings_the_next_tensor_in_each_run(folder: Path) -> None:
     np.testing.assert_array_equal(
         streams.written["output"], [A + 100 * i for i in range(FEED_LENGTH)]
     )
+
+
+def test_a_runner_runs_iterations_feeds_and_state(folder: Path, device: Device) -> None:
+    config = ModelRunnerConfig(replica_to_device={0: device})
+    with ModelRunner(folder / "iterations.popef", config) as runner:
+        for batches in (1, ITERATIONS, ITERATIONS + 1):
+            rows = np.concatenate([A + i for i in range(batches)])
+            np.testing.assert_array_equal(
+                runner.execute({"input": rows})["output"], 2 * rows + 1
+            )
+    with ModelRunner(folder / "feed.popef", config) as runner:
+        assert [desc.name for desc in runner.execute_inputs] == ["tensor_A"]
+        for run in range(FEED_LENGTH + 2):  # after the last tensor comes the first
+            result = runner.execute({"tensor_A": A})["output"]
+            np.testing.assert_array_equal(result, A + 100 * (run % FEED_LENGTH))
+    total = np.zeros(SHAPE, np.float32)
+    saving = ModelRunnerConfig(
+        replica_to_device={0: device},
+        run_save_programs=True,
+        replica_to_save_programs_outputs={0: {"total": total}},
+    )
+    with ModelRunner(folder / "accumulator.popef", saving) as runner:
+        for times in (1, 2, 3):
+            result = runner.execute({"increment": A})["sum"]
+            np.testing.assert_array_equal(result, times * A)
+    np.testing.assert_array_equal(total, 3 * A)
+
+
+def test_a_runner_takes_the_tensors_of_one_fused_model(
+    folder: Path, device: Device
+) -> None:
+    config = ModelRunnerConfig(replica_to_device={0: device}, validate_io_params=False)
+    with ModelRunner(folder / "fused.popef", config) as runner:
+        index = np.array([0])
+        result = runner.execute({"index": index, "sum/a": A, "sum/b": A})
+        np.testing.assert_array_equal(result["sum/output"], 2 * A)
+        result = runner.execute({"index": index + 1, "scale/input": A[:2]})
+        np.testing.assert_allclose(result["scale/output"], A[:2] * weights())
