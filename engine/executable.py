@@ -341,37 +341,48 @@ def _variables_of(node: Node) -> tuple[str, ...]:
 
 
 def _check_length(executable: Executable) -> None:
-    known: dict[int, int] = {}
-    open_calls: list[int] = []
+    lengths = _Lengths(executable.programs)
+    for number in executable.programs:
+        lengths.of_program(number)
 
-    def steps_of(number: int) -> int:
-        if number in known:
-            return known[number]
-        if number in open_calls:
+
+class _Lengths:
+    """How many steps programs take, repeats multiplied out.
+
+    A class and not functions inside each other, which would refer to each other and so
+    keep the executable in memory until the garbage collector comes by.
+    """
+
+    def __init__(self, programs: Mapping[int, Node]) -> None:
+        self._programs = programs
+        self._known: dict[int, int] = {}
+        self._open: list[int] = []
+
+    def of_program(self, number: int) -> int:
+        if number in self._known:
+            return self._known[number]
+        if number in self._open:
             raise BadProgram(f"program {number} calls itself")
-        if len(open_calls) > MAX_CALLS:
+        if len(self._open) > MAX_CALLS:
             raise BadProgram(f"programs call each other more than {MAX_CALLS} deep")
-        open_calls.append(number)
-        known[number] = steps(executable.programs[number])
-        open_calls.pop()
-        return known[number]
+        self._open.append(number)
+        self._known[number] = self._of(self._programs[number])
+        self._open.pop()
+        return self._known[number]
 
-    def steps(node: Node) -> int:
+    def _of(self, node: Node) -> int:
         match node:
             case Sequence(nodes):
-                total = 1 + sum(map(steps, nodes))
+                total = 1 + sum(map(self._of, nodes))
             case Repeat(count, body):
-                total = 1 + count * steps(body)
+                total = 1 + count * self._of(body)
             case Switch(_, cases, default):
                 inner = [*cases.values(), *([] if default is None else [default])]
-                total = 1 + max(map(steps, inner), default=0)
+                total = 1 + max(map(self._of, inner), default=0)
             case Call(program):
-                total = 1 + steps_of(program)
+                total = 1 + self.of_program(program)
             case _:
                 total = 1
         if total > MAX_STEPS:
             raise BadProgram(f"a run would take more than {MAX_STEPS} steps")
         return total
-
-    for number in executable.programs:
-        steps_of(number)

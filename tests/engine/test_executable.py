@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from typing import Any
 
 import msgpack
@@ -256,3 +257,19 @@ def test_repr_does_not_show_the_model() -> None:
 def test_a_graph_must_go_by_its_own_name() -> None:
     with pytest.raises(InvalidModel, match="graph 'a' is listed as 'b'"):
         Executable(graphs={"b": Graph("a", b"")}).encode()
+
+
+def test_nothing_of_it_waits_for_the_garbage_collector() -> None:
+    packed = every_kind().encode()
+
+    def alive() -> int:
+        return sum(isinstance(thing, Executable) for thing in gc.get_objects())
+
+    before = alive()
+    gc.disable()
+    try:
+        for _ in range(3):
+            Executable.decode(packed)
+        assert alive() == before
+    finally:
+        gc.enable()
