@@ -6,11 +6,12 @@ anchor is its place in the model's metadata, a place is [segment, offset, room]:
     device → host
         need   anchor, place?, wishes?     the program waits for this; without a place:
                                            it was wished for before
-        ahead  taken, wishes?              anchors whose data, given ahead of need, the
-                                           program has read
+        ahead  wishes
         wrote  anchor, place, nbytes, shape, ack
         done   wishes                      the programs have ended
         failed error, message, …
+        any    taken?                      anchors whose data, given ahead of need, the
+                                           program has read meanwhile
     host → device
         data   anchor, nbytes, shape     lies in the oldest place given for the anchor,
                                          or in a segment of its own that comes along
@@ -93,6 +94,8 @@ class HostStreams:
         self._dropped: frozenset[str] = frozenset()
         self._from_file: frozenset[str] = frozenset()
         self._coming: Iterator[str] = iter(())
+        #: Anchors whose data, given ahead of need, were read; not told to the host yet.
+        self._taken: list[int] = []
         self._ahead_bytes = 0
         self._ahead = 0
         for index, anchor in enumerate(anchors):
@@ -174,10 +177,12 @@ class HostStreams:
             while not stream.arrived and self._poller.poll(0):
                 self._receive()
             if stream.arrived:
-                message = {"op": "ahead", "taken": [stream.index]}
+                self._taken.append(stream.index)
+                message = {"op": "ahead"}
         if wishes:
             message["wishes"] = wishes
-        self.send(message)
+        if wishes or message["op"] == "need":
+            self.send(message)
         while not stream.arrived:
             self._receive()
         return stream.arrived.popleft()
@@ -298,7 +303,7 @@ class HostStreams:
                 case "data":
                     self.take(message, fds)
                 case "took":
-                    self._taken(message)
+                    self._host_has(message)
                 case "abort":
                     raise Cancelled(str(message.get("why", "")))
                 case other:
@@ -306,7 +311,7 @@ class HostStreams:
         finally:
             control.close_all(fds)
 
-    def _taken(self, message: Message) -> None:
+    def _host_has(self, message: Message) -> None:
         stream = self._all_outputs[message["anchor"]]
         number, offset, _ = message["place"]
         place = stream.places.at(number, offset)
@@ -319,6 +324,8 @@ class HostStreams:
 
         Cancelled where nobody is there to take it.
         """
+        if self._taken:
+            message["taken"], self._taken = self._taken, []
         new, self._unsent = self._unsent, []
         if new:
             message["new"] = [[number, memory.size] for number, memory in new]

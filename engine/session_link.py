@@ -278,18 +278,20 @@ class _Conversation:
         while not self.over:
             message = self._link.receive()
             # What the program had read by then is consumed all the same.
-            for index in message.get("taken", []):
-                self._consumed(index)
+            self._note_taken(message)
             self.over = message["op"] in ("done", "failed")
 
+    def _note_taken(self, message: Message) -> None:
+        for index in message.get("taken", []):
+            self._consumed(index)
+
     def _handle(self, message: Message) -> None:
+        self._note_taken(message)
         match message["op"]:
             case "need":
                 self._wishes += _wishes_in(message)
                 self._needed(int(message["anchor"]), message.get("place"))
             case "ahead":
-                for index in message["taken"]:
-                    self._consumed(index)
                 self._wishes += _wishes_in(message)
             case "wrote":
                 self._written(message)
