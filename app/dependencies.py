@@ -9,7 +9,7 @@ from fastapi import Depends, Path, Request, Security
 from fastapi.security import HTTPBearer
 
 from app.access import check_management
-from app.errors import BodyTooLarge, InvalidRequest, MalformedBody, UnknownModel
+from app.errors import BodyTooLarge, InvalidRequest, UnknownModel, malformed_json
 from app.gateway import Gateway
 from app.load_request import LoadRequest, parse_load_request
 from app.loader import LoadedModel
@@ -110,8 +110,7 @@ def _parse_object(body: bytearray) -> dict[str, Any]:
     try:
         return as_object(orjson.loads(body), "the body")
     except orjson.JSONDecodeError as e:
-        msg = f"the body is not JSON: {e}"
-        raise MalformedBody(msg) from None
+        raise malformed_json(str(e)) from None
 
 
 def as_object(value: Any, what: str) -> dict[str, Any]:

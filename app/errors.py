@@ -65,6 +65,13 @@ class MalformedBody(RequestError):
     """The body is not valid in its encoding: cut off, misspelt, contradictory."""
 
 
+def malformed_json(why: str) -> MalformedBody:
+    """A text that is no JSON, in the words that Triton's scripts look for."""
+    if why.endswith("(char 0)"):
+        why = f"Invalid value. at 0: {why}"
+    return MalformedBody(f"failed to parse the request JSON buffer: {why}")
+
+
 class InvalidRequest(RequestError):
     """The document breaks a rule of the protocol."""
 
@@ -200,6 +207,21 @@ def row_of(error: BaseException) -> Row:
     return _INTERNAL
 
 
+#: Where Triton answers with another status than HTTP has for it.
+TRITON_STATUSES = {413: 400, 429: 503}
+_statuses: dict[int, int] = {}
+
+
+def use_statuses(style: str) -> None:
+    """From now on, answer with the statuses of ``http`` or of ``triton``.
+
+    For the whole process, which has one server; called before it takes requests.
+    """
+    _statuses.clear()
+    if style == "triton":
+        _statuses.update(TRITON_STATUSES)
+
+
 class ErrorResponse:
     """An error ready to be sent: a status, headers, and the one form of body."""
 
@@ -233,7 +255,8 @@ class ErrorResponse:
             extra += error.headers
         if close:
             extra += ((b"connection", b"close"),)
-        return cls(row.status, error_body(message, row.code), extra)
+        status = _statuses.get(row.status, row.status)
+        return cls(status, error_body(message, row.code), extra)
 
     def __repr__(self) -> str:
         return f"<ErrorResponse {self.status} {self.body.decode()}>"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import socket
 import sys
 from collections.abc import Callable
 
+from app.errors import use_statuses
 from app.gateway import Gateway
 from app.log import set_up_logging
 from app.main import create_app
-from app.server import GatewayServer, listen_tcp, listen_unix
+from app.server import GatewayServer, ListenError, listen_tcp, listen_unix
 from app.settings import Settings
 from engine import (
     NoDeviceAvailable,
@@ -41,15 +43,11 @@ def run_gateway(
     `app.server.ListenError` and `engine.InvalidConfig` before anything is started.
     """
     set_up_logging(settings.log_level, settings.log_format)
+    use_statuses(settings.error_statuses)
     keep_large_blocks()
     # A loaded model and a connection take one each; the usual 1024 is soon used up.
     raise_descriptor_limit()
-    if settings.uds is not None:
-        listener = listen_unix(settings.uds)
-        url = f"unix:{settings.uds}"
-    else:
-        listener = listen_tcp(settings.host, settings.port)
-        url = _url(settings.host, listener.getsockname()[1])
+    listeners, url = _listen(settings)
 
     def started(gateway: Gateway) -> None:
         _spare_the_collector()
@@ -70,9 +68,10 @@ def run_gateway(
             abort=gateway.abort,
         )
         on_listening(url)
-        server.run(sockets=[listener])
+        server.run(sockets=listeners)
     finally:
-        listener.close()
+        for listener in listeners:
+            listener.close()
         if settings.uds is not None:
             settings.uds.unlink(missing_ok=True)
     if server.force_exit or gateway.is_busy:
@@ -81,6 +80,21 @@ def run_gateway(
         logging.shutdown()
         os._exit(server.exit_code)
     return server.exit_code
+
+
+def _listen(settings: Settings) -> tuple[list[socket.socket], str]:
+    """The sockets to serve on, and the URL of the first. Raises `ListenError`."""
+    if settings.uds is not None:
+        return [listen_unix(settings.uds)], f"unix:{settings.uds}"
+    listeners = [listen_tcp(settings.host, settings.port)]
+    port = settings.metrics_port
+    if port is not None and port != settings.port:
+        try:
+            listeners.append(listen_tcp(settings.host, port))
+        except ListenError:
+            listeners[0].close()
+            raise
+    return listeners, _url(settings.host, listeners[0].getsockname()[1])
 
 
 def _spare_the_collector() -> None:

@@ -118,6 +118,7 @@ class Settings(BaseSettings):
     model_repository: Path = Path("models")
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
     uds: Path | None = None
     base_path: str = ""
     devices: str | None = None
@@ -139,6 +140,7 @@ class Settings(BaseSettings):
     lazy: bool = False
     model_memory: Annotated[int, BeforeValidator(parse_size), Field(ge=0)] = 0
     server_name: str = Field(default="popgate", min_length=1, max_length=100)
+    error_statuses: Literal["http", "triton"] = "http"
     server_version: str | None = Field(default=None, min_length=1, max_length=100)
     allow_shared_memory: bool = False
     shared_memory_limit: Size = 16 * 1024**3

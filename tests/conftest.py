@@ -20,6 +20,6 @@ from tests.app.serving import ServedGateway
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
     """A gateway with the triton profile: ask, but leave it as it is."""
     cache: Path = tmp_path_factory.mktemp("cache")
-    options = ("--profile", "triton", "--cache-dir", str(cache))
+    options = ("--profile", "triton", "--cache-dir", str(cache), "--metrics-port", "0")
     with ServedGateway(None, *options) as served:
         yield served.wait_ready()

@@ -180,6 +180,17 @@ _TraceCount = Annotated[
     int | None,
     typer.Option(metavar="N", help="Traces to make; -1: no end. [default: -1]"),
 ]
+_MetricsPort = Annotated[
+    int | None,
+    typer.Option(metavar="PORT", help="A second port, for those who scrape /metrics "
+                 "there; it serves everything."),
+]  # fmt: skip
+_ErrorStatuses = Annotated[
+    str | None,
+    typer.Option(metavar="http|triton", help="Statuses of errors: triton answers 400 "
+                 "to what is too large and 503 where a queue is full. "
+                 "[default: http]"),
+]  # fmt: skip
 _Profile = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="Defaults and models that belong together. "
@@ -230,6 +241,8 @@ def serve(
     trace_rate: _TraceRate = None,
     trace_count: _TraceCount = None,
     profile: _Profile = None,
+    metrics_port: _MetricsPort = None,
+    error_statuses: _ErrorStatuses = None,
     log_level: _LogLevel = None,
     log_format: _LogFormat = None,
 ) -> None:

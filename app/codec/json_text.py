@@ -19,7 +19,7 @@ from typing import Any
 import orjson
 
 from app.codec.shapes import LIST_WEIGHT, too_deep, too_many_values
-from app.errors import MalformedBody, RepeatedKey
+from app.errors import RepeatedKey, malformed_json
 from app.limits import Limits
 
 # Below this size, asking every element is cheaper than looking into the text.
@@ -41,7 +41,7 @@ def parse_json(text: bytes, limits: Limits) -> Any:
         if any(word in str(error) for word in _TOO_DEEP):
             raise too_deep(limits) from None
         if b"NaN" not in text and b"Infinity" not in text:
-            raise _malformed(str(error)) from None
+            raise malformed_json(str(error)) from None
         return _parse_with_literals(text, limits)
     if type(value) is dict and _may_repeat_keys(text, value):
         _refuse_repeated_keys(text, value, limits)
@@ -55,17 +55,13 @@ def _check_values(text: bytes, limits: Limits) -> None:
         raise too_many_values(limits)
 
 
-def _malformed(why: str) -> MalformedBody:
-    return MalformedBody(f"failed to parse the request JSON buffer: {why}")
-
-
 def _parse_with_literals(text: bytes, limits: Limits) -> Any:
     try:
         return json.loads(text.decode(), object_pairs_hook=_unique, parse_float=_finite)
     except RecursionError:
         raise too_deep(limits) from None
     except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, huge integers
-        raise _malformed(str(error)) from None
+        raise malformed_json(str(error)) from None
 
 
 def _finite(text: str) -> float:

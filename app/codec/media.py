@@ -92,6 +92,8 @@ def _recognise(first: bytes) -> Encoding:
         msg = f"the body is empty; expected an inference request in one of: {_READABLE}"
         raise MalformedBody(msg)
     msg = (
+        # The words before the colons are those that Triton's scripts look for.
+        "failed to parse the request JSON buffer: Invalid value. at 0: "
         "the body is no inference request: expected a JSON object, a msgpack map or "
         f"an .npy array, or a content type out of: {_READABLE}; "
         f"got bytes that begin with {bytes(first[:16])!r}"

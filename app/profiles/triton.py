@@ -20,6 +20,8 @@ SETTINGS: Mapping[str, Any] = MappingProxyType(
     {
         "server_name": "triton",
         "port": 8000,
+        "metrics_port": 8002,
+        "error_statuses": "triton",
         "max_body_size": 64 * 1024 * 1024,
         "model_control_mode": "none",
         "allow_shared_memory": True,

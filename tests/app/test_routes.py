@@ -217,7 +217,7 @@ def test_index_filters(gateway: ServedGateway) -> None:
     assert {e["state"] for e in index('{"ready": true}').json()} == {"READY"}
     for bad, text in (
         ('{"ready": 1}', "Invalid value for 'ready': expected a boolean"),
-        ("{", "not JSON"),
+        ("{", "failed to parse the request JSON buffer"),
         ("[]", "expected a JSON object"),
     ):
         response = index(bad)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
+from http.client import HTTPConnection
 from typing import Any
 
 import httpx
@@ -13,7 +15,7 @@ import pytest
 from tritonclient import http as client
 from tritonclient.utils import InferenceServerException
 
-from tests.app.serving import ServedGateway
+from tests.app.serving import WAIT, ServedGateway
 
 Array = npt.NDArray[Any]
 
@@ -147,4 +149,44 @@ def test_a_queue_of_one_takes_one(triton: ServedGateway) -> None:
     thread.join()
     codes = sorted(r.status_code for r in [*first, *others])
     assert codes[0] == 200
-    assert codes[-1] in (429, 503)
+    assert codes[-1] == 503
+
+
+def test_a_body_too_large_is_a_bad_request(triton: ServedGateway) -> None:
+    connection = HTTPConnection(triton.url.removeprefix("http://"), timeout=WAIT)
+    with closing(connection):
+        connection.putrequest("POST", "/v2/models/onnx_zero_1_float32/infer")
+        connection.putheader("Inference-Header-Content-Length", "0")
+        connection.putheader("Content-Length", str(65 << 20))
+        connection.endheaders()
+        response = connection.getresponse()
+        text = response.read().decode()
+    assert response.status == 400
+    assert "exceeds the maximum allowed input size of" in text
+    assert "Use --http-max-input-size to increase the limit." in text
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "models/simple/infer",
+        "models/simple/generate",
+        "models/simple/generate_stream",
+        "repository/index",
+        "repository/models/simple/load",
+        "repository/models/simple/unload",
+        "trace/setting",
+        "models/simple/trace/setting",
+        "logging",
+        "systemsharedmemory/region/name/register",
+    ],
+)
+def test_what_is_no_json_from_its_start(triton: ServedGateway, path: str) -> None:
+    def chunks() -> Iterator[bytes]:
+        for _ in range(1000):
+            yield b"A"
+
+    response = triton.client.post(f"/v2/{path}", content=chunks())
+    assert response.status_code == 400
+    text = "failed to parse the request JSON buffer: Invalid value. at 0"
+    assert text in response.json()["error"]
