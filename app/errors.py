@@ -9,6 +9,7 @@ RequestError            the request cannot be answered as it was asked
   UnknownRegion           no such shared memory
   ModelNotReady           there is such a model, but not now
   BodyTooLarge            more bytes than the limits allow
+  BodyStopped             the body stopped coming before its end
   UnsupportedMediaType    nobody here reads this content type or encoding
   NotAcceptable           nobody here writes what Accept asks for
   NotRepresentable        the answer exists, but not in the encoding asked for
@@ -117,6 +118,15 @@ class BodyTooLarge(RequestError):
     """The body, or a part of it, is larger than the limits allow."""
 
 
+class BodyStopped(RequestError):
+    """A body has stopped coming before its end."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(
+            f"the body of the request has not got on for {seconds:.0f} seconds"
+        )
+
+
 class UnsupportedMediaType(RequestError):
     """The content type or content encoding is not one that is read here."""
 
@@ -164,6 +174,7 @@ ERRORS: dict[type[BaseException], Row] = {
     UnknownRegion: Row(404, "unknown_region", _OTHER),
     ModelNotReady: Row(503, "model_not_ready", _REJECTED),
     BodyTooLarge: Row(413, "body_too_large", _OTHER),
+    BodyStopped: Row(408, "body_stopped", _OTHER),
     UnsupportedMediaType: Row(415, "unsupported_media_type", _OTHER),
     NotAcceptable: Row(406, "not_acceptable", _OTHER),
     NotRepresentable: Row(422, "not_representable", _OTHER),

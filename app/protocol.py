@@ -26,9 +26,10 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from app.codec.messages import Buffer, Header
-from app.errors import ErrorResponse
+from app.errors import BodyStopped, ErrorResponse
 from app.front import InferFront
 from app.infer_call import InferCall
+from app.stalls import Stall
 from app.streaming import wants_events
 from app.table import Submitted
 from engine import Cancelled, DeadlineExceeded
@@ -218,6 +219,8 @@ class GatewayProtocol(HttpToolsProtocol):
         self._common = common
         self._exchange: Exchange | None = None
         self._idle_since = self.loop.time()
+        self._stall = Stall()
+        self._arrived = 0
         self._last_url = b""
         self._last_path = ""
 
@@ -312,6 +315,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         exchange = self._exchange
         if exchange is None:
+            self._arrived += len(body)
             super().on_body(body)
         else:
             exchange.body.append(body)
@@ -363,16 +367,33 @@ class GatewayProtocol(HttpToolsProtocol):
             self.server_state.total_requests += 1
         self._idle_since = self.loop.time()
 
-    def close_if_idle(self, now: float) -> None:
-        """Close a connection on which nothing has happened for too long.
+    def look_after(self, now: float, patience: float) -> None:
+        """Close the connection if nothing has happened on it for too long, or if a
+        body has stopped coming for more than `patience` seconds.
 
         One look at all connections every few seconds, where uvicorn sets and cancels a
         timer for every request.
         """
-        if now - self._idle_since < self.timeout_keep_alive:
-            return
-        if self.cycle is None or self.cycle.response_complete:
-            self.transport.close()
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            self._stall.forget()
+            if now - self._idle_since >= self.timeout_keep_alive:
+                self.transport.close()
+        elif self._exchange is not None or getattr(cycle, "more_body", False):
+            missing = self._exchange.missing if self._exchange is not None else 0
+            stood = self._stall.stands_still(cycle, self._arrived - missing, now)
+            if stood > patience:
+                self._give_up(stood)
+        else:
+            self._stall.forget()
+
+    def _give_up(self, stood: float) -> None:
+        """End a request whose body has stopped coming, and its connection."""
+        if not getattr(self.cycle, "response_started", False):
+            answer = ErrorResponse.of(BodyStopped(stood), close=True)
+            head = b"".join(b"%b: %b\r\n" % header for header in answer.headers)
+            self.transport.write(b"%b%b\r\n%b" % (STATUS_LINE[408], head, answer.body))
+        self.transport.close()
 
     def finish(self) -> None:
         """Make the request that is being answered the connection's last."""

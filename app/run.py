@@ -64,6 +64,7 @@ def run_gateway(
             create_app(gateway=gateway),
             drain_grace=settings.drain_grace,
             shutdown_timeout=settings.shutdown_timeout,
+            upload_timeout=settings.upload_timeout,
             on_drain=gateway.begin_drain,
             abort=gateway.abort,
         )

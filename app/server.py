@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import errno
 import logging
+import math
 import signal
 import socket
 import struct
@@ -36,7 +37,7 @@ SIGNAL_APART = 0.3  # seconds: signals closer together are one
 TICK = 0.02  # seconds between looks at what is still in flight
 LAST_ANSWERS = 2.0  # seconds that answers to aborted requests have to leave
 BACKLOG = 2048
-IDLE_TICKS = 50  # of 0.1 s, between looks for connections that are idle too long
+LOOK_TICKS = 10  # of 0.1 s, between looks for connections on which nothing happens
 
 _CLOSE_HEADER = (b"connection", b"close")
 _SO_ATTACH_FILTER = 26  # Linux; the socket module has no name for it
@@ -123,6 +124,7 @@ def refuse_new_connections(listener: socket.socket) -> None:
 class GatewayServer(uvicorn.Server):
     """Runs one ASGI application on sockets that already listen.
 
+    A body that does not get on for `upload_timeout` seconds is given up (0: never).
     `on_drain` is called when the end begins (from a signal handler: it may only set
     things), `abort` when the time is up: it must make every request in flight end soon.
     `exit_code` is what the process should return.
@@ -134,6 +136,7 @@ class GatewayServer(uvicorn.Server):
         *,
         drain_grace: float = 0.0,
         shutdown_timeout: float = 30.0,
+        upload_timeout: float = 30.0,
         on_drain: Callable[[], None] = lambda: None,
         abort: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
@@ -156,6 +159,7 @@ class GatewayServer(uvicorn.Server):
         self.exit_code = 0
         self._drain_grace = drain_grace
         self._shutdown_timeout = shutdown_timeout
+        self._upload_timeout = upload_timeout or math.inf
         self._on_drain = on_drain
         self._abort = abort
         self._draining_since = 0.0
@@ -190,8 +194,8 @@ class GatewayServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         stop = await super().on_tick(counter)
-        if counter % IDLE_TICKS == 0:
-            self._close_long_idle()
+        if counter % LOOK_TICKS == 0:
+            self._look_after_connections()
         if self.draining:
             self._announce_close()
             stop |= time.monotonic() >= self._draining_since + self._drain_grace
@@ -246,11 +250,11 @@ class GatewayServer(uvicorn.Server):
         for connection in list(self.server_state.connections):
             connection.shutdown()  # closes an idle one, marks a busy one as its last
 
-    def _close_long_idle(self) -> None:
+    def _look_after_connections(self) -> None:
         now = asyncio.get_running_loop().time()
         for connection in list(self.server_state.connections):
             if isinstance(connection, GatewayProtocol):
-                connection.close_if_idle(now)
+                connection.look_after(now, self._upload_timeout)
 
     async def _abort_requests(self) -> None:
         tasks = self.server_state.tasks

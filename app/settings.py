@@ -127,6 +127,7 @@ class Settings(BaseSettings):
     device_timeout: Seconds = 10.0
     max_body_size: Size = 256 * 1024 * 1024
     request_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 60.0
+    upload_timeout: Seconds = 30.0
     compress_responses: Literal["asked", "always", "never"] = "asked"
     api_key: SecretStr | None = None
     shutdown_timeout: Seconds = 30.0

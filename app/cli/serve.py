@@ -84,6 +84,11 @@ _ApiKey = Annotated[
     typer.Option(metavar="KEY", help="Needed to load and unload models; without it "
                  "only this machine may. Better set as POPGATE_API_KEY."),
 ]  # fmt: skip
+_UploadTimeout = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="How long the body of a request may stop "
+                 "coming before it is given up; 0: for ever. [default: 30]"),
+]  # fmt: skip
 _ShutdownTimeout = Annotated[
     float | None,
     typer.Option(metavar="SECONDS", help="How long requests in flight may take once "
@@ -218,6 +223,7 @@ def serve(
     base_path: _BasePath = None,
     max_body_size: _MaxBodySize = None,
     request_timeout: _RequestTimeout = None,
+    upload_timeout: _UploadTimeout = None,
     compress_responses: _CompressResponses = None,
     api_key: _ApiKey = None,
     shutdown_timeout: _ShutdownTimeout = None,

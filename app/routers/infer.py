@@ -31,6 +31,7 @@ _ERRORS = {
     400: "The request is malformed, or does not fit the model.",
     404: "There is no such model or version.",
     406: "Nothing that Accept asks for is written here.",
+    408: "The body stopped coming before its end.",
     413: "The body is larger than allowed.",
     415: "The content type or encoding is not read here.",
     422: "The result cannot be written in the encoding asked for.",
