@@ -14,182 +14,25 @@ requests behind it and ends it in an orderly way.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import time
-from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import unquote
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from app.codec.messages import Buffer, Header
+from app.codec.messages import Header
 from app.errors import BodyStopped, ErrorResponse
+from app.exchange import Exchange
 from app.front import InferFront
-from app.infer_call import InferCall
 from app.stalls import Stall
 from app.streaming import wants_events
-from app.table import Submitted
-from engine import Cancelled, DeadlineExceeded
 
 logger = logging.getLogger(__name__)
 
-# Head and body go out as one piece up to this size: joining costs less than a second
-# write then, and a copy of the body more above it.
-_JOIN_UP_TO = 32 * 1024
 # Where at least so many bytes of a body are still to come, they go past the parser.
 _PAST_THE_PARSER_FROM = 64 * 1024
-
-
-class _Event:
-    """What uvicorn sets on a cycle to wake its task; there is none here."""
-
-    def set(self) -> None:
-        """Nobody waits."""
-
-
-class Exchange:
-    """A request that is answered without ASGI; in place of uvicorn's cycle."""
-
-    message_event: ClassVar[_Event] = _Event()
-
-    __slots__ = (
-        "body",
-        "call",
-        "disconnected",
-        "headers",
-        "is_past_parser",
-        "keep_alive",
-        "loading",
-        "missing",
-        "path",
-        "protocol",
-        "response_complete",
-        "timer",
-    )
-
-    def __init__(self, protocol: GatewayProtocol, path: str, keep_alive: bool) -> None:
-        self.protocol = protocol
-        self.path = path
-        self.keep_alive = keep_alive
-        self.headers: dict[bytes, bytes] = {}
-        self.body: list[bytes] = []
-        self.call: InferCall | None = None
-        self.missing = 0  # bytes of the body that have yet to come
-        self.is_past_parser = False
-        self.timer: asyncio.TimerHandle | None = None
-        self.loading: asyncio.Task[None] | None = None
-        self.disconnected = False
-        self.response_complete = False
-
-    def begin(self, front: InferFront) -> None:
-        """The body is complete: decode it and queue the request."""
-        # Looked up now: the model may have been swapped while the body came.
-        entry = front.models.paths.get(self.path)
-        if entry is None:
-            self.loading = self.protocol.loop.create_task(self._load(front))
-            return
-        self._start(front, InferCall(entry))
-
-    async def _load(self, front: InferFront) -> None:
-        """The model has left memory while the body came: have it loaded, or refuse."""
-        try:
-            entry, waited = await front.load_on_demand(self.path, self.headers)
-        except Exception as error:
-            self._refuse(error)
-            return
-        if self.disconnected:
-            self.response_complete = True
-            return
-        call = InferCall(entry)
-        call.waited(waited)
-        self._start(front, call)
-
-    def _start(self, front: InferFront, call: InferCall) -> None:
-        self.call = call
-        body, self.body = self.body, []
-        try:
-            submitted = call.start(
-                self.headers, body, front.limits, front.timeout, self.done
-            )
-        except Exception as error:
-            self.call = None
-            self._fail(call, error)
-            return
-        if call.is_exact and not submitted.done:
-            left = max(0.0, call.deadline - time.monotonic())
-            self.timer = self.protocol.loop.call_later(left, self.expire)
-
-    def done(self, submitted: Submitted) -> None:
-        """Called when the request is done, however it ended; never raises."""
-        if self.timer is not None:
-            self.timer.cancel()
-        call, self.call = self.call, None
-        if call is None or self.response_complete:
-            return
-        if self.disconnected:
-            self.response_complete = True
-            call.forget()
-            return
-        try:
-            response = call.finish(self.protocol.front.limits, submitted)
-        except Exception as error:
-            self._fail(call, error)
-            return
-        self._write(response.status, response.headers, response.parts)
-
-    def expire(self) -> None:
-        """The deadline that the client asked for has passed."""
-        submitted = self.call and self.call.submitted
-        if submitted and not submitted.done:
-            submitted.abandon(
-                DeadlineExceeded("the deadline of the request passed before its result")
-            )
-
-    def disconnect(self) -> None:
-        """The client has gone: give up what it asked for."""
-        self.disconnected = True
-        submitted = self.call and self.call.submitted
-        if submitted and not submitted.done:
-            submitted.abandon(Cancelled("the client has disconnected"))
-
-    def _fail(self, call: InferCall, error: Exception) -> None:
-        call.fail(error)
-        self._refuse(error)
-
-    def _refuse(self, error: Exception) -> None:
-        answer = ErrorResponse.of(error)
-        self._write(answer.status, answer.headers, [answer.body])
-
-    def _write(
-        self, status: int, headers: list[Header], parts: Sequence[Buffer]
-    ) -> None:
-        protocol = self.protocol
-        self.response_complete = True
-        transport = protocol.transport
-        if transport.is_closing():
-            return
-        pieces: list[Buffer] = [STATUS_LINE[status], protocol.common_head()]
-        for name, value in headers:
-            pieces += (name, b": ", value, b"\r\n")
-        if not self.keep_alive:
-            pieces.append(b"connection: close\r\n")
-        pieces.append(b"\r\n")
-        if len(parts) == 1 and len(parts[0]) <= _JOIN_UP_TO:
-            pieces.append(parts[0])
-            transport.write(b"".join(pieces))
-        else:
-            transport.write(b"".join(pieces))
-            for part in parts:
-                transport.write(part)
-        if not self.keep_alive:
-            transport.close()
-        protocol.on_response_complete()
-
-    def __repr__(self) -> str:
-        return f"<Exchange {self.path} {self.call!r}>"
 
 
 class CommonHead:

@@ -25,8 +25,9 @@ from types import FrameType
 
 import uvicorn
 
+from app.exchange import Exchange
 from app.front import InferFront
-from app.protocol import Exchange, GatewayProtocol
+from app.protocol import GatewayProtocol
 
 logger = logging.getLogger(__name__)
 
