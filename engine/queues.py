@@ -16,6 +16,7 @@ callbacks are called in the latter.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -26,6 +27,8 @@ from engine.errors import InvalidInput, QueueClosed, QueueFull
 from engine.ring_buffer import SpscRingBuffer
 from engine.tensor import Buffer
 from popef_io import Anchor, TensorInfo
+
+logger = logging.getLogger(__name__)
 
 Callback = Callable[[], None]
 #: Called every so often while the side that runs the program waits; it raises what ends
@@ -225,7 +228,9 @@ class InputQueue(AnchorQueue[InputData]):
 
     def flush(self) -> None:
         """Complete a partial batch with zeros; a whole one where there is none."""
-        self.enqueue(bytes(self._missing()))
+        missing = self._missing()
+        logger.debug("input queue %r is flushed: %d bytes", self.anchor.name, missing)
+        self.enqueue(bytes(missing))
 
     def reset(self) -> None:
         super().reset()

@@ -8,6 +8,7 @@ rows of the client's (`flush_callback`).
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -27,6 +28,8 @@ from engine.tensor import Array
 
 if TYPE_CHECKING:
     from engine.executor import Executor
+
+logger = logging.getLogger(__name__)
 
 #: The scheduler looks again after so many nanoseconds where nothing is due for longer.
 LONGEST_SLEEP_NS = 60 * 10**9
@@ -126,6 +129,8 @@ class RegroupingReplica(Replica):
                 touched.append(self._open[-1].client)
             else:
                 full += 1
+                missing = self._each - rest
+                logger.debug("%r runs: what is missing, %d, is zeros", self, missing)
         if full:
             self._run_open(min(full, self._most_runs), now)
         touched += self._release_ended()

@@ -20,7 +20,7 @@ from engine.errors import (
 from engine.model_file import handed_over
 from engine.session_config import SessionConfig
 from engine.session_link import SessionEnded, SessionLink
-from popef_io import Model
+from popef_io import TRACE, Model
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +49,7 @@ class Residence:
         self._config = config
         self._connections = connections
         self._link: SessionLink | None = None
+        self._trace = logger.isEnabledFor(TRACE)
 
     @property
     def is_active(self) -> bool:
@@ -99,6 +100,7 @@ class Residence:
             self._save()
         link, self._link = self._link, None
         if link is not None:
+            logger.info("%r leaves its device", self)
             link.close()
         self.has_weights = False
         if self.device is not None and self.device.seat.resident is self:
@@ -119,6 +121,7 @@ class Residence:
         self.is_stopped = True
         link = self._link
         if link is not None:
+            logger.debug("%r is stopped", self)
             link.end()
 
     # -- running
@@ -131,6 +134,8 @@ class Residence:
         link = self._link
         if link is None or self.is_stopped:
             return False
+        if self._trace:
+            logger.log(TRACE, "%r runs programs %s", self, list(programs))
         try:
             link.run(programs, self._connections, deadline)
         except SessionEnded:
@@ -159,6 +164,7 @@ class Residence:
             self._link = SessionLink(device, message, fds)
         self.has_weights = False
         device.seat.resident = self
+        logger.info("%r is loaded", self)
 
     def _save(self) -> None:
         programs = self._model.metadata.program_flow.save

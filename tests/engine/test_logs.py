@@ -29,10 +29,10 @@ device.close()
 """
 
 
-def run(*arguments: str | Path, **environment: str) -> tuple[str, str]:
+def run(*arguments: str | Path, code: str = RUN, **environment: str) -> tuple[str, str]:
     inherited = {k: v for k, v in os.environ.items() if "_LOG_" not in k}
     done = subprocess.run(
-        [sys.executable, "-c", RUN, *arguments],
+        [sys.executable, "-c", code, *arguments],
         cwd=ROOT,
         env={**inherited, **environment},
         capture_output=True,
@@ -92,3 +92,28 @@ def test_a_file_takes_the_lines_of_all_processes(model: Path, tmp_path: Path) ->
     text = file.read_text()
     assert "popgate-cpu:0 engine.device_service" in text
     assert "engine.device: device cpu:0 is attached" in text
+
+
+SESSION = """
+import sys
+import numpy as np
+from engine import LaunchPolicy, Session, SessionConfig
+with Session(sys.argv[1], SessionConfig(LaunchPolicy.IMMEDIATE)) as session:
+    queues = session.create_queue_manager()
+    out = np.zeros((3, 4), np.float32)
+    queues.output_queue("output").enqueue(out)
+    queues.input_queue("input").flush()
+    session.run_main_programs()
+"""
+
+
+def test_sessions_and_queues(model: Path, tmp_path: Path) -> None:
+    fixed = models.affine(tmp_path / "fixed.popef", batch_size=3)
+    _, log = run(fixed, code=SESSION, MODEL_RUNTIME_LOG_LEVEL="TRACE")
+    for words in (
+        r"I \d+ engine.residence: <Session 'model' on cpu:\d, active> is loaded",
+        r"D \d+ engine.queues: input queue 'input' is flushed: 48 bytes",
+        r"T \d+ engine.residence: .* runs programs \[1\]",
+        r"I \d+ engine.residence: .* leaves its device",
+    ):
+        assert re.search(words, log), log
