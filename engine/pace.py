@@ -6,8 +6,11 @@ the replica was idle. That includes whatever else the device did between the two
 other models and other clients of a device count as they are felt.
 
 An estimate is the sum over the batches that wait and that run, less the time since the
-last one ended, plus twice the standard deviation of that sum, so that what is promised
-is kept. Before anything is measured it is 0: nothing is refused on a guess.
+last one ended. What is promised is later than that: by twice the standard deviation of
+the sum, and by a factor of safety that learns from the promises themselves. Each one
+that was not kept raises it, each one that was lowers it by so much less that one in a
+hundred is not kept. Before anything is measured an estimate is 0: nothing is refused
+on a guess.
 """
 
 from __future__ import annotations
@@ -17,6 +20,10 @@ import time
 
 #: Weight of the newest batch in a mean: four batches on, a change is mostly learned.
 NEWEST = 0.25
+#: The factor of safety at first, at least and at most, and how it is moved by a promise
+#: that was not kept, and by one that was (0.99 of all should be).
+SAFETY, LEAST_SAFETY, MOST_SAFETY = 1.1, 1.0, 2.0
+BROKEN, KEPT = 1.05, 1.05 ** (-1 / 99)
 
 
 class Pace:
@@ -26,11 +33,21 @@ class Pace:
     to take: where that many nanoseconds for each row that waits are left, nothing has
     to be computed. `since` is when the last batch ended, or the first of those that
     wait was submitted (CLOCK_MONOTONIC nanoseconds); `seen` the running time of the
-    batch measured last, by which the completions of one batch are told from the next.
+    batch measured last, by which the completions of one batch are told from the next;
+    `safety` the factor that a promise is later than the work that waits.
     Where not `measured`, nothing is known and nothing refused.
     """
 
-    __slots__ = ("_fill", "_measured", "_most", "_times", "longest_ns", "seen", "since")
+    __slots__ = (
+        "_fill",
+        "_measured",
+        "_most",
+        "_times",
+        "longest_ns",
+        "safety",
+        "seen",
+        "since",
+    )
 
     def __init__(self, most: int, *, measured: bool = True) -> None:
         self._measured = measured
@@ -38,6 +55,7 @@ class Pace:
         self._fill = float(self._most)
         self._times: dict[int, tuple[float, float]] = {}
         self.longest_ns = 0.0
+        self.safety = SAFETY
         self.since = 0
         self.seen = -1
 
@@ -66,12 +84,20 @@ class Pace:
                 (1 - NEWEST) * (variance + NEWEST * off * off),
             )
         self.longest_ns = max(
-            mean + 4 * math.sqrt(variance) for mean, variance in self._times.values()
+            MOST_SAFETY * mean + 4 * math.sqrt(variance)
+            for mean, variance in self._times.values()
         )
 
+    def judge(self, promised_ns: int) -> None:
+        """A request is done, or given up, that was promised for `promised_ns`."""
+        if time.monotonic_ns() > promised_ns:
+            self.safety = min(MOST_SAFETY, self.safety * BROKEN)
+        else:
+            self.safety = max(LEAST_SAFETY, self.safety * KEPT)
+
     def done_ns(self, rows: int, now: int) -> int:
-        """When the last of `rows` rows that wait and run is done, if nothing comes
-        before it (CLOCK_MONOTONIC nanoseconds)."""
+        """When the last of `rows` rows that wait and run is done for sure, if nothing
+        comes before it (CLOCK_MONOTONIC nanoseconds)."""
         full, rest = divmod(rows, max(1, round(self._fill)))
         first = total = spread = 0.0
         if rest:
@@ -81,7 +107,8 @@ class Pace:
             first, variance = self._time_of(round(self._fill))
             total += full * first
             spread += full * variance
-        return now + int(total + 2 * math.sqrt(spread) - self._ran(now, first))
+        work = max(0.0, total - self._ran(now, first))
+        return now + int(self.safety * work + 2 * math.sqrt(spread))
 
     def room_ns(self, now: int) -> int:
         """When the next batch ends (CLOCK_MONOTONIC nanoseconds)."""

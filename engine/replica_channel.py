@@ -119,15 +119,17 @@ class ReplicaChannel:
             if len(self._in_flight) >= self.limit:
                 raise self._full()
             ahead = self._rows_ahead() if self.levels else self._rows
+            promised = 0
             now = time.monotonic_ns()
             if not ahead:
                 self.pace.since = now
             elif deadline_ns:
                 left = deadline_ns - now
                 if (ahead + (rows or 1)) * self.pace.longest_ns > left:
-                    self._check_in_time(ahead + (rows or 1), now, left)
+                    promised = self._promise(ahead + (rows or 1), now, left)
             number = next(_REQUEST_NUMBERS)
             request = Request(self, number, rows, deadline_ns, on_done)
+            request.promised_ns = promised
             self._queue(request, tensors)
             return request
 
@@ -169,15 +171,21 @@ class ReplicaChannel:
         """Rows that run before a request of this level."""
         return sum(level.rows for level in self.levels[: self.priority])
 
-    def _check_in_time(self, rows: int, now: int, left: int) -> None:
-        late = self.pace.done_ns(rows, now) - now - left
+    def _promise(self, rows: int, now: int, left: int) -> int:
+        """When the last of `rows` rows is done; raises DeadlineUnreachable where that
+        is later than `left` nanoseconds from `now`."""
+        promised = self.pace.done_ns(rows, now)
+        late = promised - now - left
         if late > 0:
             raise DeadlineUnreachable(
                 f"{self.name!r} would have the result {late / 1e9:.3f} s after the "
                 f"deadline: what waits takes longer than the {max(0, left) / 1e9:.3f} "
                 "s that are left",
-                late / 1e9,
+                # What waits gets shorter by more than a second in a second, where an
+                # estimate is made longer for safety.
+                late / self.pace.safety / 1e9,
             )
+        return promised
 
     def _try_push(self, request: Request, tensors: Mapping[str, Tensor]) -> bool:
         """Put a request into the rings; False where one of them has no room."""
@@ -284,6 +292,8 @@ class ReplicaChannel:
         if compute_ns != self.pace.seen and outcome == Outcome.DONE:
             self._observe(rows, queue_ns, compute_ns)
         self._rows -= request.rows or 1
+        if request.promised_ns:
+            self.pace.judge(request.promised_ns)
         request.queue_ns = queue_ns
         request.compute_ns = compute_ns
         request.batch_rows = rows
@@ -315,6 +325,8 @@ class ReplicaChannel:
                 self._channel.set_cancelled(slot)
                 self.device.tell_cancelled()
             self._rows -= request.rows or 1
+            if request.promised_ns and isinstance(error, DeadlineExceeded):
+                self.pace.judge(request.promised_ns)
             request.resolve(error)
             if usable and slot < 0:
                 self._refill()

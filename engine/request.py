@@ -21,8 +21,9 @@ class Request:
     `outputs` (owned copies, by name) is set where `error` is None. `submitted_ns` is
     when it was put into its queue (CLOCK_MONOTONIC), `queue_ns` the time from then on
     until its batch started, `compute_ns` how long the batch ran, `batch_rows` how many
-    rows it had. `on_done` is called in the thread that resolves it and must not
-    block or raise.
+    rows it had. `promised_ns` is when it was expected to be done, 0 where nobody had to
+    ask (engine/pace.py). `on_done` is called in the thread that resolves it and must
+    not block or raise.
     """
 
     #: Of its descriptor (engine/channel.py).
@@ -38,6 +39,7 @@ class Request:
         "number",
         "on_done",
         "outputs",
+        "promised_ns",
         "queue_ns",
         "rows",
         "slot",
@@ -56,6 +58,7 @@ class Request:
         self.number = number
         self.rows = rows
         self.deadline_ns = deadline_ns
+        self.promised_ns = 0
         self.on_done = on_done
         self.done = False
         self.error: EngineError | None = None

@@ -16,6 +16,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
         self.now = 10_000 * MS
         self.pace = Pace(most)
+        self.pace.safety = 1.0
         monkeypatch.setattr(pace.time, "monotonic_ns", lambda: self.now)
 
     def batch(
@@ -105,3 +106,24 @@ def test_the_next_end_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     clock.batch(8, 40, waiting=8)
     clock.now += 30 * MS
     assert (clock.pace.room_ns(clock.now) - clock.now) / MS == pytest.approx(10)
+
+
+def test_promises_teach_safety(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, 1)
+    clock.pace.since = clock.now
+    clock.batch(1, 10, waiting=1)
+    assert clock.left(10) == pytest.approx(100, rel=0.01)
+    for _ in range(5):
+        clock.pace.judge(clock.now - 1)
+    assert clock.left(10) == pytest.approx(100 * pace.BROKEN**5, rel=0.01)
+    for _ in range(1000):
+        clock.pace.judge(clock.now - 1)
+    assert clock.pace.safety == pace.MOST_SAFETY
+    for _ in range(10_000):
+        clock.pace.judge(clock.now + 1)
+    assert clock.pace.safety == pace.LEAST_SAFETY
+    # One in a hundred broken keeps it where it is.
+    clock.pace.safety = 1.5
+    for n in range(1000):
+        clock.pace.judge(clock.now + (-1 if n % 100 == 99 else 1))
+    assert clock.pace.safety == pytest.approx(1.5, rel=0.01)
