@@ -139,7 +139,7 @@ class StepScheduler:
         def keep(outputs: _Outputs) -> None:
             run.outputs = outputs
             if run.responses > 1:
-                run.abandon(InvalidInput(self._not_one("more than one")))
+                run.abandon(InvalidInput(self._not_one("several")))
             else:
                 run.proceed()
 

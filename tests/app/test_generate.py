@@ -207,7 +207,7 @@ def test_infer_takes_one_response(triton: ServedGateway) -> None:
     body = {"inputs": {"PROMPT": "a", "STREAM": True}, "parameters": {"REPETITION": 1}}
     response = triton.client.post(f"{MODEL}/infer", json=body)
     assert response.json()["outputs"][0]["data"] == ["a"]
-    for count, how_many in ((0, "no"), (2, "more than one")):
+    for count, how_many in ((0, "no"), (2, "several")):
         body["parameters"] = {"REPETITION": count}
         response = triton.client.post(f"{MODEL}/infer", json=body)
         assert response.status_code == 400

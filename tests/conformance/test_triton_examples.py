@@ -11,7 +11,9 @@ import pytest
 from tests.app.serving import WAIT, ServedGateway
 
 EXAMPLES = Path(__file__).parent / "triton_examples"
-NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
+# It needs a server of another mode.
+CONTROL = "simple_http_model_control"
+NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != CONTROL)
 
 
 def run(served: ServedGateway, name: str, *options: str) -> str:
@@ -35,3 +37,11 @@ def test_example(triton: ServedGateway, name: str) -> None:
 def test_sequences_with_identifiers(triton: ServedGateway) -> None:
     name = "simple_http_sequence_sync_infer_client"
     assert run(triton, name, "-d", "-o", "5").startswith("PASS")
+
+
+def test_model_control(tmp_path: Path) -> None:
+    options = ("--profile", "triton", "--cache-dir", str(tmp_path))
+    mode = ("--model-control-mode", "explicit", "--metrics-port", "0")
+    with ServedGateway(None, *options, *mode) as gateway:
+        gateway.wait_line("docs")
+        assert run(gateway, CONTROL).startswith("PASS")
