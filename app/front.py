@@ -36,12 +36,14 @@ from app.codec.messages import Response
 from app.errors import (
     BodyTooLarge,
     ErrorResponse,
+    HttpError,
     InvalidRequest,
     RequestError,
     UnknownModel,
 )
 from app.infer_call import InferCall, header_timeout
 from app.limits import DEFAULT_LIMITS, Limits
+from app.restrictions import Restrictions
 from app.streaming import ResponseStream, send_events, wants_events
 from app.table import ModelEntry, ModelTable
 from app.waiting import Waiting, WaitingRequests
@@ -76,7 +78,8 @@ class InferFront:
 
     `timeout` (seconds) holds for requests that state none: neither by the request
     parameter ``timeout`` (microseconds) nor by the header ``X-Request-Timeout``
-    (seconds), and whose model has none either.
+    (seconds), and whose model has none either. `restrictions` hold for all requests,
+    also those that go on to `fallback`.
     """
 
     def __init__(
@@ -88,12 +91,15 @@ class InferFront:
         timeout: float = DEFAULT_TIMEOUT,
         compress_responses: CompressResponses = CompressResponses.ASKED,
         base_path: str = "",
+        restrictions: Restrictions | None = None,
     ) -> None:
         self.fallback = fallback
         self.models = models
         self.limits = limits
         self.timeout = timeout
         self.base_path = base_path.encode()
+        self.restrictions = restrictions or Restrictions()
+        self.restricts_inference = "inference" in self.restrictions.groups
         self._codings = ResponseCodings(compress_responses)
         self._waiting = WaitingRequests()
 
@@ -103,13 +109,24 @@ class InferFront:
         return None if accept is None else self._codings.choose(accept)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST":
+        if scope["type"] != "http":
             await self.fallback(scope, receive, send)
             return
         path: str = scope["path"]
         root: str = scope.get("root_path", "")
         if root and path.startswith(root):
             path = path[len(root) :]
+        if self.restrictions:
+            try:
+                self.restrictions.check(path, dict(scope["headers"]))
+            except HttpError as error:
+                # Whatever body there is stays unread.
+                is_post = scope["method"] == "POST"
+                await send_error(send, ErrorResponse.of(error, close=is_post))
+                return
+        if scope["method"] != "POST":
+            await self.fallback(scope, receive, send)
+            return
         if path in self.models.paths or self.models.offers(path):
             await self._infer(path, scope, receive, send)
             return

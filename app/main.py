@@ -53,6 +53,7 @@ def create_app(
         limits,
         timeout=settings.request_timeout,
         base_path=settings.base_path,
+        restrictions=settings.restrictions,
         compress_responses=CompressResponses(settings.compress_responses),
     )
     api.state.front = front
@@ -85,7 +86,7 @@ def create_api(gateway: Gateway) -> FastAPI:
         api.include_router(part.router)
     for extension in (generate, kserve_v1, log_settings, trace_settings, shared_memory):
         api.include_router(extension.router)
-    base = base_document(api)
+    base = base_document(api, gateway.settings.restrictions.groups)
     api.state.allowed = AllowedMethods(base["paths"])
 
     @api.get("/openapi.json", include_in_schema=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -27,6 +27,7 @@ from app.examples import (
 )
 from app.loader import LoadedModel
 from app.request_bodies import body_schemas
+from app.restrictions import group_of
 from app.routers.infer import OTHER_ENCODINGS
 from app.schemas import GenerateRequest, InferenceRequest, PredictRequest
 from app.spec import ModelSpec, TensorSpec
@@ -58,8 +59,11 @@ _YAML_WORDS = frozenset(["y", "n", "yes", "no", "on", "off", "true", "false", "n
 _LOADING = re.compile(r"/(load|unload)$")
 
 
-def base_document(app: FastAPI) -> dict[str, Any]:
-    """The document of the application, whatever is loaded."""
+def base_document(app: FastAPI, restricted: Collection[str] = ()) -> dict[str, Any]:
+    """The document of the application, whatever is loaded.
+
+    `restricted` are the groups of the API that need a header (`app/restrictions.py`).
+    """
     document = get_openapi(
         title=TITLE,
         version=VERSION,
@@ -80,6 +84,9 @@ def base_document(app: FastAPI) -> dict[str, Any]:
     document["components"]["schemas"] = dict(sorted(schemas.items()))
     for path, operations in document["paths"].items():
         for operation in operations.values():
+            if group_of(path) in restricted:
+                refusal = _error_response("The header that this needs is missing.")
+                operation["responses"]["403"] = refusal
             _finish_operation(path, operation)
     return document
 

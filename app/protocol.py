@@ -189,6 +189,8 @@ class GatewayProtocol(HttpToolsProtocol):
         path = self._last_path
         if self.root_path or path not in self.front.models.paths:
             return ""
+        if self.front.restricts_inference:
+            return ""
         return path
 
     # -- the connection

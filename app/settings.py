@@ -28,6 +28,7 @@ from pydantic_settings import (
 )
 
 from app.profiles import PROFILES
+from app.restrictions import Restrictions
 from app.tracing import TraceSettings
 from engine import DeviceWaitConfig, DeviceWaitStrategy
 
@@ -128,6 +129,7 @@ class Settings(BaseSettings):
     max_body_size: Size = 256 * 1024 * 1024
     request_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 60.0
     upload_timeout: Seconds = 30.0
+    restricted_api: tuple[SecretStr, ...] = ()
     compress_responses: Literal["asked", "always", "never"] = "asked"
     api_key: SecretStr | None = None
     shutdown_timeout: Seconds = 30.0
@@ -207,6 +209,19 @@ class Settings(BaseSettings):
             msg = "models are named only where --model-control-mode is explicit"
             raise ValueError(msg)
         return value
+
+    @field_validator("restricted_api")
+    @classmethod
+    def _check_restricted_api(
+        cls, value: tuple[SecretStr, ...]
+    ) -> tuple[SecretStr, ...]:
+        Restrictions(rule.get_secret_value() for rule in value)
+        return value
+
+    @property
+    def restrictions(self) -> Restrictions:
+        """What parts of the API need a header."""
+        return Restrictions(rule.get_secret_value() for rule in self.restricted_api)
 
     @model_validator(mode="after")
     def _check_trace_file(self) -> Self:

@@ -89,6 +89,12 @@ _UploadTimeout = Annotated[
     typer.Option(metavar="SECONDS", help="How long the body of a request may stop "
                  "coming before it is given up; 0: for ever. [default: 30]"),
 ]  # fmt: skip
+_RestrictedApi = Annotated[
+    list[str] | None,
+    typer.Option("--restricted-api", "--http-restricted-api",
+                 metavar="GROUP[,GROUP]:HEADER=VALUE", help="Parts of the API that "
+                 "need a header; may be given several times."),
+]  # fmt: skip
 _ShutdownTimeout = Annotated[
     float | None,
     typer.Option(metavar="SECONDS", help="How long requests in flight may take once "
@@ -226,6 +232,7 @@ def serve(
     upload_timeout: _UploadTimeout = None,
     compress_responses: _CompressResponses = None,
     api_key: _ApiKey = None,
+    restricted_api: _RestrictedApi = None,
     shutdown_timeout: _ShutdownTimeout = None,
     drain_grace: _DrainGrace = None,
     load_threads: _LoadThreads = None,

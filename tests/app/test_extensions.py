@@ -21,6 +21,7 @@ from tritonclient.utils import InferenceServerException
 from tests.app.serving import ServedGateway
 from tests.engine import models
 
+STATS = {"x-stats": "open"}
 ROW = np.array([[1, 2, 3, 4]], np.float32)
 
 
@@ -39,6 +40,7 @@ def gateway(folder: Path) -> Iterator[ServedGateway]:
     (root / "affine" / "labels.txt").write_text("zero\none\ntwo\n")
     trace = str(folder / "trace.json")
     options = ("--trace-file", trace, "--allow-shared-memory")
+    options += ("--restricted-api", "statistics:x-stats=open")
     options += ("--base-path", "/some/base/", "--server-version", "2.73")
     with ServedGateway(root, *options) as served:
         yield served.wait_ready()
@@ -459,7 +461,9 @@ class TestRepository:
 
 def test_statistics_of_batches_and_memory(stock: Any) -> None:
     def numbers() -> Any:
-        (stats,) = stock.get_inference_statistics("affine", "1")["model_stats"]
+        (stats,) = stock.get_inference_statistics("affine", "1", headers=STATS)[
+            "model_stats"
+        ]
         by_size = {b["batch_size"]: b for b in stats["batch_stats"]}
         return by_size[3]["compute_infer"] if 3 in by_size else {"count": 0, "ns": 0}
 
@@ -468,10 +472,19 @@ def test_statistics_of_batches_and_memory(stock: Any) -> None:
     after = numbers()
     assert after["count"] == before["count"] + 1
     assert after["ns"] > before["ns"]
-    (stats,) = stock.get_inference_statistics("affine")["model_stats"]
+    (stats,) = stock.get_inference_statistics("affine", headers=STATS)["model_stats"]
     (memory,) = stats["memory_usage"]
     assert (memory["type"], memory["id"]) == ("CPU", 0)
     assert memory["byte_size"] > 0
+
+
+def test_statistics_are_restricted_here(stock: Any) -> None:
+    with pytest.raises(InferenceServerException) as caught:
+        stock.get_inference_statistics("affine")
+    assert caught.value.status() == "403"
+    assert caught.value.message() == (
+        "This API is restricted, expecting header 'x-stats'"
+    )
 
 
 def test_offline_twins_of_infer(stock: Any, gateway: ServedGateway) -> None:
@@ -504,7 +517,7 @@ def test_asyncio_client(gateway: ServedGateway) -> None:
             assert (await client.get_model_config("affine"))["max_batch_size"] > 1
             assert len(await client.get_model_repository_index()) == 1
             await client.load_model("affine")
-            stats = await client.get_inference_statistics("affine")
+            stats = await client.get_inference_statistics("affine", headers=STATS)
             assert stats["model_stats"][0]["name"] == "affine"
             assert (await client.get_log_settings())["log_info"] is True
             assert (await client.update_log_settings({"log_info": True}))["log_info"]

@@ -1,0 +1,88 @@
+"""Groups of the API that need a header (Triton: ``--http-restricted-api``).
+
+What is restricted is decided in one place, by path, before anything else looks at a
+request.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Iterable, Mapping
+
+from app.errors import HttpError
+
+_MODEL = r"/v[12]/models/[^/]+(/versions/[^/]+)?"
+# The first that fits is a path's group. Triton's names, and its division.
+_GROUPS: tuple[tuple[str, str], ...] = (
+    ("health", rf"/v[12]/health/(live|ready)|{_MODEL}/ready"),
+    ("inference", rf"{_MODEL}/(infer|generate|generate_stream)"),
+    ("inference", r"/v1/models/[^/]+:predict"),
+    ("model-repository", rf"/v2/repository/.*|{_MODEL}/(load|unload)"),
+    ("model-config", rf"{_MODEL}/config"),
+    ("statistics", rf"{_MODEL}/stats|/v2/models/stats"),
+    ("trace", rf"/v2/trace/setting|{_MODEL}/trace/setting"),
+    ("logging", r"/v2/logging"),
+    ("shared-memory", r"/v2/(system|cuda)sharedmemory/.*"),
+    ("metadata", r"/v[12](/.*)?"),
+)
+_PATTERNS = tuple((name, re.compile(pattern)) for name, pattern in _GROUPS)
+GROUPS = tuple(dict.fromkeys(name for name, _ in _GROUPS))
+_RULE = re.compile(
+    r"(?P<groups>[a-z,-]+):(?P<header>[A-Za-z0-9!#$%&'*+.^_`|~-]+)=(?P<value>.+)"
+)
+
+
+def group_of(path: str) -> str | None:
+    """The group that a path belongs to; None for what is no part of the protocol."""
+    for name, pattern in _PATTERNS:
+        if pattern.fullmatch(path):
+            return name
+    return None
+
+
+class Restrictions:
+    """Which groups need which header with which value."""
+
+    def __init__(self, rules: Iterable[str] = ()) -> None:
+        """`rules` as in ``model-repository,logging:admin-key=secret``.
+
+        Raises ValueError for a rule that cannot be read, or that restricts a group
+        once more.
+        """
+        self._needed: dict[str, tuple[str, bytes]] = {}
+        for rule in rules:
+            match = _RULE.fullmatch(rule)
+            if match is None:
+                msg = "a restriction is written GROUP[,GROUP]:HEADER=VALUE"
+                raise ValueError(msg)
+            for group in match["groups"].split(","):
+                if group not in GROUPS or group in self._needed:
+                    why = "twice" if group in self._needed else "which is not known"
+                    msg = f"a restriction names {group!r} {why}; groups are {GROUPS}"
+                    raise ValueError(msg)
+                self._needed[group] = (match["header"].lower(), match["value"].encode())
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        return tuple(self._needed)
+
+    def __bool__(self) -> bool:
+        return bool(self._needed)
+
+    def check(self, path: str, headers: Mapping[bytes, bytes]) -> None:
+        """Raises `HttpError` (403) for a request that lacks what its group needs.
+
+        `headers` are in lower case.
+        """
+        needed = self._needed.get(group_of(path) or "")
+        if needed is None:
+            return
+        name, value = needed
+        given = headers.get(name.encode())
+        if given is None or not hmac.compare_digest(given, value):
+            msg = f"This API is restricted, expecting header '{name}'"
+            raise HttpError(403, msg, "restricted")
+
+    def __repr__(self) -> str:
+        return f"<Restrictions {list(self._needed)}>"
