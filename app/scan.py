@@ -89,18 +89,25 @@ def is_model_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
+def is_version(name: str) -> bool:
+    """Whether a folder of a model is a version of it: a whole number from 1."""
+    return _VERSION.fullmatch(name) is not None
+
+
 def scan_names(root: Path) -> list[str]:
     """The names of the models in the folder, sorted. Raises OSError."""
-    names = set()
-    for entry in root.iterdir():
-        name = _name_of(entry)
-        if name is None:
-            continue
-        if is_model_name(name):
-            names.add(name)
-        else:
-            logger.warning("%s is skipped: %r is not a model name", entry.name, name)
-    return sorted(names)
+    good, bad = names_in(root)
+    for name in bad:
+        logger.warning("%r is skipped: it is not a model name", name)
+    return good
+
+
+def names_in(root: Path) -> tuple[list[str], list[str]]:
+    """The names of the models, and those that are none, sorted. Raises OSError."""
+    names = {_name_of(entry) for entry in root.iterdir()} - {None}
+    found = sorted(name for name in names if name is not None)
+    good = [name for name in found if is_model_name(name)]
+    return good, [name for name in found if not is_model_name(name)]
 
 
 def scan_model(
@@ -136,7 +143,7 @@ def _stamp_of(root: Path, entries: Iterable[Path]) -> Stamp:
             continue
         for inner in _listed(entry):
             paths.append(inner)
-            read = _VERSION.fullmatch(inner.name) or inner.name == WARMUP_FOLDER
+            read = is_version(inner.name) or inner.name == WARMUP_FOLDER
             if read and inner.is_dir():
                 paths += _listed(inner) if _is_inside(root, inner) else ()
     return _stamp(paths)
@@ -241,7 +248,7 @@ def _read_versions(
     root: Path, folder: Path, options: ModelOptions
 ) -> Iterator[VersionSource]:
     for entry in folder.iterdir():
-        if not _VERSION.fullmatch(entry.name) or not entry.is_dir():
+        if not is_version(entry.name) or not entry.is_dir():
             continue
         version = int(entry.name)
         if (

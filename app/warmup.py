@@ -71,6 +71,19 @@ def warm_up(
     return ran
 
 
+def check_warmup(
+    spec: ModelSpec, config: WarmupConfig | None, folder: Path | None
+) -> None:
+    """Makes the samples that would be run. Raises `WarmupFailed`."""
+    if config is None or not config.enabled:
+        return
+    try:
+        for sample in config.samples:
+            _sample_run(spec, sample, folder)
+    except (ValueError, OSError) as e:
+        raise WarmupFailed(f"warm-up: {e}") from e
+
+
 def _run_everywhere(runner: ModelRunner, run: _Run) -> None:
     """On all replicas at the same time, `count` times. Raises `WarmupFailed`."""
     for _ in range(run.count):

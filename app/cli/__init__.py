@@ -12,7 +12,7 @@ import typer
 
 from app.cli import bench as bench_commands
 from app.cli import compile as compile_command
-from app.cli import devices, dump, infer, openapi, run, serve
+from app.cli import devices, dump, infer, openapi, run, serve, validate
 from app.cli.errors import CommandError
 
 app = typer.Typer(
@@ -29,6 +29,7 @@ app = typer.Typer(
 )
 app.command("compile")(compile_command.compile_models)
 app.command("serve")(serve.serve)
+app.command("validate")(validate.validate)
 app.command("infer")(infer.infer)
 app.command("run")(run.run)
 app.add_typer(bench_commands.bench, name="bench")

@@ -1,0 +1,190 @@
+"""`popgate validate`: what a folder of models would serve, and what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from app.cli.errors import EXIT_FAILED, EXIT_USAGE, CommandError
+
+if TYPE_CHECKING:
+    from app.preview import ModelPreview, RepositoryPreview, VersionPreview
+    from app.spec import ModelSpec, TensorSpec
+
+MAX_TENSORS_SHOWN = 8
+
+
+def validate(
+    root: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="The folder, as for serve."),
+    ],
+    devices: Annotated[
+        str | None,
+        typer.Option(metavar="SPEC", help="The devices that serve will have. None are "
+                     "needed here. [default: one]"),
+    ] = None,
+    cache_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where compiled ONNX files are kept, as for "
+                     "serve. [default: ~/.cache/popgate]"),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:  # fmt: skip
+    """Explain what a folder of models would serve, and what is wrong with it.
+
+    Names, versions, tensors, batching, instances and memory of every model; ONNX files
+    are compiled, which the server then need not do. No device is used. Ends with 1 if
+    anything is wrong, and names the file and the key to change.
+    """
+    from app.compile_cache import CompileCache
+    from app.preview import preview_repository
+    from app.settings import default_cache_dir
+    from engine import InvalidConfig, parse_devices
+
+    if not root.is_dir():
+        raise CommandError(f"there is no folder {root}", EXIT_USAGE)
+    try:
+        count = 1 if devices is None else len(parse_devices(devices))
+    except InvalidConfig as e:
+        raise CommandError(str(e), EXIT_USAGE) from None
+    cache = CompileCache(cache_dir or default_cache_dir())
+    try:
+        found = preview_repository(root, cache, devices=count)
+    except OSError as e:
+        raise CommandError(f"{root} cannot be read: {e.strerror}") from None
+    if json:
+        import orjson
+
+        text = orjson.dumps(_document(root, found), option=orjson.OPT_INDENT_2)
+        typer.echo(text.decode())
+    else:
+        _print(root, found)
+    if not found.is_good:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _document(root: Path, found: RepositoryPreview) -> dict[str, Any]:
+    return {
+        "repository": str(root),
+        "ok": found.is_good,
+        "problems": list(found.problems),
+        "memory": sum(model.memory for model in found.models),
+        "models": [
+            {
+                "name": model.name,
+                "ok": not model.problems,
+                "problems": list(model.problems),
+                "notes": list(model.notes),
+                "versions_served": str(model.config.versions),
+                "instances": model.config.instances,
+                "devices": list(model.config.devices),
+                "memory": model.memory,
+                "versions": [_version(v) for v in model.versions],
+            }
+            for model in found.models
+        ],
+    }
+
+
+def _version(version: VersionPreview) -> dict[str, Any]:
+    from app.examples import shown_shape
+
+    def tensors(spec: ModelSpec, found: tuple[TensorSpec, ...]) -> list[dict[str, Any]]:
+        return [
+            {"name": t.name, "datatype": t.datatype, "shape": shown_shape(spec, t)}
+            for t in found
+        ]
+
+    document: dict[str, Any] = {
+        "version": version.version,
+        "ok": not version.problem,
+        "problem": version.problem,
+        "files": list(version.files),
+        "memory": version.memory,
+    }
+    spec = version.spec
+    if spec is not None:
+        document["inputs"] = tensors(spec, spec.inputs)
+        document["outputs"] = tensors(spec, spec.outputs)
+        document["max_batch_size"] = spec.max_batch_size
+    return document
+
+
+def _print(root: Path, found: RepositoryPreview) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from app.settings import size_text
+
+    console = Console()
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in ("model", "version", "tensors", "batch", "instances", "memory"):
+        table.add_column(title, no_wrap=title in ("version", "instances", "memory"))
+    for model in found.models:
+        for row in _rows(model):
+            table.add_row(*map(Text, row))
+        table.add_section()
+    if found.models:
+        console.print(table)
+    for problem in found.all_problems:
+        console.print(Text(f"wrong  {problem}", style="red"), soft_wrap=True)
+    for note in (note for model in found.models for note in model.notes):
+        console.print(Text(f"note   {note}"), soft_wrap=True)
+    served = sum(model.is_served for model in found.models)
+    memory = size_text(sum(model.memory for model in found.models))
+    problems = len(found.all_problems)
+    wrong = "nothing is wrong" if found.is_good else f"{problems} wrong"
+    console.print(
+        Text(
+            f"{root}: {served} of {len(found.models)} models would be served, "
+            f"in about {memory}; {wrong}"
+        ),
+        soft_wrap=True,
+    )
+
+
+def _rows(model: ModelPreview) -> list[tuple[str, ...]]:
+    from app.settings import size_text
+
+    if not model.versions:
+        return [(model.name, "-", "not served", "", "", "")]
+    config = model.config
+    on = f" on {', '.join(map(str, config.devices))}" if config.devices else ""
+    rows: list[tuple[str, ...]] = []
+    for version in reversed(model.versions):
+        first = not rows
+        name = model.name if first else ""
+        spec = version.spec
+        if spec is None:
+            rows.append((name, str(version.version), "not served", "", "", ""))
+            continue
+        rows.append(
+            (
+                name,
+                f"{version.version}",
+                _tensors(spec, spec.inputs, "")
+                + "\n"
+                + _tensors(spec, spec.outputs, "→ "),
+                f"{spec.max_batch_size}" if spec.is_batched else "no",
+                "steps" if config.ensemble is not None else f"{config.instances}{on}",
+                size_text(version.memory) if version.memory else "-",
+            )
+        )
+    return rows
+
+
+def _tensors(spec: ModelSpec, tensors: tuple[TensorSpec, ...], mark: str) -> str:
+    from app.examples import shown_shape
+
+    lines = []
+    for tensor in tensors[:MAX_TENSORS_SHOWN]:
+        shape = ",".join(map(str, shown_shape(spec, tensor)))
+        lines.append(f"{mark}{tensor.name} {tensor.datatype}[{shape}]")
+    if len(tensors) > MAX_TENSORS_SHOWN:
+        lines.append(f"{mark}and {len(tensors) - MAX_TENSORS_SHOWN} more")
+    return "\n".join(lines)

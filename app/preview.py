@@ -1,0 +1,252 @@
+"""What a repository would serve, and what is wrong with it, found without a device.
+
+The same steps as in loading, up to the device: files are found, options read, ONNX
+files compiled (and kept for the server), and what they take and give is compared with
+what was declared. For a thread; blocks.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from app.assembly import make_scheduler, make_spec, runner_config
+from app.compile_cache import CompileCache
+from app.ensemble_graph import compose, label_of
+from app.loader import LoadError, explained
+from app.model_config import ModelConfig
+from app.scan import (
+    CONFIG_NAME,
+    WARMUP_FOLDER,
+    ModelSource,
+    VersionSource,
+    is_version,
+    names_in,
+    scan_model,
+)
+from app.spec import ModelSpec
+from app.table import Runner, Submitted
+from app.triton import PBTXT_NAME
+from app.warmup import WarmupFailed, check_warmup
+from engine import RunnerClosed, describe_model
+
+
+@dataclass(frozen=True, slots=True)
+class VersionPreview:
+    """One version that would be served; `spec` is None where it would not."""
+
+    version: int
+    files: tuple[str, ...] = ()
+    spec: ModelSpec | None = None
+    memory: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPreview:
+    """One model. Problems and notes begin with the file or folder they are about."""
+
+    name: str
+    config: ModelConfig = field(default_factory=ModelConfig)
+    versions: tuple[VersionPreview, ...] = ()
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_served(self) -> bool:
+        return any(v.spec is not None for v in self.versions)
+
+    @property
+    def memory(self) -> int:
+        """Bytes of all its versions, about."""
+        return sum(v.memory for v in self.versions)
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryPreview:
+    """A repository; `problems` are those of the folder itself."""
+
+    models: tuple[ModelPreview, ...]
+    problems: tuple[str, ...] = ()
+
+    @property
+    def all_problems(self) -> list[str]:
+        return [*self.problems, *(p for m in self.models for p in m.problems)]
+
+    @property
+    def is_good(self) -> bool:
+        return not self.all_problems
+
+
+def preview_repository(
+    root: Path, cache: CompileCache, *, devices: int = 1
+) -> RepositoryPreview:
+    """What would be served of a folder with `devices` devices. Raises OSError."""
+    return _Previewer(root, cache, devices).repository()
+
+
+class _NoRunner(Runner):
+    """In place of a runner, where nothing is run."""
+
+    def submit(self, *arguments: object, **options: object) -> Submitted:
+        raise RunnerClosed("nothing is run here")
+
+
+class _Previewer:
+    def __init__(self, root: Path, cache: CompileCache, devices: int) -> None:
+        self._root = root
+        self._cache = cache
+        self._devices = devices
+        self._models: dict[str, ModelPreview] = {}
+        self._begun: list[str] = []
+
+    def repository(self) -> RepositoryPreview:
+        good, bad = names_in(self._root)
+        options = [n for n in (CONFIG_NAME, PBTXT_NAME) if (self._root / n).is_file()]
+        if options or (good and all(map(is_version, good))):
+            problem = (
+                f"{self._root.name}: this is the folder of one model; name the folder "
+                f"that it is in"
+            )
+            return RepositoryPreview((), (problem,))
+        for name in good:
+            self._model(name)
+        problems = [f"{name!r}: this is no name for a model" for name in bad]
+        models = tuple(self._models[name] for name in good)
+        return RepositoryPreview(models, tuple(problems))
+
+    def _model(self, name: str) -> ModelPreview | None:
+        """The model of that name; None where there is none."""
+        if name in self._models:
+            return self._models[name]
+        source = scan_model(self._root, name)
+        if source is None:
+            return None
+        self._begun.append(name)
+        found = self._preview(source)
+        self._begun.pop()
+        self._models[name] = found
+        return found
+
+    def _preview(self, source: ModelSource) -> ModelPreview:
+        name = source.name
+        notes = [f"{name}/{note}" for note in source.notes]
+        notes += _odd_entries(self._root / name)
+        preview = ModelPreview(name, source.config, notes=tuple(notes))
+        if source.problem:
+            return replace(preview, problems=(_placed(name, source.problem),))
+        versions = [self._version(name, v, source.config) for v in source.versions]
+        problems = [
+            _placed(name, v.problem, f"{name}/{v.version}")
+            for v in versions
+            if v.problem
+        ]
+        missing = [i for i in source.config.devices if i >= self._devices]
+        if missing:
+            versions = [replace(version, spec=None) for version in versions]
+            problems.append(
+                f"{name}/{CONFIG_NAME}: devices names number {missing[0]}, but "
+                f"{self._devices} would be attached, from 0; change it, or --devices"
+            )
+        return replace(preview, versions=tuple(versions), problems=tuple(problems))
+
+    def _version(
+        self, name: str, source: VersionSource, config: ModelConfig
+    ) -> VersionPreview:
+        preview = VersionPreview(source.version, tuple(p.name for p in source.files))
+        try:
+            if config.ensemble is not None:
+                return replace(preview, spec=self._ensemble(name, source, config))
+            with explained(f"{name}/{source.version}"):
+                spec, memory = self._loadable(name, source, config)
+        except LoadError as e:
+            text = str(e).replace(f"{self._root.resolve()}/", "")
+            return replace(preview, problem=text)
+        return replace(preview, spec=spec, memory=memory)
+
+    def _loadable(
+        self, name: str, source: VersionSource, config: ModelConfig
+    ) -> tuple[ModelSpec, int]:
+        """What requests see, and what it takes. Raises anything."""
+        if source.problem:
+            raise LoadError(source.problem)
+        files = list(source.files)
+        if source.is_onnx:
+            files = [self._cache.popef_for(files[0])]
+        described = describe_model(files, runner_config(config, {}))
+        spec = make_spec(name, source, config, described)
+        try:
+            check_warmup(spec, config.warmup, source.folder)
+        except WarmupFailed as e:
+            raise LoadError(str(e)) from e
+        scheduler = make_scheduler(spec, _NoRunner(), source, config)
+        memory = config.memory
+        if memory is None:
+            used = min(config.instances, len(config.devices) or self._devices)
+            memory = used * sum(path.stat().st_size for path in files)
+        return (spec if scheduler is None else scheduler.visible), memory
+
+    def _ensemble(
+        self, name: str, source: VersionSource, config: ModelConfig
+    ) -> ModelSpec:
+        """What an ensemble takes and gives. Raises `LoadError`."""
+        assert config.ensemble is not None
+        specs = []
+        for number, step in enumerate(config.ensemble.step):
+            if step.model in self._begun:
+                raise LoadError(f"{label_of(number, step)}: it would run itself")
+            member = self._model(step.model)
+            there = [v for v in member.versions if v.spec] if member else []
+            wanted = [v for v in there if step.version in (0, v.version)]
+            if not wanted:
+                which = f" version {step.version}" if step.version else ""
+                raise LoadError(
+                    f"{label_of(number, step)}: model {step.model!r}{which} would not "
+                    f"be served"
+                )
+            spec = wanted[-1].spec
+            assert spec is not None
+            specs.append(spec)
+        try:
+            version = str(source.version)
+            return compose(name, version, config.ensemble, specs).spec
+        except ValueError as e:
+            raise LoadError(str(e)) from None
+
+
+def _placed(name: str, text: str, place: str = "") -> str:
+    """A problem with the file in front that is to be changed."""
+    for file in (CONFIG_NAME, PBTXT_NAME):
+        if text.startswith(file):
+            return f"{name}/{text}"
+    return text if text.startswith(f"{name}/") else f"{place or name}: {text}"
+
+
+def _odd_entries(folder: Path) -> Iterator[str]:
+    """Notes on what lies in a model's folder and looks as if somebody meant it."""
+    if not folder.is_dir():
+        return
+    for entry in sorted(folder.iterdir()):
+        name = entry.name
+        if entry.is_dir():
+            if any(c.isdigit() for c in name) and not is_version(name):
+                yield (
+                    f"{folder.name}/{name}: this is no version and is not served; "
+                    f"versions are whole numbers from 1"
+                )
+            elif name != WARMUP_FOLDER and difflib.get_close_matches(
+                name, [WARMUP_FOLDER], cutoff=0.8
+            ):
+                yield f"{folder.name}/{name}: not read; {WARMUP_FOLDER} is"
+        elif name not in (CONFIG_NAME, PBTXT_NAME):
+            if name.lower().startswith("config") or difflib.get_close_matches(
+                name, [CONFIG_NAME, PBTXT_NAME], cutoff=0.8
+            ):
+                yield f"{folder.name}/{name}: not read; {CONFIG_NAME} is"
+            elif entry.suffix in (".onnx", ".popef"):
+                yield (
+                    f"{folder.name}/{name}: not served; put it into a version folder, "
+                    f"{folder.name}/1/{name}"
+                )
