@@ -97,8 +97,10 @@ class GatewayProtocol(HttpToolsProtocol):
         """As uvicorn's own, which would first look for a timer that is never set."""
         try:
             self.parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:
+            # A mistake of ours, which would otherwise look like one of the client's.
+            self._end_with(ErrorResponse.of(error.__context__ or error, close=True))
         except httptools.HttpParserError:
-            logger.debug("a request is not valid HTTP")
             self.send_400_response("")
         except httptools.HttpParserUpgrade:
             self._unsupported_upgrade_warning()
@@ -235,9 +237,14 @@ class GatewayProtocol(HttpToolsProtocol):
     def _give_up(self, stood: float) -> None:
         """End a request whose body has stopped coming, and its connection."""
         if not getattr(self.cycle, "response_started", False):
-            answer = ErrorResponse.of(BodyStopped(stood), close=True)
-            head = b"".join(b"%b: %b\r\n" % header for header in answer.headers)
-            self.transport.write(b"%b%b\r\n%b" % (STATUS_LINE[408], head, answer.body))
+            self._end_with(ErrorResponse.of(BodyStopped(stood), close=True))
+        self.transport.close()
+
+    def _end_with(self, answer: ErrorResponse) -> None:
+        """Send the connection's last answer."""
+        head = b"".join(b"%b: %b\r\n" % header for header in answer.headers)
+        status = STATUS_LINE[answer.status]
+        self.transport.write(b"%b%b\r\n%b" % (status, head, answer.body))
         self.transport.close()
 
     def finish(self) -> None:

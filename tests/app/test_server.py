@@ -32,6 +32,8 @@ WAIT = 10.0  # seconds that nothing here should ever take
 class HoldingApp:
     """Answers `/` at once, and everything else when `release` is called."""
 
+    base_path = b""
+
     def __init__(self) -> None:
         self.started = threading.Event()
         self.entered = threading.Semaphore(0)
@@ -249,3 +251,13 @@ def test_a_stale_unix_socket_is_replaced(tmp_path: Path) -> None:
     with pytest.raises(ListenError, match="in use"):
         listen_unix(path)
     assert path.read_text() == "a file"
+
+
+def test_a_mistake_of_ours_is_not_called_the_clients() -> None:
+    with running() as server:
+        server.app.base_path = 7  # type: ignore[assignment]
+        connection = server.connect()
+        connection.request("GET", "/")
+        answer = connection.getresponse()
+        assert answer.status == 500
+        assert b'"code":"internal_error"' in answer.read()
