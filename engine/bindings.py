@@ -29,6 +29,8 @@ class Source(Protocol):
 
     #: False where data came of nowhere, because what gives them was disconnected.
     is_real: bool
+    #: Whether `try_fetch` is of any use.
+    can_look_ahead: bool
 
     def fetch(self, room: Room, alive: Alive) -> Shape:
         """Put the next data into `room`, waiting for them; their shape."""
@@ -70,6 +72,7 @@ class CallbackSource:
     """
 
     is_real = True
+    can_look_ahead = False
 
     def __init__(self, anchor: Anchor, callback: CallbackHandle) -> None:
         self._anchor = anchor
@@ -136,6 +139,8 @@ class CallbackSink:
 
 class QueueSource:
     """An input queue. A disconnected one gives zeros, so that the program ends."""
+
+    can_look_ahead = True
 
     def __init__(self, queue: InputQueue) -> None:
         self.queue = queue

@@ -167,9 +167,11 @@ class Connections:
             binding.is_real = True
 
     def to_message(self) -> list[list[int]]:
-        """The anchors that the host serves, those that nobody does, the file's."""
+        """The anchors that the host serves, those of them that can be given ahead of
+        need, those that nobody serves, the file's."""
         return [
             sorted([*self.sources, *self.sinks]),
+            [i for i, source in self.sources.items() if source.can_look_ahead],
             [i for i, fixed in self._fixed.items() if fixed is Fixed.EMPTY],
             [i for i, fixed in self._fixed.items() if fixed is Fixed.FILE],
         ]

@@ -92,6 +92,7 @@ class HostStreams:
         self._all_outputs: dict[int, OutputStream] = {}
         self._dummies: frozenset[str] = frozenset()
         self._dropped: frozenset[str] = frozenset()
+        self._ready: frozenset[str] = frozenset()
         self._from_file: frozenset[str] = frozenset()
         self._coming: Iterator[str] = iter(())
         #: Anchors whose data, given ahead of need, were read; not told to the host yet.
@@ -108,9 +109,14 @@ class HostStreams:
     # -- between runs
 
     def bind(
-        self, host: Collection[int], empty: Collection[int], file: Collection[int]
+        self,
+        host: Collection[int],
+        ready: Collection[int],
+        empty: Collection[int],
+        file: Collection[int],
     ) -> None:
-        """Who serves which anchors from now on: the host, nobody, the file."""
+        """Who serves which anchors from now on: the host, nobody, the file. Of those of
+        the host, which may be there before they are needed (`ready`)."""
         inputs, outputs = self._all_inputs, self._all_outputs
         self._inputs = {inputs[i].anchor.handle: inputs[i] for i in host if i in inputs}
         self._outputs = {
@@ -120,15 +126,18 @@ class HostStreams:
         self._dropped = frozenset(
             outputs[i].anchor.handle for i in empty if i in outputs
         )
+        self._ready = frozenset(
+            inputs[i].anchor.handle
+            for i in ready
+            if i in inputs and inputs[i].nbytes >= 0
+        )
         self._from_file = frozenset(
             inputs[i].anchor.handle for i in file if i in inputs
         )
 
     def foreseeable(self) -> frozenset[str]:
         """The handles that can be asked for ahead of need."""
-        if not self._look_ahead:
-            return frozenset()
-        return frozenset(h for h, s in self._inputs.items() if s.nbytes >= 0)
+        return self._ready if self._look_ahead else frozenset()
 
     def begin(self, coming: Iterator[str]) -> None:
         """A run begins that will read `coming` (`reads_to_come`)."""
@@ -238,7 +247,7 @@ class HostStreams:
         return np.zeros(shape, info.data_type.numpy_dtype)
 
     def _promise(self, stream: InputStream) -> list[int]:
-        place = stream.places.take()
+        place = stream.places.take_expected()
         place.busy = True
         stream.promised.append(place)
         return place.to_message()
@@ -254,7 +263,7 @@ class HostStreams:
             memory = SharedMemory.attach(os.dup(fds[0]), nbytes)
             memory.detach_fd()
             # The next one of this size finds room in a place of ours.
-            stream.places.room = max(stream.places.room, nbytes)
+            stream.places.expect(nbytes)
             raw = memory.view
         else:
             raw = place.raw(nbytes)

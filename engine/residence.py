@@ -14,6 +14,7 @@ from engine.device import Device
 from engine.device_state import DeviceState
 from engine.errors import (
     DeviceClosed,
+    DeviceLost,
     EngineError,
     SessionClosed,
 )
@@ -50,6 +51,7 @@ class Residence:
         self._connections = connections
         self._link: SessionLink | None = None
         self._trace = logger.isEnabledFor(TRACE)
+        self._restarts = 0
 
     @property
     def is_active(self) -> bool:
@@ -163,6 +165,7 @@ class Residence:
         with handed_over(self._model) as (message["sources"], fds):
             self._link = SessionLink(device, message, fds)
         self.has_weights = False
+        self._restarts = device.restarts
         device.seat.resident = self
         logger.info("%r is loaded", self)
 
@@ -170,6 +173,7 @@ class Residence:
         programs = self._model.metadata.program_flow.save
         if not (programs and self.has_weights and self.is_active):
             return
+        was_stopped = self.is_stopped
         try:
             self._connections.check_outlets(programs)
             self.run(programs, time.monotonic() + SAVE_TIMEOUT)
@@ -179,16 +183,20 @@ class Residence:
                 self,
                 error,
             )
+        finally:
+            self.is_stopped = was_stopped  # it leaves, whatever has become of the link
 
     def _why_it_ended(self) -> EngineError:
         """The connection is gone, and nobody of ours has ended it."""
         device = self.bound()
+        self.is_stopped = True
+        if device.restarts != self._restarts:
+            return DeviceLost(f"device {device.id} was lost, and started again since")
         fd = device.lost_fileno()
         if fd >= 0:
             poller = select.poll()
             poller.register(fd, select.POLLIN)
             poller.poll(_LOST_TIMEOUT * 1000)
-        self.is_stopped = True
         if device.check():
             return SessionClosed(f"{self!r} was ended by its device")
         if device.state is DeviceState.CLOSED:

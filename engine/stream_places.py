@@ -24,6 +24,7 @@ from popef_io import Anchor, DataType
 
 #: Places of up to this many bytes share a segment.
 _SMALL = 64 * 1024
+_MOST_TOGETHER = 8
 _ALIGNMENT = 64
 
 #: Makes a segment of so many bytes known to the host: its number and its memory.
@@ -95,14 +96,20 @@ class Places:
         place = self.find(nbytes)
         return self._grow(nbytes) if place is None else place
 
+    def take_expected(self) -> Place:
+        """A free place for what is expected."""
+        return self.take(self.room)
+
+    def expect(self, nbytes: int) -> None:
+        """Data of so many bytes may come: places for less are of no use any more."""
+        self.room = max(self.room, _aligned(nbytes))
+
     def _grow(self, nbytes: int) -> Place:
         if nbytes > self.room:
-            # Those that are too small are not needed any more when they are free.
             self.room = _aligned(max(nbytes, 2 * self.room))
-            self._places = [p for p in self._places if not p.is_free]
+        self._places = [p for p in self._places if not p.is_free or p.room >= self.room]
         room = max(self.room, _ALIGNMENT)
-        count = max(1, _SMALL // room) if room < _SMALL else 1
-        count = min(count, 8)
+        count = min(max(1, _SMALL // room), _MOST_TOGETHER)
         number, memory = self._make(room * count)
         made = [Place(number, memory, room * i, room) for i in range(count)]
         self._places += made

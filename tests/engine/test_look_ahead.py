@@ -83,7 +83,7 @@ class Ends:
         self.host.settimeout(30)
         anchors = model.metadata.anchors
         self.streams = HostStreams(device, anchors, ModelData(model, {}), look_ahead)
-        self.streams.bind([0, 1, 3], [], [2])
+        self.streams.bind([0, 1, 3], [0, 1], [], [2])
         self._device = device
         self._segments: dict[int, SharedMemory] = {}
 
@@ -263,3 +263,10 @@ def test_what_a_failed_run_did_not_get_to_is_given_again(
         for number, _, out in outs:
             if number != 99:
                 assert out.tolist() == [[2 * number, 2 * number + 1]] * 2
+
+
+@pytest.mark.parametrize("ends", [9], indirect=True)
+def test_only_what_may_be_there_is_foreseen(ends: Ends) -> None:
+    assert ends.streams.foreseeable() == {"h2d_tensor_A", "h2d_tensor_B"}
+    ends.streams.bind([0, 1, 3], [1], [], [2])  # tensor_A is a callback
+    assert ends.streams.foreseeable() == {"h2d_tensor_B"}

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from engine.errors import EngineBug, InvalidConfig, QueueClosed
+from engine.errors import DeviceLost, EngineBug, InvalidConfig, QueueClosed
 from engine.ring_buffer import CONTROL_SIZE, RingCounters, SpscRingBuffer
 
 
@@ -172,3 +172,27 @@ def test_invalidate_wakes_both_sides() -> None:
     assert ring.is_valid()
     assert not ring.read_available()
     assert ring.num_buffers == 1
+
+
+def test_a_wait_ends_where_it_is_no_use() -> None:
+    ring = SpscRingBuffer[list[int]](2, make=list)
+
+    def alive() -> None:
+        raise DeviceLost("gone")
+
+    with pytest.raises(DeviceLost):
+        ring.read_lock(alive)
+    ring.write([7])
+    assert ring.read_lock(alive) == [7]  # nobody asks where there is data
+
+
+def test_whether_a_write_would_wait() -> None:
+    ring = SpscRingBuffer[list[int]](1, make=list)
+    assert ring.write_available()
+    ring.write_lock()
+    assert ring.write_available()  # repeating gives the same buffer
+    ring.write_complete()
+    assert not ring.write_available()
+    ring.read_lock()
+    ring.read_complete()
+    assert ring.write_available()

@@ -254,6 +254,19 @@ def test_the_device_dies_between_two_runs(affine: Path, own_device: Device) -> N
             session.run_main_programs()
 
 
+def test_the_device_died_and_was_brought_back(affine: Path, own_device: Device) -> None:
+    with Session(affine) as session:
+        session.bind_to_device(own_device)
+        kill(own_device)
+        while own_device.check():
+            pass
+        own_device.recover()
+        with pytest.raises(DeviceLost, match="started again"):
+            session.run_main_programs()
+        session.reload()
+        check_runs(session)
+
+
 def test_the_device_is_closed_while_a_run_waits(affine: Path) -> None:
     device = DeviceManager("cpu:21-21").get_device()
     with Session(affine) as session:
