@@ -66,12 +66,14 @@ class Device:
         threads: int,
         providers: Sequence[str] = ("CPUExecutionProvider",),
         spin_us: int = 0,
+        ipu_version: int = -1,
     ) -> None:
         self.units = tuple(units)
         self.id = "+".join(units)
         self.threads = threads
         self.providers = tuple(providers)
         self.spin_us = spin_us
+        self.ipu_version = ipu_version
         self.lock = threading.RLock()
         self.seat = SessionSeat()
         self.state = DeviceState.LOST

@@ -17,11 +17,13 @@ and nowhere else.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
+import os
 import re
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from engine import control
@@ -29,6 +31,13 @@ from engine.config import DeviceWaitConfig, DeviceWaitStrategy
 from engine.cores import cpu_budget, usable_cores
 from engine.device import Device
 from engine.device_lock import address_of, claimed_units, try_claim
+from engine.device_request import (
+    SMALL_TILES,
+    TILES,
+    UNKNOWN_VERSION,
+    DeviceRequest,
+    checked_ipu_model,
+)
 from engine.errors import (
     DeviceWaitTimeout,
     EngineError,
@@ -36,6 +45,7 @@ from engine.errors import (
     NoDeviceAvailable,
 )
 from engine.thread_plan import ThreadPlan
+from popef_io import Model
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +56,9 @@ _PROVIDERS = {
     "cpu": ("CPUExecutionProvider",),
     "cuda": ("CUDAExecutionProvider", "CPUExecutionProvider"),
 }
+
+#: Software devices that this process has made; their names are nobody else's.
+_MODEL_NUMBERS = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,58 +112,110 @@ class DeviceManager:
         claimed = claimed_units(self.units)
         return tuple(_info(unit, unit in claimed) for unit in self.units)
 
-    def get_device(
-        self, num_ipus: int = 1, wait_config: DeviceWaitConfig | None = None
-    ) -> Device:
-        """Attach `num_ipus` free units as one device.
+    def ipu_hardware_version(self) -> int:
+        """-1: devices of an architecture that the original does not know (0 would say
+        that there are none, 2 and 21 that they are IPUs)."""
+        return UNKNOWN_VERSION
 
-        Raises NoDeviceAvailable (policy NO_WAIT) or DeviceWaitTimeout.
+    def get_device(
+        self,
+        wanted: int | Model = 1,
+        wait_config: DeviceWaitConfig | None = None,
+        options: Mapping[str, str] | None = None,
+    ) -> Device:
+        """Attach free units as one device: so many, or as many as a model needs.
+
+        `options` are device options (`engine.device_request`); a model brings its own.
+        Raises NoDeviceAvailable (policy NO_WAIT) or DeviceWaitTimeout, InvalidConfig
+        for an option with a value it cannot have.
         """
-        if not 1 <= num_ipus <= len(self.units):
+        request = DeviceRequest.of(wanted, options)
+        if not 1 <= request.num_ipus <= len(self.units):
             raise NoDeviceAvailable(
-                f"{num_ipus} devices are wanted as one, the pool has "
+                f"{request.num_ipus} devices are wanted as one, the pool has "
                 f"{len(self.units)}: "
                 f"{', '.join(self.units)}"
             )
-        return self._attach(self.units, num_ipus, wait_config or DeviceWaitConfig())
+        return self._attach(self.units, request, wait_config or DeviceWaitConfig())
 
     def try_get_device(
-        self, num_ipus: int = 1, wait_config: DeviceWaitConfig | None = None
+        self,
+        wanted: int | Model = 1,
+        wait_config: DeviceWaitConfig | None = None,
+        options: Mapping[str, str] | None = None,
     ) -> Device | None:
         """`get_device`, but None where it cannot be had."""
         with contextlib.suppress(NoDeviceAvailable, DeviceWaitTimeout):
-            return self.get_device(num_ipus, wait_config)
+            return self.get_device(wanted, wait_config, options)
         return None
 
     def get_specific_device(
-        self, device_id: str, wait_config: DeviceWaitConfig | None = None
+        self,
+        device_id: str,
+        wait_config: DeviceWaitConfig | None = None,
+        options: Model | Mapping[str, str] | None = None,
     ) -> Device:
-        """Attach the device of this id ("cpu:1")."""
+        """Attach the device of this id ("cpu:1"), with the options of a model or of the
+        caller."""
         if device_id not in self.units:
             raise NoDeviceAvailable(
                 f"there is no device {device_id!r}; the pool has "
                 f"{', '.join(self.units)}"
             )
-        return self._attach([device_id], 1, wait_config or DeviceWaitConfig())
+        if isinstance(options, Model):
+            options = DeviceRequest.of(options).options
+        request = DeviceRequest(1, options or {})
+        return self._attach([device_id], request, wait_config or DeviceWaitConfig())
 
     def try_get_specific_device(
-        self, device_id: str, wait_config: DeviceWaitConfig | None = None
+        self,
+        device_id: str,
+        wait_config: DeviceWaitConfig | None = None,
+        options: Model | Mapping[str, str] | None = None,
     ) -> Device | None:
         """`get_specific_device`, but None where it cannot be had."""
         with contextlib.suppress(NoDeviceAvailable, DeviceWaitTimeout):
-            return self.get_specific_device(device_id, wait_config)
+            return self.get_specific_device(device_id, wait_config, options)
         return None
 
-    def _attach(
-        self, candidates: Sequence[str], count: int, wait: DeviceWaitConfig
+    def create_ipu_model_device(
+        self, wanted: int | Model = 1, ipu_version: int = 2, tiles_per_ipu: int = 0
     ) -> Device:
-        claims = self._claim(candidates, count, wait)
+        """A device outside the pool, that takes no unit of it: software instead of
+        hardware, as Poplar's IPU model is.
+
+        It calls itself `ipu_version`, which for a model is the model's. `tiles_per_ipu`
+        (0: all 1472) scales its threads: a part of the tiles has that part of them, one
+        at least. Raises InvalidConfig for what there is not.
+        """
+        request = DeviceRequest.of(wanted)
+        if isinstance(wanted, Model):
+            ipu_version = wanted.metadata.ipu_version or ipu_version
+        checked_ipu_model(request.num_ipus, ipu_version, tiles_per_ipu)
+        number = next(_MODEL_NUMBERS)
+        units = [f"model:{os.getpid()}.{number}.{n}" for n in range(request.num_ipus)]
+        threads = request.threads or self.plan.threads(1)
+        if tiles_per_ipu:
+            threads = max(1, threads * tiles_per_ipu // TILES)
+        providers = _PROVIDERS["cpu"]
+        return Device(units, [], threads, providers, self.plan.spin_us, ipu_version)
+
+    def create_small_ipu_model_device(
+        self, wanted: int | Model = 1, ipu_version: int = 2
+    ) -> Device:
+        """`create_ipu_model_device` with four tiles, so with one thread."""
+        return self.create_ipu_model_device(wanted, ipu_version, SMALL_TILES)
+
+    def _attach(
+        self, candidates: Sequence[str], request: DeviceRequest, wait: DeviceWaitConfig
+    ) -> Device:
+        claims = self._claim(candidates, request.num_ipus, wait)
         units = list(claims)
         kind = units[0].partition(":")[0]
         return Device(
             units,
             list(claims.values()),
-            self.plan.threads(count),
+            request.threads or self.plan.threads(request.num_ipus),
             _PROVIDERS[kind],
             self.plan.spin_us,
         )

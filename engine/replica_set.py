@@ -168,8 +168,7 @@ class ReplicaSet:
             if device is None:
                 manager = manager or DeviceManager()
                 device = manager.get_device(
-                    max(1, self._plan.model.metadata.num_ipus),
-                    self._config.device_wait_config,
+                    self._plan.model, self._config.device_wait_config
                 )
                 self._own.append(device)
             self._devices.append(device)

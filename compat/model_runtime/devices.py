@@ -6,17 +6,23 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias, overload
 
 from popef import Model
 
 import engine
+import popef_io
 from model_runtime.device_wait import DeviceWaitConfig
 
-#: What the original says of an IPU whose architecture it does not know.
-_UNKNOWN_ARCHITECTURE = -1
-
 DeviceOptions: TypeAlias = Mapping[str, str]
+
+
+class _Version(int):
+    """An IPU version that can be told from the same number."""
+
+
+#: The default version, which in the form for models stands where those have tiles.
+_MK2 = _Version(2)
 
 
 class Device:
@@ -28,8 +34,9 @@ class Device:
         weakref.finalize(self, device.close)
 
     def ipuVersion(self) -> int:
-        """-1: the architecture is none that the original knows."""
-        return _UNKNOWN_ARCHITECTURE
+        """-1, an architecture that the original does not know; of an IPU model, the
+        one it was made as."""
+        return self.engine.ipu_version
 
     def __repr__(self) -> str:
         return repr(self.engine)
@@ -48,17 +55,17 @@ class DeviceConstraints:
 class DeviceManager:
     """Attaches devices of the pool.
 
-    A device is asked for by a number of units or for a model. `device_options` are
-    Poplar's: accepted, and without effect. A device is known by its place in the pool,
-    or by its own id ("cpu:1").
+    A device is asked for by a number of units or for a model. Of `device_options` ours
+    have an effect (`popgate.threads`), Poplar's have none. A device is known by its
+    place in the pool, or by its own id ("cpu:1").
     """
 
     def __init__(self) -> None:
         self._manager = engine.DeviceManager()
 
     def ipuHardwareVersion(self) -> int:
-        """-1: the architecture is none that the original knows."""
-        return _UNKNOWN_ARCHITECTURE
+        """-1: devices of an architecture that the original does not know."""
+        return self._manager.ipu_hardware_version()
 
     def getDevice(
         self,
@@ -68,8 +75,8 @@ class DeviceManager:
         constraints: DeviceConstraints | bool | None = None,
     ) -> Device:
         """A device of `num_ipus` units, or for a model; raises where there is none."""
-        wait = _wait(device_options, wait_config)
-        return Device(self._manager.get_device(_units(num_ipus), wait))
+        flags, wait = _split(device_options, wait_config)
+        return Device(self._manager.get_device(_io(num_ipus), wait, flags))
 
     def tryGetDevice(
         self,
@@ -79,8 +86,8 @@ class DeviceManager:
         constraints: DeviceConstraints | bool | None = None,
     ) -> Device | None:
         """`getDevice`, but None where there is none."""
-        wait = _wait(device_options, wait_config)
-        device = self._manager.try_get_device(_units(num_ipus), wait)
+        flags, wait = _split(device_options, wait_config)
+        device = self._manager.try_get_device(_io(num_ipus), wait, flags)
         return None if device is None else Device(device)
 
     def getSpecificDevice(
@@ -91,8 +98,9 @@ class DeviceManager:
     ) -> Device:
         """This device; raises where it cannot be attached. Instead of options a model
         can be given."""
-        wait = _wait(device_options, wait_config)
-        return Device(self._manager.get_specific_device(self._id(device_id), wait))
+        flags, wait = _split(device_options, wait_config)
+        get = self._manager.get_specific_device
+        return Device(get(self._id(device_id), wait, flags))
 
     def tryGetSpecificDevice(
         self,
@@ -101,9 +109,41 @@ class DeviceManager:
         wait_config: DeviceWaitConfig | None = None,
     ) -> Device | None:
         """`getSpecificDevice`, but None where it cannot be attached."""
-        wait = _wait(device_options, wait_config)
-        device = self._manager.try_get_specific_device(self._id(device_id), wait)
+        flags, wait = _split(device_options, wait_config)
+        get = self._manager.try_get_specific_device
+        device = get(self._id(device_id), wait, flags)
         return None if device is None else Device(device)
+
+    @overload
+    def createIpuModelDevice(
+        self, num_ipus: int, ipu_version: int = 2, tiles_per_ipu: int = 0
+    ) -> Device: ...
+    @overload
+    def createIpuModelDevice(
+        self, num_ipus: Model, tiles_per_ipu: int, /
+    ) -> Device: ...
+    @overload
+    def createIpuModelDevice(
+        self, num_ipus: Model, *, tiles_per_ipu: int = 0
+    ) -> Device: ...
+
+    def createIpuModelDevice(
+        self, num_ipus: int | Model, ipu_version: int = _MK2, tiles_per_ipu: int = 0
+    ) -> Device:
+        """A software device outside the pool: of so many IPUs, or for a model, whose
+        version it has and after which the tiles follow."""
+        make = self._manager.create_ipu_model_device
+        if isinstance(num_ipus, Model):
+            tiles = tiles_per_ipu if ipu_version is _MK2 else ipu_version
+            return Device(make(num_ipus.io, tiles_per_ipu=tiles))
+        return Device(make(num_ipus, ipu_version, tiles_per_ipu))
+
+    def createSmallIpuModelDevice(
+        self, num_ipus: int | Model, ipu_version: int = 2
+    ) -> Device:
+        """`createIpuModelDevice` with four tiles."""
+        make = self._manager.create_small_ipu_model_device
+        return Device(make(_io(num_ipus), ipu_version))
 
     def _id(self, device_id: int | str) -> str:
         if isinstance(device_id, str):
@@ -115,13 +155,16 @@ class DeviceManager:
         return repr(self._manager)
 
 
-def _units(num_ipus: int | Model) -> int:
-    if isinstance(num_ipus, Model):
-        return max(1, num_ipus.metadata.numIpus())
-    return num_ipus
+def _io(wanted: int | Model) -> int | popef_io.Model:
+    return wanted.io if isinstance(wanted, Model) else wanted
 
 
-def _wait(options: object, config: DeviceWaitConfig | None) -> engine.DeviceWaitConfig:
+def _split(
+    options: DeviceOptions | Model | DeviceWaitConfig | None,
+    config: DeviceWaitConfig | None,
+) -> tuple[Any, engine.DeviceWaitConfig]:
+    """Options and wait policy, of which the first may have been left out."""
     if isinstance(options, DeviceWaitConfig):
-        config = options
-    return (config or DeviceWaitConfig()).to_engine()
+        options, config = None, options
+    flags = options.io if isinstance(options, Model) else options
+    return flags, (config or DeviceWaitConfig()).to_engine()

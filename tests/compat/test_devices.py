@@ -91,3 +91,32 @@ def test_a_program_that_ends_leaves_nothing_behind(simple: str, tmp_path: Path) 
     assert (ended.returncode, ended.stderr) == (0, "")
     with pytest.raises(ProcessLookupError):
         os.kill(int(ended.stdout), 0)
+
+
+def test_ipu_models(model: popef.Model) -> None:
+    manager = model_runtime.DeviceManager()
+    ones = np.ones((3, 4), np.float32)
+    devices = [
+        manager.createIpuModelDevice(2),
+        manager.createIpuModelDevice(1, ipu_version=21, tiles_per_ipu=2),
+        manager.createIpuModelDevice(model, 2),
+        manager.createIpuModelDevice(model, tiles_per_ipu=4),
+        manager.createSmallIpuModelDevice(1),
+        manager.createSmallIpuModelDevice(model),
+    ]
+    assert [device.ipuVersion() for device in devices] == [2, 21, 2, 2, 2, 2]
+    assert all(device.engine.threads == 1 for device in devices[1:])
+    config = model_runtime.ModelRunnerConfig()
+    config.replica_to_device = {0: devices[-1]}
+    runner = model_runtime.ModelRunner(model, config)
+    result = runner.execute({"tensor_A": ones, "tensor_B": ones})
+    assert result["output"][0, 0] == 1.5
+
+
+def test_device_options() -> None:
+    manager = model_runtime.DeviceManager()
+    device = manager.getDevice(1, {"popgate.threads": "3", "autoSync": "true"})
+    assert device.engine.threads == 3
+    number = 1 - manager._manager.units.index(device.engine.id)
+    other = manager.getSpecificDevice(number, {"popgate.threads": "2"})
+    assert other.engine.threads == 2

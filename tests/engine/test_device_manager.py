@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from engine import (
@@ -13,11 +16,16 @@ from engine import (
     DeviceWaitStrategy,
     DeviceWaitTimeout,
     InvalidConfig,
+    ModelRunner,
+    ModelRunnerConfig,
     NoDeviceAvailable,
     parse_devices,
 )
 from engine.cores import cpu_budget, usable_cores
+from engine.device_request import OPTION_THREADS
 from engine.thread_plan import ThreadPlan
+from popef_io import Option, load_model
+from tests.engine import models
 
 
 @pytest.mark.parametrize(
@@ -127,3 +135,55 @@ def test_wait_options_are_checked() -> None:
     with pytest.raises(InvalidConfig, match="sleep_time"):
         DeviceWaitConfig(sleep_time=float("nan"))
     assert DeviceWaitConfig().sleep_time == 15.0
+
+
+def test_a_model_says_what_its_device_is(tmp_path: Path) -> None:
+    path = models.affine(tmp_path / "m.popef")
+    model = load_model(path)
+    manager = DeviceManager("cpu:44-46")
+    options = (Option(OPTION_THREADS, "3"), Option("autoSync", "true"))
+    wants = replace(
+        model, metadata=replace(model.metadata, num_ipus=2, device_options=options)
+    )
+    with manager.get_device(wants) as device:
+        assert (device.num_units, device.threads) == (2, 3)
+        assert device.ipu_version == manager.ipu_hardware_version() == -1
+        assert manager.try_get_device(wants) is None
+        with manager.get_specific_device("cpu:46", options=wants) as third:
+            assert (third.num_units, third.threads) == (1, 3)
+            assert manager.try_get_specific_device("cpu:46", options=wants) is None
+    with manager.get_device(1, options={OPTION_THREADS: "2", "other": "x"}) as device:
+        assert device.threads == 2
+        with ModelRunner(path, ModelRunnerConfig(replica_to_device={0: device})) as run:
+            assert run.ready
+    with ModelRunner(wants, manager=manager) as runner:
+        assert runner.devices[0].id == "cpu:44+cpu:45"
+    for bad in ("0", "-1", "1025", "many", ""):
+        with pytest.raises(InvalidConfig, match=r"popgate\.threads"):
+            manager.get_device(1, options={OPTION_THREADS: bad})
+
+
+def test_ipu_models_take_nothing_of_the_pool(tmp_path: Path) -> None:
+    path = models.affine(tmp_path / "m.popef")
+    model = load_model(path)
+    manager = DeviceManager("cpu:47-47")
+    ipus = replace(model, metadata=replace(model.metadata, num_ipus=2, ipu_version=21))
+    with (
+        manager.create_ipu_model_device(3) as one,
+        manager.create_small_ipu_model_device(ipus) as small,
+        manager.get_device() as pooled,
+    ):
+        assert (one.num_units, one.ipu_version) == (3, 2)
+        assert (small.num_units, small.ipu_version, small.threads) == (2, 21, 1)
+        assert pooled.id == "cpu:47"
+        assert one.threads == manager.plan.threads(1)
+        for device in (one, small):
+            config = ModelRunnerConfig(replica_to_device={0: device}, auto_reset=True)
+            with ModelRunner(path, config) as runner:
+                row = {"input": np.ones((1, 4), np.float32)}
+                assert np.all(runner.execute(row)["output"] == 3)
+                device.kill("a test does this")
+                assert np.all(runner.execute(row)["output"] == 3)
+    for bad in ({"ipu_version": 3}, {"tiles_per_ipu": 1473}, {"wanted": 0}):
+        with pytest.raises(InvalidConfig):
+            manager.create_ipu_model_device(**bad)

@@ -1,0 +1,72 @@
+"""What is asked of a device: how many units, which options, which software model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from engine.errors import InvalidConfig
+from popef_io import Model
+
+#: Device option of ours: threads that a graph may use. Others are Poplar's, for
+#: hardware that is not there, and change nothing.
+OPTION_THREADS = "popgate.threads"
+MAX_THREADS = 1024
+#: IPU versions there are: Mk1, Mk2 (GC200 and Bow), Mk2 with FP8 (C600).
+IPU_VERSIONS = (1, 2, 21)
+#: What the original says of an architecture that it does not know.
+UNKNOWN_VERSION = -1
+#: Tiles of an IPU, and of the small software model of one.
+TILES = 1472
+SMALL_TILES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRequest:
+    """`num_ipus` units as one device, with the device options of a model or a caller.
+
+    Raises InvalidConfig for a number of threads that is none.
+    """
+
+    num_ipus: int = 1
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.threads is None and OPTION_THREADS in self.options:
+            raise InvalidConfig(
+                f"device option {OPTION_THREADS} must be a number from 1 to "
+                f"{MAX_THREADS}, got {self.options[OPTION_THREADS]!r}"
+            )
+
+    @classmethod
+    def of(
+        cls, wanted: int | Model, options: Mapping[str, str] | None = None
+    ) -> DeviceRequest:
+        """For a model, as its metadata says; else a number of units with `options`."""
+        if isinstance(wanted, Model):
+            metadata = wanted.metadata
+            flags = {option.name: option.value for option in metadata.device_options}
+            return cls(max(1, metadata.num_ipus), flags)
+        return cls(wanted, options or {})
+
+    @property
+    def threads(self) -> int | None:
+        """As many as the options ask for; None where they do not say."""
+        text = str(self.options.get(OPTION_THREADS, ""))
+        if not text.isdecimal() or len(text) > 4:
+            return None
+        return int(text) if 1 <= int(text) <= MAX_THREADS else None
+
+
+def checked_ipu_model(num_ipus: int, ipu_version: int, tiles: int) -> None:
+    """InvalidConfig for a software model of what there is not."""
+    if not 1 <= num_ipus <= MAX_THREADS:
+        raise InvalidConfig(f"num_ipus must be from 1 to {MAX_THREADS}, got {num_ipus}")
+    if ipu_version not in IPU_VERSIONS:
+        raise InvalidConfig(
+            f"ipu_version must be one of {list(IPU_VERSIONS)}, got {ipu_version}"
+        )
+    if not 0 <= tiles <= TILES:
+        raise InvalidConfig(
+            f"tiles_per_ipu must be from 0 (all) to {TILES}, got {tiles}"
+        )
