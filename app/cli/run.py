@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 MAX_ITERATIONS = 100_000_000
 MAX_IN_FLIGHT = 65_536
+#: How long rows that do not fill a run wait for others, of which none may come.
+_FILL_NS = 1_000_000
 
 _Files = Annotated[
     list[Path],
@@ -40,7 +42,7 @@ _Shapes = Annotated[
 _Batch = Annotated[
     int | None,
     typer.Option("--batch", "-b", metavar="ROWS", min=1,
-                 help="Rows of made-up inputs. [default: the model's, or 1]"),
+                 help="Rows of made-up inputs. [default: what fills a run, or 1]"),
 ]  # fmt: skip
 _Iterations = Annotated[
     int, typer.Option("--iterations", "-n", min=1, max=MAX_ITERATIONS,
@@ -114,6 +116,8 @@ def run(
             replication_factor=replicas,
             validate_io_params=not only_given,
             max_queue_size=max(1024, flying),
+            batching_dim=None,
+            timeout_ns=_FILL_NS,
         )
         manager = None if devices is None else DeviceManager(devices)
         with ModelRunner(model, config, manager=manager) as runner:
@@ -123,6 +127,7 @@ def run(
                 shapes,
                 batch=batch or 0,
                 batched=runner.batching,
+                iterations=model.metadata.device_iterations,
                 seed=seed,
                 made_up=not only_given,
             )

@@ -36,13 +36,15 @@ def make_inputs(
     *,
     batch: int,
     batched: bool,
+    iterations: int,
     seed: int,
     made_up: bool,
 ) -> dict[str, Tensor]:
     """The inputs of a request: what is `given`, the rest made up (if `made_up`).
 
     `given` are NAME=file.npy, NAME=file.npz, NAME=JSON, or file.npz for all the names
-    in it. Raises `CommandError` for what does not fit the model.
+    in it. Without `batch`, as many rows are made up as a run of `iterations` takes.
+    Raises `CommandError` for what does not fit the model.
     """
     known = {desc.name: desc for desc in descs}
     arrays = _read_given(known, given)
@@ -52,7 +54,9 @@ def make_inputs(
         random = np.random.default_rng(seed)
         for desc in descs:
             if desc.name not in arrays:
-                shape = _shape(desc, wanted.get(desc.name), batch, batched)
+                shape = _shape(
+                    desc, wanted.get(desc.name), batch, iterations if batched else 0
+                )
                 arrays[desc.name] = made_up_array(random, desc.data_type, shape)
     return {
         name: Tensor.from_numpy(array, known[name].data_type)
@@ -87,7 +91,10 @@ def _read_given(
 
 def _read_archive(path: str) -> dict[str, npt.NDArray[Any]]:
     try:
-        with np.load(Path(path), allow_pickle=False) as archive:
+        with (
+            Path(path).open("rb") as file,
+            np.load(file, allow_pickle=False) as archive,
+        ):
             arrays = {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError, AttributeError) as e:
         raise CommandError(f"{path} cannot be read: {e}", EXIT_USAGE) from None
@@ -140,7 +147,7 @@ def _text(desc: DataDesc) -> str:
 
 
 def _shape(
-    desc: DataDesc, wanted: tuple[int | str, ...] | None, batch: int, batched: bool
+    desc: DataDesc, wanted: tuple[int | str, ...] | None, batch: int, iterations: int
 ) -> tuple[int, ...]:
     if wanted is not None:
         if not all(isinstance(d, int) and d >= 0 for d in wanted):
@@ -152,8 +159,10 @@ def _shape(
         raise CommandError(msg, EXIT_USAGE)
     else:
         shape = tuple(1 if d < 0 else d for d in desc.shape)
-        if batch and shape and (batched or desc.shape[0] < 0):
+        if shape and batch and (iterations or desc.shape[0] < 0):
             shape = (batch, *shape[1:])
+        elif shape and iterations:
+            shape = (shape[0] * iterations, *shape[1:])
     if math.prod(shape) > MAX_ELEMENTS:
         msg = f"input {desc.name!r} would have {math.prod(shape)} elements"
         raise CommandError(msg, EXIT_USAGE)
