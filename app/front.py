@@ -297,7 +297,9 @@ class InferFront:
             )
             raise InvalidRequest(msg)
         call.accept(request, headers, self.timeout)
-        async with ResponseStream(call, request, receive) as responses:
+        async with ResponseStream(
+            call, request, receive, in_iterations=True
+        ) as responses:
             await send_events(
                 responses, lambda outputs: codec.encode(request, outputs).body, send
             )

@@ -47,23 +47,52 @@ class ResponseScheduler(Protocol):
     ) -> Streamed: ...
 
 
+@runtime_checkable
+class IteratingRunner(Protocol):
+    """A runner that tells the results of device iterations apart."""
+
+    def iterations_of(
+        self, outputs: Mapping[str, Tensor]
+    ) -> list[Mapping[str, Tensor]]: ...
+
+
 def wants_events(headers: Mapping[bytes, bytes]) -> bool:
-    """Whether Accept asks for server-sent events."""
+    """Whether server-sent events are what Accept likes best; of equals, the first."""
     accept = headers.get(b"accept")
-    return accept is not None and EVENT_STREAM in accept
+    if accept is None or EVENT_STREAM not in accept:
+        return False
+    return max(accept.split(b","), key=_quality).strip().startswith(EVENT_STREAM)
+
+
+def _quality(item: bytes) -> float:
+    for parameter in item.split(b";")[1:]:
+        name, _, value = parameter.partition(b"=")
+        if name.strip().lower() == b"q":
+            try:
+                return float(value)
+            except ValueError:
+                return 0.0
+    return 1.0
 
 
 class ResponseStream:
     """The responses to one request: an asynchronous context manager and iterator.
 
-    Iterating raises how the request failed, and `ClientGone`. Whatever way it is left,
-    nothing of the request runs on.
+    With `in_iterations` each device iteration of a model is a response. Iterating
+    raises how the request failed, and `ClientGone`. Whatever way it is left, nothing of
+    the request runs on.
     """
 
     def __init__(
-        self, call: InferCall, request: InferRequest, receive: Receive
+        self,
+        call: InferCall,
+        request: InferRequest,
+        receive: Receive,
+        *,
+        in_iterations: bool = False,
     ) -> None:
         self.call = call
+        self._in_iterations = in_iterations
         self._request = request
         self._receive = receive
         self._ready: deque[Mapping[str, Tensor]] = deque()
@@ -129,7 +158,7 @@ class ResponseStream:
         return entry.runner.submit(
             request.inputs,
             deadline=deadline,
-            on_done=self._end_with_one,
+            on_done=self._end_with_iterations,
             priority=request.priority,
         )
 
@@ -141,6 +170,15 @@ class ResponseStream:
         if run.error is None:
             self._ready.append(run.outputs)
         self._end(run)
+
+    def _end_with_iterations(self, run: Submitted) -> None:
+        runner = self.call.entry.runner
+        is_cut = self._in_iterations and run.error is None
+        if is_cut and isinstance(runner, IteratingRunner):
+            self._ready.extend(runner.iterations_of(run.outputs))
+            self._end(run)
+        else:
+            self._end_with_one(run)
 
     def _end(self, run: Submitted) -> None:
         self._run = run

@@ -18,6 +18,7 @@ from engine.device import Device
 from engine.device_manager import DeviceManager
 from engine.errors import EngineError, QueueFull
 from engine.flushing import Flusher
+from engine.iterations import split_iterations
 from engine.model_file import ModelSource, open_model
 from engine.replica_set import ReplicaPlan, ReplicaSet
 from engine.request import OnDone, Request
@@ -101,6 +102,16 @@ class ModelRunner:
     def batching_dim(self) -> int:
         """The dimension in which the rows of requests lie."""
         return self._batches.dim
+
+    def iterations_of(
+        self, outputs: Mapping[str, Tensor]
+    ) -> list[Mapping[str, Tensor]]:
+        """The outputs of a request, cut into those of each device iteration.
+
+        One part for a model with one iteration. A run gives all its results at once,
+        so this tells them apart and brings none of them sooner.
+        """
+        return split_iterations(self._batches, outputs)
 
     @property
     def is_fused(self) -> bool:

@@ -44,6 +44,8 @@ after the first event is an event, too: `data: {"error": …}`.
 class _Generate(FrontResponse):
     """One response."""
 
+    in_events = False
+
     async def answer(
         self,
         call: InferCall,
@@ -59,7 +61,9 @@ class _Generate(FrontResponse):
         def encode(outputs: Mapping[str, Tensor]) -> bytes:
             return encode_generate(codec, request, outputs)
 
-        async with ResponseStream(call, request, receive) as responses:
+        async with ResponseStream(
+            call, request, receive, in_iterations=self.in_events
+        ) as responses:
             return await self._take(responses, encode, send)
 
     async def _take(
@@ -78,6 +82,8 @@ class _Generate(FrontResponse):
 
 class _GenerateStream(_Generate):
     """Any number of responses, each an event."""
+
+    in_events = True
 
     async def _take(
         self, responses: ResponseStream, encode: Encode, send: Send

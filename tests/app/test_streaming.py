@@ -1,0 +1,128 @@
+"""Events of device iterations; what ends a stream; who is answered with events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.streaming import wants_events
+from engine import Cancelled, ExecutionFailed, QueueFull
+from tests.app import fronts
+from tests.app.serving import ServedGateway
+from tests.engine import models
+
+EVENTS = {"accept": "text/event-stream"}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
+    root: Path = tmp_path_factory.mktemp("models")
+    models.regular(root / "thrice.popef", (1, 2), iterations=3)
+    with ServedGateway(root) as gateway:
+        yield gateway.wait_ready()
+
+
+def documents(text: str) -> list[Any]:
+    return [json.loads(e.removeprefix("data: ")) for e in text.split("\n\n")[:-1]]
+
+
+def test_each_device_iteration_is_an_event(served: ServedGateway) -> None:
+    rows = [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
+    results = [[2 * x + 1 for x in row] for row in rows]
+    url, body = "/v2/models/thrice/infer", {"inputs": {"input": rows}}
+    whole = served.client.post(url, json=body).json()
+    assert whole["outputs"][0]["shape"] == [3, 2]
+    found = documents(served.client.post(url, json=body, headers=EVENTS).text)
+    assert [e["outputs"][0]["data"] for e in found] == results
+    assert {tuple(e["outputs"][0]["shape"]) for e in found} == {(1, 2)}
+    flat = {"input": [x for row in rows for x in row]}
+    found = documents(
+        served.client.post("/v2/models/thrice/generate_stream", json=flat).text
+    )
+    assert [e["output"] for e in found] == results
+    one = served.client.post("/v2/models/thrice/generate", json=flat).json()
+    assert one["output"] == [x for row in results for x in row]
+
+
+def ask(runner: fronts.Doubler, timeout: float = 60.0) -> fronts.Client:
+    return fronts.Client(fronts.front(runner, timeout=timeout), headers=EVENTS)
+
+
+def test_one_event() -> None:
+    client = asyncio.run(ask(fronts.Doubler()).run())
+    assert client.status == 200
+    assert client.headers[b"content-type"] == b"text/event-stream; charset=utf-8"
+    (event,) = documents(client.body.decode())
+    assert event["outputs"][0]["data"] == [2.0, 4.0]
+
+
+def test_what_is_refused_is_no_stream() -> None:
+    runner = fronts.Doubler()
+    runner.refuse = QueueFull("full", 3.0)
+    client = asyncio.run(ask(runner).run())
+    assert client.status == 429
+    assert client.json["code"] == "queue_full"
+    assert client.headers[b"retry-after"] == b"3"
+
+
+def test_what_fails_is_an_event_and_the_status() -> None:
+    runner = fronts.Doubler(error=ExecutionFailed("no luck"))
+    client = asyncio.run(ask(runner).run())
+    assert client.status == 500
+    assert documents(client.body.decode())[0]["error"] == "no luck"
+
+
+def test_a_deadline() -> None:
+    client = asyncio.run(ask(fronts.Doubler("never"), timeout=0.01).run())
+    assert client.status == 504
+    assert documents(client.body.decode())[0]["code"] == "deadline_exceeded"
+
+
+def test_a_client_that_goes() -> None:
+    async def main() -> tuple[fronts.Client, fronts.Doubler]:
+        runner = fronts.Doubler("never")
+        client = ask(runner)
+        task = asyncio.create_task(client.run())
+        await runner.arrived.wait()
+        client.disconnect()
+        return await task, runner
+
+    client, runner = asyncio.run(main())
+    assert client.sent == []
+    assert isinstance(runner.submitted[0].error, Cancelled)
+
+
+def test_a_task_that_is_cancelled() -> None:
+    async def main() -> fronts.Doubler:
+        runner = fronts.Doubler("never")
+        task = asyncio.create_task(ask(runner).run())
+        await runner.arrived.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return runner
+
+    runner = asyncio.run(main())
+    assert isinstance(runner.submitted[0].error, Cancelled)
+
+
+@pytest.mark.parametrize(
+    ("accept", "wanted"),
+    [
+        (b"text/event-stream", True),
+        (b"text/event-stream; q=0.9, application/json;q=0.5", True),
+        (b"text/event-stream, application/json", True),
+        (b"application/json, text/event-stream", False),
+        (b"application/json, text/event-stream;q=0.5", False),
+        (b"*/*", False),
+        (b"application/json", False),
+    ],
+)
+def test_who_wants_events(accept: bytes, wanted: bool) -> None:
+    assert wants_events({b"accept": accept}) is wanted
+    assert not wants_events({})
