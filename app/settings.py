@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     SecretStr,
@@ -27,6 +28,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from app.extensions import check_extensions
 from app.profiles import PROFILES
 from app.restrictions import Restrictions
 from app.tracing import TraceSettings
@@ -144,6 +146,7 @@ class Settings(BaseSettings):
     model_memory: Annotated[int, BeforeValidator(parse_size), Field(ge=0)] = 0
     server_name: str = Field(default="popgate", min_length=1, max_length=100)
     error_statuses: Literal["http", "triton"] = "http"
+    server_extensions: Annotated[str, AfterValidator(check_extensions)] = ""
     server_version: str | None = Field(default=None, min_length=1, max_length=100)
     allow_shared_memory: bool = False
     shared_memory_limit: Size = 16 * 1024**3

@@ -150,6 +150,11 @@ _ServerName = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="The name that /v2 gives. [default: popgate]"),
 ]
+_ServerExtensions = Annotated[
+    str | None,
+    typer.Option(metavar="NAMES", help="The extensions that /v2 lists, separated by "
+                 "commas. [default: all that work]"),
+]  # fmt: skip
 _ServerVersion = Annotated[
     str | None,
     typer.Option(metavar="TEXT", help="The version that /v2 gives. [default: ours]"),
@@ -245,6 +250,7 @@ def serve(
     strict_readiness: _StrictReadiness = None,
     server_name: _ServerName = None,
     server_version: _ServerVersion = None,
+    server_extensions: _ServerExtensions = None,
     allow_shared_memory: _AllowSharedMemory = None,
     shared_memory_limit: _SharedMemoryLimit = None,
     shared_memory_lease: _SharedMemoryLease = None,

@@ -6,7 +6,6 @@ or a wrong one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -25,6 +24,7 @@ from app.dependencies import (
 )
 from app.describe import index_entries, is_serving, model_config, model_metadata
 from app.errors import HttpError, InvalidRequest, ModelNotReady
+from app.extensions import listed_extensions
 from app.gateway import Gateway
 from app.loader import LoadedModel
 from app.model_record import ModelRecord, RepositoryError, State
@@ -41,31 +41,19 @@ from app.schemas import (
 
 router = APIRouter(prefix="/v2", tags=["open inference protocol"])
 
-# Only what works.
-EXTENSIONS = (
-    "binary_tensor_data",
-    "classification",
-    "logging",
-    "model_configuration",
-    "model_repository",
-    "model_repository(unload_dependents)",
-    "model_repository(unload_dependents)",
-    "parameters",
-    "schedule_policy",
-    "sequence",
-    "statistics",
-    "trace",
-)
 _MODEL = "/models/{name}"
 _VERSION = "/models/{name}/versions/{version}"
 
 
 @router.get("", summary="Describe the server")
 async def server_metadata(gateway: GatewayOf) -> ServerMetadata:
+    settings = gateway.settings
     return ServerMetadata(
-        name=gateway.settings.server_name,
-        version=gateway.settings.server_version or VERSION,
-        extensions=sorted({*EXTENSIONS, *_optional_extensions(gateway)}),
+        name=settings.server_name,
+        version=settings.server_version or VERSION,
+        extensions=listed_extensions(
+            settings.server_extensions, shared_memory=gateway.regions is not None
+        ),
     )
 
 
@@ -212,12 +200,6 @@ async def _parameters(request: Request) -> dict[str, Any]:
 
 def _refusal(e: RepositoryError, code: str) -> HttpError:
     return HttpError(400 if e.found else 404, str(e), code)
-
-
-def _optional_extensions(gateway: Gateway) -> Iterator[str]:
-    """What works only where the settings say so."""
-    if gateway.regions is not None:
-        yield "system_shared_memory"
 
 
 async def _served(

@@ -1,0 +1,42 @@
+"""The extensions that `/v2` lists: those that work here, in the words of Triton."""
+
+from __future__ import annotations
+
+ALWAYS = (
+    "binary_tensor_data",
+    "classification",
+    "logging",
+    "model_configuration",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "parameters",
+    "schedule_policy",
+    "sequence",
+    "statistics",
+    "trace",
+)
+SHARED_MEMORY = "system_shared_memory"
+
+
+def check_extensions(chosen: str) -> str:
+    """A choice of extensions, separated by commas.
+
+    Raises ValueError for one that never works: nobody gains by its being listed.
+    """
+    known = (*ALWAYS, SHARED_MEMORY)
+    unknown = [name for name in split_extensions(chosen) if name not in known]
+    if unknown:
+        msg = f"extensions {unknown} do not work here; known are {', '.join(known)}"
+        raise ValueError(msg)
+    return chosen
+
+
+def split_extensions(chosen: str) -> list[str]:
+    return [name.strip() for name in chosen.split(",") if name.strip()]
+
+
+def listed_extensions(chosen: str, *, shared_memory: bool) -> list[str]:
+    """What `/v2` lists: what works, or those of it that were chosen."""
+    working = [*ALWAYS, *[SHARED_MEMORY] * shared_memory]
+    names = split_extensions(chosen)
+    return [name for name in working if not names or name in names]
