@@ -389,3 +389,24 @@ def test_binding_to_another_device(
             check_runs(session)
         assert shared_device.ping()["sessions"] == 0
         assert own_device.ping()["sessions"] == 1
+
+
+def open_files(pid: int | str) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def test_nothing_is_left_behind(affine: Path, shared_device: Device) -> None:
+    def use() -> tuple[int, int]:
+        with Session(affine) as session:
+            session.bind_to_device(shared_device)
+            check_runs(session)
+            session.reload()
+            check_runs(session)
+        assert shared_device.pid is not None
+        return open_files("self"), open_files(shared_device.pid)
+
+    before = use()
+    for _ in range(5):
+        after = use()
+    # A control connection or two may be about to be closed.
+    assert all(new <= old + 2 for old, new in zip(before, after, strict=True))

@@ -265,3 +265,48 @@ def test_batches_that_were_put_back_are_taken_again() -> None:
     queue.batch_done()
     queue.batch_done()
     assert events == ["start 0", "start 1", "start 1", "read 0", "read 1"]
+
+
+def test_requests_from_several_threads(session: Session) -> None:
+    """A serving loop as public clients have it: every row comes back to its request."""
+    lock = threading.Lock()
+    left = threading.Semaphore(0)
+
+    def flush(ring: Any) -> None:
+        if not ring.read_available():
+            with lock:
+                queues.flush_all()
+
+    queues = session.create_queue_manager(64, flush, 5_000_000)
+
+    def serve() -> None:
+        while session.run_main_programs():
+            pass
+
+    def send(seed: int, results: list[tuple[Array, Array]]) -> None:
+        rng = np.random.default_rng(seed)
+        for _ in range(60):
+            data = rng.random((int(rng.integers(1, 3 * BATCH)), 4), np.float32)
+            out = np.empty_like(data)
+            results.append((data, out))
+            with lock:
+                queues.input_queue("input").enqueue(data)
+                queues.output_queue("output").enqueue(out, left.release)
+
+    server = threading.Thread(target=serve)
+    server.start()
+    results: list[list[tuple[Array, Array]]] = [[], [], []]
+    clients = [
+        threading.Thread(target=send, args=(seed, mine))
+        for seed, mine in enumerate(results)
+    ]
+    for client in clients:
+        client.start()
+    for _ in range(3 * 60):
+        assert left.acquire(timeout=30)
+    queues.disconnect_all()
+    for thread in (*clients, server):
+        thread.join(30)
+        assert not thread.is_alive()
+    for data, out in (pair for mine in results for pair in mine):
+        assert np.array_equal(out, data * 2 + 1)
