@@ -134,6 +134,39 @@ def slow(size: int = 1024, rounds: int = 64) -> onnx.ModelProto:
     )
 
 
+def looping(size: int = 512, rounds: int = 300) -> onnx.ModelProto:
+    """`slow` as a loop: quick to load, however many rounds."""
+    random = np.random.default_rng(2)
+    w = np.linalg.qr(random.standard_normal((size, size)))[0].astype(np.float32)
+    state: Shape = ["n", size]
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["go_in"], ["go_out"]),
+            helper.make_node("MatMul", ["state_in", "w"], ["state_out"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("round", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go_in", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("state_in", TensorProto.FLOAT, state),
+        ],
+        [
+            helper.make_tensor_value_info("go_out", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("state_out", TensorProto.FLOAT, state),
+        ],
+    )
+    trip = helper.make_tensor("rounds", TensorProto.INT64, [], [rounds])
+    return _model(
+        [
+            helper.make_node("Constant", [], ["rounds"], value=trip),
+            helper.make_node("Loop", ["rounds", "", "x"], ["y"], body=body),
+        ],
+        {"x": (TensorProto.FLOAT, state)},
+        {"y": (TensorProto.FLOAT, state)},
+        {"w": w},
+    )
+
+
 MODELS: Mapping[str, Callable[[], onnx.ModelProto]] = {
     "small": small,
     "middle": middle,

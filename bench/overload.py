@@ -38,12 +38,12 @@ from typing import Any
 import numpy as np
 
 from bench.client import Answer, Client
-from bench.models import slow
+from bench.models import looping
 from bench.payloads import Payload, binary_request
 from bench.serving import HOST, Server, compile_models, gateway
 
 #: About 50 ms a batch: much more than a busy machine makes us wait for a processor.
-WIDTH, ROUNDS = 1024, 400
+WIDTH, ROUNDS = 512, 1000
 PROBE_EVERY = 0.005  # seconds
 CLIENTS = 16
 #: The deadline of a request, in what a full batch takes.
@@ -202,10 +202,12 @@ async def check_promise(
             async with connections.one() as client:
                 await client.post(path, payload())
 
-        for _ in range(waiting):
-            group.create_task(wait())
-        while await in_flight(probe) < waiting:  # noqa: ASYNC110 - not our process
-            await asyncio.sleep(PROBE_EVERY)
+        waiters = [group.create_task(wait()) for _ in range(waiting)]
+        before, now = -1, 0
+        while before < now < waiting or not now:  # until the queue is full, or shrinks
+            before, now = now, await in_flight(probe)
+            if all(waiter.done() for waiter in waiters):
+                return None
         began = time.monotonic()
         while True:
             asked = time.monotonic()
@@ -253,16 +255,18 @@ async def run_model(server: Server, name: str, seconds: float, tries: int) -> li
     return [f"{name}: {complaint}" for complaint in complaints]
 
 
-def prepare(folder: Path, rounds: int = ROUNDS) -> Path:
-    """A repository of the two models, of so many matrix products each."""
+def prepare(
+    folder: Path, rounds: int = ROUNDS, names: Sequence[str] = tuple(CONFIGS)
+) -> Path:
+    """A repository of the models, of so many matrix products each."""
     models = folder / "models"
-    source = slow(WIDTH, rounds).SerializeToString()
-    for name, config in CONFIGS.items():
+    source = looping(WIDTH, rounds).SerializeToString()
+    for name in names:
         (folder / f"{name}.onnx").write_bytes(source)
         done = compile_models([folder / f"{name}.onnx"], models)
         assert done.returncode == 0, done.stdout + done.stderr
         (models / name).mkdir()
-        (models / name / "config.toml").write_text(config + "\n")
+        (models / name / "config.toml").write_text(CONFIGS[name] + "\n")
     return models
 
 
