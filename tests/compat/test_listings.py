@@ -21,13 +21,16 @@ FILES = {
     "model_runner_multithreading": ["simple.popef"],
     "model_runner_frozen_inputs": ["simple.popef"],
     "model_runner_conditional_execution": ["fused.popef"],
+    "devices": ["simple.popef"],
     "model_runner_dynamic_batch": ["simple.popef"],
+    "model_runner_iterations": ["iterations.popef"],
     "model_runner_many_requests": ["simple.popef"],
     "model_runner_monitoring": ["simple.popef"],
     "model_runner_save_programs": ["accumulator.popef"],
     "popef_describe": ["split_1.popef", "split_2.popef"],
     "popef_write_read_append": [],
     "session_callbacks": ["accumulator.popef"],
+    "session_memory": ["feed.popef"],
     "session_queues": ["simple.popef"],
 }
 
