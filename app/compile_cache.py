@@ -14,15 +14,14 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from app.about import VERSION
-
-if TYPE_CHECKING:
-    from engine.compiler import CompileOptions
+from app.triton import Reshapes
 
 logger = logging.getLogger(__name__)
 
+NO_RESHAPES = Reshapes()
 _FORMAT = "popgate-compiled-1"
 
 
@@ -37,25 +36,34 @@ class CompileCache:
         self._wanted = folder
         self._folder: Path | None = None
 
-    def popef_for(self, source: Path) -> Path:
+    def popef_for(self, source: Path, reshapes: Reshapes = NO_RESHAPES) -> Path:
         """The compiled file of an ONNX file; compiles it if there is none yet.
 
-        Blocks as long as compiling takes. Raises what `compile_model` raises, and
-        OSError where a file cannot be read or written.
+        `reshapes` are put into the model. Blocks as long as compiling takes. Raises
+        what `compile_model` raises, ValueError for reshapes that do not fit, OSError
+        where a file cannot be read or written.
         """
         # The compiler and what it needs take a tenth of a second and tens of MiB,
         # and most repositories hold compiled models.
+        import onnx
+
         from engine.compiler import CompileOptions, compile_model
 
         options = CompileOptions()
-        key = _digest(source, options)
+        key = _digest(source, f"{options!r}{reshapes!r}" if reshapes else repr(options))
         target = self._usable_folder() / key[:2] / f"{key}.popef"
         if target.is_file():
             logger.debug("%s: compiled before, %s", source.name, target)
             return target
         target.parent.mkdir(parents=True, exist_ok=True)
         logger.info("%s: compiling", source.name)
-        compile_model(source, target, options)
+        if reshapes:
+            model = onnx.load(source)  # with its external data
+            inputs, outputs = reshapes.apply(model)
+            options = CompileOptions(name=source.stem, inputs=inputs, outputs=outputs)
+            compile_model(model, target, options)
+        else:
+            compile_model(source, target, options)
         return target
 
     def _usable_folder(self) -> Path:
@@ -75,10 +83,10 @@ class CompileCache:
         return f"<CompileCache {self._folder or self._wanted}>"
 
 
-def _digest(source: Path, options: CompileOptions) -> str:
+def _digest(source: Path, options: str) -> str:
     digest = hashlib.sha256()
     onnxruntime = metadata.version("onnxruntime")
-    digest.update(f"{_FORMAT}\n{VERSION}\n{onnxruntime}\n{options!r}\n".encode())
+    digest.update(f"{_FORMAT}\n{VERSION}\n{onnxruntime}\n{options}\n".encode())
     for path in (source, *external_files(source)):
         with path.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())

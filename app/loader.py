@@ -107,8 +107,7 @@ class ModelLoader:
     def _files(self, source: VersionSource) -> list[Path]:
         if source.problem:
             raise LoadError(source.problem)
-        files = list(source.files)
-        return [self._cache.popef_for(files[0])] if source.is_onnx else files
+        return compiled_files(source, self._cache)
 
     def _memory(self, files: list[Path], config: ModelConfig) -> int:
         if config.memory is not None:
@@ -123,6 +122,16 @@ class ModelLoader:
             config=runner_config(config, placement),
             name=label,
         )
+
+
+def compiled_files(source: VersionSource, cache: CompileCache) -> list[Path]:
+    """The PopEF files of a version; compiles where needed. Raises what that raises."""
+    reshapes = source.declared.reshapes
+    if source.is_onnx:
+        return [cache.popef_for(source.files[0], reshapes)]
+    if reshapes:
+        raise LoadError("config.pbtxt: reshape needs an .onnx file")
+    return list(source.files)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from pathlib import Path
 from app.assembly import make_scheduler, make_spec, runner_config
 from app.compile_cache import CompileCache
 from app.ensemble_graph import compose, label_of
-from app.loader import LoadError, explained
+from app.loader import LoadError, compiled_files, explained
 from app.model_config import ModelConfig
 from app.scan import (
     CONFIG_NAME,
@@ -172,9 +172,7 @@ class _Previewer:
         """What requests see, and what it takes. Raises anything."""
         if source.problem:
             raise LoadError(source.problem)
-        files = list(source.files)
-        if source.is_onnx:
-            files = [self._cache.popef_for(files[0])]
+        files = compiled_files(source, self._cache)
         described = describe_model(files, runner_config(config, {}))
         spec = make_spec(name, source, config, described)
         try:

@@ -7,11 +7,13 @@ from app.triton.reading import (
     read_json_config,
     read_pbtxt,
 )
+from app.triton.reshape import Reshapes
 from app.triton.translation import Translation, translate
 
 __all__ = [
     "PBTXT_NAME",
     "DeclaredTensors",
+    "Reshapes",
     "Translation",
     "TritonConfigError",
     "read_json_config",

@@ -8,6 +8,7 @@ from typing import Any
 
 from app.spec import ModelSpec, TensorSpec
 from app.triton.reading import TritonConfigError
+from app.triton.reshape import Reshape, Reshapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class DeclaredTensor:
     datatype: str
     shape: tuple[int, ...]
     label: str
+    reshape: Reshape | None = None
 
     def check(self, tensor: TensorSpec | None, kind: str) -> str:
         """How the model differs from what is declared; empty if it does not."""
@@ -53,12 +55,13 @@ def _declared(message: Any, max_batch_size: int, label: str) -> DeclaredTensor:
     if any(dim < -1 or dim == 0 for dim in dims):
         msg = f"{label}: dims of '{name}' must be 1 or more, or -1, got {list(dims)}"
         raise TritonConfigError(msg)
-    if message.HasField("reshape") and tuple(message.reshape.shape) != dims:
-        msg = (
-            f"{label}: reshape of '{name}' to {list(message.reshape.shape)} is not "
-            f"supported; declare the model's own dims, or put a Reshape into the model"
-        )
-        raise TritonConfigError(msg)
+    reshape = None
+    if message.HasField("reshape"):
+        inner = tuple(message.reshape.shape)
+        reshape = Reshape(name, dims, inner, max_batch_size > 0)
+        if reshape.check():
+            msg = f"{label}: reshape of '{name}' cannot be done: {reshape.check()}"
+            raise TritonConfigError(msg)
     field = message.DESCRIPTOR.fields_by_name["data_type"]
     word = field.enum_type.values_by_number[message.data_type].name
     kind = word.removeprefix("TYPE_")
@@ -66,7 +69,7 @@ def _declared(message: Any, max_batch_size: int, label: str) -> DeclaredTensor:
     shape = dims
     if dims and max_batch_size > 0:
         shape = (-1, *dims)
-    return DeclaredTensor(name, datatype, shape, label)
+    return DeclaredTensor(name, datatype, shape, label, reshape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,14 @@ class DeclaredTensors:
 
     inputs: tuple[DeclaredTensor, ...] = ()
     outputs: tuple[DeclaredTensor, ...] = ()
+
+    @property
+    def reshapes(self) -> Reshapes:
+        """What is to be put into the model when it is compiled."""
+        return Reshapes(
+            tuple(t.reshape for t in self.inputs if t.reshape is not None),
+            tuple(t.reshape for t in self.outputs if t.reshape is not None),
+        )
 
     def check(self, spec: ModelSpec) -> None:
         """Compares it with the model. Raises ValueError, naming both."""

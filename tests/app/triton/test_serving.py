@@ -169,6 +169,41 @@ def test_an_ensemble_and_what_goes_with_it(served: ServedGateway) -> None:
         triton.close()
 
 
+def test_clients_and_the_model_may_see_other_shapes(tmp_path: Path) -> None:
+    """The model has no dimension but the batch; clients see one more."""
+    config = """
+    max_batch_size: 8
+    input { name: "X" data_type: TYPE_FP32 dims: [ 1 ] reshape { shape: [ ] } }
+    output { name: "Y" data_type: TYPE_FP32 dims: [ 1, 1 ] reshape { shape: [ ] } }
+    dynamic_batching { }
+    """
+    ports = [
+        helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N"]) for n in ("X", "Y")
+    ]
+    nodes = [helper.make_node("Neg", ["X"], ["Y"])]
+    graph = helper.make_graph(nodes, "g", ports[:1], ports[1:])
+    opset = [helper.make_opsetid("", 17)]
+    model = helper.make_model(graph, opset_imports=opset, ir_version=8)
+    for name in ("flat", "odd"):
+        (tmp_path / name / "1").mkdir(parents=True)
+        onnx.save(model, tmp_path / name / "1" / "model.onnx")
+        odd = config.replace('"X"', '"Z"') if name == "odd" else config
+        (tmp_path / name / "config.pbtxt").write_text(odd)
+    with ServedGateway(tmp_path) as gateway:
+        gateway.wait_ready()
+        metadata = gateway.client.get("/v2/models/flat").json()
+        assert metadata["inputs"][0]["shape"] == [-1, 1]
+        assert metadata["outputs"][0]["shape"] == [-1, 1, 1]
+        config_ = gateway.client.get("/v2/models/flat/config").json()
+        assert config_["max_batch_size"] == 8
+        body = {"inputs": {"X": [[1.0], [2.0], [3.0]]}}
+        answer = gateway.client.post("/v1/models/flat/infer", json=body).json()
+        (output,) = answer["outputs"]
+        assert (output["shape"], output["data"]) == ([3, 1, 1], [-1.0, -2.0, -3.0])
+        failed = gateway.client.get("/v1/health/ready").json()["failed"]
+        assert "config.pbtxt: the model has no input 'Z'" in failed["odd"]
+
+
 def test_an_empty_configuration_is_enough(served: ServedGateway) -> None:
     ones = [[1] * 16]
     outputs = served.infer("minimal", INPUT0=ones, INPUT1=ones)

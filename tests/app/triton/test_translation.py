@@ -111,7 +111,10 @@ def test_what_has_no_effect_is_noted(tmp_path: Path) -> None:
         ("instance_group { count: 2000 }", "1 to 1024 are possible"),
         ("input { dims: [ 1 ] }", "has no name"),
         ('input { name: "a" dims: [ 0 ] }', "dims of 'a' must be 1 or more, or -1"),
-        ('input { name: "a" dims: [ 1 ] reshape { } }', "reshape of 'a' to []"),
+        (
+            'input { name: "a" dims: [ -1, -1 ] reshape { shape: [ -1 ] } }',
+            "reshape of 'a' cannot be done: [-1, -1] has more than one free dimension",
+        ),
         ('input { name: "a" allow_ragged_batch: true }', "allow_ragged_batch"),
         ("dynamic_batching { priority_levels: 99 }", "priority_levels must be"),
         (

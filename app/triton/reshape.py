@@ -1,0 +1,120 @@
+"""Triton's ``reshape``: a tensor has one shape for clients and another for the model.
+
+It becomes a Reshape node of the model when that is compiled, so nothing is left to do
+when it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+_GIVEN = "__given"
+_WANTED = "__wanted"
+_SHAPE = "__shape"
+
+
+@dataclass(frozen=True, slots=True)
+class Reshape:
+    """What a tensor is for clients (`dims`) and for the model (`shape`).
+
+    Both are without the batch dimension, which there is where `batched`; -1 is free.
+    """
+
+    name: str
+    dims: tuple[int, ...]
+    shape: tuple[int, ...]
+    batched: bool
+
+    def target(self, dims: tuple[int, ...]) -> list[int]:
+        """The argument of the node that gives a tensor these dimensions."""
+        return [0, *dims] if self.batched else list(dims)
+
+    def check(self) -> str:
+        """Why it cannot be done; empty if it can."""
+        for dims in (self.dims, self.shape):
+            if sum(dim < 0 for dim in dims) > 1:
+                return f"{list(dims)} has more than one free dimension"
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reshapes:
+    """The reshapes of a model. `repr` is complete and stable: part of a cache key."""
+
+    inputs: tuple[Reshape, ...] = ()
+    outputs: tuple[Reshape, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.inputs or self.outputs)
+
+    def apply(self, model: Any) -> tuple[dict[str, str], dict[str, str]]:
+        """Puts the nodes into an `onnx.ModelProto`.
+
+        Its inputs and outputs have other names then; returns what they are to be called
+        by their names in it. Raises ValueError for a tensor that there is not.
+        """
+        graph = model.graph
+        for reshape in self.inputs:
+            info = _find(graph.input, reshape.name, "input")
+            _add_node(graph, f"{info.name}{_GIVEN}", info.name, reshape.shape, reshape)
+            _set_shape(info, reshape)
+            info.name += _GIVEN
+        for reshape in self.outputs:
+            info = _find(graph.output, reshape.name, "output")
+            wanted = f"{info.name}{_WANTED}"
+            _add_node(graph, info.name, wanted, reshape.dims, reshape, last=True)
+            _set_shape(info, reshape)
+            info.name = wanted
+        return (
+            {f"{r.name}{_GIVEN}": r.name for r in self.inputs},
+            {f"{r.name}{_WANTED}": r.name for r in self.outputs},
+        )
+
+
+def _find(infos: Iterable[Any], name: str, kind: str) -> Any:
+    for info in infos:
+        if info.name == name:
+            return info
+    raise ValueError(f"config.pbtxt: the model has no {kind} '{name}'")
+
+
+def _add_node(
+    graph: Any,
+    source: str,
+    target: str,
+    dims: tuple[int, ...],
+    reshape: Reshape,
+    *,
+    last: bool = False,
+) -> None:
+    from onnx import TensorProto, helper
+
+    shape, name = reshape.target(dims), f"{source}{_SHAPE}"
+    graph.initializer.append(
+        helper.make_tensor(name, TensorProto.INT64, [len(shape)], shape)
+    )
+    node = helper.make_node("Reshape", [source, name], [target], name=f"{name}_node")
+    graph.node.insert(len(graph.node) if last else 0, node)
+
+
+def _set_shape(info: Any, reshape: Reshape) -> None:
+    """Says the shape that clients see; the batch dimension stays what it is."""
+    shape = info.type.tensor_type.shape
+    batch = list(shape.dim[:1]) if reshape.batched else []
+    if reshape.batched and not batch:
+        msg = f"config.pbtxt: '{reshape.name}' has no batch dimension in the model"
+        raise ValueError(msg)
+    kept = [type(dim)() for dim in batch]
+    for new, old in zip(kept, batch, strict=True):
+        new.CopyFrom(old)
+    del shape.dim[:]
+    for dim in kept:
+        shape.dim.add().CopyFrom(dim)
+    for index, size in enumerate(reshape.dims):
+        dim = shape.dim.add()
+        if size < 0:
+            dim.dim_param = f"{reshape.name}_{index}"
+        else:
+            dim.dim_value = size
