@@ -52,6 +52,7 @@ def runner_config(
         batching_dim=config.batching_dim,
         # Nothing waits for company unless the model's owner wants it to.
         timeout_ns=max(1, int(config.max_queue_delay * 1e9)),
+        flush_on_waiting_outputs=True,
     )
 
 

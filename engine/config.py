@@ -78,7 +78,7 @@ class ModelRunnerConfig:
     `check_package_hash` compares the recorded digests of the executable with what is
     about to run; `validate_io_params` checks each request; `auto_reset` brings a lost
     device back; `execute` and `execute_async` wait while
-    `ring_buffer_size_multiplier * batch` requests are in flight.
+    `ring_buffer_size_multiplier * batch` requests, 16 at least, are in flight.
 
     `batching_dim` is the dimension in which requests may have any size; without it
     requests are whole compiled batches (None: the first, where the model says that its

@@ -32,6 +32,9 @@ from popef_io import Model
 
 logger = logging.getLogger(__name__)
 
+#: Requests in flight before blocking callers wait, at least: enough for the threads
+#: that a device can serve.
+LEAST_IN_FLIGHT = 16
 #: Descriptors of a ring at least, so that a burst of single requests finds room.
 MIN_SLOTS = 128
 
@@ -224,7 +227,8 @@ class ModelRunner:
         if began:
             result.began = began
             result.tracepoints = self._tracepoints[replica_id]
-        most = self.config.ring_buffer_size_multiplier * self._batches.depth
+        multiplier = self.config.ring_buffer_size_multiplier
+        most = max(LEAST_IN_FLIGHT, multiplier * self._batches.depth)
         while True:
             channel = self._pick(replica_id)
             channel.wait_for_room(most, deadline)

@@ -93,7 +93,7 @@ class RegroupingReplica(Replica):
         return sum(entry.rows - entry.ran for entry in self._open)
 
     def due_ns(self, now: int) -> int:
-        if super().pending:
+        if super().pending or not self._open:
             return now
         units = self._units
         if units >= self._each:
@@ -193,9 +193,11 @@ class RegroupingReplica(Replica):
     def _ask(self, units: int, now: int) -> bool:
         """Tell the client that rows are missing; whether that was possible."""
         client = self._open[-1].client
+        self._asked_at = now
+        if client.link.completions.unreleased()[0]:
+            return True  # it has not looked yet, and would be told twice
         slots = self._open[-1].slots
         name = next((n for n, s in zip(self._names, slots, strict=True) if s >= 0), "")
-        self._asked_at = now
         return client.link.complete(
             client.number,
             Outcome.NEEDS_ROWS,

@@ -15,9 +15,12 @@ from engine import (
     Cancelled,
     DeadlineExceeded,
     Device,
+    DeviceLost,
+    ExecutionFailed,
     ModelRunner,
     ModelRunnerConfig,
     QueueFull,
+    RunnerClosed,
     Tensor,
 )
 from tests.engine import models
@@ -198,10 +201,10 @@ def test_execute_waits_for_room_and_submit_does_not(
     tmp_path: Path, own_device: Device
 ) -> None:
     path = models.slow(tmp_path / "m.popef")
-    config = on(own_device, ring_buffer_size_multiplier=2, max_queue_size=3)
+    config = on(own_device, ring_buffer_size_multiplier=20, max_queue_size=21)
     with ModelRunner(path, config) as runner:
-        first = [runner.execute_async({"count": FOR_EVER}) for _ in range(2)]
-        with pytest.raises(DeadlineExceeded, match="2 requests are in flight"):
+        first = [runner.execute_async({"count": FOR_EVER}) for _ in range(20)]
+        with pytest.raises(DeadlineExceeded, match="20 requests are in flight"):
             runner.execute_async({"count": np.array(1)}, timeout=0.1)
         submitted = runner.submit({"count": Tensor.from_numpy(np.array(1))})
         with pytest.raises(QueueFull):
@@ -228,13 +231,80 @@ def test_execute_waits_for_room_and_submit_does_not(
 def test_waiting_for_room_never_waits_for_itself(
     tmp_path: Path, shared_device: Device
 ) -> None:
-    path = models.affine(tmp_path / "m.popef", batch_size=4)
+    path = models.affine(tmp_path / "m.popef", batch_size=20)
     config = by_rows(shared_device, timeout_ns=0, ring_buffer_size_multiplier=1)
     with ModelRunner(path, config) as runner:
         results = [
-            runner.execute_async({"input": numbers(1, start=n)}) for n in range(40)
+            runner.execute_async({"input": numbers(1, start=n)}) for n in range(80)
         ]
         for number, result in enumerate(results):
             assert result.wait(30)
             expected = numbers(1, start=number) * 2 + 1
             np.testing.assert_array_equal(result["output"], expected)
+
+
+# -- endings
+
+
+def test_waiting_rows_end_with_their_runner(
+    tmp_path: Path, shared_device: Device
+) -> None:
+    path = models.affine(tmp_path / "m.popef", batch_size=4)
+    config = by_rows(shared_device, timeout_ns=0)
+    with ModelRunner(path, config) as stays:
+        for _ in range(3):
+            runner = ModelRunner(path, config)
+            waiting = runner.execute_async({"input": numbers(3)})
+            assert not waiting.wait(0.02)
+            runner.close()
+            with pytest.raises(RunnerClosed):
+                waiting.wait()
+        assert stays.execute({"input": numbers(4)})["output"].shape == (4, 4)
+        late = stays.execute_async({"input": numbers(1)}, timeout=0.05)
+        with pytest.raises(DeadlineExceeded):
+            late.wait()
+        # Its row has gone, so that four others are a run.
+        results = [stays.execute_async({"input": numbers(2, n)}) for n in range(2)]
+        for number, result in enumerate(results):
+            assert result.wait(30)
+            expected = numbers(2, number) * 2 + 1
+            np.testing.assert_array_equal(result["output"], expected)
+
+
+def test_waiting_rows_are_lost_with_their_device(
+    tmp_path: Path, own_device: Device
+) -> None:
+    path = models.affine(tmp_path / "m.popef", batch_size=4)
+    config = by_rows(own_device, timeout_ns=0, auto_reset=True)
+    with ModelRunner(path, config) as runner:
+        waiting = runner.execute_async({"input": numbers(3)})
+        assert not waiting.wait(0.02)
+        own_device.kill("the test wants it")
+        with pytest.raises(DeviceLost):
+            waiting.wait(30)
+        result = runner.execute({"input": numbers(8)}, timeout=60)
+        np.testing.assert_array_equal(result["output"], numbers(8) * 2 + 1)
+
+
+def test_one_request_of_a_run_that_fails_is_to_blame(
+    tmp_path: Path, shared_device: Device
+) -> None:
+    path = models.write_model(
+        tmp_path / "m.popef",
+        [models.helper.make_node("Gather", ["table", "index"], ["output"])],
+        [models.Port("index", (4,), models.DataType.S64)],
+        [models.Port("output", (4, 2))],
+        {"table": np.arange(20, dtype=np.float32).reshape(10, 2)},
+        batching="rows",
+        batch_size=4,
+    )
+    with ModelRunner(path, by_rows(shared_device, timeout_ns=0)) as runner:
+        sent = [[1], [2, 3], [99], [4, 5], [6, 7]]
+        results = [runner.execute_async({"index": np.array(rows)}) for rows in sent]
+        for rows, result in zip(sent, results, strict=True):
+            if rows == [99]:
+                with pytest.raises(ExecutionFailed):
+                    result.wait(30)
+            else:
+                assert result.wait(30)
+                assert result["output"][:, 0].tolist() == [2 * row for row in rows]
