@@ -141,7 +141,8 @@ class Batch:
         each = self._plan.run_units
         if each:
             self.runs = runs or max(1, -(-(self.rows - skip) // each))
-            self._sliced = self._repeats or self.runs > 1 or self.rows != each
+            whole = self.runs == 1 and self.rows == each and not skip
+            self._sliced = self._repeats or not whole
         else:
             self._sliced = self._repeats
         if self._sliced:

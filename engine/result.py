@@ -28,6 +28,7 @@ class ExecuteResult(Mapping[str, Array]):
         self._arrays: dict[str, Array] = {}
         self._targets = targets
         self._failure: EngineError | None = None
+        self._taken = False
         self.request: Request | None = None
         self.tracepoints: Tracepoints | None = None
         self.began = 0
@@ -44,8 +45,11 @@ class ExecuteResult(Mapping[str, Array]):
 
     def take(self, request: Request) -> None:
         """Called when the request is done, in the thread that resolves it."""
-        if request.error is not None:
-            return
+        if request.error is None:
+            self._take(request)
+        self._taken = True
+
+    def _take(self, request: Request) -> None:
         points = self.tracepoints
         if points is not None:
             times = request.submitted_ns, request.queue_ns, request.compute_ns
@@ -75,6 +79,10 @@ class ExecuteResult(Mapping[str, Array]):
         request = self.request
         if request is None or not request.wait(timeout):
             return False
+        if not self._taken:
+            # It is being taken by the thread that resolves it, under this lock.
+            with request.channel.device.lock:
+                pass
         error = request.error or self._failure
         if error is not None:
             raise error

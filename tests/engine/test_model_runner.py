@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -134,6 +136,37 @@ def test_strings_travel_and_mix(tmp_path: Path, shared_device: Device) -> None:
             raw = [w.encode() if isinstance(w, str) else w for w in words]
             got = request.outputs["output"].numpy().tolist()
             assert got == [w + b"!" for w in raw]
+
+
+class SlowMemory(dict[str, np.ndarray[Any, Any]]):
+    """Memory for outputs that takes its time to be found."""
+
+    def __init__(self, **arrays: np.ndarray[Any, Any]) -> None:
+        super().__init__(**arrays)
+        self.go = threading.Event()
+
+    def __getitem__(self, name: str) -> np.ndarray[Any, Any]:
+        assert self.go.wait(30)
+        return super().__getitem__(name)
+
+
+def test_a_result_is_whole_for_every_thread(
+    tmp_path: Path, shared_device: Device
+) -> None:
+    memory = SlowMemory(output=np.zeros((1, 4), np.float32))
+    with ModelRunner(models.affine(tmp_path / "m.popef"), on(shared_device)) as runner:
+        result = runner.execute_async({"input": rows(3)}, memory)
+        assert result.request is not None
+        with ThreadPoolExecutor(2) as pool:
+            first = pool.submit(result.wait)
+            while not result.request.done:
+                time.sleep(0)
+            second = pool.submit(lambda: result["output"].tolist())
+            with pytest.raises(TimeoutError):
+                second.result(0.05)
+            memory.go.set()
+            assert first.result(30)
+            assert second.result(30) == rows(7).tolist()
 
 
 def test_callers_memory_is_filled(tmp_path: Path, shared_device: Device) -> None:

@@ -185,6 +185,19 @@ def test_remainders_of_requests_fill_batches_together(
         check(fourth, numbers(3, 4, start=80))
 
 
+def test_a_run_ends_with_the_rest_of_a_request(
+    tmp_path: Path, shared_device: Device
+) -> None:
+    path = models.affine(tmp_path / "m.popef", batch_size=4)
+    config = on(shared_device, batching_dim=0, timeout_ns=20_000_000)
+    with ModelRunner(path, config) as runner:
+        # The last two rows of four run alone, after two that filled a batch.
+        first = runner.execute_async({"input": numbers(2, 4)})
+        second = runner.execute_async({"input": numbers(4, 4, start=30)})
+        check(first, numbers(2, 4))
+        check(second, numbers(4, 4, start=30))
+
+
 def test_random_sizes_from_many_threads(tmp_path: Path, shared_device: Device) -> None:
     path = models.affine(tmp_path / "m.popef", batch_size=5)
     config = on(shared_device, batching_dim=0, timeout_ns=2_000_000)
