@@ -36,9 +36,13 @@ LONGEST_SLEEP_NS = 60 * 10**9
 
 
 class OpenEntry(Entry):
-    """A request of which the first `ran` units have run; `parts` are their results."""
+    """A request of which the first `ran` units have run; `parts` are their results.
 
-    __slots__ = ("ended", "parts", "ran")
+    A request that was dropped has a `verdict`, of which its client is told when all
+    requests before it have ended: results are taken in the order of requests.
+    """
+
+    __slots__ = ("ended", "parts", "ran", "verdict")
 
     def __init__(
         self,
@@ -53,6 +57,7 @@ class OpenEntry(Entry):
         self.ran = 0
         self.ended = False
         self.parts: dict[int, list[Array]] = {}
+        self.verdict: Outcome | None = None
 
 
 class RegroupingReplica(Replica):
@@ -133,7 +138,7 @@ class RegroupingReplica(Replica):
                 logger.debug("%r runs: what is missing, %d, is zeros", self, missing)
         if full:
             self._run_open(min(full, self._most_runs), now)
-        touched += self._release_ended()
+        touched += self._release_ended(now)
         return list(dict.fromkeys(touched))
 
     def _take_in(self, now: int) -> bool:
@@ -164,7 +169,7 @@ class RegroupingReplica(Replica):
                 client.pending -= 1
                 self._held.setdefault(client, deque()).append(entry)
                 if unwanted is not None:
-                    self._end(entry, now, unwanted)
+                    _drop(entry, unwanted)
                     continue
                 if flags & FILLS_UP:
                     entry.rows = min(rows, -units % self._each)
@@ -172,7 +177,7 @@ class RegroupingReplica(Replica):
                     self._open.append(entry)
                     units += entry.rows
                 else:
-                    self._done(entry, now, 0, 0)
+                    _drop(entry, Outcome.DONE)
         return False
 
     def _drop_unwanted(self, now: int) -> None:
@@ -187,7 +192,7 @@ class RegroupingReplica(Replica):
                 continue
             kept = outcome is Outcome.CANCELLED and not self.policy.drops_cancelled
             if not kept or entry.client.link.gone:
-                self._end(entry, now, outcome)
+                _drop(entry, outcome)
         self._forget_ended()
 
     def _ask(self, units: int, now: int) -> bool:
@@ -275,14 +280,17 @@ class RegroupingReplica(Replica):
         if any(entry.ended for entry in self._open):
             self._open = deque(entry for entry in self._open if not entry.ended)
 
-    def _release_ended(self) -> list[ClientChannel]:
+    def _release_ended(self, now: int) -> list[ClientChannel]:
         """Release the slots of what has ended, in their order; whose they were."""
         touched = []
         for client, held in list(self._held.items()):
             requests, inputs = 0, [0] * len(self._names)
             while held and held[0].ended:
+                entry = held.popleft()
+                if entry.verdict is not None:
+                    self._end(entry, now, entry.verdict)
                 requests += 1
-                for index, slot in enumerate(held.popleft().slots):
+                for index, slot in enumerate(entry.slots):
                     inputs[index] += slot >= 0
             if not held:
                 del self._held[client]
@@ -293,6 +301,11 @@ class RegroupingReplica(Replica):
                     if count:
                         ring.ring.read_complete(count)
         return touched
+
+
+def _drop(entry: OpenEntry, verdict: Outcome) -> None:
+    entry.verdict = verdict
+    _close(entry)
 
 
 def _close(entry: Entry) -> None:

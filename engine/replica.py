@@ -275,16 +275,20 @@ class Replica:
         )
 
     def _again(self, entries: Sequence[Entry], started: int) -> Exception | None:
-        """`_attempt` of those members of a failed batch that are still wanted."""
+        """`_attempt` of those members of a failed batch that are still wanted.
+
+        The others end after them: results are taken in the order of requests.
+        """
         now = time.monotonic_ns()
-        wanted = []
-        for entry in entries:
-            outcome = why_unwanted(entry, now)
-            if outcome is None:
-                wanted.append(entry)
-            else:
-                self._end(entry, started, outcome)
-        return self._attempt(wanted, started) if wanted else None
+        verdicts = [why_unwanted(entry, now) for entry in entries]
+        pairs = list(zip(entries, verdicts, strict=True))
+        wanted = [entry for entry, verdict in pairs if verdict is None]
+        error = self._attempt(wanted, started) if wanted else None
+        if error is None:
+            for entry, verdict in pairs:
+                if verdict is not None:
+                    self._end(entry, started, verdict)
+        return error
 
     def _fail(self, entry: Entry, error: Exception, started: int) -> None:
         outcome, text = _outcome_of(error)
