@@ -89,7 +89,10 @@ class EnsembleLoader:
             missing = self._table.missing(infer_path(step.model, step.version))
             raise LoadError(str(missing))
         if entry.scheduler is not None:
-            raise LoadError("it keeps the state of sequences, which have no place here")
+            msg = (
+                "its requests go by [sequence] or [responses], which have no place here"
+            )
+            raise LoadError(msg)
         return entry.spec
 
     def _check_circle(self, ensemble: str, member: str) -> None:

@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
+import numpy as np
 import pytest
+from onnx import TensorProto, helper
 
 from app.streaming import wants_events
 from engine import Cancelled, ExecutionFailed, QueueFull
@@ -19,10 +22,59 @@ from tests.engine import models
 EVENTS = {"accept": "text/event-stream"}
 
 
+def fibonacci(folder: Path) -> None:
+    """One number a step, from `start` on; two numbers of state; rows may be mixed."""
+    column = ["n", 1]
+    numbers = {
+        name: helper.make_tensor_value_info(name, TensorProto.INT64, column)
+        for name in ("start", "a", "b", "step", "count", "value", "next", "sum")
+    }
+    more = helper.make_tensor_value_info("more", TensorProto.BOOL, column)
+    graph = helper.make_graph(
+        [
+            helper.make_node("Add", ["a", "start"], ["value"]),
+            helper.make_node("Identity", ["b"], ["next"]),
+            helper.make_node("Add", ["a", "b"], ["sum"]),
+            helper.make_node("Add", ["step", "one"], ["following"]),
+            helper.make_node("Less", ["following", "count"], ["more"]),
+        ],
+        "fibonacci",
+        [numbers[name] for name in ("start", "a", "b", "step", "count")],
+        [*(numbers[name] for name in ("value", "next", "sum")), more],
+        [
+            helper.make_tensor("one", TensorProto.INT64, [], [1]),
+        ],
+    )
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8
+    )
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.onnx").write_bytes(model.SerializeToString())
+    np.save(folder / "1" / "first.npy", np.array([[1]], np.int64))
+    (folder / "config.toml").write_text(
+        """
+        batching = true
+        [responses]
+        more = "more"
+        step = "step"
+        [responses.parameters]
+        count = 1
+        [[responses.state]]
+        input = "a"
+        output = "next"
+        [[responses.state]]
+        input = "b"
+        output = "sum"
+        initial = "first.npy"
+        """
+    )
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
     root: Path = tmp_path_factory.mktemp("models")
     models.regular(root / "thrice.popef", (1, 2), iterations=3)
+    fibonacci(root / "fibonacci")
     with ServedGateway(root) as gateway:
         yield gateway.wait_ready()
 
@@ -47,6 +99,22 @@ def test_each_device_iteration_is_an_event(served: ServedGateway) -> None:
     assert [e["output"] for e in found] == results
     one = served.client.post("/v2/models/thrice/generate", json=flat).json()
     assert one["output"] == [x for row in results for x in row]
+
+
+def test_state_goes_from_step_to_step(served: ServedGateway) -> None:
+    """Many at once, which share batches and keep their own state."""
+
+    async def numbers(client: httpx.AsyncClient, start: int) -> list[int]:
+        body = {"start": start, "count": 8}
+        answer = await client.post("/v2/models/fibonacci/generate_stream", json=body)
+        return [event["value"] for event in documents(answer.text)]
+
+    async def main() -> list[list[int]]:
+        async with httpx.AsyncClient(base_url=served.url, trust_env=False) as client:
+            return await asyncio.gather(*(numbers(client, i) for i in range(20)))
+
+    for start, found in enumerate(asyncio.run(main())):
+        assert found == [start + x for x in (0, 1, 1, 2, 3, 5, 8, 13)]
 
 
 def ask(runner: fronts.Doubler, timeout: float = 60.0) -> fronts.Client:
