@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 GUIDE = HERE.parents[1] / "docs" / "migrating-from-model-runtime.md"
 BEGIN, END = "<!-- tables: begin -->\n", "<!-- tables: end -->\n"
 STATES = {"how": "works", "differs": "differs", "missing": "no"}
-_ENTRY = re.compile(r"(?P<path>[\w.]+)(?P<call>\(.*\))?(?: = (?P<default>.*))?")
+_ENTRY = re.compile(r"(?P<path>[\w.:]+)(?P<call>\(.*\))?(?: = (?P<default>.*))?")
 #: For an argument of which only the name is said.
 ANY = "any"
 _MAX_UNSIGNED, _MAX_NS = 2**32 - 1, 2**63 - 1
