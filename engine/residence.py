@@ -35,7 +35,7 @@ class Residence:
     """A model on the device of a session, as long as no other session takes that.
 
     What is said to need the turn is called within `turn`, or `SessionSeat.turn` of the
-    device. `stop` is for any thread.
+    device. `halt` and `end` are for any thread.
     """
 
     def __init__(
@@ -52,6 +52,8 @@ class Residence:
         self._link: SessionLink | None = None
         self._trace = logger.isEnabledFor(TRACE)
         self._restarts = 0
+        #: Whether `halt` stopped it.
+        self._was_told = False
 
     @property
     def is_active(self) -> bool:
@@ -62,7 +64,7 @@ class Residence:
 
     def bind(self, device: Device) -> None:
         """Load on this device, which nobody else has bound it to."""
-        self.is_stopped = False
+        self.is_stopped = self._was_told = False
         with device.seat.turn():
             self.device = device
             try:
@@ -80,7 +82,10 @@ class Residence:
         """
         device = self.bound()
         if self.is_stopped:
-            raise SessionClosed(f"{self!r} is stopped: nothing runs until it reloads")
+            if not self._was_told:
+                raise SessionClosed(f"{self!r} runs nothing until it reloads")
+            yield  # `run` says so: who runs programs in a loop need not expect more
+            return
         with device.seat.turn():
             if not self.is_active:
                 if not load:
@@ -115,15 +120,18 @@ class Residence:
             self.leave(save=False)
             if not device.check():
                 device.recover(by_hand=True)
-            self.is_stopped = False
+            self.is_stopped = self._was_told = False
             self._load(device)
 
-    def stop(self) -> None:
-        """End what is running, and let nothing run any more."""
+    def halt(self) -> None:
+        """Let nothing run any more: `run` returns False. Then `end`."""
+        self._was_told = True
         self.is_stopped = True
+
+    def end(self) -> None:
+        """End what is running."""
         link = self._link
         if link is not None:
-            logger.debug("%r is stopped", self)
             link.end()
 
     # -- running

@@ -59,6 +59,8 @@ T = TypeVar("T")
 
 #: Seconds after which a wait looks whether it still makes sense.
 _LOOK_AGAIN = 0.2
+#: One wait at most, in seconds: the system does not know waits of centuries.
+_LONGEST_WAIT = 3600.0
 
 _lock = threading.Lock()
 
@@ -318,14 +320,10 @@ class SpscRingBuffer(Generic[T]):
         """
         timeout = self._timeout_ns / 1e9 if self._timeout_cb is not None else 0.0
         due = time.monotonic() + timeout if timeout else float("inf")
+        longest = _LONGEST_WAIT if alive is None else _LOOK_AGAIN
         while (slot := self._ring.try_read_lock()) < 0 and self.is_valid():
-            left = max(0.0, due - time.monotonic())
-            if alive is not None:
-                left = min(left, _LOOK_AGAIN)
-            if self._wait(
-                lambda: self._ring.read_available,
-                None if left == float("inf") else left,
-            ):
+            left = min(longest, max(0.0, due - time.monotonic()))
+            if self._wait(lambda: self._ring.read_available, left):
                 continue
             if alive is not None:
                 alive()

@@ -205,10 +205,11 @@ class Session:
         """Run the load programs, which bring weights to the device.
 
         All runs: `timeout` seconds may pass until DeadlineExceeded ends the session,
-        None: any time. False where `stop`, or queues that were disconnected, ended the
-        wait for data. Raises what a callback raised, and how the programs failed:
-        AnchorsNotConnected, ExecutionFailed, DeviceLost, SessionClosed where the
-        session is bound to no device or stopped, DeviceBusy.
+        None: any time. False where the session is stopped, or was meanwhile, and where
+        data came of queues that are disconnected. Raises what a callback raised, and
+        how the programs failed:
+        AnchorsNotConnected, ExecutionFailed, DeviceLost (and SessionClosed from then
+        on), SessionClosed where the session is bound to no device, DeviceBusy.
         """
         deadline = _deadline(timeout)
         with self._turn() as home:
@@ -251,14 +252,13 @@ class Session:
     # -- life
 
     def stop(self) -> None:
-        """End what is running and disconnect the queues; nothing runs until `reload`.
-
-        What the programs had done by then is undefined.
+        """End what is running and disconnect the queues; nothing runs until `reload`:
+        every run returns False. What the programs had done by then is undefined.
         """
-        self._home.is_stopped = True  # before anybody who waits for data looks
+        self._home.halt()
         if self._queues is not None:
             self._queues.disconnect_all()
-        self._home.stop()
+        self._home.end()
 
     def reload(self) -> None:
         """Load the executable again on the bound device, after `stop` or after the

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any, TypeAlias
 
 import engine
 from model_runtime.device_wait import DeviceWaitConfig
 from model_runtime.devices import Device
+from model_runtime.durations import MAX_NS, Nanoseconds, nanoseconds
 from model_runtime.memory import InputMemoryView, OutputMemoryView, arrays_of
 from popef_io import Model, TensorType
 
 NO_BATCHING_DIM = engine.NO_BATCHING_DIM
-MAX_NS = 2**63 - 1
 
-Nanoseconds: TypeAlias = int | timedelta
 FlushCallback: TypeAlias = Callable[
     [str, InputMemoryView, OutputMemoryView],
     tuple[InputMemoryView, OutputMemoryView] | None,
@@ -84,10 +82,10 @@ class ModelRunnerConfig:
             auto_reset=self.auto_reset,
             ring_buffer_size_multiplier=self.ring_buffer_size_multiplier,
             batching_dim=self.batching_dim,
-            timeout_ns=_nanoseconds(self.timeout_ns),
+            timeout_ns=nanoseconds(self.timeout_ns),
             is_batch_size_timeout_enabled=self.is_batch_size_timeout_enabled,
-            batch_size_timeout_ns=_nanoseconds(self.batch_size_timeout_ns),
-            data_parallel_timeout_ns=_nanoseconds(self.data_parallel_timeout_ns),
+            batch_size_timeout_ns=nanoseconds(self.batch_size_timeout_ns),
+            data_parallel_timeout_ns=nanoseconds(self.data_parallel_timeout_ns),
             flush_on_waiting_outputs=self.flush_on_waiting_outputs,
             flush_callback=_over_views(self.flush_callback, inputs, outputs),
             max_look_ahead=self.max_look_ahead,
@@ -125,9 +123,3 @@ def _over_views(
         wanted.update(arrays_of(views[1], outputs))
 
     return flush
-
-
-def _nanoseconds(duration: Nanoseconds) -> int:
-    if isinstance(duration, timedelta):
-        return duration // timedelta(microseconds=1) * 1000
-    return min(duration, MAX_NS)

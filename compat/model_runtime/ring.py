@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import engine
+from model_runtime.durations import Nanoseconds, nanoseconds
 
 T = TypeVar("T")
 
@@ -24,13 +25,13 @@ class SpscRingBuffer(Generic[T]):
         num_buffers: int,
         label: str = "",
         timeout_cb: Callable[[SpscRingBuffer[T]], None] | None = None,
-        timeout_ns: int = 0,
+        timeout_ns: Nanoseconds = 0,
         *,
         make: Callable[[], Any] = object,
     ) -> None:
         timed_out = None if timeout_cb is None else lambda _: timeout_cb(self)
         self._ring: engine.SpscRingBuffer[Any] = engine.SpscRingBuffer(
-            num_buffers, label, timed_out, timeout_ns, make=make
+            num_buffers, label, timed_out, nanoseconds(timeout_ns), make=make
         )
 
     @classmethod

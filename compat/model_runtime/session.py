@@ -15,6 +15,7 @@ import engine
 import popef_io
 from model_runtime.device_wait import DeviceWaitConfig
 from model_runtime.devices import Device
+from model_runtime.durations import Nanoseconds, nanoseconds
 from model_runtime.predicates import (
     AnchorCallbackPredicate,
     PopefDataUsagePredicate,
@@ -141,7 +142,7 @@ class Session:
         self,
         num_buffers: int | RingSizeMultiplierProdType = engine.DEFAULT_BUFFERS,
         timeout_cb: TimeoutCallback | None = None,
-        timeout_ns: int = 0,
+        timeout_ns: Nanoseconds = 0,
         input_predicate: AnchorCallbackPredicate | None = None,
         output_predicate: AnchorCallbackPredicate | None = None,
     ) -> QueueManager:
@@ -166,7 +167,7 @@ class Session:
         manager = self._session.create_queue_manager(
             size,
             timed_out,
-            timeout_ns,
+            nanoseconds(timeout_ns),
             _optional(input_predicate),
             _optional(output_predicate),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -63,7 +64,7 @@ def test_serving_loop_that_flushes(simple: str) -> None:
             with lock:
                 queues.flushAll()
 
-    queues = session.createQueueManager(8, timed_out, 20_000_000)
+    queues = session.createQueueManager(8, timed_out, timedelta(milliseconds=20))
 
     def loop() -> None:
         while session.runMainPrograms():
@@ -128,7 +129,9 @@ def test_ring() -> None:
         calls.append(ring.readAvailable())
         ring.write("late")
 
-    ring = model_runtime.SpscRingBuffer[str](2, "ring", timed_out, 1_000_000)
+    ring = model_runtime.SpscRingBuffer[str](
+        2, "ring", timed_out, timedelta(milliseconds=1)
+    )
     ring.write("a")
     ring.write("b")
     assert [ring.readLock(), ring.readLock()] == ["a", "b"]
