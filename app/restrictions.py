@@ -17,7 +17,7 @@ _MODEL = r"/v[12]/models/[^/]+(/versions/[^/]+)?"
 _GROUPS: tuple[tuple[str, str], ...] = (
     ("health", rf"/v[12]/health/(live|ready)|{_MODEL}/ready"),
     ("inference", rf"{_MODEL}/(infer|generate|generate_stream)"),
-    ("inference", r"/v1/models/[^/]+:predict"),
+    ("inference", rf"{_MODEL}:predict"),
     ("model-repository", rf"/v2/repository/.*|{_MODEL}/(load|unload)"),
     ("model-config", rf"{_MODEL}/config"),
     ("statistics", rf"{_MODEL}/stats|/v2/models/stats"),

@@ -27,6 +27,7 @@ from tests.app.fronts import Client, Doubler
         ("/v1/models/m/infer", "inference"),
         ("/v2/models/m/versions/1/generate_stream", "inference"),
         ("/v1/models/m:predict", "inference"),
+        ("/v1/models/m/versions/1:predict", "inference"),
         ("/v2/models/stats", "statistics"),
         ("/v2/models/m/stats", "statistics"),
         ("/v2/models/m/config", "model-config"),
