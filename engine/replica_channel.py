@@ -147,6 +147,8 @@ class ReplicaChannel:
             self._queue(FillUp(self, number, rows, 0, on_done), tensors)
 
     def _queue(self, request: Request, tensors: Mapping[str, Tensor]) -> None:
+        if self._closed:  # since the caller picked this channel
+            raise DeviceLost(f"{self.name!r} lost its device, or was unloaded")
         if self._backlog or not self._try_push(request, tensors):
             self._check_fits(tensors)
             self._backlog.append((request, tensors))
