@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol, TypeAlias
 
+from app.frozen_inputs import frozen_arrays
 from app.model_config import ModelConfig
 from app.priorities import queue_sizes
 from app.scan import VersionSource
@@ -16,6 +17,7 @@ from app.spec import DescribesTensors, ModelSpec
 from app.steps import StepScheduler
 from app.table import Runner
 from engine import Device, ModelRunnerConfig
+from popef_io import Model
 
 Scheduler: TypeAlias = SequenceScheduler | StepScheduler
 
@@ -28,15 +30,16 @@ class DescribesModel(DescribesTensors, Protocol):
 
 
 def runner_config(
-    config: ModelConfig, placement: Mapping[int, Device]
+    config: ModelConfig, model: Model, placement: Mapping[int, Device]
 ) -> ModelRunnerConfig:
     """The engine's options of a model whose replicas run on `placement`.
 
-    Raises `engine.InvalidConfig`.
+    Raises `engine.InvalidConfig`, ValueError for frozen inputs that do not suit it.
     """
     return ModelRunnerConfig(
         replication_factor=config.instances,
         replica_to_device=placement,
+        frozen_inputs=frozen_arrays(model, config.frozen_inputs),
         check_package_hash=config.check_package_hash,
         validate_io_params=False,  # the front has checked every request
         auto_reset=True,

@@ -149,6 +149,7 @@ class Gateway:
             self._start.cancel()
         self.control.stop()
         self.on_demand.close()
+        await self.repository.save()
         self.repository.close()
         self.devices.unwatch()
         await self._device_pool.run(self.devices.close)

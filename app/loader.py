@@ -14,10 +14,11 @@ from app.compile_cache import CompileCache
 from app.devices import GatewayDevices
 from app.ensembles import EnsembleRunner
 from app.model_config import ModelConfig
+from app.saved_state import save_state
 from app.scan import VersionSource
 from app.spec import ModelSpec
 from app.warmup import WarmupFailed, warm_up
-from engine import EngineError, ModelRunner
+from engine import EngineError, ModelRunner, open_model
 from popef_io import PopefError
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,11 @@ class LoadedModel:
     def is_from(self, source: VersionSource, config: ModelConfig) -> bool:
         """Whether loading that again would make no difference."""
         return self.config == config and self.source == source
+
+    def save(self) -> None:
+        """Puts its state where the options say, if anywhere. Blocks."""
+        if self.config.save_outputs and isinstance(self.runner, ModelRunner):
+            save_state(self.runner, Path(self.config.save_outputs), self.version)
 
     def __repr__(self) -> str:
         return f"<LoadedModel {self.spec.name}/{self.version} {self.runner!r}>"
@@ -117,11 +123,8 @@ class ModelLoader:
 
     def _open(self, label: str, files: list[Path], config: ModelConfig) -> ModelRunner:
         placement = self._devices.place(config.instances, config.devices)
-        return ModelRunner(
-            files if len(files) > 1 else files[0],
-            config=runner_config(config, placement),
-            name=label,
-        )
+        model = open_model(files)
+        return ModelRunner(model, runner_config(config, model, placement), name=label)
 
 
 def compiled_files(source: VersionSource, cache: CompileCache) -> list[Path]:
@@ -158,6 +161,8 @@ def _warm_up(
     replaces: LoadedModel | None,
 ) -> bool:
     """Whether it has run. Raises `WarmupFailed` where it should have."""
+    if config.warmup is None and runner.model.metadata.program_flow.save:
+        return False  # it has a state worth saving, which runs would change
     try:
         sizes = config.preferred_batch_sizes
         return warm_up(spec, runner, config.warmup, source.folder, sizes)

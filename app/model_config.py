@@ -26,10 +26,13 @@ from app.config_keys import (
     sections,
     size,
     table,
+    text,
 )
 from app.ensemble_config import EnsembleConfig
+from app.frozen_inputs import check_frozen, with_frozen_files
 from app.labels import check_labels, read_labels
 from app.priorities import PriorityLevel, check_levels
+from app.saved_state import save_folder
 from app.sequence_config import SequenceConfig
 from app.steps_config import StepsConfig
 from app.version_policy import ALL_VERSIONS, VersionPolicy, check_versions
@@ -139,6 +142,12 @@ class ModelConfig:
     check_package_hash: bool = key(
         True, boolean, "compare what is loaded with the digests recorded in the file"
     )
+    frozen_inputs: Mapping[str, Any] = key(
+        dict, check_frozen, "values of inputs that requests do not bring"
+    )
+    save_outputs: str = key(
+        "", text(4000), "the folder where what its save programs deliver is put"
+    )
     versions: VersionPolicy = key(
         ALL_VERSIONS, check_versions, "which of the versions are served"
     )
@@ -210,21 +219,26 @@ def read_document(path: Path) -> dict[str, Any]:
         raise ModelConfigError(msg) from e
 
 
-def with_label_files(config: ModelConfig, folder: Path, name: str) -> ModelConfig:
-    """`config` with the labels that it names files for; `name` is for errors.
+def with_files(config: ModelConfig, folder: Path, name: str) -> ModelConfig:
+    """`config` with the files of the model's folder that it names; `name` is for
+    errors.
 
     Raises `ModelConfigError`.
     """
-    if not config.labels:
+    if not (config.labels or config.frozen_inputs or config.save_outputs):
         return config
     try:
+        frozen = with_frozen_files(config.frozen_inputs, folder)
+        save_outputs = config.save_outputs and save_folder(config.save_outputs, folder)
         labels = {
             output: read_labels(folder, value) if isinstance(value, str) else value
             for output, value in config.labels.items()
         }
     except ValueError as e:
         raise ModelConfigError(f"{name}: {e}") from None
-    return replace(config, labels=labels)
+    return replace(
+        config, labels=labels, frozen_inputs=frozen, save_outputs=save_outputs
+    )
 
 
 def parse_model_config(

@@ -16,7 +16,7 @@ from app.model_config import (
     ModelConfigError,
     parse_model_config,
     read_document,
-    with_label_files,
+    with_files,
 )
 from app.triton import (
     DeclaredTensors,
@@ -71,8 +71,12 @@ def read_options(
         merged |= layer
     together = " and ".join(label for label, layer in layers if layer)
     config = parse_model_config(merged, together)
-    if config.labels and folder is not None:
-        config = with_label_files(config, folder, together)
+    if "save_outputs" in changes.options:
+        # Who may load models may not therefore write anywhere.
+        msg = f"{OVERRIDE}: save_outputs can be set in config.toml only"
+        raise ModelConfigError(msg)
+    if folder is not None:
+        config = with_files(config, folder, together)
     return ModelOptions(
         config,
         DeclaredTensors(

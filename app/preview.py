@@ -30,7 +30,7 @@ from app.spec import ModelSpec
 from app.table import Runner, Submitted
 from app.triton import PBTXT_NAME
 from app.warmup import WarmupFailed, check_warmup
-from engine import RunnerClosed, describe_model
+from engine import RunnerClosed, describe_model, open_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +172,8 @@ class _Previewer:
         """What requests see, and what it takes. Raises anything."""
         if source.problem:
             raise LoadError(source.problem)
-        files = compiled_files(source, self._cache)
-        described = describe_model(files, runner_config(config, {}))
+        model = open_model(compiled_files(source, self._cache))
+        described = describe_model(model, runner_config(config, model, {}))
         spec = make_spec(name, source, config, described)
         try:
             check_warmup(spec, config.warmup, source.folder)

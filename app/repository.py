@@ -182,6 +182,12 @@ class ModelRepository:
             self._publish(record)
             await self._retire(leaving)
 
+    async def save(self) -> None:
+        """Puts the state of all models where their options say."""
+        for record in self.models():
+            for loaded in record.serving.values():
+                await self._pool.run(loaded.save)
+
     def close(self) -> None:
         """Serves nothing from now on. The runners end with their devices."""
         self._closing = True
@@ -341,7 +347,10 @@ class ModelRepository:
     async def _retire(self, leaving: Iterable[LoadedModel]) -> None:
         """Closes runners that get no new requests, when they have nothing in flight."""
         for loaded in leaving:
-            if await self._pool.run(partial(loaded.runner.drain, self._drain_timeout)):
+            drain = partial(loaded.runner.drain, self._drain_timeout)
+            drained = await self._pool.run(drain)
+            await self._pool.run(loaded.save)
+            if drained:
                 await self._pool.run(loaded.runner.close)
             else:
                 logger.warning("%r is closed with requests in flight", loaded.runner)

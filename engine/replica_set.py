@@ -33,6 +33,9 @@ from popef_io import Model
 
 logger = logging.getLogger(__name__)
 
+#: Seconds that save programs may take, and what runs before them.
+SAVE_TIMEOUT = 300.0
+
 #: Waiting for rows of other requests that is longer hides how fast a replica is.
 LONG_WAIT_NS = 50_000_000
 
@@ -192,7 +195,11 @@ class ReplicaSet:
         if channel is None or not channel.usable:
             raise self._lost(replica)
         message = {"op": "save", "replica": channel.replica}
-        answer, fds = control.call(channel.device.address, message)
+        device = channel.device
+        try:
+            answer, fds = control.call(device.address, message, timeout=SAVE_TIMEOUT)
+        except TimeoutError as error:
+            raise DeviceLost(f"device {device.id} does not answer") from error
         try:
             return unpack_tensors(answer["tensors"], fds[0])
         finally:

@@ -1,0 +1,68 @@
+"""``save_outputs`` of a model's ``config.toml``: where its state goes when it leaves.
+
+The save programs of each replica run when a model is unloaded, replaced or the gateway
+stops. What they deliver becomes files
+
+    <save_outputs>/<version>/<replica>/<tensor>.npy
+
+Each is written beside its place and renamed over it. Names of tensors are quoted as in
+URLs, so that none leads elsewhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+
+from engine import Array, EngineError, ModelRunner
+
+logger = logging.getLogger(__name__)
+
+
+def save_folder(name: str, folder: Path) -> str:
+    """Where it is, seen from the model's folder. Raises ValueError where versions are.
+
+    Files that come and go there would be taken for another version.
+    """
+    path = (folder / name).resolve()
+    try:
+        parts = path.relative_to(folder.resolve()).parts
+    except ValueError:
+        return str(path)
+    if not parts or parts[0].isdecimal():
+        msg = f"save_outputs {name!r} is where the model's versions are"
+        raise ValueError(msg)
+    return str(path)
+
+
+def save_state(runner: ModelRunner, folder: Path, version: str) -> None:
+    """Runs the save programs of every replica; writes what they deliver. Blocks.
+
+    What goes wrong is logged: a model leaves all the same.
+    """
+    for replica in range(len(runner.devices)):
+        place = folder / version / str(replica)
+        try:
+            for name, array in runner.run_save_programs(replica).items():
+                _write(place / f"{quote(name, safe='')}.npy", array)
+        except (EngineError, OSError) as e:
+            logger.error("the state of %s is not saved: %s", runner.name, e)
+        else:
+            logger.info("the state of %s is saved in %s", runner.name, place)
+
+
+def _write(path: Path, array: Array) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with beside.open("wb") as file:
+            # Strings as bytes of one length: an array of objects would be pickled.
+            plain = array.astype(np.bytes_) if array.dtype.hasobject else array
+            np.save(file, plain, allow_pickle=False)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
