@@ -172,7 +172,8 @@ class _Previewer:
         """What requests see, and what it takes. Raises anything."""
         if source.problem:
             raise LoadError(source.problem)
-        model = open_model(compiled_files(source, self._cache))
+        files = compiled_files(source, self._cache)
+        model = open_model(files)
         described = describe_model(model, runner_config(config, model, {}))
         spec = make_spec(name, source, config, described)
         try:
