@@ -20,6 +20,8 @@ import time
 
 #: Weight of the newest batch in a mean: four batches on, a change is mostly learned.
 NEWEST = 0.25
+#: Where nothing waits, one batch in so many is measured.
+SELDOM = 8
 #: The factor of safety at first, at least and at most, and how it is moved by a promise
 #: that was not kept, and by one that was (0.99 of all should be).
 SAFETY, LEAST_SAFETY, MOST_SAFETY = 1.1, 1.0, 2.0
@@ -40,6 +42,7 @@ class Pace:
 
     __slots__ = (
         "_fill",
+        "_longest",
         "_measured",
         "_most",
         "_times",
@@ -55,6 +58,7 @@ class Pace:
         self._fill = float(self._most)
         self._times: dict[int, tuple[float, float]] = {}
         self.longest_ns = 0.0
+        self._longest = 0
         self.safety = SAFETY
         self.since = 0
         self.seen = -1
@@ -62,31 +66,42 @@ class Pace:
     def observe(self, rows: int, queue_ns: int, compute_ns: int, waiting: int) -> None:
         """A batch has ended. `queue_ns` is how long one of its members waited,
         `waiting` how many rows are in flight, its own included."""
+        self.seen = compute_ns
         if not self._measured:
+            return
+        rows = max(1, rows)
+        if waiting <= rows and compute_ns % SELDOM and self._times:
+            # Nothing waits, so nobody has to know; any number is a fair die.
             return
         now = time.monotonic_ns()
         pause = now - compute_ns - self.since
         took = compute_ns + max(0, min(pause, queue_ns))
-        self.since, self.seen = now, compute_ns
-        rows = max(1, rows)
+        self.since = now
         if waiting >= rows + self._most:
             # As full as batches get here: requests are not split to fill one.
             self._fill += NEWEST * (rows - self._fill)
         size = rows.bit_length()
         before = self._times.get(size)
         if before is None:
-            self._times[size] = float(took), 0.0
+            mean, variance = float(took), 0.0
         else:
             mean, variance = before
             off = took - mean
-            self._times[size] = (
-                mean + NEWEST * off,
-                (1 - NEWEST) * (variance + NEWEST * off * off),
-            )
-        self.longest_ns = max(
-            MOST_SAFETY * mean + 4 * math.sqrt(variance)
-            for mean, variance in self._times.values()
-        )
+            mean += NEWEST * off
+            variance = (1 - NEWEST) * (variance + NEWEST * off * off)
+        self._times[size] = mean, variance
+        longest = MOST_SAFETY * mean + 4 * math.sqrt(variance)
+        if longest >= self.longest_ns:
+            self.longest_ns, self._longest = longest, size
+        elif size == self._longest:
+            self._find_longest()
+
+    def _find_longest(self) -> None:
+        self.longest_ns = 0.0
+        for size, (mean, variance) in self._times.items():
+            longest = MOST_SAFETY * mean + 4 * math.sqrt(variance)
+            if longest > self.longest_ns:
+                self.longest_ns, self._longest = longest, size
 
     def judge(self, promised_ns: int) -> None:
         """A request is done, or given up, that was promised for `promised_ns`."""

@@ -120,10 +120,8 @@ class ReplicaChannel:
                 raise self._full()
             ahead = self._rows_ahead() if self.levels else self._rows
             promised = 0
-            now = time.monotonic_ns()
-            if not ahead:
-                self.pace.since = now
-            elif deadline_ns:
+            if ahead and deadline_ns:
+                now = time.monotonic_ns()
                 left = deadline_ns - now
                 if (ahead + (rows or 1)) * self.pace.longest_ns > left:
                     promised = self._promise(ahead + (rows or 1), now, left)
@@ -131,6 +129,8 @@ class ReplicaChannel:
             request = Request(self, number, rows, deadline_ns, on_done)
             request.promised_ns = promised
             self._queue(request, tensors)
+            if not ahead:
+                self.pace.since = request.submitted_ns
             return request
 
     def _ask_for_rows(self, name: str) -> None:
@@ -292,7 +292,10 @@ class ReplicaChannel:
             self.pace.since = time.monotonic_ns()
             return
         if compute_ns != self.pace.seen and outcome == Outcome.DONE:
-            self._observe(rows, queue_ns, compute_ns)
+            waiting = self._rows
+            if self.levels:
+                waiting = sum(level.rows for level in self.levels)
+            self.pace.observe(rows, queue_ns, compute_ns, waiting)
         self._rows -= request.rows or 1
         if request.promised_ns:
             self.pace.judge(request.promised_ns)
@@ -304,12 +307,6 @@ class ReplicaChannel:
             request.resolve()
         else:
             request.resolve(_error(outcome, text))
-
-    def _observe(self, rows: int, queue_ns: int, compute_ns: int) -> None:
-        waiting = self._rows
-        if self.levels:
-            waiting = sum(level.rows for level in self.levels)
-        self.pace.observe(rows, queue_ns, compute_ns, waiting)
 
     @property
     def usable(self) -> bool:
