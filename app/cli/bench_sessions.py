@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from array import array
@@ -25,6 +26,7 @@ from engine import (
     InvalidInput,
     LaunchPolicy,
     QueueClosed,
+    QueueFull,
     QueueManager,
     Session,
     SessionConfig,
@@ -194,7 +196,9 @@ class Traffic:
         """A run waits for data: complete the batch, if nobody is about to."""
         if self._manager is not None and self._mutex.acquire(blocking=False):
             try:
-                self._manager.flush_all()
+                # A full queue has what the run waits for, or nobody empties it.
+                with contextlib.suppress(QueueFull):
+                    self._manager.flush_all()
             finally:
                 self._mutex.release()
 
