@@ -183,7 +183,6 @@ def _models(
             replication_factor=replicas,
             replica_to_device=placed,
             auto_reset=True,
-            thread_safe=True,
             batching_dim=0,
             timeout_ns=200_000,
         )

@@ -72,7 +72,7 @@ class ModelRunnerConfig:
     `replication_factor` replicas, each with requests of its own; `run_save_programs`
     runs the save programs of each replica when the runner is closed and puts what they
     deliver into the arrays of `replica_to_save_programs_outputs` (by replica, by tensor
-    name; what has no array is left out); `thread_safe` takes a lock on each call;
+    name; what has no array is left out);
     `frozen_inputs` are constants that leave the request; `replica_to_device` gives
     replicas a device, the rest are attached by `device_wait_config`;
     `check_package_hash` compares the recorded digests of the executable with what is
@@ -107,7 +107,6 @@ class ModelRunnerConfig:
 
     replication_factor: int = 1
     run_save_programs: bool = False
-    thread_safe: bool = False
     frozen_inputs: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     replica_to_save_programs_outputs: Mapping[int, Mapping[str, npt.NDArray[Any]]] = (
         field(default_factory=dict)

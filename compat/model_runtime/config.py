@@ -70,7 +70,6 @@ class ModelRunnerConfig:
                 replica: arrays_of(memory, outputs)
                 for replica, memory in self.replica_to_save_programs_outputs.items()
             },
-            thread_safe=self.thread_safe,
             frozen_inputs=arrays_of(self.frozen_inputs, inputs),
             replica_to_device={
                 replica: device.engine
