@@ -54,7 +54,11 @@ class InferenceRequest(Body):
     outputs: list[RequestOutput] | None = Field(
         default=None, description="The outputs wanted; all of them if left out."
     )
-    parameters: dict[str, Any] | None = None
+    parameters: dict[str, Any] | None = Field(
+        default=None,
+        description="Of the request: `timeout` in microseconds, `priority` (a level of "
+        "the model, 1 goes first), `binary_data_output`, and the model's own.",
+    )
 
 
 class ResponseOutput(Body):

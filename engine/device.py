@@ -82,6 +82,8 @@ class Device:
         self.address = address_of(self.units[0])
         self._process: LaunchedProcess | None = None
         self._connection: Connection | None = None
+        #: Requests in flight of all channels, which count them here.
+        self.outstanding = 0
         self._result_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._channels: dict[int, ReplicaChannel] = {}
         self._runners: list[ModelRunner] = []

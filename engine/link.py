@@ -42,6 +42,9 @@ _ASLEEP_WORD: Final = 1
 _STARVED_WORD: Final = 2
 #: Requests in flight over all models of one client and device.
 SLOTS: Final = 16384
+#: The channels together have no more in flight: what is left is for completions that
+#: are of no request (NEEDS_ROWS).
+MOST_OUTSTANDING: Final = SLOTS - 1024
 _SUBMISSIONS_AT: Final = 3 * CONTROL_SIZE
 _COMPLETION_SIZE: Final = 64
 _TEXT_SIZE: Final = 1024

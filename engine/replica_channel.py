@@ -21,7 +21,7 @@ from engine.errors import (
     InvalidInput,
     QueueFull,
 )
-from engine.link import Outcome
+from engine.link import MOST_OUTSTANDING, Outcome
 from engine.pace import Pace
 from engine.request import FillUp, OnDone, Request
 from engine.tensor import DataDesc, Tensor
@@ -149,10 +149,14 @@ class ReplicaChannel:
     def _queue(self, request: Request, tensors: Mapping[str, Tensor]) -> None:
         if self._closed:  # since the caller picked this channel
             raise DeviceLost(f"{self.name!r} lost its device, or was unloaded")
+        device = self.device
+        if device.outstanding >= MOST_OUTSTANDING:
+            raise QueueFull(f"device {device.id} has too many requests in flight")
         if self._backlog or not self._try_push(request, tensors):
             self._check_fits(tensors)
             self._backlog.append((request, tensors))
         self._in_flight[request.number] = request
+        device.outstanding += 1
         self._rows += request.rows or 1
 
     def wait_for_room(self, most: int, end: float | None) -> None:
@@ -251,7 +255,8 @@ class ReplicaChannel:
                 return
             self._backlog.popleft()
             if request.done:  # cancelled before it got a slot
-                self._in_flight.pop(request.number, None)
+                del self._in_flight[request.number]
+                self.device.outstanding -= 1
 
     def _full(self) -> QueueFull:
         now = time.monotonic_ns()
@@ -282,6 +287,8 @@ class ReplicaChannel:
             if taken is not None:
                 shape, data = taken
                 outputs[name] = Tensor(data_type, shape, (data,), len(data))
+        if request is not None:
+            self.device.outstanding -= 1
         if self._backlog:
             self._refill()
         if request is None or request.done:
@@ -335,6 +342,7 @@ class ReplicaChannel:
         with self._lock:
             requests = list(self._in_flight.values())
             self._cancel(requests)
+            self.device.outstanding -= len(requests)
             self._in_flight.clear()
             self._backlog.clear()
             self._rows = 0

@@ -35,7 +35,8 @@ _ERRORS = {
     413: "The body is larger than allowed.",
     415: "The content type or encoding is not read here.",
     422: "The result cannot be written in the encoding asked for.",
-    429: "The model's queue is full; Retry-After says when to come again.",
+    429: "The queue is full, or the answer would come after the deadline; Retry-After "
+    "(and Retry-After-Ms) says when to come again.",
     500: "The model failed, or we did.",
     503: "The model, or its device, is not available now.",
     504: "The deadline passed.",

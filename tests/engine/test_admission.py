@@ -19,6 +19,7 @@ from engine import (
     QueueFull,
     Request,
     Tensor,
+    replica_channel,
 )
 from tests.engine import models
 
@@ -226,3 +227,19 @@ def test_options_that_cannot_be(options: dict[str, object]) -> None:
 def test_the_default_level(levels: int, given: int, level: int) -> None:
     config = ModelRunnerConfig(priority_levels=levels, default_priority=given)
     assert config.default_level == level
+
+
+def test_all_models_of_a_device_together_are_bounded(
+    open_runner: Opener, shared_device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_channel, "MOST_OUTSTANDING", 5)
+    first, second = open_runner(), open_runner(channel_memory=1 << 16)
+    requests = [*fill(first, 3), *fill(second, 2)]
+    for runner in (first, second):
+        with pytest.raises(QueueFull, match="too many requests in flight"):
+            runner.submit(count(1))
+    requests[2].cancel()
+    assert all(request.wait(30) for request in requests)
+    assert first.drain(30)
+    first.execute({"count": np.array(1, np.int64)}, timeout=30)
+    assert shared_device.outstanding == 0
