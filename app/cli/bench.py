@@ -79,14 +79,15 @@ def callbacks(
             yield CallbackCase(number, count)
 
     def cells(case: CallbackCase, measured: Measured) -> tuple[str, ...]:
-        return (str(case.rows), str(case.threads))
+        rate = measured.calls / measured.seconds
+        return (str(case.rows), str(case.threads), f"{rate:,.0f}")
 
     _run(
         files, executable, compiled, cases,
         lambda model, case, interrupt: measure_callbacks(
             model, case, seconds, seed, interrupt
         ),
-        ("rows", "threads"), cells, "runs/s",
+        ("rows", "threads", "callbacks/s"), cells, "runs/s",
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 from array import array
@@ -97,14 +98,16 @@ def measure_callbacks(
     manager = DeviceManager()
     latencies = [array("d") for _ in range(case.threads)]
     sessions: list[Session] = []
+    calls = Counter()
     devices = []
     try:
         for _ in range(case.threads):
             devices.append(manager.get_device(max(1, model.metadata.num_ipus)))
-            sessions.append(_connected(model, data))
+            sessions.append(_connected(model, data, calls))
             sessions[-1].bind_to_device(devices[-1])
             for _ in range(_WARM_UP):
                 sessions[-1].run_main_programs()
+        calls.take()
         began = time.perf_counter()
         end = began + seconds
         workers = [
@@ -122,24 +125,49 @@ def measure_callbacks(
     for taken in latencies:
         together.extend(taken)
     rows = (own or case.rows) * max(1, model.metadata.device_iterations)
-    return Measured(took, together, rows)
+    return Measured(took, together, rows, calls.take())
 
 
-def _connected(model: Model, data: Mapping[str, Array]) -> Session:
+def _connected(model: Model, data: Mapping[str, Array], calls: Counter) -> Session:
     session = Session(model)
 
     def source(info: CallbackInfo) -> CallbackHandle | None:
         array = data.get(info.anchor.handle)
         if array is None:
             return None
-        anchor = info.anchor
-        if anchor.tensor_info.is_static and array.dtype != object:
-            return lambda memory: np.copyto(memory, array)
-        return lambda memory: array  # of a size that only the host knows
+        in_place = info.anchor.tensor_info.is_static and array.dtype != object
+
+        def read(memory: Array) -> Array:
+            calls.add()
+            if in_place:
+                np.copyto(memory, array)
+            return array  # of a size that only the host knows, where not in place
+
+        return read
+
+    def sink(info: CallbackInfo) -> CallbackHandle:
+        return lambda memory: calls.add()
 
     session.set_user_input_handler(source)
-    session.set_user_output_handler(lambda info: lambda memory: memory.shape)
+    session.set_user_output_handler(sink)
     return session
+
+
+class Counter:
+    """Counts for several threads."""
+
+    def __init__(self) -> None:
+        self._count = itertools.count()  # one C call, so no thread is overlooked
+        self._before = 0
+
+    def add(self) -> None:
+        next(self._count)
+
+    def take(self) -> int:
+        """How many there were since the last time."""
+        now = next(self._count)
+        count, self._before = now - self._before, now + 1
+        return count
 
 
 def _run_until(

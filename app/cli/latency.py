@@ -21,6 +21,8 @@ class Measured:
     latencies: array[float]
     rows: int = 0
     """Of each request; 0: requests have no rows."""
+    calls: int = 0
+    """Of the user's callbacks, where there are any."""
 
     @property
     def count(self) -> int:

@@ -38,12 +38,15 @@ def test_callbacks(popgate: Call, affine: Path) -> None:
     done = popgate("bench", "callbacks", affine, *QUICK, "--threads", "1,2")
     assert (done.code, done.err) == (0, "")
     head, one, two = lines(done.out)
-    assert head[:5] == ["batch", "rows", "threads", "runs/s", "rows/s"]
+    titles = ["batch", "rows", "threads", "callbacks/s", "runs/s", "rows/s"]
+    assert head[:6] == titles
     assert (one[:3], two[:3]) == (["3", "3", "1"], ["3", "3", "2"])
     for row in (one, two):
-        assert number(row[3]) > 0
-        assert number(row[4]) == pytest.approx(3 * number(row[3]), rel=0.1)
-        p50, p90, p99 = map(number, row[5:])
+        called, runs, rows = map(number, row[3:6])
+        assert runs > 0
+        assert rows == pytest.approx(3 * runs, rel=0.1)
+        assert called == pytest.approx(2 * runs, rel=0.2)  # an input and an output
+        p50, p90, p99 = map(number, row[6:])
         assert 0 < p50 <= p90 <= p99
 
 
