@@ -174,7 +174,7 @@ def _run_until(
     end: float, session: Session, latencies: array[float], interrupt: Interrupt
 ) -> None:
     clock = time.perf_counter
-    while (began := clock()) < end and not interrupt.asked:
+    while ((began := clock()) < end or not latencies) and not interrupt.asked:
         session.run_main_programs()
         latencies.append(clock() - began)
 
@@ -242,7 +242,11 @@ class Traffic:
         running = Worker(partial(self._run, session))
         users = [Worker(self._use) for _ in range(self._case.threads)]
         began = time.perf_counter()
-        while time.perf_counter() < began + seconds and not interrupt.asked:
+        end, last = began + seconds, began + seconds + _LAST
+        # At least one request, however slow the model is.
+        while (now := time.perf_counter()) < end or not self._latencies:
+            if interrupt.asked or now > last:
+                break
             if running.error is not None or any(u.error is not None for u in users):
                 break
             time.sleep(min(_POLL, seconds))
