@@ -193,8 +193,11 @@ class ModelCodec:
             tensors[name] = classify(
                 output, outputs[name], count, labels, batched=batched
             )
-        request.classes = None
-        return codec.encode(request, tensors)
+        request.classes = None  # done; but the request may have more responses
+        try:
+            return codec.encode(request, tensors)
+        finally:
+            request.classes = classes
 
     def __repr__(self) -> str:
         return f"<ModelCodec {self.spec.name}/{self.spec.version}>"

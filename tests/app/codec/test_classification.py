@@ -137,6 +137,15 @@ def test_responses() -> None:
     assert plain["datatype"] == "FP32"
 
 
+def test_every_response_of_a_request_is_classified() -> None:
+    codec = samples.codec(SPEC)
+    document = {"inputs": {"x": [1.0]}, "outputs": [wanting("y", 1)]}
+    request = Body(json.dumps(document).encode()).decode(codec)
+    first, second = (codec.encode(request, OUTPUTS).body for _ in "ab")
+    assert first == second
+    assert json.loads(first)["outputs"][0]["data"] == ["2.0:1:b"]
+
+
 def test_other_encodings() -> None:
     binary = respond(wanting("y", 2, binary_data=True))
     got = samples.read_response(binary)["y"]
