@@ -154,7 +154,7 @@ def test_explicit_loads_what_is_named(tmp_path: Path) -> None:
         assert gateway.client.post(load.format("b")).status_code == 200
         assert post(gateway, "b").status_code == 200
         answer = gateway.client.post(load.format("missing"))
-        assert answer.status_code == 400
+        assert answer.status_code == 404
         assert answer.json()["error"].startswith(
             "failed to load 'missing', failed to poll from model repository"
         )
