@@ -37,6 +37,7 @@ from engine.shared_memory import SharedMemory
 from popef_io import Model, load_model
 from tests.engine import models
 
+WHAT = ("read", "written")
 A, B, C = (StreamIn(name, name) for name in "abc")
 
 
@@ -232,6 +233,29 @@ def test_results_are_the_same(
             assert session.run_main_programs(timeout=30)
         for data, out in zip(sent, got, strict=True):
             assert np.allclose(out, data * 2 + 1)
+
+
+def test_zero_reads_each_iteration_after_the_results_of_the_last(
+    tmp_path: Path, shared_device: Device
+) -> None:
+    config = SessionConfig(max_look_ahead="0")
+    path = models.gather(tmp_path / "m.popef", batch_size=2, iterations=3)
+    with Session(path, config) as session:
+        session.bind_to_device(shared_device)
+        queues = session.create_queue_manager(16)
+        events: list[str] = []
+        for number in range(6):
+            queues.input_queue("index").enqueue(
+                np.full(2, number, np.int64),
+                lambda n=number: events.append(f"read {n}"),
+            )
+            queues.output_queue("output").enqueue(
+                np.empty((2, 2), np.float32),
+                lambda n=number: events.append(f"written {n}"),
+            )
+        for _ in range(2):
+            assert session.run_main_programs(timeout=30)
+        assert events == [f"{what} {n}" for n in range(6) for what in WHAT]
 
 
 @pytest.mark.parametrize("look_ahead", ["0", "unlimited"])

@@ -17,11 +17,15 @@ from engine import (
     CallbackInfo,
     Device,
     DeviceBusy,
+    DeviceManager,
+    DeviceWaitConfig,
+    DeviceWaitTimeout,
     ExecutionFailed,
     InvalidConfig,
     InvalidInput,
     InvalidModel,
     LaunchPolicy,
+    NoDeviceAvailable,
     PopefDataUsagePolicy,
     Session,
     SessionClosed,
@@ -30,6 +34,7 @@ from engine import (
     used_by_main,
     used_by_save,
 )
+from engine.device_lock import try_claim
 from popef_io import Anchor
 from tests.engine import models
 
@@ -368,6 +373,23 @@ def test_an_immediate_session_attaches_a_device_itself(tmp_path: Path) -> None:
         device = session.device
     assert device is not None
     assert device.state.value == "closed"
+
+
+def test_an_immediate_session_waits_as_it_is_told(tmp_path: Path) -> None:
+    path = build_popef.build_feed(tmp_path)
+    claims = [try_claim(unit) for unit in DeviceManager().units]
+    try:
+        with pytest.raises(NoDeviceAvailable):
+            Session(path, SessionConfig(policy=LaunchPolicy.IMMEDIATE))
+        wait = DeviceWaitConfig.with_timeout(0.05, sleep_time=0.01)
+        with pytest.raises(DeviceWaitTimeout):
+            Session(
+                path, SessionConfig(policy=LaunchPolicy.IMMEDIATE, wait_config=wait)
+            )
+    finally:
+        for claim in claims:
+            if claim is not None:
+                claim.close()
 
 
 def test_the_digests_are_compared(tmp_path: Path, open_session: Any) -> None:
