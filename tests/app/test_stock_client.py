@@ -35,6 +35,7 @@ def gateway(folder: Path) -> Iterator[ServedGateway]:
     root = folder / "models"
     root.mkdir()
     models.affine(root / "affine.popef")
+    models.text(root / "text.popef")
     (root / "affine").mkdir()
     (root / "affine" / "config.toml").write_text('labels = {output = "labels.txt"}')
     (root / "affine" / "labels.txt").write_text("zero\none\ntwo\n")
@@ -172,6 +173,30 @@ class TestTrace:
         assert caught.value.status() == "404"
         path = "/v2/models/affine/versions/7/trace/setting"
         assert gateway.client.get(path).status_code == 404
+
+
+class TestStrings:
+    """The model puts an exclamation mark behind every string."""
+
+    WORDS = ("", "plain", "gr\u00fc\u00dfe, \u4e16\u754c", '"quoted\\"')
+
+    def infer(self, stock: Any, words: list[bytes], *, into: bool, out: bool) -> Any:
+        tensor = triton.InferInput("input", [len(words)], "BYTES")
+        tensor.set_data_from_numpy(np.array(words, np.object_), binary_data=into)
+        wanted = [triton.InferRequestedOutput("output", binary_data=out)]
+        return stock.infer("text", [tensor], outputs=wanted)
+
+    @pytest.mark.parametrize("into", [True, False])
+    @pytest.mark.parametrize("out", [True, False])
+    def test_text(self, stock: Any, into: bool, out: bool) -> None:
+        words = [word.encode() for word in self.WORDS]
+        result = self.infer(stock, words, into=into, out=out)
+        found = result.as_numpy("output").tolist()
+        assert [w if out else w.encode() for w in found] == [w + b"!" for w in words]
+
+    def test_what_no_onnx_string_can_be(self, stock: Any) -> None:
+        with pytest.raises(InferenceServerException, match="is not UTF-8"):
+            self.infer(stock, [b"\xff\x00"], into=True, out=True)
 
 
 class TestCompression:
@@ -424,11 +449,11 @@ class TestBasePath:
 
 class TestRepository:
     def test_stock_client(self, stock: Any) -> None:
-        (entry,) = stock.get_model_repository_index()
+        entry = stock.get_model_repository_index()[0]
         assert entry == {"name": "affine", "version": "1", "state": "READY"}
         stock.unload_model("affine", unload_dependents=True)
         assert not stock.is_model_ready("affine")
-        (entry,) = stock.get_model_repository_index()
+        entry = stock.get_model_repository_index()[0]
         assert entry["state"] == "UNAVAILABLE"
         with pytest.raises(InferenceServerException, match="is not ready"):
             stock.infer("affine", [affine_input()])
@@ -515,7 +540,7 @@ def test_asyncio_client(gateway: ServedGateway) -> None:
             assert (await client.get_server_metadata())["name"] == "popgate"
             assert (await client.get_model_metadata("affine"))["versions"] == ["1"]
             assert (await client.get_model_config("affine"))["max_batch_size"] > 1
-            assert len(await client.get_model_repository_index()) == 1
+            assert len(await client.get_model_repository_index()) == 2
             await client.load_model("affine")
             stats = await client.get_inference_statistics("affine", headers=STATS)
             assert stats["model_stats"][0]["name"] == "affine"
