@@ -56,3 +56,25 @@ def test_all_of_it_translates_to_c(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert list(tmp_path.rglob("*.c"))
+
+
+def test_what_is_derived_from_the_list_is_on_it() -> None:
+    """Compiled classes take no interpreted subclasses."""
+    listed = {name_of(path) for path in compiled_sources(ROOT)}
+    sources = [*(ROOT / "engine").rglob("*.py"), *(ROOT / "app").rglob("*.py")]
+    others = {name_of(str(path.relative_to(ROOT))) for path in sources} - listed
+    derived = []
+    for name in sorted(n for n in others if not n.endswith("__main__")):
+        for noun in vars(importlib.import_module(name)).values():
+            if isinstance(noun, type) and noun.__module__ == name:
+                derived += [
+                    f"{name}.{noun.__name__} from {base.__name__}"
+                    for base in noun.__mro__
+                    if base.__module__ in listed
+                    and not getattr(base, "_is_protocol", False)
+                ]
+    assert derived == []
+
+
+def name_of(path: str) -> str:
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
