@@ -61,7 +61,9 @@ class Connection:
         return True
 
     def last_words(self) -> DeviceFault | None:
-        """The fault that a process that is gone has reported, if it has."""
+        """The fault that a process that is gone has reported, if it has. For one
+        caller; never blocks."""
+        self.sock.setblocking(False)
         try:
             message, fds = control.receive(self.sock)
             control.close_all(fds)

@@ -166,7 +166,7 @@ class Device:
             return False
         if not connection.process_is_gone:
             return True
-        self._lose("its process died", connection.last_words())
+        self._lose("its process died")
         return False
 
     def expire(self) -> int:
@@ -347,10 +347,12 @@ class Device:
             raise DeviceLost(f"device {self.id} is {self.state.value}")
         return connection.number
 
-    def _lose(self, why: str, fault: DeviceFault | None = None) -> None:
+    def _lose(self, why: str) -> None:
         with self.lock:
-            if self.state is not DeviceState.READY:
+            connection = self._connection
+            if self.state is not DeviceState.READY or connection is None:
                 return
+            fault = connection.last_words()
             curable = fault is None or fault.resettable
             self.state = DeviceState.LOST if curable else DeviceState.FAILED
             self._lost_by = fault or why
