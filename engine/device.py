@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from engine import control
+from engine.back_off import BackOff
 from engine.channel import Channel, ChannelLayout
 from engine.connection import Connection
 from engine.control import Message
@@ -46,9 +47,6 @@ logger = logging.getLogger(__name__)
 
 #: Seconds a device process may take to start and answer for the first time.
 START_TIMEOUT = 60.0
-#: Pause before a lost device is started again: doubled each time, reset by success.
-FIRST_BACK_OFF = 0.05
-LAST_BACK_OFF = 10.0
 
 
 class Device:
@@ -89,7 +87,7 @@ class Device:
         self._runners: list[ModelRunner] = []
         self._on_lost: list[Callable[[Device], None]] = []
         self._lost_by: str | DeviceFault = "it has not started yet"
-        self._failures = 0
+        self._back_off = BackOff()
         self._recovering = threading.Lock()
         self._blocking = BlockingDriver(self)
         self._busy = False
@@ -279,9 +277,7 @@ class Device:
     @property
     def back_off(self) -> float:
         """Seconds to wait before the next `recover`."""
-        if self._failures == 0:
-            return 0.0
-        return float(min(LAST_BACK_OFF, FIRST_BACK_OFF * 2 ** (self._failures - 1)))
+        return self._back_off.seconds
 
     def recover(self, *, by_hand: bool = False) -> None:
         """Start a new process and load the models again; blocks meanwhile.
@@ -295,7 +291,7 @@ class Device:
                 self.state = DeviceState.LOST
             if self.state is not DeviceState.LOST:
                 return
-            self._failures += 1
+            self._back_off.begin()
             self._start()
             self.restarts += 1
             logger.info("device %s has a new process, %s", self.id, self.pid)
@@ -306,7 +302,7 @@ class Device:
                     raise
                 except EngineError:
                     logger.exception("cannot load %r again on %s", runner, self.id)
-            self._failures = 0
+            self._back_off.succeed()
 
     def close(self) -> None:
         """Detach: fail what is in flight, end the process, free the device."""

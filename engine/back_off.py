@@ -1,0 +1,33 @@
+"""How long to wait before what has failed is tried again."""
+
+from __future__ import annotations
+
+#: Seconds after the first failure: doubled each time, reset by success.
+FIRST = 0.05
+LAST = 10.0
+
+
+class BackOff:
+    """Counts failures in a row."""
+
+    __slots__ = ("_failures",)
+
+    def __init__(self) -> None:
+        self._failures = 0
+
+    @property
+    def seconds(self) -> float:
+        """To wait before the next try; 0 where the last one succeeded."""
+        if self._failures == 0:
+            return 0.0
+        return float(min(LAST, FIRST * 2 ** (self._failures - 1)))
+
+    def begin(self) -> None:
+        """A try begins, which counts as failed until it has succeeded."""
+        self._failures += 1
+
+    def succeed(self) -> None:
+        self._failures = 0
+
+    def __repr__(self) -> str:
+        return f"<BackOff {self.seconds:g} s after {self._failures} failures>"
