@@ -44,8 +44,10 @@ def test_callbacks(popgate: Call, affine: Path) -> None:
     for row in (one, two):
         called, runs, rows = map(number, row[3:6])
         assert runs > 0
-        assert rows == pytest.approx(3 * runs, rel=0.1)
-        assert called == pytest.approx(2 * runs, rel=0.2)  # an input and an output
+        assert rows == pytest.approx(3 * runs, rel=0.1, abs=4)
+        assert called == pytest.approx(
+            2 * runs, rel=0.2, abs=4
+        )  # an input and an output
         p50, p90, p99 = map(number, row[6:])
         assert 0 < p50 <= p90 <= p99
 
