@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from engine import EngineError
 
 logger = logging.getLogger(__name__)
 
+_PARAMETER = re.compile(r"\{[^}]*\}")
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 _TEXTS = {
     404: "Not Found: there is nothing at {path}; /docs lists what there is",
@@ -97,17 +99,20 @@ class AllowedMethods:
     """
 
     def __init__(self, paths: Mapping[str, Mapping[str, Any]]) -> None:
+        # The one with the most letters of its own first: it is the one that is meant
+        # where several fit.
+        specific = sorted(paths, key=lambda p: len(_PARAMETER.sub("", p)), reverse=True)
         self._paths = [
-            (compile_path(path)[0], {method.upper() for method in operations})
-            for path, operations in paths.items()
+            (compile_path(path)[0], {method.upper() for method in paths[path]})
+            for path in specific
         ]
 
     def of(self, path: str) -> set[str]:
-        found: set[str] = set()
+        """The methods of a path; empty if it is not in the document."""
         for pattern, methods in self._paths:
             if pattern.match(path):
-                found |= methods
-        return found
+                return methods
+        return set()
 
 
 def _route_path(scope: Scope) -> str:
@@ -117,10 +122,10 @@ def _route_path(scope: Scope) -> str:
 
 def _allowed(request: Request, known: str) -> Header:
     """The header that names the methods; `known` are those that one route has named."""
-    methods = {method.strip() for method in known.split(",")} - {""}
     allowed: AllowedMethods | None = getattr(request.app.state, "allowed", None)
-    if allowed is not None:
-        methods |= allowed.of(_route_path(request.scope))
+    methods = set() if allowed is None else allowed.of(_route_path(request.scope))
+    if not methods:  # no part of the documented interface
+        return (b"allow", known.encode())
     return (b"allow", ", ".join(sorted(methods)).encode())
 
 

@@ -23,7 +23,9 @@ class IndexRequest(TypedDict, total=False):
 class LoadParameters(TypedDict, total=False):
     """`config`, and files as `file:<version>/<name>` with their content in base64."""
 
-    config: Annotated[str, Field(description="A model configuration, as JSON text.")]
+    config: Annotated[
+        str | None, Field(description="A model configuration, as JSON text.")
+    ]
 
 
 class LoadRequest(TypedDict, total=False):

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 
 from app.errors import UnknownModel
-from app.handlers import install_error_handlers
+from app.handlers import AllowedMethods, install_error_handlers
 from engine import DeviceLost
 
 
@@ -76,3 +76,17 @@ def test_headers_of_errors_are_kept() -> None:
 
 def test_a_bug_says_nothing_of_our_inside() -> None:
     assert "hunter2" not in ask("/fail/bug").text
+
+
+def test_the_most_specific_path_says_what_is_allowed() -> None:
+    allowed = AllowedMethods(
+        {
+            "/models/{name}": {"get": {}},
+            "/models/{name}:predict": {"post": {}},
+            "/models/stats": {"get": {}, "put": {}},
+        }
+    )
+    assert allowed.of("/models/m") == {"GET"}
+    assert allowed.of("/models/m:predict") == {"POST"}
+    assert allowed.of("/models/stats") == {"GET", "PUT"}
+    assert allowed.of("/models") == set()
