@@ -9,7 +9,7 @@ process is told.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -114,17 +114,18 @@ class BatchPlan:
         spans = (a.span for a in (*self.inputs, *self.outputs))
         return max(spans, default=1) if self.run_units else 1
 
-    def request_desc(self, desc: DataDesc) -> DataDesc:
-        """What requests may bring (or get) for an anchor; -1 where any size may come.
+    def request_descs(
+        self, descs: Iterable[DataDesc], anchors: Iterable[AnchorRows]
+    ) -> tuple[DataDesc, ...]:
+        """What requests may bring to (or get from) these anchors; -1 where any size
+        may come. A scalar stays one, so requests that have one are of one unit."""
+        return tuple(map(self._request_desc, descs, anchors))
 
-        A scalar stays what it is: several units of it have one dimension.
-        """
+    def _request_desc(self, desc: DataDesc, anchor: AnchorRows) -> DataDesc:
         if not self.run_units or not desc.shape:
             return desc
         shape = (*desc.shape[: self.dim], -1, *desc.shape[self.dim + 1 :])
-        rows = (*self.inputs, *self.outputs)
-        span = next((a.span for a in rows if a.name == desc.name), 1)
-        return replace(desc, shape=shape, multiple=span)
+        return replace(desc, shape=shape, multiple=anchor.span)
 
     def to_message(self) -> list[object]:
         anchors = [

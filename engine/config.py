@@ -96,7 +96,8 @@ class ModelRunnerConfig:
 
     Ours: `max_batch_size` rows run together at most (0: as the model says);
     `preferred_batch_sizes` are formed where the rows that wait can fill one, without
-    delay; `max_queue_delay` seconds a free device waits for more rows (0: never);
+    delay; `max_queue_delay` seconds a free device waits for more rows where a run takes
+    any number of them (0: never);
     `max_queue_size` requests may wait in one replica; `priority_levels` of requests,
     1 the highest, each with a queue of its own (0: one queue for all), of which
     `default_priority` is that of requests that name none (0: the middle one, and of

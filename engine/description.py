@@ -39,8 +39,8 @@ def describe_model(
     anchors = main_anchors(opened, config.frozen_inputs.keys())
     plan = plan_batches(opened, anchors, config)
     return ModelDescription(
-        tuple(plan.request_desc(describe(a)) for a in anchors.inputs),
-        tuple(plan.request_desc(describe(a)) for a in anchors.outputs),
+        plan.request_descs(map(describe, anchors.inputs), plan.inputs),
+        plan.request_descs(map(describe, anchors.outputs), plan.outputs),
         plan.max_units if plan.mixes_rows else 0,
         plan.dim,
         opened.metadata.option(OPTION_FUSED) is not None,

@@ -66,8 +66,8 @@ class ModelRunner:
         plan = self._batches = plan_batches(self._model, self._anchors, self.config)
         #: Rows that run together at most; 0: rows of requests are not mixed.
         self.max_batch_size = plan.max_units if plan.mixes_rows else 0
-        self.request_inputs = tuple(map(plan.request_desc, self.execute_inputs))
-        self.request_outputs = tuple(map(plan.request_desc, self.execute_outputs))
+        self.request_inputs = plan.request_descs(self.execute_inputs, plan.inputs)
+        self.request_outputs = plan.request_descs(self.execute_outputs, plan.outputs)
         self._request_descs = {desc.name: desc for desc in self.request_inputs}
         self._save = SaveOutputs(
             self._model, self.config.replica_to_save_programs_outputs
