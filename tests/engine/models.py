@@ -60,10 +60,12 @@ def write_model(
     batch_size: int = 0,
     digest: str = "",
     iterations: int = 1,
+    announced_iterations: int = 0,
 ) -> Path:
     """Write a model of one graph; `weights` become tensor data, `constants` stay in.
 
-    The main program repeats `iterations` times (device iterations).
+    The main program repeats `iterations` times (device iterations), and the metadata
+    say so, or else.
     """
     weights = weights or {}
     graph = helper.make_graph(
@@ -127,7 +129,7 @@ def write_model(
             Option("popgate.batching", batching),
             Option("popgate.batch_size", str(batch_size)),
         ),
-        device_iterations=iterations,
+        device_iterations=announced_iterations or iterations,
     )
     with Writer(path) as writer:
         writer.write(metadata)
@@ -161,7 +163,12 @@ def affine(
 
 
 def regular(
-    path: Path, shape: tuple[int, ...], *, iterations: int = 1, batching: str = "none"
+    path: Path,
+    shape: tuple[int, ...],
+    *,
+    iterations: int = 1,
+    announced_iterations: int = 0,
+    batching: str = "none",
 ) -> Path:
     """output = input * 2 + 1 for a fixed (or partly free) shape."""
     return write_model(
@@ -176,6 +183,7 @@ def regular(
         batching=batching,
         batch_size=max(0, shape[0]) if batching == "rows" else 0,
         iterations=iterations,
+        announced_iterations=announced_iterations,
     )
 
 
