@@ -2,7 +2,7 @@
 
 A thin face over `engine`: spelling and conventions are the original's, and so are the
 defaults. docs/migrating-from-model-runtime.md says name by name what works, what
-differs and what is not there yet.
+differs, and why a name is not there.
 """
 
 from engine import AnchorCallbackPolicy, DeviceWaitStrategy, PopefDataUsagePolicy

@@ -20,6 +20,8 @@ class SpscRingBuffer(Generic[T]):
     they mean nothing, and `write` puts objects into the ring (any but None).
     """
 
+    ReadTimeoutCallback = Callable[["SpscRingBuffer[Any]"], None]
+
     def __init__(
         self,
         num_buffers: int,
@@ -84,6 +86,10 @@ class SpscRingBuffer(Generic[T]):
     def getState(self, prefix: str = "") -> str:
         """A line for a log."""
         return self._ring.state(prefix)
+
+    def printState(self, prefix: str = "") -> str:
+        """`getState`, as it was called before."""
+        return self.getState(prefix)
 
     def numBuffers(self) -> int:
         return self._ring.num_buffers

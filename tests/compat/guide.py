@@ -158,18 +158,22 @@ def tables() -> str:
     lines: list[str] = []
     for section in sections():
         lines += ["", f"## {section['title']}"]
-        lines += section.get("before", "").splitlines()
+        lines += _paragraph(section.get("before", ""))
         lines += ["", "| Name | State | How |", "| --- | --- | --- |"]
         for row in section["row"]:
             listed = ", ".join(f"`{entry}`" for entry in row["names"])
             state, how = _state(row)
             lines.append(f"| {listed} | {state} | {how} |".replace("|  |", "| |"))
-        lines += section.get("after", "").splitlines()
+        lines += _paragraph(section.get("after", ""))
     count = dict.fromkeys(STATES.values(), 0)
     for name in names():
         count[name.state] += 1
     total = ", ".join(f"{n} {state}" for state, n in count.items())
     return "\n".join([f"{sum(count.values())} names: {total}.", *lines]) + "\n\n"
+
+
+def _paragraph(text: str) -> list[str]:
+    return ["", *text.strip().splitlines()] if text.strip() else []
 
 
 def written() -> str:
