@@ -119,7 +119,7 @@ _ControlMode = Annotated[
     typer.Option("--model-control-mode", metavar="managed|none|poll|explicit",
                  help="Which models are loaded, and when: all at the start and then "
                  "by request; all and no requests; whatever the folder holds, looked "
-                 "at again and again; those named by --load-model and by request. "
+                 "at again and again; those named with load-model and by request. "
                  "[default: managed]"),
 ]  # fmt: skip
 _LoadModel = Annotated[
@@ -139,8 +139,8 @@ _Lazy = Annotated[
 _ModelMemory = Annotated[
     str | None,
     typer.Option("--model-memory", metavar="SIZE", help="What all loaded models may "
-                 "take together; the least recently used make room. "
-                 "[default: no limit]"),
+                 "take together (0: no limit); the least recently used "
+                 "make room. [default: 0]"),
 ]  # fmt: skip
 _StrictReadiness = Annotated[
     bool | None,

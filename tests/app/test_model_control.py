@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from app.background import DaemonPool
+from app.model_control import ControlMode, ModelControl
+from app.model_record import ModelRecord
+from app.repository import ModelRepository
+from app.scan import ModelSource
+from app.uploads import Uploads
 from tests.app.serving import WAIT, ServedGateway, run_popgate
 from tests.engine import models
 
@@ -86,22 +93,77 @@ def test_polling_follows_the_folder(polled: ServedGateway) -> None:
     assert post(polled, "second").status_code == 404
 
 
-def test_polling_leaves_alone_what_is_still_written(polled: ServedGateway) -> None:
-    root = root_of(polled)
-    whole = models.affine(root / ".whole").read_bytes()
-    target = root / "slow" / "1"
-    target.mkdir(parents=True)
-    with (target / "m.popef").open("wb", buffering=0) as file:
-        for byte in range(60):
-            file.write(whole[byte : byte + 1])
-            # The folder is looked at all the while, which the other model shows.
-            add(root, "beside", 1, models.affine if byte % 2 else models.mean_over_rows)
-            assert polled.client.get("/v1/health/live").status_code == 200
-            assert "slow/1" not in index(polled)
-        file.write(whole[60:])
-    until(lambda: index(polled).get("slow/1") == "READY", polled.output)
-    assert "failed to load 'slow'" not in polled.output
-    assert polled.infer("slow", input=ROW)["output"] == AFFINE
+class Recorder:
+    """In place of a repository: what it was told to bring up."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.taken: list[tuple[str, int]] = []
+        self._records: dict[str, ModelRecord] = {}
+
+    def models(self) -> list[ModelRecord]:
+        return list(self._records.values())
+
+    def get(self, name: str) -> ModelRecord | None:
+        return self._records.get(name)
+
+    def record(self, name: str) -> ModelRecord:
+        return self._records.setdefault(name, ModelRecord(name))
+
+    async def bring_up(self, source: ModelSource, *, lazily: bool = False) -> None:
+        self.taken.append((source.name, len(source.versions)))
+        self.record(source.name).stamp = source.stamp
+
+    async def take_down(self, name: str) -> None:
+        self.taken.append((name, 0))
+
+    def forget(self, name: str) -> None:
+        del self._records[name]
+
+
+def test_what_is_still_written_is_left_alone(tmp_path: Path) -> None:
+    """A look is a look here, however long the machine takes between two of them."""
+    recorder = Recorder(tmp_path)
+    pool = DaemonPool(1, "test")
+    control = ModelControl(
+        cast("ModelRepository", recorder),
+        pool,
+        ControlMode.POLL,
+        uploads=Uploads(tmp_path / ".uploads"),
+    )
+
+    async def look() -> list[tuple[str, int]]:
+        recorder.taken.clear()
+        await control.poll_once()
+        return list(recorder.taken)
+
+    async def follow() -> None:
+        target = tmp_path / "m" / "1"
+        target.mkdir(parents=True)
+        with (target / "m.popef").open("wb", buffering=0) as file:
+            for _ in range(5):
+                file.write(b"x")
+                assert await look() == []
+        assert await look() == [("m", 1)]
+        assert await look() == []
+        shutil.copytree(target, tmp_path / "m" / "2")
+        assert await look() == []
+        (tmp_path / "m" / "2" / "m.popef").write_bytes(b"longer")
+        assert await look() == []
+        assert await look() == [("m", 2)]
+        shutil.rmtree(tmp_path / "m")
+        assert await look() == []
+        target.mkdir(parents=True)  # it was only being replaced
+        (target / "m.popef").write_bytes(b"new")
+        assert await look() == []
+        assert await look() == [("m", 1)]
+        shutil.rmtree(tmp_path / "m")
+        assert await look() == []
+        assert await look() == [("m", 0)]
+        assert await look() == []
+
+    asyncio.run(follow())
+    pool.close()
 
 
 def test_polling_keeps_what_served_when_the_new_is_broken(
