@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from app.about import VERSION
-from app.settings import Settings
+from app.settings import Settings, parse_size
 from tests.app.cli.calls import Call
 
 COMMANDS = ("compile", "serve", "infer", "dump", "devices", "openapi")
@@ -74,8 +74,11 @@ def test_help_of_serve_tells_the_real_defaults(popgate: Call) -> None:
             assert value == 256 << 20
         elif name == "cache_dir":
             assert text == "~/.cache/popgate"
+        elif text is not None and re.fullmatch("[0-9.]+[KMG]iB", text):
+            assert value == parse_size(text), name
         elif value is None or value is False or value in ("", ()):
-            assert text in (None, "none", "one free CPU device"), name
+            # In words, if at all: what it means that there is none.
+            assert text is None or re.fullmatch("[A-Za-z ]+", text), name
         else:
             number = f"{value:g}" if isinstance(value, int | float) else str(value)
             assert text == number, name
