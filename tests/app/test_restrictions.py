@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -13,6 +14,8 @@ from app.restrictions import GROUPS, Restrictions, group_of
 from app.settings import Settings
 from tests.app import fronts
 from tests.app.fronts import Client, Doubler
+from tests.app.serving import ServedGateway
+from tests.engine import models
 
 
 @pytest.mark.parametrize(
@@ -102,3 +105,28 @@ def test_the_front_asks_before_anything_else() -> None:
         assert (await Client(app, "/metrics", method="GET").run()).status == 418
 
     asyncio.run(run())
+
+
+def test_there_is_no_way_around(tmp_path: Path) -> None:
+    """Inference has a short way through the server, which asks as well."""
+    models.affine(tmp_path / "affine.popef")
+    rules = ("inference:key=1", "model-repository:key=2")
+    options = [word for rule in rules for word in ("--restricted-api", rule)]
+    body = {"inputs": {"input": [[1, 2, 3, 4]]}}
+    with ServedGateway(tmp_path, *options, "--base-path", "/b") as gateway:
+        gateway.wait_ready()
+        post = gateway.client.post
+        for path in (
+            "/v1/models/affine/infer",
+            "/v2/models/affine/versions/1/infer?x=/v2",
+            "/v2/models/%61ffine/inf%65r",
+            "/b/v2/models/affine/infer",
+            "/v1/models/affine:predict",
+            "/v2/models/none/infer",
+            "/v1/models/affine/unload",
+            "/v2/repository/models/affine/unload",
+        ):
+            assert post(path, json=body).status_code == 403, path
+        passed = post("/b/v2/models/affine/infer", json=body, headers={"Key": "1"})
+        assert passed.status_code == 200
+        assert gateway.client.get("/v2/models/affine").status_code == 200
