@@ -9,7 +9,7 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -76,6 +76,7 @@ def test_ties_and_odd_numbers() -> None:
 
 
 @pytest.mark.parametrize("datatype", TYPES)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_values_are_exact_and_sorted(datatype: str, data: Any) -> None:
     kind = np.uint16 if datatype == "BF16" else NUMPY[datatype]
