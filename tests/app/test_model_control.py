@@ -224,12 +224,9 @@ def test_explicit_loads_what_is_named(tmp_path: Path) -> None:
         assert index(gateway)["later/None"] == "UNAVAILABLE"
 
 
-def test_explicit_loads_nothing_by_itself_and_the_star_all(tmp_path: Path) -> None:
+def test_the_star_loads_all(tmp_path: Path) -> None:
     add(tmp_path, "a", 1)
     explicit = "--model-control-mode=explicit"
-    with ServedGateway(tmp_path, explicit) as gateway:
-        gateway.wait_ready()
-        assert index(gateway, ready=True) == {}
     with ServedGateway(tmp_path, explicit, POPGATE_LOAD_MODEL="*") as gateway:
         gateway.wait_ready()
         assert index(gateway) == {"a/1": "READY"}

@@ -15,6 +15,14 @@ from tests.engine import models
 ROW = [[1.0, 2.0, 3.0, 4.0]]
 AFFINE = [3.0, 5.0, 7.0, 9.0]
 NAMES = ("a", "b", "c")
+ENSEMBLE = """
+[[ensemble.step]]
+model = "a"
+outputs = { output = "between" }
+[[ensemble.step]]
+model = "b"
+inputs = { input = "between" }
+"""
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +40,8 @@ def lazy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
     (root / "two" / "2").mkdir()
     models.mean_over_rows(root / "two" / "2" / "m.popef")
     (root / "broken.popef").write_bytes(b"not a container")
+    (root / "e").mkdir()
+    (root / "e" / "config.toml").write_text(ENSEMBLE)
     with ServedGateway(root, "--lazy", "--model-memory", "2") as gateway:
         yield gateway.wait_ready()
 
@@ -156,7 +166,7 @@ def test_nobody_in_use_is_unloaded(tmp_path: Path) -> None:
         answers: list[Any] = []
 
         def run() -> None:
-            body = {"inputs": {"count": 100_000}}
+            body = {"inputs": {"count": 40_000}}
             answers.append(gateway.client.post("/v1/models/slow/infer", json=body))
 
         runner = threading.Thread(target=run)
@@ -171,46 +181,25 @@ def test_nobody_in_use_is_unloaded(tmp_path: Path) -> None:
         assert answers[0].status_code == 200
 
 
-def test_an_ensemble_leaves_and_comes_with_its_models(tmp_path: Path) -> None:
-    for name in NAMES:
-        (tmp_path / name / "1").mkdir(parents=True)
-        models.affine(tmp_path / name / "1" / "m.popef")
-        (tmp_path / name / "config.toml").write_text("memory = 1")
-    (tmp_path / "e").mkdir()
-    (tmp_path / "e" / "config.toml").write_text(
-        """
-        [[ensemble.step]]
-        model = "a"
-        outputs = { output = "between" }
-        [[ensemble.step]]
-        model = "b"
-        inputs = { input = "between" }
-        """
-    )
+def test_an_ensemble_leaves_and_comes_with_its_models(lazy: ServedGateway) -> None:
     twice = [7.0, 11.0, 15.0, 19.0]
-    with ServedGateway(tmp_path, "--lazy", "--model-memory", "2") as gateway:
-        gateway.wait_ready()
-        assert gateway.client.get("/v2/models/e/ready").status_code == 200
-        assert gateway.infer("e", input=ROW)["output"] == twice
-        assert in_memory(gateway) == {"a/1", "b/1", "e/1"}
-        assert gateway.infer("c", input=ROW)["output"] == AFFINE
-        assert "e/1" not in in_memory(gateway)
-        assert gateway.infer("e", input=ROW)["output"] == twice
-        assert in_memory(gateway) == {"a/1", "b/1", "e/1"}
+    assert lazy.client.get("/v2/models/e/ready").status_code == 200
+    assert lazy.infer("e", input=ROW)["output"] == twice
+    assert in_memory(lazy) == {"a/1", "b/1", "e/1"}
+    assert lazy.infer("c", input=ROW)["output"] == AFFINE
+    assert "e/1" not in in_memory(lazy)
+    assert lazy.infer("e", input=ROW)["output"] == twice
+    assert in_memory(lazy) == {"a/1", "b/1", "e/1"}
 
 
-def test_a_deadline_ends_the_wait_and_not_the_loading(tmp_path: Path) -> None:
-    models.affine(tmp_path / "m.popef")
-    with ServedGateway(tmp_path, "--lazy") as gateway:
-        gateway.wait_ready()
-        body = {"inputs": {"input": ROW}}
-        path = "/v1/models/m/infer"
-        headers = {"x-request-timeout": "0.0001"}
-        answer = gateway.client.post(path, json=body, headers=headers)
-        assert answer.status_code == 504
-        assert gateway.client.post(path, json=body).status_code == 200
-        answer = gateway.client.post(path, json=body, headers={"x-request-timeout": ""})
-        assert answer.status_code == 400
+def test_a_deadline_ends_the_wait_and_not_the_loading(lazy: ServedGateway) -> None:
+    lazy.infer("b", input=ROW)
+    lazy.infer("c", input=ROW)
+    assert ask(lazy, "a", **{"x-request-timeout": "0.0001"}).status_code == 504
+    assert ask(lazy, "a").status_code == 200
+    lazy.infer("b", input=ROW)
+    lazy.infer("c", input=ROW)
+    assert ask(lazy, "a", **{"x-request-timeout": ""}).status_code == 400
 
 
 def test_a_budget_without_lazy_loads_what_fits(tmp_path: Path) -> None:
