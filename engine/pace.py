@@ -24,8 +24,8 @@ NEWEST = 0.25
 SELDOM = 8
 #: The factor of safety at first, at least and at most, and how it is moved by a promise
 #: that was not kept, and by one that was (0.99 of all should be).
-SAFETY, LEAST_SAFETY, MOST_SAFETY = 1.1, 1.0, 2.0
-BROKEN, KEPT = 1.05, 1.05 ** (-1 / 99)
+SAFETY, LEAST_SAFETY, MOST_SAFETY = 1.25, 1.05, 2.0
+BROKEN, KEPT = 1.08, 1.08 ** (-1 / 99)
 
 
 class Pace:
