@@ -124,7 +124,8 @@ def _print(root: Path, found: RepositoryPreview) -> None:
     console = Console()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for title in ("model", "version", "tensors", "batch", "instances", "memory"):
-        table.add_column(title, no_wrap=title in ("version", "instances", "memory"))
+        fixed = title in ("version", "instances", "memory")
+        table.add_column(title, no_wrap=fixed, overflow="fold")
     for model in found.models:
         for row in _rows(model):
             table.add_row(*map(Text, row))
