@@ -23,7 +23,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from app.codec.messages import Header
-from app.errors import BodyStopped, ErrorResponse
+from app.errors import BodyStopped, ErrorResponse, HttpError
 from app.exchange import Exchange
 from app.front import InferFront
 from app.stalls import Stall
@@ -238,7 +238,8 @@ class GatewayProtocol(HttpToolsProtocol):
         """End a request whose body has stopped coming, and its connection."""
         if not getattr(self.cycle, "response_started", False):
             self._end_with(ErrorResponse.of(BodyStopped(stood), close=True))
-        self.transport.close()
+        else:
+            self.transport.close()
 
     def _end_with(self, answer: ErrorResponse) -> None:
         """Send the connection's last answer."""
@@ -254,9 +255,5 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Our form of error where the HTTP itself is broken."""
-        body = b'{"error":"the request is not valid HTTP/1.1","code":"bad_http"}'
-        self.transport.write(
-            b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
-            b"connection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
-        )
-        self.transport.close()
+        text = "the request is not valid HTTP/1.1"
+        self._end_with(ErrorResponse.of(HttpError(400, text, "bad_http"), close=True))

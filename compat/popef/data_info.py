@@ -7,8 +7,8 @@ import popef_io
 from popef.values import TensorInfo
 
 
-class TensorDataInfo:
-    """The tensor of the anchors called `name`."""
+class _DataInfo:
+    """What says of a blob of data for which anchors it is."""
 
     def __init__(self) -> None:
         self._name = ""
@@ -22,6 +22,7 @@ class TensorDataInfo:
         self._name = name
 
     def tensorInfo(self) -> TensorInfo:
+        """Of one tensor."""
         return self._tensor_info
 
     def setTensorInfo(self, info: TensorInfo) -> None:
@@ -34,6 +35,10 @@ class TensorDataInfo:
 
     def setExecutable(self, executable: str) -> None:
         self._executable = executable
+
+
+class TensorDataInfo(_DataInfo):
+    """The tensor of the anchors called `name`."""
 
     @classmethod
     def from_io(cls, info: popef_io.TensorDataInfo) -> TensorDataInfo:
@@ -50,40 +55,18 @@ class TensorDataInfo:
         return f"<TensorDataInfo {self._name!r} {self._tensor_info.to_io()}>"
 
 
-class FeedDataInfo:
+class FeedDataInfo(_DataInfo):
     """`numTensors` tensors, each as `tensorInfo` says, for the anchor called `name`."""
 
     def __init__(self) -> None:
-        self._name = ""
-        self._tensor_info = TensorInfo()
+        super().__init__()
         self._num_tensors = 0
-        self._executable = ""
-
-    def name(self) -> str:
-        return self._name
-
-    def setName(self, name: str) -> None:
-        self._name = name
-
-    def tensorInfo(self) -> TensorInfo:
-        """Of one tensor of the feed."""
-        return self._tensor_info
-
-    def setTensorInfo(self, info: TensorInfo) -> None:
-        self._tensor_info = info
 
     def numTensors(self) -> int:
         return self._num_tensors
 
     def setNumTensors(self, num_tensors: int) -> None:
         self._num_tensors = num_tensors
-
-    def executable(self) -> str:
-        """As for tensor data; an addition of ours."""
-        return self._executable
-
-    def setExecutable(self, executable: str) -> None:
-        self._executable = executable
 
     @classmethod
     def from_io(cls, info: popef_io.FeedDataInfo) -> FeedDataInfo:
