@@ -365,10 +365,14 @@ def _release(client: ClientChannel, count: int) -> None:
 
 
 def _peek(client: ClientChannel) -> list[tuple[int, int]]:
-    """(submitted, rows) of the requests that wait in a channel."""
+    """(submitted, rows) of the requests that wait in a channel.
+
+    One that has been written and not announced yet does not count: `_take` leaves it
+    to the next batch, which must not have been formed in expectation of it.
+    """
     requests = client.channel.requests
-    waiting = []
-    while (slot := requests.try_read_lock()) >= 0:
+    waiting: list[tuple[int, int]] = []
+    while len(waiting) < client.pending and (slot := requests.try_read_lock()) >= 0:
         at = client.channel.request_at(slot)
         _, rows, _, _, submitted = REQUEST.unpack_from(client.channel.view, at)
         waiting.append((submitted, rows))
