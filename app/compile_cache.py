@@ -45,8 +45,6 @@ class CompileCache:
         """
         # The compiler and what it needs take a tenth of a second and tens of MiB,
         # and most repositories hold compiled models.
-        import onnx
-
         from engine.compiler import CompileOptions, compile_model
 
         options = CompileOptions()
@@ -58,7 +56,7 @@ class CompileCache:
         target.parent.mkdir(parents=True, exist_ok=True)
         logger.info("%s: compiling", source.name)
         if reshapes:
-            model = onnx.load(source)  # with its external data
+            model = _load(source)  # with its external data
             inputs, outputs = reshapes.apply(model)
             options = CompileOptions(name=source.stem, inputs=inputs, outputs=outputs)
             compile_model(model, target, options)
@@ -98,9 +96,7 @@ def external_files(source: Path) -> list[Path]:
 
     What a model may refer to is the compiler's to check; this only reads them.
     """
-    import onnx
-
-    model = onnx.load(source, load_external_data=False)
+    model = _load(source, load_external_data=False)
     names = {
         entry.value
         for tensor in _tensors(model.graph)
@@ -110,6 +106,18 @@ def external_files(source: Path) -> list[Path]:
     folder = source.parent.resolve()
     paths = sorted((folder / name).resolve() for name in names)
     return [p for p in paths if p.is_relative_to(folder) and p.is_file()]
+
+
+def _load(source: Path, **options: Any) -> Any:
+    """The model in a file. Raises OSError, ValueError where there is none."""
+    import onnx
+
+    try:
+        return onnx.load(source, **options)
+    except OSError:
+        raise
+    except Exception as e:  # the parser's own error type depends on its implementation
+        raise ValueError(f"{source.name} is not an ONNX model, or cut off: {e}") from e
 
 
 def _tensors(graph: Any) -> Iterator[Any]:

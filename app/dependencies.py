@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import orjson
 from fastapi import Depends, Path, Request, Security
 from fastapi.security import HTTPBearer
 
 from app.access import check_management
-from app.errors import BodyTooLarge, InvalidRequest, UnknownModel, malformed_json
+from app.codec.json_text import parse_json
+from app.codec.shapes import check_depth
+from app.errors import BodyTooLarge, InvalidRequest, UnknownModel
 from app.gateway import Gateway
+from app.limits import DEFAULT_LIMITS
 from app.load_request import LoadRequest, parse_load_request
 from app.loader import LoadedModel
 from app.model_record import ModelRecord
@@ -107,10 +109,9 @@ async def _read(request: Request, limit: int) -> bytearray:
 def _parse_object(body: bytearray) -> dict[str, Any]:
     if not body:
         return {}
-    try:
-        return as_object(orjson.loads(body), "the body")
-    except orjson.JSONDecodeError as e:
-        raise malformed_json(str(e)) from None
+    document = as_object(parse_json(bytes(body), DEFAULT_LIMITS), "the body")
+    check_depth(document, DEFAULT_LIMITS)
+    return document
 
 
 def as_object(value: Any, what: str) -> dict[str, Any]:

@@ -3,9 +3,12 @@
 RequestError            the request cannot be answered as it was asked
   MalformedBody           the body is not what it says it is
   InvalidRequest          the document breaks a rule of the protocol
+    InvalidShape            a shape is not a list of sizes
     InvalidTensor           an input does not fit the model
     RepeatedKey             a key stands twice in one object
   UnknownModel            no such model or version
+    UnknownModelRun         the same, asked to run
+    UnknownModelTraced      the same, in other words
   UnknownRegion           no such shared memory
   ModelNotReady           there is such a model, but not now
   BodyTooLarge            more bytes than the limits allow
@@ -55,7 +58,12 @@ Header = tuple[bytes, bytes]
 
 
 class RequestError(Exception):
-    """The request cannot be answered as it was asked; the message says why."""
+    """The request cannot be answered as it was asked; the message says why.
+
+    `triton_status` is what Triton answers with, where that differs and scripts look.
+    """
+
+    triton_status: int | None = None
 
     @property
     def message(self) -> str:
@@ -75,6 +83,12 @@ def malformed_json(why: str) -> MalformedBody:
 
 class InvalidRequest(RequestError):
     """The document breaks a rule of the protocol."""
+
+
+class InvalidShape(InvalidRequest):
+    """What is said to be a shape is none."""
+
+    triton_status = 500
 
 
 class RepeatedKey(InvalidRequest):
@@ -99,11 +113,27 @@ class UnknownModel(RequestError):
         self.version = version
 
 
+class UnknownModelRun(UnknownModel):
+    """The same of a model that is to be run."""
+
+    triton_status = 400
+
+
+class UnknownModelTraced(UnknownModel):
+    """The same of a model whose trace is asked about, in the protocol's words."""
+
+    triton_status = 400
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.args = (f"Request for unknown model : {name}",)
+
+
 class UnknownRegion(RequestError):
     """No shared memory is registered under this name."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(f"Unable to find shared memory region: '{name:.255}'")
+    def __init__(self, name: str, kind: str = "") -> None:
+        super().__init__(f"Unable to find {kind}shared memory region: '{name:.255}'")
 
 
 class ModelNotReady(RequestError):
@@ -266,7 +296,11 @@ class ErrorResponse:
             extra += error.headers
         if close:
             extra += ((b"connection", b"close"),)
-        status = _statuses.get(row.status, row.status)
+        status = row.status
+        if _statuses:
+            status = getattr(error, "triton_status", None) or _statuses.get(
+                status, status
+            )
         return cls(status, error_body(message, row.code), extra)
 
     def __repr__(self) -> str:

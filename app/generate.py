@@ -18,7 +18,7 @@ from app.codec.json_text import parse_json
 from app.codec.messages import NanPolicy
 from app.codec.oip_json import check_json_size
 from app.codec.outputs import Output, strings_of
-from app.codec.shapes import discover
+from app.codec.shapes import check_depth, discover
 from app.errors import InvalidRequest, InvalidTensor, NotRepresentable, RepeatedKey
 from app.limits import Limits
 from app.spec import TensorSpec
@@ -53,7 +53,7 @@ def decode_generate(codec: ModelCodec, body: list[bytes]) -> InferRequest:
         if tensor is not None:
             inputs.append(_input(tensor, value, limits))
         elif name == "parameters":
-            parameters |= _nested_parameters(value)
+            parameters |= _nested_parameters(value, limits)
         elif name != "id":
             parameters[name] = value
     return codec.read(
@@ -80,7 +80,8 @@ def encode_generate(
     return b"{" + b",".join(pairs) + b"}"
 
 
-def _nested_parameters(value: object) -> dict[str, Any]:
+def _nested_parameters(value: object, limits: Limits) -> dict[str, Any]:
+    check_depth(value, limits, 1)
     if type(value) is not dict:
         msg = "Expected JSON object for keyword: 'parameters'"
         raise InvalidRequest(f"{msg}, got {type(value).__name__}")

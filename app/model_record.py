@@ -13,7 +13,7 @@ from app.model_config import ModelConfig
 from app.scan import VersionSource
 
 NEVER_LOADED = "it has not been loaded"
-UNLOADED = "it was unloaded"
+UNLOADED = "unloaded"  # the word that scripts look for
 ON_DEMAND = "it is loaded by the first request to it"
 
 # A version that could not be loaded on demand is tried again after so many seconds:

@@ -319,7 +319,10 @@ class RegionTable:
         self.sweep()
         if name is None:
             return [region.status for region in self]
-        return [self._find(name).status]
+        region = self._regions.get(name)
+        if region is None:
+            raise UnknownRegion(name, "system ")
+        return [region.status]
 
     def read(self, place: Place) -> bytes:
         """A copy of what is there. Raises `UnknownRegion` or `InvalidRequest`."""

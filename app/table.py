@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeAlias
 
 from app.codec import InferRequest, ModelCodec
-from app.errors import ModelNotReady, RequestError, UnknownModel
+from app.errors import ModelNotReady, RequestError, UnknownModelRun
 from app.limits import Limits
 from app.metrics import ModelMetrics
 from app.shared_memory import RegionTable
@@ -247,8 +247,8 @@ class ModelTable:
         name, version = target
         why = self.explain(name) if self.explain is not None else None
         if name in self._entries and version is not None:
-            return UnknownModel(name, version)
-        return UnknownModel(name) if why is None else ModelNotReady(name, why)
+            return UnknownModelRun(name, version)
+        return UnknownModelRun(name) if why is None else ModelNotReady(name, why)
 
     def __len__(self) -> int:
         return len(self._entries)

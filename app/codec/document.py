@@ -140,6 +140,7 @@ class DocumentReader:
         tensors = request.inputs
         for item in items:
             if type(item) is not dict:
+                check_depth(items, self._limits, 1)
                 msg = f"an input must be an object, got {type(item).__name__}"
                 raise InvalidRequest(msg)
             get = item.get
@@ -264,6 +265,8 @@ class DocumentReader:
             msg = f"'parameters' must be an object, got {type(parameters).__name__}"
             raise InvalidRequest(msg)
         for key, value in parameters.items():
+            if isinstance(value, dict | list):
+                check_depth(parameters, self._limits, 1)
             check_parameter(key, value)
         request.parameters = parameters
         binary = parameters.get("binary_data_output")

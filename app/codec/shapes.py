@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from itertools import chain
 from typing import Any
 
 from app.codec.elements import Pack
-from app.errors import BodyTooLarge, InvalidRequest, InvalidTensor
+from app.errors import BodyTooLarge, InvalidRequest, InvalidShape, InvalidTensor
 from app.limits import Limits
 
 Shape = tuple[int, ...]
 Accepted = tuple[Shape, int, int, Pack | None]
 """A shape that has passed: itself, elements, bytes (-1 for BYTES), how to pack them."""
 
+# Elements from here on are more than others can count.
+_COUNTABLE = 1 << 63
 # Values that a list, which takes memory even if it is empty, counts as.
 LIST_WEIGHT = 8
 
@@ -42,7 +45,7 @@ def parse_shape(name: str, shape: object, limits: Limits) -> Shape:
                 "Unable to parse 'shape': attempt to access JSON non-unsigned-integer "
                 f"as unsigned-integer (input '{name}' has dimension {dim!r:.80})"
             )
-            raise InvalidRequest(msg)
+            raise InvalidShape(msg)
     count_elements(name, shape, limits)
     return tuple(shape)
 
@@ -58,6 +61,8 @@ def count_elements(name: str, shape: list[int] | Shape, limits: Limits) -> int:
                 f"shape {written(tuple(shape))} of input '{name}' causes total element "
                 f"count to exceed maximum size of {largest}"
             )
+            if math.prod(shape) < _COUNTABLE:  # the words of others for fewer
+                msg = f"byte size overflow for input '{name}': {msg}"
             raise InvalidTensor(msg)
     return count
 

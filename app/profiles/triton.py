@@ -222,16 +222,18 @@ def _mock_llm() -> Model:
             "REPETITION": ("INT64", scalar),
             "DELAY": ("FLOAT", scalar),
             "FAIL_LAST": ("BOOL", scalar),
+            "OUTPUT_0_DIM": ("BOOL", (1,)),
         },
         {
-            "TEXT": ("STRING", one),
+            "TEXT": ("STRING", (1, "N")),
             "MORE": ("BOOL", one),
             "EMIT": ("BOOL", one),
             "ERROR": ("STRING", one),
             "WAIT": ("FLOAT", one),
         },
         [
-            ("Identity", "PROMPT", "TEXT", {}),
+            ("Not", "OUTPUT_0_DIM", "says_it", {}),
+            ("Compress", "PROMPT says_it", "TEXT", {"axis": 1}),
             # How many responses there are, and whether an error comes after them.
             ("Where", "STREAM REPETITION one", "responses", {}),
             ("And", "STREAM FAIL_LAST", "fails", {}),
@@ -258,6 +260,7 @@ step = "STEP"
 REPETITION = 1
 DELAY = 0.0
 FAIL_LAST = false
+OUTPUT_0_DIM = false
 """,
         {
             "one": ("INT64", 1),

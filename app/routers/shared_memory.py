@@ -112,8 +112,10 @@ async def cuda_region_status(region: RegionName) -> list[CudaRegion]:
     response_class=Response,
     responses={400: REFUSED},
 )
-async def register_cuda(region: RegionName) -> Response:
+async def register_cuda(request: Request, region: RegionName) -> Response:
     """Always refused: tensors of devices are not shared with clients."""
+    # A client that is still sending would not see the answer.
+    await read_object(request)
     msg = (
         f"failed to register CUDA shared memory region: '{region:.100}', "
         "GPUs not supported"

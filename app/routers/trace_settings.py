@@ -15,7 +15,7 @@ from app.dependencies import (
     find_version,
     read_object,
 )
-from app.errors import HttpError, InvalidRequest
+from app.errors import InvalidRequest, UnknownModelTraced
 from app.gateway import Gateway
 from app.request_bodies import MOST, TraceRequest, documented, whole_number
 from app.schemas import TraceDocument
@@ -99,8 +99,7 @@ async def update_version_trace(
 def _known(gateway: Gateway, name: str, version: str | None = None) -> str:
     record = gateway.repository.get(name)
     if record is None:
-        # The text that the protocol's tests look for here.
-        raise HttpError(404, f"Request for unknown model : {name}", "unknown_model")
+        raise UnknownModelTraced(name)
     find_version(record, version)
     return name
 

@@ -121,3 +121,10 @@ def test_a_gateway_serves_onnx(tmp_path: Path) -> None:
         assert list(failed) == ["broken"]
     assert compiled.stat().st_mtime_ns == written
     assert len(list(cache.rglob("*.popef"))) == 2
+
+
+def test_what_is_no_model(cache: CompileCache, tmp_path: Path) -> None:
+    source = tmp_path / "m.onnx"
+    source.write_bytes(b"garbage")
+    with pytest.raises(ValueError, match=r"m\.onnx is not an ONNX model, or cut off"):
+        cache.popef_for(source)

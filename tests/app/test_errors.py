@@ -141,3 +141,18 @@ def test_text_that_is_no_text() -> None:
 )
 def test_reason_to_count(error: Exception, reason: FailureReason) -> None:
     assert row_of(error).reason is reason
+
+
+def test_statuses_that_triton_has() -> None:
+    from app.errors import BodyTooLarge, InvalidShape, UnknownModel, UnknownModelRun
+
+    kinds = (UnknownModelRun, InvalidShape, QueueFull, BodyTooLarge, UnknownModel)
+    assert [answer(k("x"))[0] for k in kinds] == [404, 400, 429, 413, 404]
+    app.errors.use_statuses("triton")
+    try:
+        found = [answer(k("x"))[0] for k in kinds]
+    finally:
+        app.errors.use_statuses("http")
+    assert found == [400, 500, 503, 400, 404]
+    traced = app.errors.UnknownModelTraced("x")
+    assert answer(traced)[1]["error"] == "Request for unknown model : x"

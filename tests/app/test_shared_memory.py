@@ -145,6 +145,8 @@ def test_names_and_bytes_are_bounded(
     with pytest.raises(InvalidRequest, match="2 shared memory regions"):
         table.register(region("u", size=1))
     with pytest.raises(UnknownRegion, match="Unable to find shared memory region: 's'"):
+        table.read(Place("s", 0, 1))
+    with pytest.raises(UnknownRegion, match="find system shared memory region: 's'"):
         table.status("s")
 
 

@@ -387,6 +387,7 @@ class TestSharedMemory:
         text = "Unable to find shared memory region: 'io'"
         with pytest.raises(InferenceServerException, match=text):
             stock.infer("affine", **self.asked())
+        text = "Unable to find system shared memory region: 'io'"
         with pytest.raises(InferenceServerException, match=text):
             stock.get_system_shared_memory_status("io")
         stock.unregister_system_shared_memory("io")

@@ -14,6 +14,8 @@ EXAMPLES = Path(__file__).parent / "triton_examples"
 # It needs a server of another mode.
 CONTROL = "simple_http_model_control"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != CONTROL)
+# What they do often by themselves, they do less often here.
+OPTIONS = {"http_requests": ("--chunks", "20000")}
 
 
 def run(served: ServedGateway, name: str, *options: str) -> str:
@@ -31,7 +33,7 @@ def run(served: ServedGateway, name: str, *options: str) -> str:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_example(triton: ServedGateway, name: str) -> None:
-    assert run(triton, name).startswith("PASS")
+    assert run(triton, name, *OPTIONS.get(name, ())).startswith("PASS")
 
 
 def test_sequences_with_identifiers(triton: ServedGateway) -> None:

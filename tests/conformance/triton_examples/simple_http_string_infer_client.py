@@ -7,6 +7,19 @@ import numpy as np
 import tritonclient.http as httpclient
 
 
+def identity(client, array, binary):
+    """Bytes that are no text to look at come back as they went."""
+    tensor = httpclient.InferInput("INPUT0", array.shape, "BYTES")
+    tensor.set_data_from_numpy(array, binary_data=binary)
+    wanted = httpclient.InferRequestedOutput("OUTPUT0", binary_data=binary)
+    result = client.infer("simple_identity", [tensor], outputs=[wanted])
+    found = result.as_numpy("OUTPUT0")
+    if not binary:
+        array = np.char.decode(array.astype(np.bytes_))
+    if not np.array_equal(found, array):
+        sys.exit(f"error: {found} instead of {array}")
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("-u", "--url", default="localhost:8000")
@@ -35,6 +48,11 @@ def main():
             sys.exit("error: incorrect sum")
         if int(differences[0][i]) != in0[i] - in1[i]:
             sys.exit("error: incorrect difference")
+    for element in (b"he\x00llo", b"\x00\x01\x02\x03"):
+        for kind in (np.object_, np.bytes_):
+            array = np.array([element] * 16, dtype=kind).reshape(1, 16)
+            for binary in (True, False):
+                identity(client, array, binary)
     print("PASS: string")
 
 
