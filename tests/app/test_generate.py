@@ -137,7 +137,7 @@ def test_what_is_refused(
 def test_unknown_models_and_other_verbs(triton: ServedGateway) -> None:
     client = triton.client
     missing = client.post("/v2/models/no/generate", json={})
-    assert missing.status_code == 404
+    assert missing.status_code == 400  # as Triton has it
     assert missing.json()["error"].startswith("Request for unknown model: 'no'")
     missing = client.post("/v2/models/mock_llm/versions/7/generate", json={})
     assert missing.status_code == 404
