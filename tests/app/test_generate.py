@@ -140,7 +140,7 @@ def test_unknown_models_and_other_verbs(triton: ServedGateway) -> None:
     assert missing.status_code == 400  # as Triton has it
     assert missing.json()["error"].startswith("Request for unknown model: 'no'")
     missing = client.post("/v2/models/mock_llm/versions/7/generate", json={})
-    assert missing.status_code == 404
+    assert missing.status_code == 400
     assert client.get(f"{MODEL}/generate").status_code == 405
     versioned = client.post(f"{MODEL}/versions/1/generate", json=prompt())
     assert versioned.json()["TEXT"] == "hello world"
