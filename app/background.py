@@ -75,9 +75,18 @@ class _Job:
         self._call = call
 
     def run(self) -> None:
-        if not self._future.set_running_or_notify_cancel():
+        future, call = self._future, self._call
+        # This frame is part of the error's traceback. With the future in reach of it
+        # the two would keep each other, and all that the call worked on (a model that
+        # was replaced), until the garbage collector comes by.
+        del self._future, self._call
+        if not future.set_running_or_notify_cancel():
             return
         try:
-            self._future.set_result(self._call())
+            result = call()
         except BaseException as e:
-            self._future.set_exception(e)
+            future.set_exception(e)
+        else:
+            future.set_result(result)
+        finally:
+            del future, call

@@ -236,7 +236,8 @@ async def run_model(server: Server, name: str, seconds: float, tries: int) -> li
     deadline = DEADLINE_BATCHES * batch
     print(f"{name}: {capacity:.0f} a second, deadline {deadline:.3f} s")
     found = await overload(server, path, 2 * capacity, deadline, seconds)
-    print(f"  at twice that: {found}")
+    done = len(found.taken) / seconds / capacity
+    print(f"  at twice that: {found}; {done:.0%} of the capacity")
     complaints = list(found.complaints(slack=0.25))
     ratios = []
     for number in range(tries):

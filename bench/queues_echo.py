@@ -16,7 +16,8 @@ from multiprocessing.queues import Queue
 
 from engine import keep_large_blocks
 from engine.channel import REQUEST, Channel, ChannelLayout
-from engine.link import Link, Outcome
+from engine.link import Link
+from engine.outcome import Outcome
 from engine.ring_buffer import full_fence
 
 

@@ -12,43 +12,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from engine.arrays import null_data, padded, part_of
 from engine.batch_plan import AnchorRows, BatchPlan
-from engine.channel import Channel
+from engine.client_channel import ClientChannel
 from engine.errors import InvalidInput
 from engine.model_data import ModelData
 from engine.tensor import Array
 from popef_io import Anchor, DataType, decode_strings
 
-if TYPE_CHECKING:
-    from engine.link import Link
-
 #: Outputs of at least this many bytes are bound to their slot: below that binding costs
 #: more than the copy it saves (bench/LOG.md).
 BIND_FROM = 128 * 1024
-
-
-class ClientChannel:
-    """A channel as the device process knows it."""
-
-    __slots__ = ("channel", "link", "number", "pending", "priority")
-
-    def __init__(
-        self, number: int, channel: Channel, link: Link, priority: int = 0
-    ) -> None:
-        self.number = number
-        #: Level of all its requests (engine/turns.py).
-        self.priority = priority
-        self.channel = channel
-        self.link = link
-        self.pending = 0
-
-    def __repr__(self) -> str:
-        return f"<ClientChannel {self.number}, {self.pending} pending>"
 
 
 @dataclass(frozen=True, slots=True)

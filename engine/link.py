@@ -30,10 +30,10 @@ device never waits for room in the completion ring. Ordering: see engine/ring_bu
 
 from __future__ import annotations
 
-from enum import IntEnum
 from struct import Struct
 from typing import Final
 
+from engine.outcome import Outcome
 from engine.ring_buffer import CONTROL_SIZE, RingCounters, full_fence
 from engine.shared_memory import SharedMemory, page_aligned
 
@@ -56,23 +56,6 @@ _COMPLETION = Struct("<IIQQQQQ")
 
 #: (channel, outcome, request, queue ns, compute ns, rows in the batch, text)
 Completion = tuple[int, int, int, int, int, int, str]
-
-
-class Outcome(IntEnum):
-    """How a request ended in the device process.
-
-    NEEDS_ROWS is no end, and of no request: the runs of a channel's replica wait for
-    data of the input that the text names.
-    """
-
-    DONE = 0
-    CANCELLED = 1
-    EXPIRED = 2
-    INVALID = 3
-    FAILED = 4
-    FAILED_BY_INPUT = 5
-    BUG = 6
-    NEEDS_ROWS = 7
 
 
 class Link:

@@ -8,9 +8,13 @@ other models and other clients of a device count as they are felt.
 An estimate is the sum over the batches that wait and that run, less the time since the
 last one ended. What is promised is later than that: by twice the standard deviation of
 the sum, and by a factor of safety that learns from the promises themselves. Each one
-that was not kept raises it, each one that was lowers it by so much less that one in a
-hundred is not kept. Before anything is measured an estimate is 0: nothing is refused
-on a guess.
+that was not kept raises it, each one that was lowers it by so much less that three in
+a thousand are not kept: a machine gets slower for everybody who waits, so promises are
+broken by the dozen, and what is meant is that 99 in 100 are kept all the same. Caution
+costs little: the longer a queue, the more of it is of no use to the device. What keeps
+the device at work, the batch that runs and the next one, has a factor of its own, so
+that deadlines of a few batches do not leave it idle. Before anything is measured an
+estimate is 0: nothing is refused on a guess.
 """
 
 from __future__ import annotations
@@ -22,10 +26,14 @@ import time
 NEWEST = 0.25
 #: Where nothing waits, one batch in so many is measured.
 SELDOM = 8
-#: The factor of safety at first, at least and at most, and how it is moved by a promise
-#: that was not kept, and by one that was (0.99 of all should be).
-SAFETY, LEAST_SAFETY, MOST_SAFETY = 1.25, 1.05, 2.0
-BROKEN, KEPT = 1.08, 1.08 ** (-1 / 99)
+#: The factor of safety at first, at least and at most.
+SAFETY, LEAST_SAFETY, MOST_SAFETY = 3.0, 1.25, 5.0
+#: Of the batch that runs and the next one, at most.
+NEXT_SAFETY = 1.5
+#: How the factor is moved by a promise that was not kept, and by one that was.
+BROKEN, KEPT = 1.08, 1.08 ** (-3 / 997)
+#: So far above the most it remembers what was broken: it comes down the later.
+REMEMBERED = 4.0
 
 
 class Pace:
@@ -36,7 +44,8 @@ class Pace:
     to be computed. `since` is when the last batch ended, or the first of those that
     wait was submitted (CLOCK_MONOTONIC nanoseconds); `seen` the running time of the
     batch measured last, by which the completions of one batch are told from the next;
-    `safety` the factor that a promise is later than the work that waits.
+    `safety` the factor by which a promise is later than the work that waits, beyond the
+    next batch; what is above `MOST_SAFETY` has no effect but takes its time to go.
     Where not `measured`, nothing is known and nothing refused.
     """
 
@@ -64,7 +73,7 @@ class Pace:
         self.seen = -1
 
     def observe(self, rows: int, queue_ns: int, compute_ns: int, waiting: int) -> None:
-        """A batch has ended. `queue_ns` is how long one of its members waited,
+        """A batch has run. `queue_ns` is how long one of its members waited,
         `waiting` how many rows are in flight, its own included."""
         self.seen = compute_ns
         if not self._measured:
@@ -96,6 +105,10 @@ class Pace:
         elif size == self._longest:
             self._find_longest()
 
+    def is_slower(self, rows: int, compute_ns: int) -> bool:
+        """Whether a batch that was ended had run for longer than is known."""
+        return compute_ns > self._time_of(max(1, rows))[0] > 0
+
     def _find_longest(self) -> None:
         self.longest_ns = 0.0
         for size, (mean, variance) in self._times.items():
@@ -103,16 +116,37 @@ class Pace:
             if longest > self.longest_ns:
                 self.longest_ns, self._longest = longest, size
 
-    def judge(self, promised_ns: int) -> None:
-        """A request is done, or given up, that was promised for `promised_ns`."""
-        if time.monotonic_ns() > promised_ns:
-            self.safety = min(MOST_SAFETY, self.safety * BROKEN)
-        else:
+    def judge(self, *, kept: bool) -> None:
+        """Whether a promise was kept, of a request that is done or given up."""
+        if kept:
             self.safety = max(LEAST_SAFETY, self.safety * KEPT)
+        else:
+            self.safety = min(MOST_SAFETY * REMEMBERED, self.safety * BROKEN)
 
     def done_ns(self, rows: int, now: int) -> int:
         """When the last of `rows` rows that wait and run is done for sure, if nothing
         comes before it (CLOCK_MONOTONIC nanoseconds)."""
+        work, spread = self._work(rows, now)
+        first = min(work, self._next())
+        safety = min(MOST_SAFETY, self.safety)
+        sure = min(NEXT_SAFETY, safety) * first + safety * (work - first) + spread
+        return now + int(sure)
+
+    def taken_ns(self, rows: int, left: int, now: int) -> int:
+        """When `done_ns` of them is no more than `left` nanoseconds away, as work is
+        done and none comes."""
+        work, spread = self._work(rows, now)
+        first = self._next()
+        safety = min(MOST_SAFETY, self.safety)
+        factor = min(NEXT_SAFETY, safety)
+        room = max(0.0, left - spread)
+        allowed = min(first, room / factor)
+        allowed += max(0.0, room - factor * first) / safety
+        return now + int(max(0.0, work - allowed))
+
+    def _work(self, rows: int, now: int) -> tuple[float, float]:
+        """What is left to do until so many rows are done, and twice its standard
+        deviation; nanoseconds."""
         full, rest = divmod(rows, max(1, round(self._fill)))
         first = total = spread = 0.0
         if rest:
@@ -122,8 +156,11 @@ class Pace:
             first, variance = self._time_of(round(self._fill))
             total += full * first
             spread += full * variance
-        work = max(0.0, total - self._ran(now, first))
-        return now + int(self.safety * work + 2 * math.sqrt(spread))
+        return max(0.0, total - self._ran(now, first)), 2 * math.sqrt(spread)
+
+    def _next(self) -> float:
+        """What two full batches take."""
+        return 2 * self._time_of(round(self._fill))[0]
 
     def room_ns(self, now: int) -> int:
         """When the next batch ends (CLOCK_MONOTONIC nanoseconds)."""

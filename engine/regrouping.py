@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.batch import AnchorTable, Batch, ClientChannel, Entry
+from engine.batch import AnchorTable, Batch, Entry
 from engine.batch_plan import BatchPlan
 from engine.blame import settle
 from engine.channel import FILLS_UP, REQUEST
-from engine.link import Outcome
-from engine.replica import BatchingPolicy, Replica, input_slots, put_back
+from engine.client_channel import ClientChannel
+from engine.outcome import Outcome
+from engine.replica import BatchingPolicy, Replica
 from engine.results import Waiter
 from engine.running import why_unwanted
 from engine.tensor import Array
@@ -159,12 +160,12 @@ class RegroupingReplica(Replica):
                 request, rows, flags, _, submitted = REQUEST.unpack_from(
                     client.channel.view, at
                 )
-                slots = input_slots(client, request)
+                slots = client.input_slots(request)
                 entry = OpenEntry(client, at, request, rows, submitted, slots)
                 unwanted = why_unwanted(entry, now)
                 if unwanted is None and not self._fits(client, slots, bool(self._open)):
                     client.channel.requests.unlock_last()
-                    put_back(client, slots)
+                    client.put_back(slots)
                     return True
                 client.pending -= 1
                 self._held.setdefault(client, deque()).append(entry)
@@ -269,9 +270,16 @@ class RegroupingReplica(Replica):
         _close(entry)
 
     def _end(
-        self, entry: Entry, started: int, outcome: Outcome, text: str = ""
+        self,
+        entry: Entry,
+        started: int,
+        outcome: Outcome,
+        text: str = "",
+        *,
+        took: int = 0,
+        rows: int = 0,
     ) -> None:
-        super()._end(entry, started, outcome, text)
+        super()._end(entry, started, outcome, text, took=took, rows=rows)
         _close(entry)
 
     # -- giving back

@@ -9,23 +9,24 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from engine.batch import AnchorTable, Batch, ClientChannel, Entry
+from engine.batch import AnchorTable, Batch, Entry
 from engine.batch_plan import BatchPlan
 from engine.blame import settle
 from engine.channel import CANCELLED, REQUEST
+from engine.client_channel import ClientChannel
 from engine.config import NEVER_NS
-from engine.errors import Cancelled, EngineBug, EngineError, ExecutionFailed, Invalid
-from engine.link import Outcome
+from engine.errors import Cancelled
 from engine.onnx_session import make_run_options
+from engine.outcome import Outcome, outcome_of
 from engine.results import Results, Waiter
 from engine.running import RunningBatch, why_unwanted
 from engine.turns import Turns
-from popef_io import PopefError
 
 if TYPE_CHECKING:
     from engine.executor import Executor
@@ -34,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 #: A timeout below this is no time to wait for anybody.
 WORTH_SAYING_NS = 1_000_000
+#: The quickest of so many batches says what the next one takes at least.
+JUDGED_BY = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,15 @@ class BatchingPolicy:
     look_ahead: int = -1
 
 
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A request that is taken out of the queue and not run."""
+
+    client: ClientChannel
+    request: int
+    outcome: Outcome
+
+
 class Replica:
     """A model on this device: its executor, its channels and its batches."""
 
@@ -95,6 +107,9 @@ class Replica:
         self._results = Results(table, plan, wait_room)
         self._turns = Turns()
         self._shape: tuple[object, ...] | None = None
+        #: How long the last batches took, nanoseconds, and the members of the last.
+        self._took = deque([0] * JUDGED_BY, JUDGED_BY)
+        self._members = 0
 
     # -- channels
 
@@ -125,7 +140,7 @@ class Replica:
         """Rows that wait, and when the oldest of them was submitted."""
         rows, oldest = 0, now
         for client in self.channels:
-            for submitted, waiting in _peek(client):
+            for submitted, waiting in client.peek():
                 rows += waiting
                 oldest = min(oldest, submitted)
         return rows, oldest
@@ -145,24 +160,29 @@ class Replica:
     def step(self) -> list[ClientChannel]:
         """Take one batch of what waits and run it; the clients that have news."""
         now = time.monotonic_ns()
-        dropped: list[ClientChannel] = []
+        dropped: list[Dropped] = []
         entries = self._take(now, dropped)
-        touched = list(dict.fromkeys([*dropped, *(e.client for e in entries)]))
+        taken: dict[ClientChannel, int] = {}
+        for one in dropped:
+            taken[one.client] = taken.get(one.client, 0) + 1
+        for entry in entries:
+            taken[entry.client] = taken.get(entry.client, 0) + 1
         if entries:
             self._run(entries, now)
-        taken = dict.fromkeys(touched, 0)
-        for client in (*dropped, *(e.client for e in entries)):
-            taken[client] += 1
+        for one in dropped:
+            # After the batch: results are taken in the order of requests.
+            one.client.link.complete(one.client.number, one.outcome, one.request)
         for client, count in taken.items():
-            _release(client, count)
-        return touched
+            client.release(count)
+        return list(taken)
 
-    def _take(self, now: int, dropped: list[ClientChannel]) -> list[Entry]:
+    def _take(self, now: int, dropped: list[Dropped]) -> list[Entry]:
         """Whole requests of all channels in turn, up to `max_rows` rows."""
         entries: list[Entry] = []
         room = self._room(now)
         self._shape = None
         for client in self._turns.next():
+            hopeless = self._hopeless(client, now)
             while client.pending:
                 slot = client.channel.requests.try_read_lock()
                 if slot < 0:
@@ -172,23 +192,20 @@ class Replica:
                 request, rows, flags, deadline, submitted = REQUEST.unpack_from(
                     client.channel.view, at
                 )
-                # A dropped request is released with the batch, so it must come
-                # before all that stay; one behind them waits for the next batch.
-                late = bool(deadline) and now > deadline
-                drop = flags & CANCELLED or late
-                if entries and (drop or not self.policy.max_rows or rows > room):
-                    client.channel.requests.unlock_last()
-                    return entries
-                slots = input_slots(client, request)
-                if drop:
+                late = 0 < deadline < (hopeless if client.pending > 1 else now)
+                if late or flags & CANCELLED:
+                    client.input_slots(request)
                     outcome = Outcome.EXPIRED if late else Outcome.CANCELLED
-                    client.link.complete(client.number, outcome, request)
-                    dropped.append(client)
+                    dropped.append(Dropped(client, request, outcome))
                     client.pending -= 1
                     continue
+                if entries and (not self.policy.max_rows or rows > room):
+                    client.channel.requests.unlock_last()
+                    return entries
+                slots = client.input_slots(request)
                 if not self._fits(client, slots, bool(entries)):
                     client.channel.requests.unlock_last()
-                    put_back(client, slots)
+                    client.put_back(slots)
                     return entries
                 entries.append(Entry(client, at, request, rows, submitted, slots))
                 client.pending -= 1
@@ -196,6 +213,19 @@ class Replica:
                 if room <= 0:
                     return entries
         return entries
+
+    def _hopeless(self, client: ClientChannel, now: int) -> int:
+        """Deadlines before this one are not kept, to judge by the last few batches.
+
+        Those requests are given up where others wait behind them: when a machine gets
+        slower, a queue in which each is run a moment too late would help nobody.
+        """
+        policy = self.policy
+        if client.pending < max(2, self._members):
+            return now
+        if policy.same_shapes or policy.conditional:
+            return now  # no two runs need take the same time
+        return now + min(self._took)
 
     def _fits(self, client: ClientChannel, slots: list[int], others: bool) -> bool:
         if not self.policy.same_shapes:
@@ -244,17 +274,28 @@ class Replica:
             self._publish(batch, started, compute)
         except Exception as error:
             self.running = None
+            rows = batch.rows
             batch.end()
             if not isinstance(error, Cancelled):
                 return error
-            now = time.monotonic_ns()
-            for entry in entries:
-                outcome = why_unwanted(entry, now) or Outcome.CANCELLED
-                self._end(entry, started, outcome)
+            self._end_cancelled(entries, started, rows)
             return None
         batch.end()
+        self._took.append(compute)
+        self._members = len(entries)
         self.batches += 1
         return None
+
+    def _end_cancelled(self, entries: Sequence[Entry], started: int, rows: int) -> None:
+        """Nobody waited for the batch any more, and it was ended."""
+        now = time.monotonic_ns()
+        # It would have taken longer than this.
+        took = now - started
+        self._took.append(max(took, self._took[-1]))
+        self._members = len(entries)
+        for entry in entries:
+            outcome = why_unwanted(entry, now) or Outcome.CANCELLED
+            self._end(entry, started, outcome, took=took, rows=rows or len(entries))
 
     def _publish(self, batch: Batch, started: int, compute: int) -> None:
         """Hand over results, and tell the clients."""
@@ -291,12 +332,19 @@ class Replica:
         return error
 
     def _fail(self, entry: Entry, error: Exception, started: int) -> None:
-        outcome, text = _outcome_of(error)
+        outcome, text = outcome_of(error)
         logger.debug("%r: request %d failed: %s", self, entry.request, text)
         self._end(entry, started, outcome, text)
 
     def _end(
-        self, entry: Entry, started: int, outcome: Outcome, text: str = ""
+        self,
+        entry: Entry,
+        started: int,
+        outcome: Outcome,
+        text: str = "",
+        *,
+        took: int = 0,
+        rows: int = 0,
     ) -> None:
         """Tell the client of a request that has no result."""
         entry.client.link.complete(
@@ -304,8 +352,8 @@ class Replica:
             outcome,
             entry.request,
             max(0, started - entry.submitted),
-            time.monotonic_ns() - started,
-            entry.rows,
+            took or time.monotonic_ns() - started,
+            rows or entry.rows,
             text,
         )
 
@@ -335,59 +383,3 @@ def _in_vain(wait_ns: int) -> str:
 def _without(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
     """All of a shape but the batch dimension."""
     return shape[1:] if not dim else (*shape[:dim], *shape[dim + 1 :])
-
-
-def input_slots(client: ClientChannel, request: int) -> list[int]:
-    """The slot of each input that belongs to this request; -1: not supplied."""
-    slots = []
-    for ring in client.channel.inputs:
-        slot = ring.ring.try_read_lock()
-        if slot >= 0 and ring.head(slot)[0] != request:
-            ring.ring.unlock_last()
-            slot = -1
-        slots.append(slot)
-    return slots
-
-
-def put_back(client: ClientChannel, slots: list[int]) -> None:
-    for ring, slot in zip(client.channel.inputs, slots, strict=True):
-        if slot >= 0:
-            ring.ring.unlock_last()
-
-
-def _release(client: ClientChannel, count: int) -> None:
-    """Give back all that is read-locked: the batch is done with it."""
-    client.channel.requests.read_complete(count)
-    for ring in client.channel.inputs:
-        held = ring.ring.held
-        if held:
-            ring.ring.read_complete(held)
-
-
-def _peek(client: ClientChannel) -> list[tuple[int, int]]:
-    """(submitted, rows) of the requests that wait in a channel.
-
-    One that has been written and not announced yet does not count: `_take` leaves it
-    to the next batch, which must not have been formed in expectation of it.
-    """
-    requests = client.channel.requests
-    waiting: list[tuple[int, int]] = []
-    while len(waiting) < client.pending and (slot := requests.try_read_lock()) >= 0:
-        at = client.channel.request_at(slot)
-        _, rows, _, _, submitted = REQUEST.unpack_from(client.channel.view, at)
-        waiting.append((submitted, rows))
-    requests.read_reset()
-    return waiting
-
-
-def _outcome_of(error: Exception) -> tuple[Outcome, str]:
-    if isinstance(error, Invalid | PopefError):
-        return Outcome.INVALID, str(error)
-    if isinstance(error, ExecutionFailed):
-        by_input = error.callers_fault
-        return Outcome.FAILED_BY_INPUT if by_input else Outcome.FAILED, str(error)
-    if isinstance(error, EngineBug):
-        return Outcome.BUG, str(error).removesuffix("; this is a bug")
-    if isinstance(error, EngineError):
-        return Outcome.FAILED, str(error)
-    return Outcome.BUG, f"{type(error).__name__}: {error}"

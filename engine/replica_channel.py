@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING
 
 from engine.channel import MAX_RANK, REQUEST, AnchorRing, Channel, ChannelLayout
 from engine.errors import (
-    Cancelled,
     DeadlineExceeded,
     DeadlineUnreachable,
     DeviceLost,
-    EngineBug,
     EngineError,
-    ExecutionFailed,
     InvalidInput,
     QueueFull,
 )
-from engine.link import MOST_OUTSTANDING, Outcome
+from engine.link import MOST_OUTSTANDING
+from engine.outcome import Outcome, error_of
 from engine.pace import Pace
 from engine.request import FillUp, OnDone, Request
 from engine.tensor import DataDesc, Tensor
@@ -187,9 +185,7 @@ class ReplicaChannel:
                 f"{self.name!r} would have the result {late / 1e9:.3f} s after the "
                 f"deadline: what waits takes longer than the {max(0, left) / 1e9:.3f} "
                 "s that are left",
-                # What waits gets shorter by more than a second in a second, where an
-                # estimate is made longer for safety.
-                late / self.pace.safety / 1e9,
+                (self.pace.taken_ns(rows, left, now) - now) / 1e9,
             )
         return promised
 
@@ -296,16 +292,22 @@ class ReplicaChannel:
                 self.device.hungry.append(partial(self._ask_for_rows, text))
                 return
             self.late += 1  # nobody waits for it any more
+            # What it says of the pace holds all the same: when a machine gets slower,
+            # it is said by those who could not wait for it. One that was ended would
+            # have taken longer.
+            if compute_ns and compute_ns != self.pace.seen:
+                ended = outcome != Outcome.DONE
+                if not ended or self.pace.is_slower(rows, compute_ns):
+                    self._observe(rows, queue_ns, compute_ns, rows)
             self.pace.since = time.monotonic_ns()
             return
         if compute_ns != self.pace.seen and outcome == Outcome.DONE:
-            waiting = self._rows
-            if self.levels:
-                waiting = sum(level.rows for level in self.levels)
-            self.pace.observe(rows, queue_ns, compute_ns, waiting)
+            self._observe(rows, queue_ns, compute_ns)
         self._rows -= request.rows or 1
         if request.promised_ns:
-            self.pace.judge(request.promised_ns)
+            expired = outcome == Outcome.EXPIRED
+            in_time = not expired and time.monotonic_ns() <= request.promised_ns
+            self.pace.judge(kept=in_time)
         request.queue_ns = queue_ns
         request.compute_ns = compute_ns
         request.batch_rows = rows
@@ -313,7 +315,16 @@ class ReplicaChannel:
             request.outputs = outputs
             request.resolve()
         else:
-            request.resolve(_error(outcome, text))
+            request.resolve(error_of(outcome, text))
+
+    def _observe(
+        self, rows: int, queue_ns: int, compute_ns: int, gone: int = 0
+    ) -> None:
+        """A batch has run; `gone` of its rows are no longer counted as in flight."""
+        waiting = self._rows
+        if self.levels:
+            waiting = sum(level.rows for level in self.levels)
+        self.pace.observe(rows, queue_ns, compute_ns, waiting + gone)
 
     @property
     def usable(self) -> bool:
@@ -332,7 +343,7 @@ class ReplicaChannel:
                 self.device.tell_cancelled()
             self._rows -= request.rows or 1
             if request.promised_ns and isinstance(error, DeadlineExceeded):
-                self.pace.judge(request.promised_ns)
+                self.pace.judge(kept=False)
             request.resolve(error)
             if usable and slot < 0:
                 self._refill()
@@ -371,18 +382,3 @@ class ReplicaChannel:
             f"<ReplicaChannel {self.name!r} on {self.device.id}, "
             f"{len(self._in_flight)}/{self.limit} in flight, {self.late} late>"
         )
-
-
-def _error(outcome: int, text: str) -> EngineError:
-    match outcome:
-        case Outcome.EXPIRED:
-            return DeadlineExceeded("the deadline passed before the result was there")
-        case Outcome.CANCELLED:
-            return Cancelled("the request was cancelled")
-        case Outcome.INVALID:
-            return InvalidInput(text)
-        case Outcome.FAILED | Outcome.FAILED_BY_INPUT:
-            return ExecutionFailed(
-                text, callers_fault=outcome == Outcome.FAILED_BY_INPUT
-            )
-    return EngineBug(text or f"a request ended as {Outcome(outcome).name}")

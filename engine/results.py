@@ -8,9 +8,10 @@ from typing import TypeAlias
 import numpy as np
 
 from engine.arrays import part_of
-from engine.batch import AnchorTable, Batch, ClientChannel, Entry
+from engine.batch import AnchorTable, Batch, Entry
 from engine.batch_plan import BatchPlan
 from engine.channel import AnchorRing
+from engine.client_channel import ClientChannel
 from engine.errors import ExecutionFailed
 from engine.tensor import Array
 from popef_io import encode_strings

@@ -22,8 +22,8 @@ from collections.abc import Callable, Sequence
 
 from engine.batch import Entry
 from engine.channel import CANCELLED, REQUEST
-from engine.link import Outcome
 from engine.onnx_session import RunOptions
+from engine.outcome import Outcome
 
 #: After a ring it is looked again after so many milliseconds: the batch of a request
 #: that was cancelled while it was being batched begins only then.

@@ -17,8 +17,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from engine.batch import ClientChannel
 from engine.channel import AnchorRing, Channel
+from engine.client_channel import ClientChannel
 from engine.errors import ExecutionFailed, InvalidInput
 from engine.link import Link
 from engine.replica import Replica

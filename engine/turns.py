@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.batch import ClientChannel
+from engine.client_channel import ClientChannel
 
 #: One batch in so many begins with a lower level, where one waits.
 SHARE_OF_LOWER = 8

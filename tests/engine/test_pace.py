@@ -114,16 +114,66 @@ def test_promises_teach_safety(monkeypatch: pytest.MonkeyPatch) -> None:
     clock.batch(1, 10, waiting=1)
     assert clock.left(10) == pytest.approx(100, rel=0.01)
     for _ in range(5):
-        clock.pace.judge(clock.now - 1)
+        clock.pace.judge(kept=False)
     assert clock.left(10) == pytest.approx(100 * pace.BROKEN**5, rel=0.01)
     for _ in range(1000):
-        clock.pace.judge(clock.now - 1)
-    assert clock.pace.safety == pace.MOST_SAFETY
-    for _ in range(10_000):
-        clock.pace.judge(clock.now + 1)
+        clock.pace.judge(kept=False)
+    remembered = clock.left(12) - clock.left(10)
+    assert remembered == pytest.approx(20 * pace.MOST_SAFETY, rel=0.01)
+    # It takes as long to forget as the broken promises were many.
+    for _ in range(5000):
+        clock.pace.judge(kept=True)
+    assert clock.left(12) - clock.left(10) == remembered
+    for _ in range(20_000):
+        clock.pace.judge(kept=True)
     assert clock.pace.safety == pace.LEAST_SAFETY
-    # One in a hundred broken keeps it where it is.
+    # Three in a thousand broken keep it where it is.
     clock.pace.safety = 1.5
-    for n in range(1000):
-        clock.pace.judge(clock.now + (-1 if n % 100 == 99 else 1))
-    assert clock.pace.safety == pytest.approx(1.5, rel=0.01)
+    for n in range(2000):
+        clock.pace.judge(kept=n % 333 != 332)
+    assert clock.pace.safety == pytest.approx(1.5, rel=0.03)
+
+
+def test_what_keeps_the_device_at_work_is_not_refused_for_safety(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(monkeypatch, 8)
+    clock.pace.since = clock.now
+    for _ in range(10):
+        clock.batch(8, 20, waited=100, waiting=80)
+    clock.pace.safety = pace.MOST_SAFETY
+    assert clock.left(16) == pytest.approx(40 * pace.NEXT_SAFETY, rel=0.01)
+    beyond = clock.left(40) - clock.left(16)
+    assert beyond == pytest.approx(60 * pace.MOST_SAFETY, rel=0.01)
+
+
+@pytest.mark.parametrize("safety", [1.25, 3.0, 100.0])
+@pytest.mark.parametrize("rows", [9, 24, 80])
+@pytest.mark.parametrize("left", [1, 25, 45, 150])
+def test_it_is_taken_when_it_was_said(
+    monkeypatch: pytest.MonkeyPatch, safety: float, rows: int, left: int
+) -> None:
+    clock = Clock(monkeypatch, 8)
+    clock.pace.since = clock.now
+    for took in (19, 21) * 8:
+        clock.batch(8, took, waited=100, waiting=80)
+    clock.pace.safety = safety
+    if clock.left(rows) <= left:
+        return
+    wait = clock.pace.taken_ns(rows, left * MS, clock.now) - clock.now
+    assert wait > 0
+    # No batch ends meanwhile: work done is time that passes.
+    work, spread = clock.pace._work(rows, clock.now)
+    monkeypatch.setattr(clock.pace.__class__, "_work", lambda *_: (work - wait, spread))
+    assert clock.left(rows) == pytest.approx(max(left, spread / MS), rel=0.01)
+
+
+def test_a_batch_that_was_ended_tells_when_it_is_slower(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(monkeypatch, 8)
+    assert not clock.pace.is_slower(8, 100 * MS)  # nothing is known
+    clock.pace.since = clock.now
+    clock.batch(8, 20, waited=100, waiting=80)
+    assert not clock.pace.is_slower(8, 19 * MS)
+    assert clock.pace.is_slower(8, 21 * MS)

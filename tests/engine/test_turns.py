@@ -6,7 +6,7 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
-from engine.batch import ClientChannel
+from engine.client_channel import ClientChannel
 from engine.turns import SHARE_OF_LOWER, Turns
 
 

@@ -1,0 +1,73 @@
+"""A channel as the device process knows it: whose requests wait in which slots."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.channel import REQUEST, Channel
+
+if TYPE_CHECKING:
+    from engine.link import Link
+
+
+class ClientChannel:
+    """A channel, the link of its client, and how many requests were announced.
+
+    What is read-locked stays until it is released or put back. For the one thread that
+    runs programs.
+    """
+
+    __slots__ = ("channel", "link", "number", "pending", "priority")
+
+    def __init__(
+        self, number: int, channel: Channel, link: Link, priority: int = 0
+    ) -> None:
+        self.number = number
+        #: Level of all its requests (engine/turns.py).
+        self.priority = priority
+        self.channel = channel
+        self.link = link
+        self.pending = 0
+
+    def input_slots(self, request: int) -> list[int]:
+        """Read-locks the slot of each input of this request; -1: not supplied."""
+        slots = []
+        for ring in self.channel.inputs:
+            slot = ring.ring.try_read_lock()
+            if slot >= 0 and ring.head(slot)[0] != request:
+                ring.ring.unlock_last()
+                slot = -1
+            slots.append(slot)
+        return slots
+
+    def put_back(self, slots: list[int]) -> None:
+        """Undoes the last `input_slots`."""
+        for ring, slot in zip(self.channel.inputs, slots, strict=True):
+            if slot >= 0:
+                ring.ring.unlock_last()
+
+    def release(self, count: int) -> None:
+        """Gives back so many requests, and all inputs that are read-locked."""
+        self.channel.requests.read_complete(count)
+        for ring in self.channel.inputs:
+            held = ring.ring.held
+            if held:
+                ring.ring.read_complete(held)
+
+    def peek(self) -> list[tuple[int, int]]:
+        """(submitted, rows) of the requests that wait.
+
+        One that has been written and not announced yet does not count: it is left to
+        the next batch, so none must be formed in expectation of it.
+        """
+        requests = self.channel.requests
+        waiting: list[tuple[int, int]] = []
+        while len(waiting) < self.pending and (slot := requests.try_read_lock()) >= 0:
+            at = self.channel.request_at(slot)
+            _, rows, _, _, submitted = REQUEST.unpack_from(self.channel.view, at)
+            waiting.append((submitted, rows))
+        requests.read_reset()
+        return waiting
+
+    def __repr__(self) -> str:
+        return f"<ClientChannel {self.number}, {self.pending} pending>"

@@ -1,0 +1,63 @@
+"""How a request ended in the device process, and what its caller is told."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from engine.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    EngineBug,
+    EngineError,
+    ExecutionFailed,
+    Invalid,
+    InvalidInput,
+)
+from popef_io import PopefError
+
+
+class Outcome(IntEnum):
+    """How a request ended in the device process.
+
+    NEEDS_ROWS is no end, and of no request: the runs of a channel's replica wait for
+    data of the input that the text names.
+    """
+
+    DONE = 0
+    CANCELLED = 1
+    EXPIRED = 2
+    INVALID = 3
+    FAILED = 4
+    FAILED_BY_INPUT = 5
+    BUG = 6
+    NEEDS_ROWS = 7
+
+
+def outcome_of(error: Exception) -> tuple[Outcome, str]:
+    """How a request ended that failed with `error`, and the words for it."""
+    if isinstance(error, Invalid | PopefError):
+        return Outcome.INVALID, str(error)
+    if isinstance(error, ExecutionFailed):
+        by_input = error.callers_fault
+        return Outcome.FAILED_BY_INPUT if by_input else Outcome.FAILED, str(error)
+    if isinstance(error, EngineBug):
+        return Outcome.BUG, str(error).removesuffix("; this is a bug")
+    if isinstance(error, EngineError):
+        return Outcome.FAILED, str(error)
+    return Outcome.BUG, f"{type(error).__name__}: {error}"
+
+
+def error_of(outcome: int, text: str) -> EngineError:
+    """What the caller of a request gets that ended like this."""
+    match outcome:
+        case Outcome.EXPIRED:
+            return DeadlineExceeded("the deadline passed before the result was there")
+        case Outcome.CANCELLED:
+            return Cancelled("the request was cancelled")
+        case Outcome.INVALID:
+            return InvalidInput(text)
+        case Outcome.FAILED | Outcome.FAILED_BY_INPUT:
+            return ExecutionFailed(
+                text, callers_fault=outcome == Outcome.FAILED_BY_INPUT
+            )
+    return EngineBug(text or f"a request ended as {Outcome(outcome).name}")
