@@ -77,6 +77,18 @@ def descriptors(pid: int) -> int:
         return 0
 
 
+def mapped_files(pids: list[int], suffix: str) -> list[str]:
+    """Files that the processes have mapped, a line for each mapping, also of files
+    that have been deleted meanwhile."""
+    found: list[str] = []
+    for pid in pids:
+        for line in _read(Path(f"/proc/{pid}/maps")).splitlines():
+            _, slash, path = line.partition("/")
+            if path.removesuffix(" (deleted)").endswith(suffix):
+                found.append(slash + path)
+    return found
+
+
 def _tasks(pid: int) -> list[Path]:
     try:
         return list(Path(f"/proc/{pid}/task").iterdir())

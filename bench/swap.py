@@ -10,7 +10,7 @@ requests and swaps there were, how long the requests took while nothing was swap
 while something was, and what the processes hold at the beginning and at the end.
 
 Exit code 1 where any request failed or was answered wrongly, a swap did not do what it
-should, or a replaced model stayed on its device.
+should, or a replaced model stayed on its device or its file in memory.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.processes import mapped_files
 from bench.serving import HOST, Server, gateway
 from bench.soak import prepare
 from bench.traffic import Event, Traffic, clients
@@ -39,6 +40,7 @@ from bench.workload import Job
 
 MODELS = ("small", "middle")
 SETTLE = 20  # answers between two swaps
+PATIENCE = 2.0  # seconds until what was replaced must be gone
 
 
 @dataclass(slots=True)
@@ -134,6 +136,17 @@ def models_on_devices(server: Server) -> int:
     return sum(device["models"] for device in document["devices"])
 
 
+def mapped_models(server: Server, expected: int) -> list[str]:
+    """The model files that the gateway and its devices have mapped; waits a moment
+    where they are more than expected."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        found = mapped_files(server.pids(), ".popef")
+        if len(found) <= expected or not expected or time.monotonic() > end:
+            return found
+        time.sleep(0.05)
+
+
 async def swap(
     repository: Repository, server: Server, jobs: Sequence[Job], count: int, end: float
 ) -> tuple[Traffic, Swaps]:
@@ -201,6 +214,7 @@ def run(seconds: float, count: int, jobs_each: int) -> list[str]:
             for model in MODELS:
                 assert repository.load(model) == 200
             held, before = models_on_devices(server), server.usage()
+            files = mapped_models(server, 0)
             end = time.monotonic() + seconds
             traffic, swaps = asyncio.run(swap(repository, server, jobs, count, end))
             after = server.usage()
@@ -210,6 +224,9 @@ def run(seconds: float, count: int, jobs_each: int) -> list[str]:
                 f"  memory {before.pss / 2**20:.0f} MiB, then {after.pss / 2**20:.0f};"
                 f" descriptors {before.descriptors}, then {after.descriptors}"
             )
+            still = mapped_models(server, len(files))
+            if len(still) > len(files):
+                wrong.append(f"files of {len(still)} models are mapped: {still}")
             if now != held:
                 wrong.append(f"{now} models on the devices, {held} at the beginning")
             if server.stop() != 0:

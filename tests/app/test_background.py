@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
+from functools import partial
 
 import pytest
 
@@ -24,6 +27,34 @@ def test_results_and_errors_come_back() -> None:
 
     assert asyncio.run(ask()) == 9
     pool.close()
+
+
+class Large:
+    """What a call works on."""
+
+
+def test_what_a_call_that_failed_worked_on_is_freed_at_once() -> None:
+    pool = DaemonPool(1, "test")
+    large: Large | None = Large()
+    freed = weakref.ref(large)
+
+    def fail(large: Large) -> None:
+        raise ValueError(repr(large))
+
+    async def ask(large: Large) -> None:
+        with pytest.raises(ValueError, match="Large"):
+            await pool.run(partial(fail, large))
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(ask(large))
+        large = None
+        pool.submit(lambda: None).result(WAIT)
+        assert freed() is None
+    finally:
+        gc.enable()
+        pool.close()
 
 
 def test_never_more_threads_than_asked_for() -> None:
