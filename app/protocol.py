@@ -58,7 +58,8 @@ class GatewayProtocol(HttpToolsProtocol):
         self, front: InferFront, common: CommonHead, *arguments: Any, **options: Any
     ) -> None:
         super().__init__(*arguments, **options)
-        self.front = front
+        # The connections of one server may have different ones.
+        self.app = self.front = front
         self._common = common
         self._exchange: Exchange | None = None
         self._idle_since = self.loop.time()

@@ -13,6 +13,7 @@ from app.errors import use_statuses
 from app.gateway import Gateway
 from app.log import set_up_logging
 from app.main import create_app
+from app.metrics_port import MetricsFront
 from app.server import GatewayServer, ListenError, listen_tcp, listen_unix
 from app.settings import Settings
 from engine import (
@@ -32,13 +33,14 @@ GC_THRESHOLD = 20_000  # containers made and not freed again between two looks
 def run_gateway(
     settings: Settings,
     *,
-    on_listening: Callable[[str], None],
+    on_listening: Callable[[str, str | None], None],
     on_started: Callable[[str, Gateway], None],
     on_failed: Callable[[Exception], None],
 ) -> int:
     """Serves until a signal ends it; the exit code of the process.
 
-    `on_listening` gets the URL as soon as HTTP is up; `on_started` when devices are
+    `on_listening` gets the URL, and that of a port for metrics if there is one, as soon
+    as HTTP is up; `on_started` when devices are
     attached and models loaded; `on_failed` when that is impossible. Raises
     `app.server.ListenError` and `engine.InvalidConfig` before anything is started.
     """
@@ -47,7 +49,7 @@ def run_gateway(
     keep_large_blocks()
     # A loaded model and a connection take one each; the usual 1024 is soon used up.
     raise_descriptor_limit()
-    listeners, url = _listen(settings)
+    listeners, metrics, url = _listen(settings)
 
     def started(gateway: Gateway) -> None:
         _spare_the_collector()
@@ -60,18 +62,21 @@ def run_gateway(
 
     try:
         gateway = Gateway(settings, on_started=started, on_failed=failed)
+        app = create_app(gateway=gateway)
         server = GatewayServer(
-            create_app(gateway=gateway),
+            app,
             drain_grace=settings.drain_grace,
             shutdown_timeout=settings.shutdown_timeout,
             upload_timeout=settings.upload_timeout,
+            side=(MetricsFront(app), metrics),
             on_drain=gateway.begin_drain,
             abort=gateway.abort,
         )
-        on_listening(url)
+        at = [_url(settings.host, listener.getsockname()[1]) for listener in metrics]
+        on_listening(url, at[0] if at else None)
         server.run(sockets=listeners)
     finally:
-        for listener in listeners:
+        for listener in listeners + metrics:
             listener.close()
         if settings.uds is not None:
             settings.uds.unlink(missing_ok=True)
@@ -83,19 +88,28 @@ def run_gateway(
     return server.exit_code
 
 
-def _listen(settings: Settings) -> tuple[list[socket.socket], str]:
-    """The sockets to serve on, and the URL of the first. Raises `ListenError`."""
+def _listen(
+    settings: Settings,
+) -> tuple[list[socket.socket], list[socket.socket], str]:
+    """The sockets to serve on, those for metrics only, and the URL of the first.
+
+    Raises `ListenError`.
+    """
     if settings.uds is not None:
-        return [listen_unix(settings.uds)], f"unix:{settings.uds}"
-    listeners = [listen_tcp(settings.host, settings.port)]
+        main, url = listen_unix(settings.uds), f"unix:{settings.uds}"
+    else:
+        main = listen_tcp(settings.host, settings.port)
+        url = _url(settings.host, main.getsockname()[1])
     port = settings.metrics_port
-    if port is not None and port != settings.port:
-        try:
-            listeners.append(listen_tcp(settings.host, port))
-        except ListenError:
-            listeners[0].close()
-            raise
-    return listeners, _url(settings.host, listeners[0].getsockname()[1])
+    if port is None or (settings.uds is None and port == settings.port != 0):
+        return [main], [], url
+    try:
+        return [main], [listen_tcp(settings.host, port)], url
+    except ListenError:
+        main.close()
+        if settings.uds is not None:
+            settings.uds.unlink(missing_ok=True)
+        raise
 
 
 def _spare_the_collector() -> None:

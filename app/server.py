@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import ctypes
 import errno
+import functools
 import logging
 import math
 import signal
@@ -126,6 +127,7 @@ class GatewayServer(uvicorn.Server):
     """Runs one ASGI application on sockets that already listen.
 
     A body that does not get on for `upload_timeout` seconds is given up (0: never).
+    `side` is another application with sockets of its own, which lives as long.
     `on_drain` is called when the end begins (from a signal handler: it may only set
     things), `abort` when the time is up: it must make every request in flight end soon.
     `exit_code` is what the process should return.
@@ -138,6 +140,7 @@ class GatewayServer(uvicorn.Server):
         drain_grace: float = 0.0,
         shutdown_timeout: float = 30.0,
         upload_timeout: float = 30.0,
+        side: tuple[InferFront, list[socket.socket]] | None = None,
         on_drain: Callable[[], None] = lambda: None,
         abort: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
@@ -161,6 +164,7 @@ class GatewayServer(uvicorn.Server):
         self._drain_grace = drain_grace
         self._shutdown_timeout = shutdown_timeout
         self._upload_timeout = upload_timeout or math.inf
+        self._side_app, self._side_sockets = side or (app, [])
         self._on_drain = on_drain
         self._abort = abort
         self._draining_since = 0.0
@@ -193,6 +197,17 @@ class GatewayServer(uvicorn.Server):
         if not self.draining:
             self.begin_drain()
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        loop = asyncio.get_running_loop()
+        protocol = GatewayProtocol.serving(self._side_app)
+        make = functools.partial(
+            protocol, config=self.config, server_state=self.server_state,
+            app_state=self.lifespan.state, _loop=loop,
+        )  # fmt: skip
+        for listener in self._side_sockets:
+            self.servers.append(await loop.create_server(make, sock=listener))
+
     async def on_tick(self, counter: int) -> bool:
         stop = await super().on_tick(counter)
         if counter % LOOK_TICKS == 0:
@@ -205,7 +220,7 @@ class GatewayServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if not self.draining:
             self.begin_drain()
-        await self._close_listeners(sockets or [])
+        await self._close_listeners([*(sockets or []), *self._side_sockets])
         if not await self._finish(self._draining_since + self._shutdown_timeout):
             await self._abort_requests()
         for connection in list(self.server_state.connections):

@@ -198,8 +198,8 @@ _TraceCount = Annotated[
 ]
 _MetricsPort = Annotated[
     int | None,
-    typer.Option(metavar="PORT", help="A second port, for those who scrape /metrics "
-                 "there; it serves everything."),
+    typer.Option(metavar="PORT", help="A second port, which has /metrics and health "
+                 "only; 0 takes a free one. [default: none]"),
 ]  # fmt: skip
 _ErrorStatuses = Annotated[
     str | None,
@@ -286,7 +286,7 @@ def serve(
     try:
         code = run_gateway(
             settings,
-            on_listening=lambda url: _print_listening(url, settings),
+            on_listening=lambda url, metrics: _print_listening(url, metrics, settings),
             on_started=_print_started,
             on_failed=_print_failed,
         )
@@ -330,11 +330,13 @@ def _option(location: tuple[int | str, ...], given: dict[str, Any]) -> str:
     return "POPGATE_" + name.upper()
 
 
-def _print_listening(url: str, settings: Settings) -> None:
+def _print_listening(url: str, metrics: str | None, settings: Settings) -> None:
     from app.about import VERSION
 
     folder = settings.model_repository
     _say(f"PopGate {VERSION} listens on {url}, loading models from {folder}")
+    if metrics is not None:
+        _say(f"  metrics  {metrics}/metrics")
 
 
 def _print_started(url: str, gateway: Gateway) -> None:

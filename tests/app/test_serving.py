@@ -245,14 +245,35 @@ def test_ending_while_waiting_for_a_device(
 
 def test_unix_socket(repository: Path, tmp_path: Path) -> None:
     path = tmp_path / "gate.sock"
-    with ServedGateway(repository, f"--uds={path}") as gateway:
+    with ServedGateway(repository, f"--uds={path}", "--metrics-port", "0") as gateway:
         gateway.wait_ready()
+        metrics = gateway.wait_line("  metrics  ").split()[-1]
+        assert "nv_inference_count" in httpx.get(metrics, trust_env=False).text
         assert gateway.infer("affine", input=ROW)["output"] == AFFINE
         response = gateway.client.post("/v1/models/affine/unload")
         assert response.status_code == 200
         gateway.client.close()
         assert gateway.stop() == 0
         assert not path.exists()
+
+
+def test_a_port_for_metrics_only(triton: ServedGateway) -> None:
+    url = triton.wait_line("  metrics  ").split()[-1]
+    base = url.removesuffix("/metrics")
+    assert base != triton.url
+    with httpx.Client(base_url=base, timeout=WAIT, trust_env=False) as client:
+        page = client.get("/metrics")
+        assert page.status_code == 200
+        assert 'nv_inference_count{model="simple",version="1"}' in page.text
+        assert client.get("/v2/health/ready").status_code == 200
+        assert client.post("/metrics").status_code == 405
+        for path in ("/v2", "/docs", "/v2/models/simple", "/metrics/"):
+            response = client.get(path)
+            assert (response.status_code, response.json()["code"]) == (404, "not_found")
+        for path in ("/v2/models/simple/infer", "/v1/models/simple/unload"):
+            response = client.post(path, content=b"{}")
+            assert response.status_code == 404
+            assert "this port has /metrics and health only" in response.json()["error"]
 
 
 def test_several_devices_and_instances(repository: Path) -> None:
