@@ -44,11 +44,6 @@ def run_gateway(
     attached and models loaded; `on_failed` when that is impossible. Raises
     `app.server.ListenError` and `engine.InvalidConfig` before anything is started.
     """
-    set_up_logging(settings.log_level, settings.log_format)
-    use_statuses(settings.error_statuses)
-    keep_large_blocks()
-    # A loaded model and a connection take one each; the usual 1024 is soon used up.
-    raise_descriptor_limit()
     listeners, metrics, url = _listen(settings)
 
     def started(gateway: Gateway) -> None:
@@ -62,6 +57,7 @@ def run_gateway(
 
     try:
         gateway = Gateway(settings, on_started=started, on_failed=failed)
+        _prepare_process(settings)
         app = create_app(gateway=gateway)
         server = GatewayServer(
             app,
@@ -86,6 +82,15 @@ def run_gateway(
         logging.shutdown()
         os._exit(server.exit_code)
     return server.exit_code
+
+
+def _prepare_process(settings: Settings) -> None:
+    """Make the whole process a server: its log, its memory, its descriptors."""
+    set_up_logging(settings.log_level, settings.log_format)
+    use_statuses(settings.error_statuses)
+    keep_large_blocks()
+    # A loaded model and a connection take one each; the usual 1024 is soon used up.
+    raise_descriptor_limit()
 
 
 def _listen(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -35,10 +36,23 @@ class ServerFailed(RuntimeError):
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    """A port of 127.0.0.1 that nobody listens on, nor will by chance.
+
+    It is none of those that the kernel gives to whoever asks for any port, so nobody
+    gets it between this call and the start of a server.
+    """
+    given = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
+    first = int(given.split()[0])
+    below, above = range(10_000, first), range(61_000, 65_536)
+    ports = below if len(below) >= len(above) else above
+    while True:
+        port = random.choice(ports)
+        with socket.socket() as probe:
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue  # taken: try another
+        return port
 
 
 class Server:

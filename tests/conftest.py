@@ -5,15 +5,27 @@ from __future__ import annotations
 import os
 
 # Before anything of ours is imported: the devices of a gateway that happens to run on
-# this machine are not ours, and two test runs do not wait for each other.
+# this machine are not ours, and two test runs, or two workers of one run, do not wait
+# for each other.
 os.environ["POPGATE_POOL"] = f"tests-{os.getpid()}"
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.app.serving import ServedGateway
+
+# The same examples in every run, however slow the machine is at the moment: what fails
+# has been changed. `pytest --hypothesis-profile=default` looks for examples of its own.
+settings.register_profile(
+    "popgate",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("popgate")
 
 
 @pytest.fixture(scope="session")

@@ -14,11 +14,20 @@ from app.log import LogControl, LogSettings, set_up_logging
 
 @pytest.fixture(autouse=True)
 def _restored() -> Iterator[None]:
+    """Every logger is left as it was; those that came to be are as if new."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
+    levels = {logger.name: logger.level for logger in loggers()}
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
+    for logger in loggers():
+        logger.setLevel(levels.get(logger.name, logging.NOTSET))
+
+
+def loggers() -> list[logging.Logger]:
+    known = logging.getLogger().manager.loggerDict.values()
+    return [logger for logger in known if isinstance(logger, logging.Logger)]
 
 
 def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,7 +70,7 @@ def test_constraints_are_true_where_there_are_any() -> None:
     assert DeviceConstraints(True).requiresRemoteBuffersSupport
 
 
-def test_a_program_that_ends_leaves_nothing_behind(simple: str, tmp_path: Path) -> None:
+def test_a_program_that_ends_leaves_nothing_behind(simple: str) -> None:
     """Nothing is closed in it: it ends quickly, quietly, and its devices with it."""
     program = (
         "import model_runtime, numpy as np, sys\n"
@@ -83,7 +83,7 @@ def test_a_program_that_ends_leaves_nothing_behind(simple: str, tmp_path: Path) 
     )
     ended = subprocess.run(
         [sys.executable, "-W", "error", "-c", program, simple],
-        env={**os.environ, "POPGATE_POOL": tmp_path.name},
+        env={**os.environ, "POPGATE_POOL": f"ends-{os.getpid()}"},
         capture_output=True,
         text=True,
         timeout=30,

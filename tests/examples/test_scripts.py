@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -45,7 +46,7 @@ def test_post_digit_refuses_other_rows(row: str) -> None:
 def test_embed_gives_the_accuracy_without_a_gateway(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("POPGATE_POOL", tmp_path.name)  # devices of its own
+    monkeypatch.setenv("POPGATE_POOL", f"scripts-{os.getpid()}")  # devices of its own
     model = tmp_path / "digits.popef"
     compiled = run(popgate(), "compile", EXAMPLES / "digits/digits.onnx", "-o", model)
     assert compiled.returncode == 0, compiled.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from pathlib import Path
 
 import pytest
@@ -30,8 +31,11 @@ from tests.app.cli.calls import Call
 def test_wrong_options(
     popgate: Call, tmp_path: Path, options: list[str], text: str
 ) -> None:
+    root = logging.getLogger()
+    before = root.level, root.handlers[:]
     done = popgate("serve", "-m", tmp_path, *options)
     assert done.code == 2
+    assert (root.level, root.handlers) == before
     assert text in done.err
     assert done.out == ""
 
