@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from bench.processes import alive, descriptors
+from bench.processes import alive, descriptors, named_memory
 from bench.serving import Server, ServerFailed, free_port, gateway
 from bench.soak import prepare
 from bench.traffic import Traffic, clients
@@ -31,11 +31,6 @@ CLIENTS = 32
 FAIL_WITHIN = 1.0
 #: A request sent this long (seconds) before SIGTERM has surely been accepted.
 SURELY_ACCEPTED = 0.05
-
-
-def shared_memory() -> set[str]:
-    """Names in /dev/shm: nothing of ours may ever be there."""
-    return set(os.listdir("/dev/shm"))
 
 
 def wait_gone(pids: Sequence[int], seconds: float = 10.0) -> float:
@@ -57,14 +52,13 @@ def only(traffic: Traffic, *statuses: int) -> None:
 
 def device_killed(folder: Path, jobs: Sequence[Job], count: int = CLIENTS) -> str:
     """`kill -9` of the device process, twice, under load."""
-    before = shared_memory()
     with gateway(folder, devices="cpu:1") as server:
         server.wait_ready()
         found = asyncio.run(_kill_device(server, jobs, count))
+        assert not named_memory(server.pids())
         (device,) = server.device_pids()
         assert server.stop() == 0
     assert not alive(device)
-    assert shared_memory() == before
     return found
 
 
@@ -100,7 +94,6 @@ async def _kill_device(server: Server, jobs: Sequence[Job], count: int) -> str:
 
 def gateway_killed(folder: Path, jobs: Sequence[Job], count: int = CLIENTS) -> str:
     """`kill -9` of the gateway under load; then it is started again as it was."""
-    before = shared_memory()
     port = free_port()
     with gateway(folder, devices="cpu:1", port=port) as server:
         server.wait_ready()
@@ -110,16 +103,15 @@ def gateway_killed(folder: Path, jobs: Sequence[Job], count: int = CLIENTS) -> s
         async def kill() -> None:
             async with clients(server, jobs, count) as traffic:
                 await traffic.answers(10 * count)
+                assert not named_memory(server.pids())
                 server.kill()
             assert not [c for c in traffic.complaints() if "cut" not in c]
 
         asyncio.run(kill())
         gone = wait_gone(devices)
-    assert shared_memory() == before
     with gateway(folder, devices="cpu:1", port=port, name="again") as server:
         ready = server.wait_ready()
         assert server.stop() == 0
-    assert shared_memory() == before
     return f"device process gone in {gone * 1e3:.0f} ms, next start in {ready:.2f} s"
 
 
@@ -131,7 +123,6 @@ def terminated(
     `everyone`: the device process gets the signal too, as from a service manager
     that signals a whole group (systemd's default).
     """
-    before = shared_memory()
     with gateway(folder, devices="cpu:1") as server:
         server.wait_ready()
         pids = server.pids()
@@ -139,6 +130,7 @@ def terminated(
         async def stop() -> tuple[Traffic, float, float]:
             async with clients(server, jobs, count) as traffic:
                 await traffic.answers(10 * count)
+                assert not named_memory(pids)
                 signalled = time.monotonic()
                 for pid in pids if everyone else pids[:1]:
                     os.kill(pid, signal.SIGTERM)
@@ -161,7 +153,6 @@ def terminated(
     assert not lost, f"{len(lost)} accepted requests had no answer: {lost[:3]}"
     early = [e for e in traffic.events if e.ended <= signalled and e.status != 200]
     assert not early, early[:3]
-    assert shared_memory() == before
     hit = traffic.in_flight(signalled)
     answered = sum(event.status == 200 for event in hit)
     return f"{answered} of {len(hit)} in flight answered, exit 0 after {took:.2f} s"

@@ -69,6 +69,12 @@ def usage(pids: list[int], *, pss: bool = True) -> Usage:
     )
 
 
+def named_memory(pids: list[int]) -> set[str]:
+    """Names in /dev/shm that the processes hold: those could be left there."""
+    lines = [line for pid in pids for line in _read(Path(f"/proc/{pid}/maps")).split()]
+    return {path for path in lines if path.startswith("/dev/shm/")}
+
+
 def descriptors(pid: int) -> int:
     """Open file descriptors of one process."""
     try:

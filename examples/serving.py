@@ -37,7 +37,8 @@ def serve(models: Mapping[str, Path], *options: str) -> Iterator[str]:
             target = repository / f"{model}.popef"
             compile_command = [popgate(), "compile", str(onnx_file), "-o", str(target)]
             subprocess.run(compile_command, check=True, stdout=sys.stderr)
-        port = free_port()
+        held = hold_free_port()
+        port = held.getsockname()[1]
         url = f"http://127.0.0.1:{port}"
         serve_command = [popgate(), "serve", "--model-repository", name]
         serve_command += ["--port", str(port), *options]
@@ -49,6 +50,7 @@ def serve(models: Mapping[str, Path], *options: str) -> Iterator[str]:
             yield url
         finally:
             stop(process)
+            held.close()
 
 
 def popgate() -> str:
@@ -60,11 +62,12 @@ def popgate() -> str:
     return found
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def hold_free_port() -> socket.socket:
+    """Take a free port that nobody else is given, but that a server can listen on."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return held
 
 
 def wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from evaluate import ways
 from formats import ANSWERS, REQUESTS
-from serving import free_port
+from serving import hold_free_port
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 
@@ -53,7 +53,9 @@ def test_script_passes_on_what_the_gateway_says(gateway: str) -> None:
 
 
 def test_script_says_that_there_is_no_gateway() -> None:
-    finished = evaluate("--url", f"http://127.0.0.1:{free_port()}")
+    with hold_free_port() as nobody:
+        port = nobody.getsockname()[1]
+        finished = evaluate("--url", f"http://127.0.0.1:{port}")
     assert finished.returncode == 1
     assert "is it running?" in finished.stderr
     assert "Traceback" not in finished.stderr

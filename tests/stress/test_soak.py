@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from bench.processes import Usage
+from bench.processes import Usage, named_memory
 from bench.serving import gateway
 from bench.soak import MODELS, Soak, growth, prepare, soak_server
 
@@ -20,8 +20,7 @@ def test_every_client_gets_its_own_answers(tmp_path: Path) -> None:
         server.wait_ready()
         soak = asyncio.run(soak_server(server, jobs, 64, SECONDS, WARM_UP))
         # What is shared has no name: nothing can be left in /dev/shm, whoever dies.
-        for pid in server.pids():
-            assert "/dev/shm/" not in Path(f"/proc/{pid}/maps").read_text()
+        assert not named_memory(server.pids())
         assert server.stop() == 0
     assert soak.wrong == []
     asked = {(job.model, job.encoding) for job in jobs}

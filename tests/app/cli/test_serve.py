@@ -16,7 +16,7 @@ from tests.app.cli.calls import Call
     ("options", "text"),
     [
         (["-m", "/nowhere/at/all"], "there is no folder /nowhere/at/all"),
-        (["--devices", "gpu:1"], "cannot understand devices 'gpu:1'"),
+        (["--port", "0", "--devices", "gpu:1"], "cannot understand devices 'gpu:1'"),
         (["--device-wait", "soon"], "--device-wait: 'soon' is neither no-wait"),
         (["--port", "70000"], "--port: "),
         (["--port", "x"], "--port"),
