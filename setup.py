@@ -12,19 +12,22 @@ import os
 import sys
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Extension, setup
 
 extensions = []
 if os.environ.get("POPGATE_COMPILE") == "1":
     sys.path.insert(0, str(Path(__file__).parent))
     from mypyc.build import mypycify
 
-    from native.modules import compiled_sources
+    from native.modules import c_sources, compiled_sources
 
-    extensions = mypycify(
-        compiled_sources(Path(__file__).parent),
-        debug_level="0",
-        group_name="popgate",
-    )
+    root = Path(__file__).parent
+    extensions = [
+        *mypycify(compiled_sources(root), debug_level="0", group_name="popgate"),
+        *(
+            Extension(path.removesuffix(".c").replace("/", "."), [path])
+            for path in c_sources(root)
+        ),
+    ]
 
 setup(ext_modules=extensions)

@@ -18,14 +18,18 @@ import time
 from pathlib import Path
 
 from native import popgate_compiled as finder
-from native.modules import compiled_sources
+from native.modules import c_sources, compiled_sources
 
 ROOT = Path(__file__).resolve().parents[1]
 _SETUP = """
 from mypyc.build import mypycify
-from setuptools import setup
-setup(name="popgate-compiled", ext_modules=mypycify({options!r} + {sources!r},
-    opt_level={level!r}, debug_level="0", group_name="popgate"))
+from setuptools import Extension, setup
+setup(name="popgate-compiled", ext_modules=[
+    *mypycify({options!r} + {sources!r},
+        opt_level={level!r}, debug_level="0", group_name="popgate"),
+    *(Extension(path.removesuffix(".c").replace("/", "."), [path],
+        extra_compile_args=["-O3"]) for path in {in_c!r}),
+])
 """
 
 
@@ -42,20 +46,22 @@ def why_not() -> str:
 
 def build(level: str) -> Path:
     """Compile all modules into the folder of this Python; raises CalledProcessError."""
-    sources = compiled_sources(ROOT)
+    sources, in_c = compiled_sources(ROOT), c_sources(ROOT)
     folder = ROOT / finder.FOLDER
-    recorded = {path: finder.digest(str(ROOT / path)) for path in sources}
+    recorded = {path: finder.digest(str(ROOT / path)) for path in sources + in_c}
     with tempfile.TemporaryDirectory(prefix="popgate-compile-") as temporary:
         script = Path(temporary, "setup.py")
         options = ["--config-file", str(ROOT / "pyproject.toml")]
-        script.write_text(_SETUP.format(options=options, sources=sources, level=level))
+        script.write_text(
+            _SETUP.format(options=options, sources=sources, level=level, in_c=in_c)
+        )
         library = Path(temporary, "library")
         subprocess.run(
             [sys.executable, str(script), "-q", "build_ext",
              "--build-lib", str(library), "--build-temp", f"{temporary}/objects"],
             cwd=ROOT, check=True, capture_output=True, text=True,
         )  # fmt: skip
-        write_stamp(library, sources, recorded)
+        write_stamp(library, sources + in_c, recorded)
         shutil.rmtree(folder, ignore_errors=True)
         folder.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(library, folder)
@@ -64,18 +70,15 @@ def build(level: str) -> Path:
 
 def write_stamp(library: Path, sources: list[str], recorded: dict[str, str]) -> None:
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    files = {path: path.removesuffix(".py") + suffix for path in sources}
+    modules = [str(Path(path).with_suffix("")) for path in sources]
     stamp = {
         "sources": recorded,
-        "modules": {
-            path.removesuffix(".py").replace("/", "."): file
-            for path, file in files.items()
-        },
+        "modules": {module.replace("/", "."): module + suffix for module in modules},
         "group": {finder.GROUP: finder.GROUP + suffix},
     }
-    for file in (*files.values(), finder.GROUP + suffix):
-        if not (library / file).is_file():
-            raise FileNotFoundError(f"the compiler did not make {file}")
+    for name in (*modules, finder.GROUP):
+        if not (library / (name + suffix)).is_file():
+            raise FileNotFoundError(f"the compiler did not make {name + suffix}")
     (library / finder.STAMP).write_text(json.dumps(stamp, indent=1))
 
 

@@ -1,6 +1,7 @@
 """Which modules are compiled: those that every request goes through.
 
-The list is in pyproject.toml, because building a wheel needs it too.
+The list is in pyproject.toml, because building a wheel needs it too: Python for mypyc,
+and what is written in C.
 """
 
 from __future__ import annotations
@@ -9,13 +10,23 @@ import tomllib
 from pathlib import Path
 
 
+def c_sources(root: Path) -> list[str]:
+    """Paths of the modules that are written in C, relative to `root`."""
+    return _listed(root, "c_modules")
+
+
 def compiled_sources(root: Path) -> list[str]:
-    """Paths of the source files, relative to `root`, in a fixed order."""
+    """Paths of the Python files, relative to `root`, in a fixed order."""
+    found = _listed(root, "compiled")
+    return [path for path in found if not path.endswith("__init__.py")]
+
+
+def _listed(root: Path, key: str) -> list[str]:
     table = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["popgate"]
     found: list[str] = []
-    for pattern in table["compiled"]:
+    for pattern in table.get(key, ()):
         matches = sorted(root.glob(pattern))
         if not matches:
             raise FileNotFoundError(f"{pattern}: [tool.popgate] names no such file")
         found += [str(match.relative_to(root)) for match in matches]
-    return [path for path in found if not path.endswith("__init__.py")]
+    return found

@@ -9,6 +9,7 @@ import numpy as np
 
 from app.codec.elements import Elements, encode_text, from_base64, packer
 from app.codec.messages import Buffer
+from app.codec.number_lists import NumberList
 from app.codec.shapes import (
     Accepted,
     count_elements,
@@ -110,8 +111,14 @@ class Input:
         is_base64: bool = False,
         null_is_nan: bool = False,
     ) -> Tensor:
-        """The tensor of a document's `data`: a flat or nested list, or bytes."""
+        """The tensor of a document's `data`: a flat or nested list, or bytes.
+
+        Raises Unusual where a `NumberList` is none after all.
+        """
         shape, count, _, pack = accepted
+        if type(data) is NumberList:
+            packed = data.pack(shape, self.spec.type.struct_code)
+            return Tensor(self.data_type, shape, (packed,), len(packed))
         if type(data) is not list:
             if isinstance(data, bytes):
                 return self.from_bytes((data,), len(data), accepted)

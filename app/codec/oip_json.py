@@ -15,8 +15,9 @@ from app.codec.chunks import in_parts, join
 from app.codec.document import DocumentReader
 from app.codec.json_text import may_hold_booleans, parse_json
 from app.codec.messages import Buffer, Header, InferRequest, Reply, Response
+from app.codec.number_lists import Unusual, may_have_lists, parse_with_lists
 from app.codec.outputs import Output, json_strings, strings_of
-from app.errors import BodyTooLarge
+from app.errors import BodyTooLarge, RequestError
 from app.limits import Limits
 from app.spec import ModelSpec
 from engine import Tensor
@@ -45,6 +46,10 @@ def decode_json(
     """The request of a body that is JSON from end to end."""
     text = join(body)
     check_json_size(len(text), limits)
+    if may_have_lists(text):
+        request = _decode_usual(reader, limits, text, reply)
+        if request is not None:
+            return request
     document = parse_json(text, limits)
     maybe_bool = True
     if type(document) is dict:
@@ -52,6 +57,17 @@ def decode_json(
         if isinstance(inputs, list | dict):
             maybe_bool = may_hold_booleans(text, inputs)
     return reader.read(document, reply, maybe_bool=maybe_bool)
+
+
+def _decode_usual(
+    reader: DocumentReader, limits: Limits, text: bytes, reply: Reply
+) -> InferRequest | None:
+    """The request, if it is a usual one. What is wrong with it is not said here, but by
+    the way that every request can go."""
+    try:
+        return reader.read(parse_with_lists(text, limits), reply)
+    except (Unusual, RequestError):
+        return None
 
 
 class JsonWriter:

@@ -1,0 +1,3 @@
+def pack(
+    text: bytes, start: int, end: int, shape: tuple[int, ...], code: str
+) -> bytes | None: ...
