@@ -16,6 +16,9 @@ WORKDIR /src
 # The hot path is compiled (docs/compiled.md); the compiler stays behind in this stage.
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev \
     && pip install 'mypy>=1.14,<3' 'setuptools>=77'
+# Models with StringNormalizer (text pipelines of scikit-learn) need this locale.
+RUN apt-get install -y --no-install-recommends locales \
+    && localedef --no-archive -i en_US -f UTF-8 /usr/lib/locale/en_US.utf8
 COPY . .
 RUN POPGATE_COMPILE=1 pip wheel --no-build-isolation --no-deps --wheel-dir /wheels . \
     && python -m venv /opt/popgate && /opt/popgate/bin/pip install /wheels/*.whl
@@ -24,6 +27,7 @@ FROM python:3.11-slim
 LABEL org.opencontainers.image.title="PopGate" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /opt/popgate /opt/popgate
+COPY --from=build /usr/lib/locale/en_US.utf8 /usr/lib/locale/en_US.utf8
 RUN useradd --system --uid 10001 --home-dir /nonexistent --shell /usr/sbin/nologin popgate \
     && install -d -o popgate -g popgate /models /var/cache/popgate
 USER popgate

@@ -82,6 +82,9 @@ class Gateway:
         self._on_failed = on_failed
         self._device_pool = DaemonPool(DEVICE_THREADS, "popgate-devices")
         self._load_pool = DaemonPool(settings.load_threads, "popgate-load")
+        # Listing a folder must not wait behind models that load.
+        self._scan_pool = DaemonPool(1, "popgate-scan")
+        self._pools = (self._load_pool, self._scan_pool, self._device_pool)
         self.devices = GatewayDevices(
             settings.devices,
             settings.device_wait_config,
@@ -101,6 +104,7 @@ class Gateway:
         self.control = ModelControl(
             self.repository,
             self._load_pool,
+            self._scan_pool,
             ControlMode(settings.model_control_mode),
             startup=settings.load_model,
             poll_seconds=settings.repository_poll_secs,
@@ -118,7 +122,7 @@ class Gateway:
     @property
     def is_busy(self) -> bool:
         """Whether a thread still works, which nobody should wait for at exit."""
-        return self._device_pool.is_busy or self._load_pool.is_busy
+        return any(pool.is_busy for pool in self._pools)
 
     def start(self) -> None:
         """Begins to attach and load, beside what the event loop does."""
@@ -154,7 +158,7 @@ class Gateway:
         self.devices.unwatch()
         await self._device_pool.run(self.devices.close)
         self._uploads.close()
-        for pool in (self._load_pool, self._device_pool):
+        for pool in self._pools:
             pool.close()
         self.tracing.close()
         if self.regions is not None:

@@ -67,6 +67,7 @@ class ModelControl:
         self,
         repository: ModelRepository,
         pool: DaemonPool,
+        scan_pool: DaemonPool,
         mode: ControlMode = ControlMode.MANAGED,
         *,
         startup: tuple[str, ...] = (),
@@ -77,6 +78,7 @@ class ModelControl:
         self.mode = mode
         self._repository = repository
         self._pool = pool
+        self._scan_pool = scan_pool
         self._startup = startup
         self._poll_seconds = poll_seconds
         self._lazily = lazily
@@ -154,7 +156,8 @@ class ModelControl:
     async def discover(self) -> None:
         """Lists models that have come into the folder and were never loaded."""
         if self.mode.takes_requests:
-            names = await self._pool.run(lambda: scan_names(self._repository.root))
+            root = self._repository.root
+            names = await self._scan_pool.run(lambda: scan_names(root))
             for name in names:
                 self._repository.record(name)
 

@@ -24,9 +24,11 @@ from popef_io import DataType
 
 logger = logging.getLogger(__name__)
 
-# What is made up without being asked for stays small and short.
+# What is made up without being asked for stays small and short: where a run takes
+# seconds, what the first one has to prepare is not felt, and many rows of a large
+# model would take memory that no request may ever need.
 AUTOMATIC_BYTES = 64 << 20
-AUTOMATIC_SECONDS = 10.0
+AUTOMATIC_SECONDS = 2.0
 RUN_TIMEOUT = 300.0  # seconds that one run may take
 SEED = 0
 
@@ -37,11 +39,12 @@ class WarmupFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One request, and how often it is run."""
+    """One request, and how often it is run; `rows` is 0 where they do not matter."""
 
     label: str
     inputs: Mapping[str, Tensor]
     count: int = 1
+    rows: int = 0
 
 
 def warm_up(
@@ -57,18 +60,44 @@ def warm_up(
     """
     if config is not None and not config.enabled:
         return False
-    end = math.inf if config is not None else time.monotonic() + AUTOMATIC_SECONDS
+    budget = _Budget()
     ran = False
     try:
         for run in _runs(spec, config or WarmupConfig(), folder, preferred):
-            size = sum(tensor.nbytes for tensor in run.inputs.values())
-            if config is None and (size > AUTOMATIC_BYTES or time.monotonic() > end):
+            if config is None and not budget.allows(runner, run):
                 continue
-            _run_everywhere(runner, run)
+            budget.spend(runner, run)
             ran = True
     except (ValueError, OSError) as e:
         raise WarmupFailed(f"warm-up: {e}") from e
     return ran
+
+
+class _Budget:
+    """How much is made up without being asked for: rows are expected to take as long
+    as those of the run before, so that a slow model is not run with many."""
+
+    def __init__(self) -> None:
+        self._left = AUTOMATIC_SECONDS
+        self._last: _Run | None = None
+        self._per_row = 0.0
+
+    def allows(self, runner: ModelRunner, run: _Run) -> bool:
+        if sum(tensor.nbytes for tensor in run.inputs.values()) > AUTOMATIC_BYTES:
+            return False
+        if self._per_row * run.rows > self._left and self._last is not None:
+            # What a first run prepares may have taken longer than the run itself.
+            self.spend(runner, self._last)
+        return self._per_row * run.rows <= self._left
+
+    def spend(self, runner: ModelRunner, run: _Run) -> None:
+        """Runs it."""
+        started = time.monotonic()
+        _run_everywhere(runner, run)
+        seconds = time.monotonic() - started
+        self._left -= seconds
+        self._per_row = seconds / max(1, run.rows)
+        self._last = None if run is self._last else run
 
 
 def check_warmup(
@@ -121,7 +150,7 @@ def _runs(
     for rows in sizes:
         label = f"{config.data}, batch size {rows}" if rows else config.data
         inputs = {t.name: _made_up(t, spec, rows, default) for t in spec.inputs}
-        yield _Run(label, inputs, config.count)
+        yield _Run(label, inputs, config.count, rows)
 
 
 def _sample_run(spec: ModelSpec, sample: WarmupSample, folder: Path | None) -> _Run:

@@ -16,6 +16,7 @@ from popef_io import Anchor, Model, TensorType
 #: Metadata options written by `popgate compile`.
 OPTION_BATCHING = "popgate.batching"
 OPTION_BATCH_SIZE = "popgate.batch_size"
+OPTION_MAX_BATCH = "popgate.max_batch_size"
 BATCHING_ROWS = "rows"
 #: Which model each value of the choosing input selects.
 OPTION_FUSED = "popgate.fused"

@@ -17,6 +17,7 @@ from engine.anchors import (
     BATCHING_ROWS,
     OPTION_BATCH_SIZE,
     OPTION_BATCHING,
+    OPTION_MAX_BATCH,
     MainAnchors,
 )
 from engine.config import NO_BATCHING_DIM, ModelRunnerConfig
@@ -162,7 +163,8 @@ def plan_batches(
     InvalidModel for metadata or programs that make no sense.
     """
     metadata = model.metadata
-    fixed = _batch_size(metadata)
+    fixed = _batch_size(metadata, OPTION_BATCH_SIZE)
+    most = fixed or _batch_size(metadata, OPTION_MAX_BATCH)
     transfers = _transfers(model)
     carried = (*anchors.inputs, *anchors.outputs)
     allowed = metadata.option(OPTION_BATCHING) == BATCHING_ROWS
@@ -173,14 +175,14 @@ def plan_batches(
         dim = 0 if allowed else NO_BATCHING_DIM
     if dim != NO_BATCHING_DIM:
         mixed = config.batching is not False
-        return _by_rows(anchors, transfers, dim, _most(config, fixed, mixed))
+        return _by_rows(anchors, transfers, dim, _most(config, most, mixed))
     if allowed and not fixed and not all(_size(a, 0) > 0 for a in carried):
         if not carried or any(_size(a, 0) != -1 for a in carried):
             raise InvalidConfig(
                 f"model {metadata.executable!r} cannot be batched: not all inputs "
                 "and outputs have a free first dimension"
             )
-        return _by_rows(anchors, transfers, 0, _most(config, fixed, mixed=True))
+        return _by_rows(anchors, transfers, 0, _most(config, most, mixed=True))
     exact = config.batching_dim is None and not any(n > 1 for n in transfers.values())
     if carried and not exact and all(_size(a, 0) > 0 for a in carried):
         return _by_batches(anchors, transfers, config.batching is not False)
@@ -259,14 +261,14 @@ def _size(anchor: Anchor, dim: int) -> int:
     return shape[dim] if dim < len(shape) else 0
 
 
-def _most(config: ModelRunnerConfig, fixed: int, mixed: bool) -> int:
+def _most(config: ModelRunnerConfig, most: int, mixed: bool) -> int:
     if not mixed:
         return 0
-    return config.max_batch_size or fixed or DEFAULT_MAX_BATCH
+    return config.max_batch_size or most or DEFAULT_MAX_BATCH
 
 
-def _batch_size(metadata: Metadata) -> int:
-    text = metadata.option(OPTION_BATCH_SIZE) or "0"
+def _batch_size(metadata: Metadata, option: str) -> int:
+    text = metadata.option(option) or "0"
     if not text.isdigit() or int(text) > 1 << 20:
         raise InvalidModel(f"batch size {text!r} of the file is no size")
     return int(text)

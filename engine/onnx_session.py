@@ -279,6 +279,9 @@ _SOURCE = re.compile(
     r"/onnxruntime_src/\S+(:\d+)? |\b\w+\.(cc|h):\d+ \w+ "
 )
 _TERMINATED = "terminate flag"
+#: What text models (StringNormalizer) need, and slim container images lack.
+_NO_LOCALE = "Failed to construct locale"
+_MAKE_LOCALE = "localedef -i en_US -f UTF-8 en_US.UTF-8"
 _INPUT_TO_BLAME = re.compile(
     r"INVALID_ARGUMENT|dimension|shape|broadcast|out of (data )?bounds|"
     r"out of range|must be within|Invalid rank|rank of|index|indices|axis|"
@@ -298,7 +301,10 @@ def load_error(error: BaseException) -> EngineError:
     """What to raise where a session could not be made."""
     if isinstance(error, EngineError):
         return error
-    return InvalidModel(f"the model cannot be loaded: {_words(error)}")
+    words = _words(error)
+    if _NO_LOCALE in words:
+        words += "; on Debian: apt-get install locales, then " + _MAKE_LOCALE
+    return InvalidModel(f"the model cannot be loaded: {words}")
 
 
 def run_error(error: BaseException) -> EngineError:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from engine.batch_plan import DEFAULT_MAX_BATCH
+from engine.compiler.batch_limit import rows_within
 from engine.compiler.interface import Dimension, Interface
 from engine.compiler.options import BatchDecision, CompileOptions
 from engine.compiler.row_check import Dependent, RowCheck, Run
@@ -36,7 +38,13 @@ def decide(
     )
     if reason is not None:
         return BatchDecision(False, size, reason)
-    return BatchDecision(True, size, "made-up rows gave the same alone and together")
+    most = 0 if size else rows_within(model, DEFAULT_MAX_BATCH)
+    return BatchDecision(
+        True,
+        size,
+        "made-up rows gave the same alone and together",
+        most if most < DEFAULT_MAX_BATCH else 0,
+    )
 
 
 def _rows_are_missing(interface: Interface, size: int) -> str | None:

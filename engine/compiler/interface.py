@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from engine.compiler.graphs import label
 from engine.compiler.options import CompileOptions, Dims
 from engine.compiler.weights import data_type_of
 from engine.errors import InvalidModel
@@ -77,9 +78,13 @@ def check_types(model: Any) -> None:
                 continue  # left out in the file: ONNX Runtime will work it out
             if which != "tensor_type":
                 what = which.removesuffix("_type").replace("_", " ")
+                makers = [
+                    node for node in model.graph.node if value.name in node.output
+                ]
+                of = "".join(f" of {label(node)}" for node in makers)
                 raise InvalidModel(
-                    f"{kind} {value.name!r} is of type {what}, and only tensors can be "
-                    "served"
+                    f"{kind} {value.name!r}{of} is of type {what}, and only tensors "
+                    f"can be served{_remedy(makers)}"
                 )
             number = value.type.tensor_type.elem_type
             if number and data_type_of(number) is None:
@@ -87,6 +92,13 @@ def check_types(model: Any) -> None:
                     f"{kind} {value.name!r} has elements of type "
                     f"{_type_name(number)}, which requests cannot carry"
                 )
+
+
+def _remedy(makers: Iterable[Any]) -> str:
+    """What helps where converters are known to make such outputs."""
+    if any(node.op_type == "ZipMap" for node in makers):
+        return "; convert it without ZipMap (skl2onnx: options={'zipmap': False})"
+    return ""
 
 
 def change(model: Any, options: CompileOptions) -> None:

@@ -83,6 +83,8 @@ class BatchDecision:
     """Rows of every run; 0: as many as there are."""
     reason: str
     """A sentence without its full stop."""
+    most: int = 0
+    """Rows that fit into memory well, where that is less than the default; 0: all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
+from engine.anchors import OPTION_MAX_BATCH
 from engine.compiler.interface import Interface
 from engine.compiler.options import BatchDecision
 from engine.compiler.weights import Weight
@@ -203,6 +204,7 @@ def make_package(
         engine_options=(
             Option("popgate.batching", "rows" if decision.rows else "none"),
             Option("popgate.batch_size", str(decision.size)),
+            *([Option(OPTION_MAX_BATCH, str(decision.most))] if decision.most else []),
             Option("popgate.batching_reason", decision.reason),
             Option("popgate.producer", producer()),
             *options,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -128,6 +130,7 @@ def test_what_is_still_written_is_left_alone(tmp_path: Path) -> None:
     control = ModelControl(
         cast("ModelRepository", recorder),
         pool,
+        pool,
         ControlMode.POLL,
         uploads=Uploads(tmp_path / ".uploads"),
     )
@@ -164,6 +167,29 @@ def test_what_is_still_written_is_left_alone(tmp_path: Path) -> None:
 
     asyncio.run(follow())
     pool.close()
+
+
+def test_listing_the_folder_does_not_wait_for_models_that_load(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    vars(recorder)["ensembles"] = SimpleNamespace()
+    loading, scanning = DaemonPool(1, "load"), DaemonPool(1, "scan")
+    control = ModelControl(
+        cast("ModelRepository", recorder),
+        loading,
+        scanning,
+        uploads=Uploads(tmp_path / ".uploads"),
+    )
+    (tmp_path / "new.popef").touch()
+    loaded = threading.Event()
+    job = loading.submit(loaded.wait)
+    try:
+        asyncio.run(asyncio.wait_for(control.discover(), WAIT))
+        assert [record.name for record in recorder.models()] == ["new"]
+        assert not job.done()
+    finally:
+        loaded.set()
+        loading.close()
+        scanning.close()
 
 
 def test_polling_keeps_what_served_when_the_new_is_broken(

@@ -58,6 +58,16 @@ def test_every_replica_and_every_batch_size(
     assert run(path, devices, {"enabled": False}) == (False, [0, 0])
 
 
+def test_many_rows_of_a_slow_model_are_not_run_unasked(
+    tmp_path: Path, devices: list[Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first run may take long for what it prepares: one row is run again."""
+    path = models.affine(tmp_path / "m.popef")
+    monkeypatch.setattr("app.warmup.AUTOMATIC_SECONDS", 0.0)
+    assert run(path, devices, preferred=(2, 8, 32)) == (True, [2, 0])
+    assert run(path, devices, {"batch_sizes": [1, 8, 32]}) == (True, [3, 0])
+
+
 def test_models_that_are_not_batched_and_texts(
     tmp_path: Path, devices: list[Device]
 ) -> None:

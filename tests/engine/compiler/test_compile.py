@@ -328,6 +328,18 @@ def typed(kind: int) -> onnx.ModelProto:
     )
 
 
+def zip_map() -> Any:
+    row = helper.make_map_type_proto(INT64, helper.make_tensor_type_proto(FLOAT, None))
+    rows = helper.make_value_info("y", helper.make_sequence_type_proto(row))
+    classes = {"domain": "ai.onnx.ml", "classlabels_int64s": list(range(8))}
+    return onnx_model(
+        [node("ZipMap", ["x"], ["y"], **classes)],
+        [X],
+        [rows],
+        domains={"ai.onnx.ml": 1},
+    )
+
+
 def optional_input() -> onnx.ModelProto:
     kind = helper.make_optional_type_proto(helper.make_tensor_type_proto(FLOAT, [2]))
     return onnx_model(
@@ -399,6 +411,10 @@ def optional_input() -> onnx.ModelProto:
         (typed(TensorProto.COMPLEX64), "output 'y' has elements of type COMPLEX64"),
         (typed(123), "type number 123"),
         (optional_input(), "input 'x' is of type optional"),
+        (
+            zip_map(),
+            r"'y' of ai.onnx.ml.ZipMap node .* sequence, .*'zipmap': False",
+        ),
         (
             onnx_model(
                 [node("SequenceConstruct", ["x"], ["y"])],
