@@ -16,6 +16,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -256,7 +257,9 @@ def main() -> int:
                 print(f"{act}: ok: {ACTS[act](Path(name, 'models'), jobs)}", flush=True)
             except (AssertionError, ServerFailed, TimeoutError) as error:
                 failed += 1
-                print(f"{act}: FAIL: {type(error).__name__} {error}", flush=True)
+                where = traceback.extract_tb(error.__traceback__)[-1]
+                what = f"{type(error).__name__} {error}".strip()
+                print(f"{act}: FAIL: {what} ({where.name}: {where.line})", flush=True)
     return int(bool(failed))
 
 
