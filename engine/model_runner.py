@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from time import monotonic_ns
 
 from engine.anchors import OPTION_FUSED, describe, main_anchors
 from engine.batch_plan import plan_batches
@@ -74,11 +75,7 @@ class ModelRunner:
         )
         self._replicas = ReplicaSet(self._plan(), self.config)
         self._loaded = False
-        self._tracepoints: list[Tracepoints] = []
-        if self.config.record_tracepoints:
-            size = self.config.request_tracepoints_buffer_size
-            count = self.config.replication_factor
-            self._tracepoints = [Tracepoints(size) for _ in range(count)]
+        self._records = self.config.record_tracepoints
         self._pick = self._replicas.pick
         try:
             self._replicas.attach(manager)
@@ -156,7 +153,8 @@ class ModelRunner:
         Recorded with `config.record_tracepoints`, else empty.
         """
         self._replicas.check_id(replica_id)
-        return self._tracepoints[replica_id] if self._tracepoints else Tracepoints(1)
+        tracepoints = self._replicas.tracepoints(replica_id)
+        return Tracepoints(1) if tracepoints is None else tracepoints
 
     # -- requests
 
@@ -169,21 +167,23 @@ class ModelRunner:
         replica_id: int | None = None,
         priority: int = 0,
         validate: bool | None = None,
+        began_ns: int = 0,
     ) -> Request:
         """Queue one request; never blocks. Resolved by `Device.poll`.
 
         `deadline` is a `time.monotonic()` time. Without `replica_id` the least busy
         replica takes it. `priority` is a level of a model that has levels, 1 the
-        highest; 0 and levels it does not have are the default. Raises QueueFull,
-        DeadlineUnreachable, RunnerClosed, DeviceLost, InvalidInput, UnknownAnchor;
-        nothing is queued then.
+        highest; 0 and levels it does not have are the default. With `began_ns`
+        (`time.monotonic_ns()`) its times are recorded, from then on, where the
+        configuration says to record any. Raises QueueFull, DeadlineUnreachable,
+        RunnerClosed, DeviceLost, InvalidInput, UnknownAnchor; nothing is queued then.
         """
         if self.config.validate_io_params if validate is None else validate:
             self.validate(inputs)
         rows = self._batches.units(inputs)
         channel = self._pick(replica_id, priority)
         deadline_ns = 0 if deadline is None else int(deadline * 1e9)
-        return channel.submit(inputs, rows, deadline_ns, on_done)
+        return channel.submit(inputs, rows, deadline_ns, on_done, began_ns)
 
     def execute(
         self,
@@ -217,16 +217,13 @@ class ModelRunner:
 
         The input arrays must stay unchanged until the result is there.
         """
-        began = time.monotonic_ns() if self._tracepoints else 0
+        began_ns = monotonic_ns() if self._records else 0
         self._replicas.check_id(replica_id)
         self._replicas.recover_if_lost(replica_id)
         tensors = {name: self._tensor(name, array) for name, array in inputs.items()}
         deadline = None if timeout is None else time.monotonic() + timeout
         strict = self.config.validate_io_params
         result = ExecuteResult(self.execute_outputs, outputs, strict=strict)
-        if began:
-            result.began = began
-            result.tracepoints = self._tracepoints[replica_id]
         multiplier = self.config.ring_buffer_size_multiplier
         most = max(LEAST_IN_FLIGHT, multiplier * self._batches.depth)
         while True:
@@ -238,6 +235,7 @@ class ModelRunner:
                     deadline=deadline,
                     on_done=result.take,
                     replica_id=replica_id,
+                    began_ns=began_ns,
                 )
             except QueueFull:
                 # Another thread was faster, unless it is the device that is full.

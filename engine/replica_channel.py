@@ -23,6 +23,7 @@ from engine.outcome import Outcome, error_of
 from engine.pace import Pace
 from engine.request import FillUp, OnDone, Request
 from engine.tensor import DataDesc, Tensor
+from engine.tracepoints import Tracepoints
 
 if TYPE_CHECKING:
     from engine.device import Device
@@ -68,6 +69,7 @@ class ReplicaChannel:
         self.priority = priority
         self.levels: tuple[ReplicaChannel, ...] = ()
         self.flusher: Flusher | None = None
+        self.tracepoints: Tracepoints | None = None
         self._rows = 0
         self._in_flight: dict[int, Request] = {}
         self._backlog: deque[tuple[Request, Mapping[str, Tensor]]] = deque()
@@ -105,10 +107,12 @@ class ReplicaChannel:
         rows: int,
         deadline_ns: int = 0,
         on_done: OnDone | None = None,
+        began_ns: int = 0,
     ) -> Request:
         """Copy the tensors into their slots and wake the device; never blocks.
 
-        The tensors' memory must stay as it is until the request is done. Raises
+        The tensors' memory must stay as it is until the request is done. `began_ns`:
+        record where its time went, in `tracepoints`. Raises
         QueueFull where `limit` requests are in flight, DeadlineUnreachable where what
         waits takes longer than until `deadline_ns` (a replica that has nothing to do
         tries), InvalidInput where a tensor can never fit. Nothing is queued then.
@@ -126,6 +130,7 @@ class ReplicaChannel:
             number = next(_REQUEST_NUMBERS)
             request = Request(self, number, rows, deadline_ns, on_done)
             request.promised_ns = promised
+            request.began_ns = began_ns
             self._queue(request, tensors)
             if not ahead:
                 self.pace.since = request.submitted_ns
@@ -313,6 +318,9 @@ class ReplicaChannel:
         request.batch_rows = rows
         if outcome == Outcome.DONE:
             request.outputs = outputs
+            if request.began_ns and self.tracepoints is not None:
+                self.tracepoints.count += 1
+                self.tracepoints.append(request)
             request.resolve()
         else:
             request.resolve(error_of(outcome, text))

@@ -29,6 +29,7 @@ from engine.replica_channel import ReplicaChannel
 from engine.stats import RunnerStats
 from engine.tensor import DataDesc, Tensor
 from engine.tensor_pack import pack_tensors, unpack_tensors
+from engine.tracepoints import Tracepoints
 from popef_io import Model
 
 logger = logging.getLogger(__name__)
@@ -66,6 +67,11 @@ class ReplicaSet:
         self._own: list[Device] = []
         self._devices: list[Device] = []
         self._channels: list[ReplicaChannel | None] = []
+        self._tracepoints: list[Tracepoints] = []
+        if config.record_tracepoints:
+            size = config.request_tracepoints_buffer_size
+            count = config.replication_factor
+            self._tracepoints = [Tracepoints(size) for _ in range(count)]
         self._stopped = False
         self._closed = False
 
@@ -109,6 +115,10 @@ class ReplicaSet:
             late=sum(c.late for c in channels),
             restarts=sum(device.restarts for device in self._devices),
         )
+
+    def tracepoints(self, replica: int) -> Tracepoints | None:
+        """Where the time of a replica's requests went; None where nobody asked."""
+        return self._tracepoints[replica] if self._tracepoints else None
 
     # -- requests
 
@@ -254,7 +264,8 @@ class ReplicaSet:
                 fds = [*fds, held.enter_context(memory).fd]
             numbers = device.call(message, fds)["replicas"]
         for replica, number in zip(mine, numbers, strict=True):
-            self._channels[replica] = self._connect(device, int(number))
+            channel = self._connect(device, int(number), self.tracepoints(replica))
+            self._channels[replica] = channel
             logger.info(
                 "replica %d of %r is loaded on %s (%.3f s)",
                 replica,
@@ -263,7 +274,9 @@ class ReplicaSet:
                 time.monotonic() - began,
             )
 
-    def _connect(self, device: Device, number: int) -> ReplicaChannel:
+    def _connect(
+        self, device: Device, number: int, tracepoints: Tracepoints | None
+    ) -> ReplicaChannel:
         """Open the channel to a loaded replica, or one for each priority level; that
         of the default level is returned."""
         plan, config = self._plan, self._config
@@ -283,6 +296,7 @@ class ReplicaSet:
                 priority,
             )
             channel.flusher = plan.flusher
+            channel.tracepoints = tracepoints
             return channel
 
         if not config.priority_levels:

@@ -21,9 +21,10 @@ class Request:
     `outputs` (owned copies, by name) is set where `error` is None. `submitted_ns` is
     when it was put into its queue (CLOCK_MONOTONIC), `queue_ns` the time from then on
     until its batch started, `compute_ns` how long the batch ran, `batch_rows` how many
-    rows it had. `promised_ns` is when it was expected to be done, 0 where nobody had to
-    ask (engine/pace.py). `on_done` is called in the thread that resolves it and must
-    not block or raise.
+    rows it had. `began_ns` is when the caller began, where the request's times are to
+    be recorded, else 0 (engine/tracepoints.py). `promised_ns` is when it was expected
+    to be done, 0 where nobody had to ask (engine/pace.py). `on_done` is called in the
+    thread that resolves it and must not block or raise.
     """
 
     #: Of its descriptor (engine/channel.py).
@@ -31,6 +32,7 @@ class Request:
 
     __slots__ = (
         "batch_rows",
+        "began_ns",
         "channel",
         "compute_ns",
         "deadline_ns",
@@ -58,6 +60,7 @@ class Request:
         self.number = number
         self.rows = rows
         self.deadline_ns = deadline_ns
+        self.began_ns = 0
         self.promised_ns = 0
         self.on_done = on_done
         self.done = False

@@ -9,7 +9,6 @@ import numpy as np
 from engine.errors import EngineError, InvalidInput
 from engine.request import Request
 from engine.tensor import Array, DataDesc
-from engine.tracepoints import Tracepoints
 
 
 class ExecuteResult(Mapping[str, Array]):
@@ -30,8 +29,6 @@ class ExecuteResult(Mapping[str, Array]):
         self._failure: EngineError | None = None
         self._taken = False
         self.request: Request | None = None
-        self.tracepoints: Tracepoints | None = None
-        self.began = 0
         names = [desc.name for desc in descs]
         for name in targets or ():
             if name not in names:
@@ -47,13 +44,10 @@ class ExecuteResult(Mapping[str, Array]):
         """Called when the request is done, in the thread that resolves it."""
         if request.error is None:
             self._take(request)
+            request.outputs = {}  # they are here now, and requests may be kept
         self._taken = True
 
     def _take(self, request: Request) -> None:
-        points = self.tracepoints
-        if points is not None:
-            times = request.submitted_ns, request.queue_ns, request.compute_ns
-            points.append((points.tick(), self.began, *times))
         for name, tensor in request.outputs.items():
             array = tensor.numpy()
             if self._targets is None:

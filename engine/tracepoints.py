@@ -10,14 +10,16 @@ How long a caller then takes to collect the result is no part of it.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TypeAlias
+from typing import TYPE_CHECKING
 
 from engine.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from engine.request import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +35,6 @@ class PhaseValues:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-Tracepoint: TypeAlias = tuple[int, int, int, int, int]
-"""Number of the request, when it was called, when it was in its queue, how long it was
-there, and how long its batch took; CLOCK_MONOTONIC and nanoseconds."""
-
 _NOTHING = PhaseValues(0.0, 0.0, 0.0, 0.0)
 
 
@@ -48,24 +46,17 @@ class Tracepoints:
     a lock of its own; read by any thread.
     """
 
-    __slots__ = ("_buffer", "append", "tick")
+    __slots__ = ("_buffer", "append", "count")
 
     def __init__(self, size: int) -> None:
-        # Recording is all that requests pay for, so it does nothing but append; what
-        # the times mean is worked out when somebody asks.
-        self._buffer: deque[Tracepoint] = deque(maxlen=size or None)
-        self.append = self._buffer.append
-        """Record a request."""
-        self.tick = itertools.count(1).__next__
-        """The number of the next tracepoint."""
-
-    @property
-    def count(self) -> int:
+        # Recording is all that requests pay for, so nothing is made for it: requests
+        # carry their times anyway, and are kept instead of thrown away. What the times
+        # mean is worked out when somebody asks.
+        self._buffer: deque[Request] = deque(maxlen=size or None)
+        self.append: Callable[[Request], None] = self._buffer.append
+        """Record a request; whoever does counts it, too."""
+        self.count = 0
         """How many requests have been recorded, also those that were dropped since."""
-        try:
-            return self._buffer[-1][0]
-        except IndexError:
-            return 0
 
     def __len__(self) -> int:
         return len(self._buffer)
@@ -109,7 +100,7 @@ class Tracepoints:
 
     def _over_phases(self, of: Callable[[list[int]], float]) -> PhaseValues:
         # Others may append meanwhile: a copy in one step.
-        rows = [_phases_of(point) for point in self._buffer.copy()]
+        rows = [_phases_of(one) for one in self._buffer.copy()]
         if not rows:
             return _NOTHING
         return PhaseValues(*(of(list(phase)) for phase in zip(*rows, strict=True)))
@@ -118,8 +109,8 @@ class Tracepoints:
         return f"<Tracepoints {len(self)} of {self.count} requests>"
 
 
-def _phases_of(point: Tracepoint) -> tuple[int, int, int, int]:
+def _phases_of(request: Request) -> tuple[int, int, int, int]:
     """Nanoseconds of the whole request and of its phases."""
-    _, began, queued, queue, computation = point
-    preparation = max(0, queued - began)
+    preparation = max(0, request.submitted_ns - request.began_ns)
+    queue, computation = request.queue_ns, request.compute_ns
     return preparation + queue + computation, preparation, queue, computation

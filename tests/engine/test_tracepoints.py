@@ -16,6 +16,7 @@ from engine import (
     ModelRunner,
     ModelRunnerConfig,
     PhaseValues,
+    Request,
     Tracepoints,
 )
 from tests.engine import models
@@ -30,9 +31,12 @@ def on(device: Device, **options: object) -> ModelRunnerConfig:
 def of(*values: int, size: int = 0) -> Tracepoints:
     tracepoints = Tracepoints(size)
     for v in values:
-        number, began = tracepoints.tick(), 10**15
-        queued = began + v * 1000
-        tracepoints.append((number, began, queued, v * 10_000, v * 100_000))
+        request = Request(None, v, 1, 0, None)  # type: ignore[arg-type]
+        request.began_ns = 10**15
+        request.submitted_ns = request.began_ns + v * 1000
+        request.queue_ns, request.compute_ns = v * 10_000, v * 100_000
+        tracepoints.count += 1
+        tracepoints.append(request)
     return tracepoints
 
 
@@ -135,13 +139,25 @@ def test_a_request_without_room_waits_before_its_queue(
         assert max(waits) > longest / 2
 
 
+def test_what_is_kept_holds_no_outputs(tmp_path: Path, shared_device: Device) -> None:
+    path = models.affine(tmp_path / "m.popef")
+    with ModelRunner(path, on(shared_device, record_tracepoints=True)) as runner:
+        tracepoints = runner.tracepoints()  # also before there are any
+        result = runner.execute({"input": np.ones((1, 4), np.float32)})
+        assert len(result) == 1
+        assert tracepoints.count == 1
+        assert result.request is not None
+        assert not result.request.outputs
+
+
 def test_nothing_is_recorded_unless_asked(
     tmp_path: Path, shared_device: Device
 ) -> None:
     path = models.affine(tmp_path / "m.popef")
     with ModelRunner(path, on(shared_device)) as runner:
         result = runner.execute({"input": np.ones((1, 4), np.float32)})
-        assert result.tracepoints is None
+        assert result.request is not None
+        assert result.request.began_ns == 0
         assert runner.tracepoints().counts() == NOTHING
     with pytest.raises(InvalidConfig, match="request_tracepoints_buffer_size"):
         on(shared_device, request_tracepoints_buffer_size=-1)
