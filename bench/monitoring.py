@@ -2,11 +2,13 @@
 
     python -m bench.monitoring
 
-Two runners of the smallest model on one device, one that records and one that does not,
-in turns; each number is the median of all rounds. Recording happens in the thread that
-calls, so what it costs is that thread's time on the processor, which depends less on
-what else the machine does than what passes on the clock. Exit code 1 where it is more
-than one percent of the time a request takes, in either way of calling.
+Three runners of the smallest model on one device, of which the second records, in
+turns of a few requests. Recording happens in the thread that calls, so what it costs is
+that thread's time on the processor, which depends less on what else the machine does
+than what passes on the clock. Each number is the median of what a turn took more than
+that of the first runner beside it; the third says how far off such a number is.
+Exit code 1 where recording takes more than one percent of the time of a request, in
+either way of calling.
 """
 
 from __future__ import annotations
@@ -51,15 +53,16 @@ def measure(run: Callable[[], None]) -> tuple[float, float]:
     return time.perf_counter() - wall, time.thread_time() - cpu
 
 
-def medians(pairs: list[tuple[float, float]]) -> tuple[float, float]:
-    walls, cpus = zip(*pairs, strict=True)
-    return statistics.median(walls), statistics.median(cpus)
+def added(turns: list[tuple[float, float]], first: list[tuple[float, float]]) -> float:
+    """The median of how much more processor time turns took than those beside them."""
+    pairs = zip(turns, first, strict=True)
+    return statistics.median(mine[1] - its[1] for mine, its in pairs)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--requests", type=int, default=256, help="in a round")
+    parser.add_argument("--rounds", type=int, default=1000)
+    parser.add_argument("--requests", type=int, default=64, help="in a turn")
     options = parser.parse_args()
     worst = 0.0
     with (
@@ -75,24 +78,30 @@ def main() -> int:
                     replica_to_device={0: device}, record_tracepoints=recording
                 ),
             )
-            for recording in (False, True)
+            for recording in (False, True, False)
         ]
         for way in (one_by_one, many_at_once):
-            taken: list[list[tuple[float, float]]] = [[], []]
+            taken: list[list[tuple[float, float]]] = [[], [], []]
             gc.disable()
             for number in range(options.rounds):
-                for which in (0, 1) if number % 2 else (1, 0):
+                for turn in range(3):
+                    which = (number + turn) % 3
                     run = partial(way, runners[which], options.requests)
                     taken[which].append(measure(run))
             gc.enable()
-            wall, cpu = zip(*map(medians, taken), strict=True)
-            scale = 1e6 / options.requests
-            added = (cpu[1] - cpu[0]) / wall[0]
-            worst = max(worst, added)
+            wall, cpu = (
+                statistics.median(values) / options.requests
+                for values in zip(*taken[0], strict=True)
+            )
+            recording, nothing = (
+                added(turns, taken[0]) / options.requests for turns in taken[1:]
+            )
+            worst = max(worst, recording / wall)
             print(
-                f"{way.__name__:>13}: {wall[0] * scale:6.2f} us a request, recording "
-                f"{wall[1] * scale:6.2f} us; this thread's own {cpu[0] * scale:5.2f} "
-                f"and {cpu[1] * scale:5.2f} us: {added:+.2%}"
+                f"{way.__name__:>13}: {wall * 1e6:6.2f} us a request, {cpu * 1e6:5.2f} "
+                f"of this thread; recording adds {recording * 1e6:+.2f} us "
+                f"({recording / wall:+.2%} and {recording / cpu:+.2%}), nothing "
+                f"{nothing * 1e6:+.2f} us"
             )
         for runner in runners:
             runner.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from time import monotonic_ns
 
 from engine.anchors import OPTION_FUSED, describe, main_anchors
@@ -154,7 +155,7 @@ class ModelRunner:
         """
         self._replicas.check_id(replica_id)
         tracepoints = self._replicas.tracepoints(replica_id)
-        return Tracepoints(1) if tracepoints is None else tracepoints
+        return Tracepoints(1, nullcontext()) if tracepoints is None else tracepoints
 
     # -- requests
 

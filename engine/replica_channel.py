@@ -319,8 +319,8 @@ class ReplicaChannel:
         if outcome == Outcome.DONE:
             request.outputs = outputs
             if request.began_ns and self.tracepoints is not None:
-                self.tracepoints.count += 1
-                self.tracepoints.append(request)
+                preparation = request.submitted_ns - request.began_ns
+                self.tracepoints.record(preparation, queue_ns, compute_ns)
             request.resolve()
         else:
             request.resolve(error_of(outcome, text))

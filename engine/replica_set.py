@@ -68,10 +68,6 @@ class ReplicaSet:
         self._devices: list[Device] = []
         self._channels: list[ReplicaChannel | None] = []
         self._tracepoints: list[Tracepoints] = []
-        if config.record_tracepoints:
-            size = config.request_tracepoints_buffer_size
-            count = config.replication_factor
-            self._tracepoints = [Tracepoints(size) for _ in range(count)]
         self._stopped = False
         self._closed = False
 
@@ -185,6 +181,9 @@ class ReplicaSet:
                 )
                 self._own.append(device)
             self._devices.append(device)
+            if self._config.record_tracepoints:
+                size = self._config.request_tracepoints_buffer_size
+                self._tracepoints.append(Tracepoints(size, device.lock))
 
     def load(self) -> None:
         """Load the model on every replica."""

@@ -44,7 +44,6 @@ class ExecuteResult(Mapping[str, Array]):
         """Called when the request is done, in the thread that resolves it."""
         if request.error is None:
             self._take(request)
-            request.outputs = {}  # they are here now, and requests may be kept
         self._taken = True
 
     def _take(self, request: Request) -> None:

@@ -11,15 +11,11 @@ How long a caller then takes to collect the result is no part of it.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
 
 from engine.errors import InvalidInput
-
-if TYPE_CHECKING:
-    from engine.request import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,42 +34,66 @@ class PhaseValues:
 _NOTHING = PhaseValues(0.0, 0.0, 0.0, 0.0)
 
 
+class _Point:
+    """The times of one request, in nanoseconds."""
+
+    __slots__ = ("computation", "preparation", "queue")
+
+    def __init__(self) -> None:
+        self.preparation = self.queue = self.computation = 0
+
+
 class Tracepoints:
     """The times of the last `size` requests of one replica that succeeded; of all with
     `size` 0.
 
-    Recorded by the thread that resolves a request, with the device's lock held, without
-    a lock of its own; read by any thread.
+    Recorded by threads that hold `lock`, which readers take. Any thread may read.
     """
 
-    __slots__ = ("_buffer", "append", "count")
+    __slots__ = ("_lock", "_next", "_points", "_size", "count")
 
-    def __init__(self, size: int) -> None:
-        # Recording is all that requests pay for, so nothing is made for it: requests
-        # carry their times anyway, and are kept instead of thrown away. What the times
-        # mean is worked out when somebody asks.
-        self._buffer: deque[Request] = deque(maxlen=size or None)
-        self.append: Callable[[Request], None] = self._buffer.append
-        """Record a request; whoever does counts it, too."""
+    def __init__(self, size: int, lock: AbstractContextManager[object]) -> None:
         self.count = 0
         """How many requests have been recorded, also those that were dropped since."""
+        self._lock = lock
+        self._size = size
+        self._points: list[_Point] = []
+        self._next = 0
+
+    def record(self, preparation: int, queue: int, computation: int) -> None:
+        """The nanoseconds of the phases of one request; the caller holds the lock.
+
+        This is all that requests pay for: three numbers are written over old ones.
+        What they mean is worked out when somebody asks.
+        """
+        points, at = self._points, self._next
+        if at == len(points):
+            points.append(_Point())
+        point = points[at]
+        point.preparation = preparation
+        point.queue = queue
+        point.computation = computation
+        self.count += 1
+        at += 1
+        self._next = at if at != self._size else 0
 
     def __len__(self) -> int:
-        return len(self._buffer)
+        return len(self._points)
 
     def trace(self, position: int = -1) -> PhaseValues:
         """The times of one request: -1 is the last, 0 the oldest that is kept.
 
         Zeros where nothing was recorded yet; InvalidInput where there are not so many.
         """
-        kept = len(self._buffer)
+        rows = self._rows()
+        kept = len(rows)
         if position == -1 and not kept:
             return _NOTHING
         if not -kept <= position < kept:
             raise InvalidInput(
                 f"there is no request number {position}: {kept} are recorded"
             )
-        return PhaseValues(*(ns / 1e3 for ns in _phases_of(self._buffer[position])))
+        return PhaseValues(*[ns / 1e3 for ns in rows[position]])
 
     def percentile(self, quantile: float = 0.9) -> PhaseValues:
         """For each phase the time that the fraction `quantile` of the requests kept did
@@ -99,18 +119,21 @@ class Tracepoints:
         return PhaseValues(*[float(self.count)] * 4)
 
     def _over_phases(self, of: Callable[[list[int]], float]) -> PhaseValues:
-        # Others may append meanwhile: a copy in one step.
-        rows = [_phases_of(one) for one in self._buffer.copy()]
+        rows = self._rows()
         if not rows:
             return _NOTHING
-        return PhaseValues(*(of(list(phase)) for phase in zip(*rows, strict=True)))
+        return PhaseValues(*[of(list(phase)) for phase in zip(*rows, strict=True)])
+
+    def _rows(self) -> list[tuple[int, int, int, int]]:
+        """The whole and its phases, in nanoseconds, of each request, oldest first."""
+        rows = []
+        with self._lock:
+            for point in self._points[self._next :] + self._points[: self._next]:
+                preparation = max(0, point.preparation)
+                queue, computation = point.queue, point.computation
+                whole = preparation + queue + computation
+                rows.append((whole, preparation, queue, computation))
+        return rows
 
     def __repr__(self) -> str:
         return f"<Tracepoints {len(self)} of {self.count} requests>"
-
-
-def _phases_of(request: Request) -> tuple[int, int, int, int]:
-    """Nanoseconds of the whole request and of its phases."""
-    preparation = max(0, request.submitted_ns - request.began_ns)
-    queue, computation = request.queue_ns, request.compute_ns
-    return preparation + queue + computation, preparation, queue, computation

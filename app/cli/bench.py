@@ -95,7 +95,8 @@ def callbacks(
 def queues(
     files: _Files,
     batch: Annotated[
-        str, typer.Option(metavar="N,...", help="Rows of a request.")
+        str, typer.Option(metavar="N,...", help="Rows of a request; whole runs, where "
+                     "inputs and outputs differ in how many rows a run takes.")
     ] = "1",
     ring: Annotated[
         str,
@@ -113,11 +114,12 @@ def queues(
     One thread runs the main programs; the others enqueue requests, as many as the
     queues have room for, and wait for their results. Queues put requests together and
     cut them up to the batch that the model is compiled for. A latency is that of one
-    request, from its first enqueue to its last row.
+    request, from its first enqueue to its last row. Of several models that are fused
+    into one, the one that the made-up data choose is run (--seed).
 
     popgate bench queues model.onnx --compile-batch 8 --batch 1,8 --ring-multiplier 1,4
     """
-    from app.cli.bench_sessions import QueueCase, measure_queues
+    from app.cli.bench_queues import QueueCase, measure_queues
 
     sizes = [_numbers(batch, "--batch"), _numbers(ring, "--ring-multiplier")]
     combined = [*sizes, _numbers(threads, "--threads")]
@@ -153,7 +155,7 @@ def _run(
     from rich.console import Console
     from rich.table import Table
 
-    from app.cli.bench_sessions import rows_of
+    from app.cli.bench_sessions import batch_name
     from app.cli.local import Interrupt, engine_errors, opened
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
@@ -163,13 +165,13 @@ def _run(
     with engine_errors(), Interrupt() as interrupt:
         for size in _compiled_batches(files, compiled):
             with opened(files, executable, size) as model:
-                own = rows_of(model)
+                own = batch_name(model)
                 for case in cases(model):
                     measured = measure(model, case, interrupt)
                     if interrupt.asked:
                         break
                     table.add_row(
-                        str(own) if own else "free",
+                        own,
                         *cells(case, measured),
                         f"{measured.requests_per_second:,.0f}",
                         f"{measured.rows_per_second:,.0f}",

@@ -1,8 +1,7 @@
-"""What `popgate bench` measures: sessions with callbacks, and sessions with queues."""
+"""What `popgate bench callbacks` measures, and what it shares with `queues`."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
 import time
@@ -19,29 +18,17 @@ from app.cli.latency import Measured
 from app.cli.local import Interrupt
 from app.cli.run_data import made_up_array
 from engine import (
-    AnchorCallbackPolicy,
     CallbackHandle,
     CallbackInfo,
     DeviceManager,
     EngineError,
     InvalidInput,
-    LaunchPolicy,
-    QueueClosed,
-    QueueFull,
-    QueueManager,
     Session,
-    SessionConfig,
-    used_by_main,
 )
-from popef_io import Anchor, DataType, Model
+from popef_io import Model
 
 Array: TypeAlias = npt.NDArray[Any]
 
-#: After so long without data a run flushes: nothing hangs because of a half batch.
-_FLUSH_NS = 200_000_000
-#: Seconds that the last requests may take, once no more are sent.
-_LAST = 60.0
-_POLL = 0.05
 _WARM_UP = 3
 
 
@@ -53,20 +40,16 @@ class CallbackCase:
     threads: int
 
 
-@dataclass(frozen=True, slots=True)
-class QueueCase:
-    """Requests of `rows` rows from `threads` threads; queues take `multiplier`
-    compiled batches."""
-
-    rows: int
-    multiplier: int
-    threads: int
-
-
 def rows_of(model: Model) -> int:
     """Rows of the compiled batch; 0 where they are free."""
     sizes = {a.tensor_info.shape[0] for a in model.inputs if a.tensor_info.shape}
     return max(0, sizes.pop()) if len(sizes) == 1 else 0
+
+
+def batch_name(model: Model) -> str:
+    """How many rows a run takes, for people."""
+    sizes = {a.tensor_info.shape[0] for a in model.inputs if a.tensor_info.shape}
+    return "mixed" if len(sizes) > 1 else str(rows_of(model) or "free")
 
 
 def made_up(model: Model, rows: int, seed: int) -> dict[str, Array]:
@@ -103,7 +86,8 @@ def measure_callbacks(
     try:
         for _ in range(case.threads):
             devices.append(manager.get_device(max(1, model.metadata.num_ipus)))
-            sessions.append(_connected(model, data, calls))
+            sessions.append(Session(model))
+            connect(sessions[-1], data, calls.add)
             sessions[-1].bind_to_device(devices[-1])
             for _ in range(_WARM_UP):
                 sessions[-1].run_main_programs()
@@ -128,17 +112,20 @@ def measure_callbacks(
     return Measured(took, together, rows, calls.take())
 
 
-def _connected(model: Model, data: Mapping[str, Array], calls: Counter) -> Session:
-    session = Session(model)
+def connect(
+    session: Session, data: Mapping[str, Array], note: Callable[[str], None]
+) -> None:
+    """Serve the inputs from `data` and drop the outputs; `note(handle)` at each."""
 
     def source(info: CallbackInfo) -> CallbackHandle | None:
-        array = data.get(info.anchor.handle)
+        handle = info.anchor.handle
+        array = data.get(handle)
         if array is None:
             return None
         in_place = info.anchor.tensor_info.is_static and array.dtype != object
 
         def read(memory: Array) -> Array:
-            calls.add()
+            note(handle)
             if in_place:
                 np.copyto(memory, array)
             return array  # of a size that only the host knows, where not in place
@@ -146,11 +133,11 @@ def _connected(model: Model, data: Mapping[str, Array], calls: Counter) -> Sessi
         return read
 
     def sink(info: CallbackInfo) -> CallbackHandle:
-        return lambda memory: calls.add()
+        handle = info.anchor.handle
+        return lambda memory: note(handle)
 
     session.set_user_input_handler(source)
     session.set_user_output_handler(sink)
-    return session
 
 
 class Counter:
@@ -160,7 +147,7 @@ class Counter:
         self._count = itertools.count()  # one C call, so no thread is overlooked
         self._before = 0
 
-    def add(self) -> None:
+    def add(self, handle: str = "") -> None:
         next(self._count)
 
     def take(self) -> int:
@@ -177,148 +164,6 @@ def _run_until(
     while ((began := clock()) < end or not latencies) and not interrupt.asked:
         session.run_main_programs()
         latencies.append(clock() - began)
-
-
-# -- queues
-
-
-def measure_queues(
-    model: Model, case: QueueCase, seconds: float, seed: int, interrupt: Interrupt
-) -> Measured:
-    """Send requests through queues for `seconds`."""
-    config = SessionConfig(policy=LaunchPolicy.IMMEDIATE)
-    for anchor in model.outputs:
-        _check_rows(anchor)
-    data = made_up(model, case.rows, seed)
-    with Session(model, config) as session:
-        main = used_by_main(
-            model.metadata.program_flow,
-            AnchorCallbackPolicy.BIND_USER_CB,
-            AnchorCallbackPolicy.BIND_EMPTY_CB,
-        )
-        traffic = Traffic(data, case)
-        manager = session.create_queue_manager(
-            lambda anchor: case.multiplier, traffic.timed_out, _FLUSH_NS, main, main
-        )
-        return traffic.measure(session, manager, seconds, interrupt)
-
-
-def _check_rows(anchor: Anchor) -> None:
-    info = anchor.tensor_info
-    if info.data_type is DataType.STRING or info.shape is None or not info.shape:
-        raise InvalidInput(f"output {anchor.name!r} is {info}: it has no rows to queue")
-
-
-class Traffic:
-    """Threads that enqueue, one that runs, and the latencies of the requests."""
-
-    def __init__(self, data: Mapping[str, Array], case: QueueCase) -> None:
-        self._data = data
-        self._case = case
-        self._mutex = threading.Lock()
-        self._stopping = threading.Event()
-        self._latencies = array("d")
-        self._manager: QueueManager | None = None
-
-    def timed_out(self, ring: object) -> None:
-        """A run waits for data: complete the batch, if nobody is about to."""
-        if self._manager is not None and self._mutex.acquire(blocking=False):
-            try:
-                # A full queue has what the run waits for, or nobody empties it.
-                with contextlib.suppress(QueueFull):
-                    self._manager.flush_all()
-            finally:
-                self._mutex.release()
-
-    def measure(
-        self,
-        session: Session,
-        manager: QueueManager,
-        seconds: float,
-        interrupt: Interrupt,
-    ) -> Measured:
-        """Until `seconds` have passed or Control-C was pressed."""
-        self._manager = manager
-        running = Worker(partial(self._run, session))
-        users = [Worker(self._use) for _ in range(self._case.threads)]
-        began = time.perf_counter()
-        end, last = began + seconds, began + seconds + _LAST
-        # At least one request, however slow the model is.
-        while (now := time.perf_counter()) < end or not self._latencies:
-            if interrupt.asked or now > last:
-                break
-            if running.error is not None or any(u.error is not None for u in users):
-                break
-            time.sleep(min(_POLL, seconds))
-        taken = self._latencies[:]
-        took = time.perf_counter() - began
-        self._stopping.set()
-        try:
-            join(users)
-        finally:
-            manager.disconnect_all()
-            join([running])
-        return Measured(took, taken, self._case.rows)
-
-    def _run(self, session: Session) -> None:
-        try:
-            while session.run_main_programs():
-                pass
-        finally:
-            self._stopping.set()
-
-    def _use(self) -> None:
-        """Keep as many requests in flight as the queues have room for."""
-        manager = self._manager
-        assert manager is not None
-        room = min(q.num_buffers for q in manager.inputs.values())
-        window = -(-room // self._case.threads)
-        free = threading.Semaphore(window)
-        spare = [self._outputs(manager) for _ in range(window)]
-        while not self._stopping.is_set():
-            if free.acquire(timeout=_POLL):
-                outputs = spare.pop()
-                try:
-                    self._enqueue(manager, outputs, spare, free)
-                except QueueClosed:
-                    return
-        for _ in range(window):
-            if not free.acquire(timeout=_LAST):
-                raise InvalidInput("the last requests did not come back")
-
-    def _outputs(self, manager: QueueManager) -> dict[str, Array]:
-        rows = self._case.rows
-        made = {}
-        for name, queue in manager.outputs.items():
-            info = queue.tensor_info
-            shape = (rows, *(info.shape or ())[1:])
-            made[name] = np.empty(shape, info.data_type.numpy_dtype)
-        return made
-
-    def _enqueue(
-        self,
-        manager: QueueManager,
-        outputs: dict[str, Array],
-        spare: list[dict[str, Array]],
-        free: threading.Semaphore,
-    ) -> None:
-        missing = len(outputs)
-        began = time.perf_counter()
-
-        def written() -> None:
-            nonlocal missing
-            missing -= 1
-            if not missing:
-                self._latencies.append(time.perf_counter() - began)
-                spare.append(outputs)
-                free.release()
-
-        with self._mutex:
-            for name, memory in outputs.items():
-                manager.outputs[name].enqueue(memory.reshape(-1).data, written)
-            for queue in manager.inputs.values():
-                rows = self._data[queue.anchor.handle]
-                queue.enqueue(rows.reshape(-1).view(np.uint8).data)
 
 
 class Worker:

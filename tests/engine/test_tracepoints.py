@@ -16,7 +16,6 @@ from engine import (
     ModelRunner,
     ModelRunnerConfig,
     PhaseValues,
-    Request,
     Tracepoints,
 )
 from tests.engine import models
@@ -29,14 +28,9 @@ def on(device: Device, **options: object) -> ModelRunnerConfig:
 
 
 def of(*values: int, size: int = 0) -> Tracepoints:
-    tracepoints = Tracepoints(size)
+    tracepoints = Tracepoints(size, threading.Lock())
     for v in values:
-        request = Request(None, v, 1, 0, None)  # type: ignore[arg-type]
-        request.began_ns = 10**15
-        request.submitted_ns = request.began_ns + v * 1000
-        request.queue_ns, request.compute_ns = v * 10_000, v * 100_000
-        tracepoints.count += 1
-        tracepoints.append(request)
+        tracepoints.record(v * 1_000, v * 10_000, v * 100_000)
     return tracepoints
 
 
@@ -66,7 +60,7 @@ def test_the_oldest_go_but_are_counted() -> None:
 
 
 def test_nothing_recorded_is_zeros() -> None:
-    empty = Tracepoints(3)
+    empty = Tracepoints(3, threading.Lock())
     assert empty.trace() == empty.mean() == empty.percentile() == empty.counts()
     assert empty.trace() == NOTHING
 
@@ -90,11 +84,11 @@ def test_a_runner_records_what_succeeded(tmp_path: Path, shared_device: Device) 
     )
     with ModelRunner(path, config) as runner:
         good = {"index": np.zeros(1, np.int64)}
+        tracepoints = runner.tracepoints()  # also before there are any
         for _ in range(7):
             runner.execute(good)
         with pytest.raises(ExecutionFailed):
             runner.execute({"index": np.full(1, 10**6, np.int64)})
-        tracepoints = runner.tracepoints()
         assert (tracepoints.count, len(tracepoints)) == (7, 5)
         for position in range(5):
             values = tracepoints.trace(position)
@@ -137,17 +131,6 @@ def test_a_request_without_room_waits_before_its_queue(
         assert tracepoints.trace(1).read_preparation < longest / 2
         waits = [tracepoints.trace(n).read_preparation for n in range(401)]
         assert max(waits) > longest / 2
-
-
-def test_what_is_kept_holds_no_outputs(tmp_path: Path, shared_device: Device) -> None:
-    path = models.affine(tmp_path / "m.popef")
-    with ModelRunner(path, on(shared_device, record_tracepoints=True)) as runner:
-        tracepoints = runner.tracepoints()  # also before there are any
-        result = runner.execute({"input": np.ones((1, 4), np.float32)})
-        assert len(result) == 1
-        assert tracepoints.count == 1
-        assert result.request is not None
-        assert not result.request.outputs
 
 
 def test_nothing_is_recorded_unless_asked(

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from build_popef import build_fused
 
 from tests.app.cli.calls import Call
 from tests.engine import models
@@ -64,6 +65,17 @@ def test_queues(popgate: Call, affine: Path) -> None:
         ["3", rows, ring, "2"] for rows in "15" for ring in "14"
     ]
     assert all(number(row[4]) > 0 for row in rows)
+
+
+def test_queues_of_one_of_several_fused_models(popgate: Call, tmp_path: Path) -> None:
+    fused = build_fused(tmp_path)
+    for seed in range(4):
+        done = popgate("bench", "queues", fused, *QUICK, "--batch", "2", "--seed", seed)
+        assert (done.code, done.err) == (0, "")
+        _, row = lines(done.out)
+        assert row[:2] == ["mixed", "2"]
+        # None waits for the other model, which never runs: that takes 0.2 s to end.
+        assert number(row[6]) < 200
 
 
 def test_an_onnx_file_is_compiled_for_each_batch(popgate: Call) -> None:
