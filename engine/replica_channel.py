@@ -293,18 +293,7 @@ class ReplicaChannel:
         if self._backlog:
             self._refill()
         if request is None or request.done:
-            if outcome == Outcome.NEEDS_ROWS:
-                self.device.hungry.append(partial(self._ask_for_rows, text))
-                return
-            self.late += 1  # nobody waits for it any more
-            # What it says of the pace holds all the same: when a machine gets slower,
-            # it is said by those who could not wait for it. One that was ended would
-            # have taken longer.
-            if compute_ns and compute_ns != self.pace.seen:
-                ended = outcome != Outcome.DONE
-                if not ended or self.pace.is_slower(rows, compute_ns):
-                    self._observe(rows, queue_ns, compute_ns, rows)
-            self.pace.since = time.monotonic_ns()
+            self._unwanted(outcome, queue_ns, compute_ns, rows, text)
             return
         if compute_ns != self.pace.seen and outcome == Outcome.DONE:
             self._observe(rows, queue_ns, compute_ns)
@@ -324,6 +313,23 @@ class ReplicaChannel:
             request.resolve()
         else:
             request.resolve(error_of(outcome, text))
+
+    def _unwanted(
+        self, outcome: int, queue_ns: int, compute_ns: int, rows: int, text: str
+    ) -> None:
+        """A completion for which nobody waits any more, or that is a question."""
+        if outcome == Outcome.NEEDS_ROWS:
+            self.device.hungry.append(partial(self._ask_for_rows, text))
+            return
+        self.late += 1
+        # What it says of the pace holds all the same: when a machine gets slower,
+        # it is said by those who could not wait for it. One that was ended would
+        # have taken longer.
+        if compute_ns and compute_ns != self.pace.seen:
+            ended = outcome != Outcome.DONE
+            if not ended or self.pace.is_slower(rows, compute_ns):
+                self._observe(rows, queue_ns, compute_ns, rows)
+        self.pace.since = time.monotonic_ns()
 
     def _observe(
         self, rows: int, queue_ns: int, compute_ns: int, gone: int = 0
