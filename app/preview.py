@@ -8,7 +8,7 @@ what was declared. For a thread; blocks.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from app.table import Runner, Submitted
 from app.triton import PBTXT_NAME
 from app.warmup import WarmupFailed, check_warmup
 from engine import RunnerClosed, describe_model, open_model
+from popef_io import Reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +175,7 @@ class _Previewer:
             raise LoadError(source.problem)
         files = compiled_files(source, self._cache)
         model = open_model(files)
+        _verify(files)
         described = describe_model(model, runner_config(config, model, {}))
         spec = make_spec(name, source, config, described)
         try:
@@ -213,6 +215,14 @@ class _Previewer:
             return compose(name, version, config.ensemble, specs).spec
         except ValueError as e:
             raise LoadError(str(e)) from None
+
+
+def _verify(files: Sequence[Path]) -> None:
+    """What loading would read only when it is used. Raises `PopefError`."""
+    with Reader() as reader:
+        for file in files:
+            reader.parse_file(file)
+        reader.verify()
 
 
 def _placed(name: str, text: str, place: str = "") -> str:

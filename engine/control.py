@@ -20,7 +20,8 @@ from typing import Any
 import msgpack
 
 from engine import errors
-from engine.errors import DeviceLost, EngineBug, EngineError
+from engine.errors import DeviceLost, EngineBug, EngineError, InvalidModel
+from popef_io import PopefError
 
 MAX_MESSAGE = 192 * 1024
 #: What the kernel takes at once (SCM_MAX_FD).
@@ -110,7 +111,9 @@ def ask(
 
 
 def from_error(error: BaseException) -> Message:
-    """An error as a message."""
+    """An error as a message. Damage in a file shows where its content is used."""
+    if isinstance(error, PopefError):
+        error = InvalidModel(str(error))
     if not isinstance(error, EngineError):
         return {"error": "EngineBug", "message": f"{type(error).__name__}: {error}"}
     return {"error": type(error).__name__, "message": str(error)[: MAX_MESSAGE // 2]}

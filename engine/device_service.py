@@ -24,6 +24,7 @@ from engine.save_programs import SavePrograms
 from engine.scheduler import Client, Scheduler
 from engine.tensor import Tensor
 from engine.tensor_pack import pack_tensors
+from popef_io import PopefError
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class DeviceService:
                 try:
                     answer, answer_fds = self._answer(sock, message, fds, owned)
                 except Exception as error:
-                    if not isinstance(error, EngineError):
+                    if not isinstance(error, EngineError | PopefError):
                         logger.exception("control message %r", message.get("op"))
                     answer, answer_fds = control.from_error(error), []
                 finally:

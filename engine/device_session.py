@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from engine import control
 from engine.control import Message
-from engine.errors import EngineBug, EngineError, ExecutionFailed, InvalidModel
+from engine.errors import EngineBug, EngineError, ExecutionFailed
 from engine.foresight import reads_to_come
 from engine.host_streams import HostStreams
 from engine.loading import make_executor
@@ -104,9 +104,7 @@ class DeviceSession:
 
 
 def _failed(error: Exception) -> Message:
-    if isinstance(error, PopefError):  # data of the file that turn out to be damaged
-        error = InvalidModel(str(error))
-    if not isinstance(error, EngineError):
+    if not isinstance(error, EngineError | PopefError):
         logger.error("programs of a session failed", exc_info=error)
     blame = isinstance(error, ExecutionFailed) and error.callers_fault
     if isinstance(error, EngineBug):

@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from app.compile_cache import CompileCache
+from app.preview import preview_repository
+from popef_io import BlobType, Reader
 from tests.app.serving import ServedGateway
 from tests.engine import models
 
@@ -130,6 +133,29 @@ def test_a_failed_load_leaves_what_was_served(
     (live / "m6" / "config.toml").write_text("speed = 11")
     assert "unknown key 'speed'" in manage(served, "m6", "load").json()["error"]
     assert served.infer("m6", input=ROW)["output"] == AFFINE
+
+
+def test_damage_that_shows_where_the_content_is_used(
+    live: Path, served: ServedGateway
+) -> None:
+    """Payloads are not read when a file is opened; validation reads them."""
+    add(live, "bent", 1)
+    path = live / "bent" / "1" / "m.popef"
+    with Reader() as reader:
+        reader.parse_file(path)
+        (blob,) = (b for b in reader.blobs if b.type is BlobType.POPLAR_EXECUTABLE)
+    content = bytearray(path.read_bytes())
+    content[blob.offset + blob.header.payload_offset] ^= 1
+    path.write_bytes(content)
+    error = manage(served, "bent", "load").json()["error"]
+    said = f"m.popef, blob {blob.index} POPLAR_EXECUTABLE 'model', offset {blob.offset}"
+    assert said in error
+    assert "the checksum of the payload" in error
+    assert "bug" not in error
+    assert "Traceback" not in served.output
+    found = preview_repository(live, CompileCache(live / ".cache"))
+    (problem,) = (p for p in found.all_problems if "bent" in p)
+    assert said in problem
 
 
 def test_what_fails_its_warm_up_does_not_take_over(
