@@ -9,6 +9,9 @@ PORT ?= 8000
 DEVICES ?=
 MODELS ?= models
 BENCH ?=
+# Two processes share the test files, also where there is one core: the tests wait for
+# each other's servers often enough. `make test PARALLEL=` runs one test after the other.
+PARALLEL ?= -n 2 --dist loadfile
 
 bin := $(VENV)/bin
 pip := $(bin)/python -m pip --disable-pip-version-check
@@ -41,7 +44,7 @@ $(MODELS)/digits.popef: $(example) $(VENV)/.installed
 	$(bin)/popgate compile $(example) -o $@
 
 test: check
-	$(bin)/python -m pytest
+	$(bin)/python -m pytest $(PARALLEL)
 
 check: $(VENV)/.installed-dev
 	$(bin)/ruff check .
@@ -58,7 +61,7 @@ compiled: $(VENV)/.installed
 	$(bin)/python -m native.build
 
 test-compiled: $(VENV)/.installed-dev compiled
-	$(bin)/python -m pytest
+	$(bin)/python -m pytest $(PARALLEL)
 
 bench: $(VENV)/.installed-dev
 	$(bin)/python -m native.build --if-possible

@@ -9,6 +9,7 @@ comparison is that of `onnx.backend.test.runner`, with its tolerances.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +21,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
-from onnx.backend.test.case.node import collect_testcases
+from onnx.backend.test.case import node
 from onnx.backend.test.loader import load_model_tests
 from onnx.backend.test.runner import Runner
 
@@ -92,20 +93,29 @@ def graph_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
     return [value for value in graph.input if value.name not in weights]
 
 
-def load_cases() -> tuple[list[Case], list[NotCarriable]]:
-    """All node cases and the three folders, those the protocol cannot carry apart."""
-    found = [*_node_cases(), *_folder_cases()]
+def load_cases(
+    operators: Sequence[str] = (),
+) -> tuple[list[Case], list[NotCarriable]]:
+    """All node cases and the three folders, those the protocol cannot carry apart.
+
+    `operators` are modules of `onnx.backend.test.case.node`: node cases are then only
+    those of modules that have been imported, these among them. To make the cases of
+    every operator takes a minute of a busy machine.
+    """
+    found = [*_node_cases(operators), *_folder_cases()]
     repeated = [name for name, n in Counter(c.name for c in found).items() if n > 1]
     assert not repeated, f"case names are not unique: {repeated}"
     cases = [case for case in found if isinstance(case, Case)]
     return cases, [case for case in found if isinstance(case, NotCarriable)]
 
 
-def _node_cases() -> Iterable[Case | NotCarriable]:
+def _node_cases(operators: Sequence[str]) -> Iterable[Case | NotCarriable]:
     np.random.seed(0)  # the generators draw their inputs from numpy's global state
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        generated = list(collect_testcases())
+        for operator in operators:
+            importlib.import_module(f"{node.__name__}.{operator}")
+        generated = list(node._NodeTestCases if operators else node.collect_testcases())
     for case in generated:
         yield _case(case.name, "node", case.model, case.data_sets, case.rtol, case.atol)
 
