@@ -19,6 +19,9 @@ from app.table import Runner
 from engine import Device, ModelRunnerConfig
 from popef_io import Model
 
+#: `channel_memory` of models that do not say, at least and at most.
+CHANNEL_MEMORY, MOST_CHANNEL_MEMORY = 256 << 20, 1 << 38
+
 Scheduler: TypeAlias = SequenceScheduler | StepScheduler
 
 
@@ -30,12 +33,20 @@ class DescribesModel(DescribesTensors, Protocol):
 
 
 def runner_config(
-    config: ModelConfig, model: Model, placement: Mapping[int, Device]
+    config: ModelConfig,
+    model: Model,
+    placement: Mapping[int, Device],
+    largest_body: int = 0,
 ) -> ModelRunnerConfig:
     """The engine's options of a model whose replicas run on `placement`.
 
+    Where `config` does not say how large requests may be, they may be as large as the
+    bodies that are taken, `largest_body` bytes, and never less than the engine's own.
     Raises `engine.InvalidConfig`, ValueError for frozen inputs that do not suit it.
     """
+    channel_memory = config.channel_memory
+    if channel_memory is None:
+        channel_memory = min(max(largest_body, CHANNEL_MEMORY), MOST_CHANNEL_MEMORY)
     return ModelRunnerConfig(
         replication_factor=config.instances,
         replica_to_device=placement,
@@ -50,7 +61,7 @@ def runner_config(
         priority_levels=config.priority_levels,
         default_priority=config.default_priority,
         priority_queue_sizes=queue_sizes(config.priority),
-        channel_memory=config.channel_memory,
+        channel_memory=channel_memory,
         batching=config.batching,
         batching_dim=config.batching_dim,
         # Nothing waits for company unless the model's owner wants it to.

@@ -93,7 +93,9 @@ class Gateway:
         )
         self.repository = ModelRepository(
             settings.model_repository,
-            ModelLoader(self.devices, CompileCache(settings.cache_dir)),
+            ModelLoader(
+                self.devices, CompileCache(settings.cache_dir), settings.max_body_size
+            ),
             self._load_pool,
             self.table,
             self.metrics,

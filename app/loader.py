@@ -63,11 +63,17 @@ class LoadedModel:
 
 
 class ModelLoader:
-    """Loads versions onto the devices of a gateway. Thread-safe."""
+    """Loads versions onto the devices of a gateway. Thread-safe.
 
-    def __init__(self, devices: GatewayDevices, cache: CompileCache) -> None:
+    `largest_body`: how many bytes a request may have.
+    """
+
+    def __init__(
+        self, devices: GatewayDevices, cache: CompileCache, largest_body: int = 0
+    ) -> None:
         self._devices = devices
         self._cache = cache
+        self._largest_body = largest_body
 
     def load(
         self,
@@ -124,7 +130,8 @@ class ModelLoader:
     def _open(self, label: str, files: list[Path], config: ModelConfig) -> ModelRunner:
         placement = self._devices.place(config.instances, config.devices)
         model = open_model(files)
-        return ModelRunner(model, runner_config(config, model, placement), name=label)
+        options = runner_config(config, model, placement, self._largest_body)
+        return ModelRunner(model, options, name=label)
 
 
 def compiled_files(source: VersionSource, cache: CompileCache) -> list[Path]:

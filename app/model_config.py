@@ -125,8 +125,8 @@ class ModelConfig:
     priority: tuple[PriorityLevel, ...] = key(
         (), sections(PriorityLevel), "what is different for single levels"
     )
-    channel_memory: int = key(
-        256 * 1024 * 1024,
+    channel_memory: int | None = key(
+        None,
         size(1 << 16, 1 << 38),
         "shared memory of an instance in each direction",
     )

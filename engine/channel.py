@@ -69,11 +69,16 @@ DIMS_AT: Final = ANCHOR_HEAD.size
 
 @dataclass(frozen=True, slots=True)
 class ChannelLayout:
-    """Sizes both sides agree on; everything else follows from them."""
+    """Sizes both sides agree on; everything else follows from them.
+
+    `usual`: of the payload memory of each anchor, inputs and then outputs, so much is
+    used as long as that does; the rest is for records larger than usual. Empty: all.
+    """
 
     slots: int
     input_bytes: tuple[int, ...]
     output_bytes: tuple[int, ...]
+    usual: tuple[int, ...] = ()
 
     @property
     def anchors(self) -> int:
@@ -94,21 +99,27 @@ class ChannelLayout:
         return self.payload_at + payload
 
     def to_message(self) -> list[object]:
-        return [self.slots, list(self.input_bytes), list(self.output_bytes)]
+        sizes = (self.input_bytes, self.output_bytes, self.usual)
+        return [self.slots, *map(list, sizes)]
 
     @classmethod
     def from_message(cls, message: Sequence[object]) -> ChannelLayout:
-        slots, inputs, outputs = message
+        slots, *groups = message
+        if len(groups) != 3:
+            raise ValueError(f"layout of a channel: {message!r}")
         if not (isinstance(slots, int) and 1 <= slots <= 1 << 20):
             raise ValueError(f"slots of a channel: {slots!r}")
         sizes = []
-        for group in (inputs, outputs):
+        for group in groups:
             if not (isinstance(group, list) and len(group) <= 65536):
                 raise ValueError("anchors of a channel")
             if not all(isinstance(n, int) and PAGE <= n <= 1 << 40 for n in group):
                 raise ValueError(f"payload sizes of a channel: {group!r}")
             sizes.append(tuple(group))
-        return cls(slots, sizes[0], sizes[1])
+        inputs, outputs, usual = sizes
+        if len(usual) not in (0, len(inputs) + len(outputs)):
+            raise ValueError(f"usual sizes of a channel: {usual!r}")
+        return cls(slots, inputs, outputs, usual)
 
 
 class AnchorRing:
@@ -127,19 +138,24 @@ class AnchorRing:
 
     def __init__(
         self,
-        memory: memoryview,
+        memory: SharedMemory,
         ring: RingCounters,
         table_at: int,
         payload_at: int,
         capacity: int,
+        usual: int = 0,
     ) -> None:
-        self.view = memory
+        self.view = memory.view
         self.ring = ring
         self.table_at = table_at
         self.payload_at = payload_at
         self.capacity = capacity
-        self.payload = memory[payload_at : payload_at + capacity]
-        self.pool = RecordPool(ring, capacity)
+        self.payload = memory.view[payload_at : payload_at + capacity]
+
+        def give_back(start: int, end: int) -> None:
+            memory.give_back(payload_at + start, payload_at + end)
+
+        self.pool = RecordPool(ring, capacity, usual, give_back)
         #: Where a record and its descriptor have room, or -1 (producer).
         self.place = self.pool.place
 
@@ -230,8 +246,9 @@ class Channel:
         payload_at = layout.payload_at
         anchors: list[AnchorRing] = []
         sizes = layout.input_bytes + layout.output_bytes
-        for ring, size in zip(rings[1:], sizes, strict=True):
-            anchors.append(AnchorRing(self.view, ring, table_at, payload_at, size))
+        usual = layout.usual or sizes
+        for ring, size, often in zip(rings[1:], sizes, usual, strict=True):
+            anchors.append(AnchorRing(memory, ring, table_at, payload_at, size, often))
             table_at += layout.slots * ANCHOR_SLOT
             payload_at += page_aligned(size)
         self.inputs = anchors[: len(layout.input_bytes)]

@@ -8,8 +8,8 @@ from engine.channel import ChannelLayout
 from engine.shared_memory import PAGE, page_aligned
 from engine.tensor import DataDesc
 
-#: Bytes that an anchor has at least, where `channel_memory` allows: a request may have
-#: many times the rows that run at once.
+#: Bytes that an anchor has at least for what is usual, where `channel_memory` allows: a
+#: request may have many times the rows that run at once.
 LEAST_ROOM = 1 << 20
 
 
@@ -22,31 +22,39 @@ def plan_layout(
 ) -> ChannelLayout:
     """Sizes of a channel: `memory` bytes per direction, shared out by need.
 
-    An anchor whose size is known gets what `slots` requests of up to `rows` rows take,
-    as far as it goes; one whose size is not known gets an equal share of the rest.
+    What is usual is known where the size of an anchor is: `slots` requests of up to
+    `rows` rows, as far as `memory` goes. A request may be larger than that: it may take
+    its share of `memory`, which is by size where all sizes are known (they grow with
+    the rows of a request) and else equal. None of it costs anything until it is used.
     """
-    return ChannelLayout(
-        slots, _share(inputs, slots, rows, memory), _share(outputs, slots, rows, memory)
-    )
+    taken, taken_usually = _share(inputs, slots, rows, memory)
+    given, given_usually = _share(outputs, slots, rows, memory)
+    return ChannelLayout(slots, taken, given, taken_usually + given_usually)
 
 
 def _share(
     descs: Sequence[DataDesc], slots: int, rows: int, memory: int
-) -> tuple[int, ...]:
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What each anchor may take, and what it usually does."""
     if not descs:
-        return ()
+        return (), ()
     equal = max(PAGE, memory // len(descs) // PAGE * PAGE)
-    sizes = []
-    for desc in descs:
-        known = _known_bytes(desc, rows)
-        if known is None:
+    known = [_known_bytes(desc, rows) for desc in descs]
+    total = 0 if None in known else sum(size or 0 for size in known)
+    sizes, usual = [], []
+    for size in known:
+        if size is None:
             sizes.append(equal)
-        else:
-            # Never less than two of the largest requests that run at once, so that one
-            # can be filled while the other is read; and larger ones may come.
-            wanted = page_aligned(min(max(known * slots, LEAST_ROOM), equal))
-            sizes.append(max(wanted, 2 * known + PAGE))
-    return tuple(page_aligned(size) for size in sizes)
+            usual.append(equal)
+            continue
+        # Never less than two of the largest requests that run at once, so that one
+        # can be filled while the other is read.
+        often = page_aligned(min(max(size * slots, LEAST_ROOM), equal))
+        often = page_aligned(max(often, 2 * size + PAGE))
+        share = page_aligned(memory * size // total) if total else equal
+        sizes.append(max(often, share))
+        usual.append(often)
+    return tuple(sizes), tuple(usual)
 
 
 def _known_bytes(desc: DataDesc, rows: int) -> int | None:

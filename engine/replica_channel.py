@@ -243,9 +243,9 @@ class ReplicaChannel:
             tensor = tensors.get(name)
             if tensor is not None and tensor.nbytes > anchor.capacity:
                 raise InvalidInput(
-                    f"input {name!r} has {tensor.nbytes} bytes, the channel takes "
-                    f"{anchor.capacity}: raise channel_memory, or "
-                    f"ring_buffer_size_multiplier"
+                    f"input {name!r} has {tensor.nbytes} bytes, its share of "
+                    f"channel_memory is {anchor.capacity}: raise channel_memory, or "
+                    f"send fewer rows"
                 )
 
     def _refill(self) -> None:

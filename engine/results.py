@@ -75,8 +75,8 @@ class Results:
             if mine.nbytes > anchor.capacity:
                 name = self._outputs[index].name
                 raise ExecutionFailed(
-                    f"output {name!r} takes {mine.nbytes} bytes, the channel has "
-                    f"{anchor.capacity} for it: raise channel_memory"
+                    f"output {name!r} takes {mine.nbytes} bytes, its share of "
+                    f"channel_memory is {anchor.capacity}: raise channel_memory"
                 )
             offset = anchor.place(mine.nbytes)
             if offset < 0:

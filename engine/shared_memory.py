@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import mmap
 import os
+import sys
 from types import TracebackType
 
 from popef_io import map_descriptor
@@ -23,6 +24,13 @@ PAGE = mmap.PAGESIZE
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _KEEP_BLOCKS_UP_TO = 64 * 1024 * 1024
+
+#: madvise(2); the module `mmap` has it for its own mappings only.
+_MADV_REMOVE = 9
+_madvise = None
+if sys.platform == "linux":
+    _madvise = ctypes.CDLL(None, use_errno=True).madvise
+    _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def page_aligned(size: int) -> int:
@@ -66,6 +74,17 @@ class SharedMemory:
             msg = f"segment has {size} bytes, expected {expected_size}"
             raise ValueError(msg)
         return cls(fd, expected_size)
+
+    def give_back(self, start: int, end: int) -> None:
+        """Return the pages that lie between two offsets to the machine.
+
+        In every process they read as zeros from then on, and are taken anew when they
+        are written. Only on Linux; elsewhere nothing happens.
+        """
+        start, end = page_aligned(start), end // PAGE * PAGE
+        if end > start and _madvise is not None:
+            first = ctypes.c_ubyte.from_buffer(self.view, start)
+            _madvise(ctypes.addressof(first), end - start, _MADV_REMOVE)
 
     def detach_fd(self) -> None:
         """Close our descriptor; the mapping stays."""

@@ -61,13 +61,15 @@ def test_a_segment_that_is_no_channel_is_refused() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        [0, [], []],
-        [1 << 30, [], []],
-        ["4", [], []],
-        [4, [1], []],
-        [4, [1 << 60], []],
-        [4, ["x"], []],
-        [4, None, []],
+        [0, [], [], []],
+        [1 << 30, [], [], []],
+        ["4", [], [], []],
+        [4, [1], [], []],
+        [4, [1 << 60], [], []],
+        [4, ["x"], [], []],
+        [4, None, [], []],
+        [4, [], [], [PAGE]],
+        [4, [PAGE], []],
     ],
 )
 def test_bad_layouts_are_refused(message: list[object]) -> None:
@@ -82,10 +84,17 @@ def test_memory_is_shared_out_by_need() -> None:
     large = DataDesc("large", (-1, 1 << 20), DataType.F32)
     free = DataDesc("free", (-1, -1), DataType.F32)
     layout = plan_layout([small, large], [free], 128, 64, 64 << 20)
-    assert layout.input_bytes[0] == LEAST_ROOM > 128 * 64 * 16
+    assert layout.usual[0] == LEAST_ROOM > 128 * 64 * 16
     # Never less than two of the largest requests: 64 rows of 4 MiB each.
-    assert layout.input_bytes[1] >= 2 * 64 * (4 << 20)
-    assert layout.output_bytes == (64 << 20,)
+    assert layout.input_bytes[1] >= layout.usual[1] >= 2 * 64 * (4 << 20)
+    assert layout.output_bytes == (64 << 20,) == layout.usual[2:]
+    # A request may be as large as the memory: its rows need it by their size.
+    pair = [DataDesc(name, (-1, n), DataType.F32) for name, n in (("a", 1), ("b", 7))]
+    layout = plan_layout(pair, [], 16, 1, 64 << 20)
+    assert layout.input_bytes == (8 << 20, 56 << 20)
+    assert layout.usual == (LEAST_ROOM, LEAST_ROOM)
+    layout = plan_layout([*pair, free], [], 16, 1, 63 << 20)
+    assert layout.input_bytes == (21 << 20,) * 3
     assert plan_layout([], [], 1, 1, PAGE).anchors == 0
 
 

@@ -28,7 +28,7 @@ def test_records_never_overlap(seed: int) -> None:
     slots, capacity = rng.choice([1, 2, 7, 32]), rng.choice([64, 256, 1000 * 8])
     memory = memoryview(bytearray(CONTROL_SIZE))
     producer, consumer = RingCounters(memory, slots), RingCounters(memory, slots)
-    pool = RecordPool(producer, capacity)
+    pool = RecordPool(producer, capacity, rng.choice([0, capacity // 2]))
     live: list[tuple[int, int]] = []
     placed = 0
     for _ in range(3000):
@@ -66,3 +66,43 @@ def test_an_empty_pool_starts_over() -> None:
         consumer.try_read_lock()
         consumer.read_complete()
     assert pool.place(1025) == -1
+
+
+def test_what_is_larger_than_usual_gives_its_memory_back() -> None:
+    memory = memoryview(bytearray(CONTROL_SIZE))
+    producer, consumer = RingCounters(memory, 8), RingCounters(memory, 8)
+    given: list[tuple[int, int]] = []
+    pool = RecordPool(producer, 10_000, 1_000, lambda *part: given.append(part))
+
+    def put(nbytes: int) -> int:
+        offset = pool.place(nbytes)
+        assert offset >= 0
+        pool.take(producer.write_slot(0), offset, nbytes)
+        producer.write_complete()
+        return offset
+
+    def release(count: int) -> None:
+        for _ in range(count):
+            consumer.try_read_lock()
+        consumer.read_complete(count)
+
+    # A ring that is never empty goes round in the usual memory.
+    offsets = {put(304) for _ in range(2)}
+    for _ in range(20):
+        offsets.add(put(304))
+        release(1)
+    assert max(offsets) + 304 <= 1_000
+    release(2)
+    put(304)
+    assert put(6_000) == 304  # and beside it
+    release(2)
+    # More of the same size: kept. The usual size: given back, once.
+    assert put(6_000) == 0
+    release(1)
+    assert given == []
+    for _ in range(2):
+        assert put(8) == 0
+        release(1)
+    ((start, end),) = given
+    assert start == 1_000
+    assert 6_000 <= end <= 7_000

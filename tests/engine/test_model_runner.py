@@ -293,6 +293,34 @@ def test_more_than_the_rings_hold_waits_its_turn(
             runner.submit({"input": too_big})
 
 
+def shared_bytes(name: str) -> int:
+    """What the channels of a runner have of the machine's memory."""
+    total, counts = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, *rest = line.split()
+        if not first.endswith(":"):
+            counts = f"memfd:popgate-{name}" in line
+        elif counts and first == "Rss:":
+            total += int(rest[0]) * 1024
+    return total
+
+
+def test_a_request_may_be_much_larger_than_usual_and_leaves_nothing(
+    tmp_path: Path, shared_device: Device
+) -> None:
+    path = models.affine(tmp_path / "m.popef")
+    large = np.ones((1 << 20, 4), np.float32)
+    with ModelRunner(path, on(shared_device), name="large") as runner:
+        for data in (large, large):
+            (output,) = runner.execute({"input": data}, timeout=30).values()
+            assert output.shape == data.shape
+            assert np.all(output == 3)
+        assert shared_bytes("large") >= large.nbytes
+        for _ in range(2):
+            runner.execute({"input": large[:1]}, timeout=30)
+        assert shared_bytes("large") < 4 << 20
+
+
 def test_closing_fails_what_is_in_flight(tmp_path: Path, shared_device: Device) -> None:
     runner = ModelRunner(models.slow(tmp_path / "m.popef"), on(shared_device))
     request = runner.submit({"count": Tensor.from_numpy(np.array(500, np.int64))})
