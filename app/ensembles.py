@@ -17,8 +17,9 @@ from typing import Any
 from app.ensemble_config import EnsembleConfig
 from app.ensemble_graph import EnsembleGraph, common_shape, compose
 from app.errors import InvalidTensor, ModelNotReady, RequestError, row_of
+from app.patience import MAX_TIMEOUT, Patience
 from app.spec import ModelSpec
-from app.table import MAX_TIMEOUT, ModelEntry, ModelTable, Submitted, infer_path
+from app.table import ModelEntry, ModelTable, Submitted, infer_path
 from engine import (
     Cancelled,
     Device,
@@ -137,7 +138,8 @@ class EnsembleRunner:
     async def fetch(self, number: int, deadline: float | None) -> None:
         """Has the member of a step loaded."""
         left = MAX_TIMEOUT if deadline is None else deadline - time.monotonic()
-        await self.table.fetch(self._paths[number], max(0.0, left))
+        left = max(0.0, left)
+        await self.table.fetch(self._paths[number], Patience(left, asked=left))
 
     def _take_over(self) -> None:
         """Goes on with members that were swapped, if they fit as the old ones did."""

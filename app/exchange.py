@@ -77,7 +77,9 @@ class Exchange:
     async def _load(self, front: InferFront) -> None:
         """The model has left memory while the body came: have it loaded, or refuse."""
         try:
-            entry, waited = await front.load_on_demand(self.path, self.headers)
+            entry, waited = await front.load_on_demand(
+                self.path, self.headers, self.body
+            )
         except Exception as error:
             self._refuse(error)
             return

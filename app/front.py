@@ -33,6 +33,7 @@ from app.codec.compression import (
     inflate,
 )
 from app.codec.messages import Response
+from app.codec.preamble import read_preamble
 from app.errors import (
     BodyTooLarge,
     ErrorResponse,
@@ -41,8 +42,9 @@ from app.errors import (
     RequestError,
     UnknownModel,
 )
-from app.infer_call import InferCall, header_timeout
+from app.infer_call import InferCall
 from app.limits import DEFAULT_LIMITS, Limits
+from app.patience import Patience, header_timeout
 from app.restrictions import Restrictions
 from app.streaming import ResponseStream, send_events, wants_events
 from app.table import ModelEntry, ModelTable
@@ -163,21 +165,17 @@ class InferFront:
         response, or None where it has sent it; it raises what is to be answered
         instead.
         """
-        try:
-            body = await self._read_body(headers, receive)
-        except BodyRefused as refused:
-            await _refuse_body(receive, send, refused)
-            return
-        except InvalidRequest as error:
-            await send_error(send, ErrorResponse.of(error, close=True))
-            return
-        except ClientGone:
+        body = await self._body_or_refusal(headers, receive, send)
+        if body is None:
             return
         # Looked up again: the model may have been swapped while the body came.
         entry, waited = self.models.paths.get(path), 0.0
+        encoding = headers.get(b"content-encoding")
         if entry is None:
             try:
-                entry, waited = await self.load_on_demand(path, headers)
+                if encoding is not None:
+                    body, encoding = await self._inflated(encoding, body), None
+                entry, waited = await self.load_on_demand(path, headers, body)
             except (RequestError, EngineError) as error:
                 await send_error(send, ErrorResponse.of(error))
                 return
@@ -185,10 +183,8 @@ class InferFront:
         if waited:
             call.waited(waited)
         try:
-            encoding = headers.get(b"content-encoding")
             if encoding is not None:
-                limit = self.limits.max_body_bytes
-                body = await asyncio.to_thread(inflate, encoding, body, limit)
+                body = await self._inflated(encoding, body)
             response = await answer(call, body)
         except asyncio.CancelledError:
             call.forget()
@@ -203,8 +199,26 @@ class InferFront:
         if response is not None:
             await send_response(send, response)
 
+    async def _body_or_refusal(
+        self, headers: dict[bytes, bytes], receive: Receive, send: Send
+    ) -> list[bytes] | None:
+        """The chunks of the body; None where that was refused, or never came."""
+        try:
+            return await self._read_body(headers, receive)
+        except BodyRefused as refused:
+            await _refuse_body(receive, send, refused)
+        except InvalidRequest as error:
+            await send_error(send, ErrorResponse.of(error, close=True))
+        except ClientGone:
+            pass
+        return None
+
+    async def _inflated(self, encoding: bytes, body: list[bytes]) -> list[bytes]:
+        limit = self.limits.max_body_bytes
+        return await asyncio.to_thread(inflate, encoding, body, limit)
+
     async def load_on_demand(
-        self, path: str, headers: Mapping[bytes, bytes]
+        self, path: str, headers: Mapping[bytes, bytes], body: list[bytes]
     ) -> tuple[ModelEntry, float]:
         """What is at `path` once it is loaded, and the seconds that took.
 
@@ -212,8 +226,19 @@ class InferFront:
         """
         began = time.monotonic()
         if self.models.offers(path):
-            limit = header_timeout(headers) or self.timeout
-            entry = await self.models.fetch(path, limit)
+            get = headers.get
+            stated = await asyncio.to_thread(
+                read_preamble,
+                get(b"content-type"),
+                get(b"inference-header-content-length"),
+                body,
+                self.limits,
+            )
+            asked = stated.timeout
+            if asked is None:
+                asked = header_timeout(headers)
+            patience = Patience(self.timeout, asked, stated.priority)
+            entry = await self.models.fetch(path, patience)
             if entry is not None:
                 return entry, time.monotonic() - began
         raise self.models.missing(path) or UnknownModel(path)

@@ -7,15 +7,15 @@ either way.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from app.codec.messages import InferRequest, Response
-from app.errors import InvalidRequest, ModelNotReady, row_of
+from app.errors import ModelNotReady, row_of
 from app.limits import Limits
 from app.metrics import FailureReason
+from app.patience import header_timeout
 from app.table import ModelEntry, Submitted
 from app.tracing import Timeline, Tracer
 
@@ -173,19 +173,3 @@ class InferCall:
 
     def __repr__(self) -> str:
         return f"<InferCall {self.entry.spec.name} {self.submitted!r}>"
-
-
-def header_timeout(headers: Mapping[bytes, bytes]) -> float | None:
-    """Seconds of the header ``X-Request-Timeout``. Raises `InvalidRequest`."""
-    value = headers.get(b"x-request-timeout")
-    if value is None:
-        return None
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        shown = value[:40].decode("ascii", "backslashreplace")
-        msg = f"X-Request-Timeout must be seconds, a number above 0, got '{shown}'"
-        raise InvalidRequest(msg)
-    return seconds

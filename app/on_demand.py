@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from app.model_record import VersionRecord
+from app.patience import Patience
 from app.repository import ModelRepository
 from engine import DeadlineExceeded, QueueFull
 
@@ -25,11 +26,11 @@ class OnDemandLoader:
         """Whether a request to a version (None: the default) would have it loaded."""
         return self._entry(name, version) is not None
 
-    async def ensure(self, name: str, version: str | None, seconds: float) -> None:
+    async def ensure(self, name: str, version: str | None, patience: Patience) -> None:
         """Returns when the version is loaded, or cannot be, or is not on offer.
 
-        Raises `engine.DeadlineExceeded` after that many seconds, `engine.QueueFull`
-        where too many wait already.
+        Raises `engine.DeadlineExceeded` when the request has waited for as long as it
+        may in all, `engine.QueueFull` where too many wait already.
         """
         entry = self._entry(name, version)
         if entry is None:
@@ -46,6 +47,7 @@ class OnDemandLoader:
         if waiting >= limit:
             msg = f"{waiting} requests wait for model '{name}' to be loaded"
             raise QueueFull(msg, retry_after=1.0)
+        seconds = patience.with_model(entry.config)
         self._waiting[key] = waiting + 1
         try:
             done, _ = await asyncio.wait([load], timeout=seconds)

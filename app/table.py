@@ -9,13 +9,12 @@ from app.codec import InferRequest, ModelCodec
 from app.errors import ModelNotReady, RequestError, UnknownModelRun
 from app.limits import Limits
 from app.metrics import ModelMetrics
+from app.patience import MAX_TIMEOUT, Patience
 from app.shared_memory import RegionTable
 from app.spec import ModelSpec
 from app.tracing import Tracer
 from engine import EngineError, Tensor
 
-# The longest that may be asked for: it has to fit into nanoseconds of 64 bits.
-MAX_TIMEOUT = 1e6
 PREFIXES = ("/v1/models/", "/v2/models/")
 _SUFFIX = "/infer"
 
@@ -65,7 +64,9 @@ class OnDemand(Protocol):
     """Who loads a model when the first request to it comes (`app/on_demand.py`)."""
 
     def offers(self, name: str, version: str | None) -> bool: ...
-    async def ensure(self, name: str, version: str | None, seconds: float) -> None: ...
+    async def ensure(
+        self, name: str, version: str | None, patience: Patience
+    ) -> None: ...
 
 
 #: Gets the outputs of one of several responses.
@@ -229,14 +230,14 @@ class ModelTable:
             target is not None and on_demand is not None and on_demand.offers(*target)
         )
 
-    async def fetch(self, path: str, seconds: float) -> ModelEntry | None:
+    async def fetch(self, path: str, patience: Patience) -> ModelEntry | None:
         """What is at `path`, once it is loaded on demand; None if it cannot be.
 
-        Raises `engine.DeadlineExceeded` after that many seconds.
+        Raises `engine.DeadlineExceeded` when that is over.
         """
         target = self.target(path)
         if target is not None and self.on_demand is not None:
-            await self.on_demand.ensure(*target, seconds)
+            await self.on_demand.ensure(*target, patience)
         return self.paths.get(path)
 
     def missing(self, path: str) -> RequestError | None:

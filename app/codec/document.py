@@ -70,7 +70,7 @@ class DocumentReader:
         get = document.get
         parameters = get("parameters")
         if parameters is not None:
-            self._read_parameters(request, parameters)
+            read_parameters(request, parameters, self._limits)
         inputs = get("inputs")
         if type(inputs) is list:
             self._read_inputs(request, inputs, tail, maybe_bool)
@@ -260,32 +260,34 @@ class DocumentReader:
             f"input(s) {missing}. Please provide all required input(s)."
         )
 
-    def _read_parameters(self, request: InferRequest, parameters: object) -> None:
-        if type(parameters) is not dict:
-            msg = f"'parameters' must be an object, got {type(parameters).__name__}"
+
+def read_parameters(request: InferRequest, parameters: object, limits: Limits) -> None:
+    """Takes over what the parameters of a document say. Raises InvalidRequest."""
+    if type(parameters) is not dict:
+        msg = f"'parameters' must be an object, got {type(parameters).__name__}"
+        raise InvalidRequest(msg)
+    for key, value in parameters.items():
+        if isinstance(value, dict | list):
+            check_depth(parameters, limits, 1)
+        check_parameter(key, value)
+    request.parameters = parameters
+    binary = parameters.get("binary_data_output")
+    if binary is not None:
+        request.binary = boolean("binary_data_output", binary)
+    timeout = parameters.get("timeout")
+    if timeout:
+        if type(timeout) is not int or timeout < 0:
+            msg = f"'timeout' must be microseconds, an integer, got {timeout!r:.80}"
             raise InvalidRequest(msg)
-        for key, value in parameters.items():
-            if isinstance(value, dict | list):
-                check_depth(parameters, self._limits, 1)
-            check_parameter(key, value)
-        request.parameters = parameters
-        binary = parameters.get("binary_data_output")
-        if binary is not None:
-            request.binary = boolean("binary_data_output", binary)
-        timeout = parameters.get("timeout")
-        if timeout:
-            if type(timeout) is not int or timeout < 0:
-                msg = f"'timeout' must be microseconds, an integer, got {timeout!r:.80}"
-                raise InvalidRequest(msg)
-            request.timeout = min(timeout, 1 << 62) / _US_PER_S
-        priority = parameters.get("priority")
-        if priority:
-            if type(priority) is not int or priority < 0:
-                msg = f"'priority' must be a level, 1 or more, got {priority!r:.80}"
-                raise InvalidRequest(msg)
-            request.priority = priority
-        if "nan" in parameters:
-            request.nan = nan_policy(parameters["nan"])
+        request.timeout = min(timeout, 1 << 62) / _US_PER_S
+    priority = parameters.get("priority")
+    if priority:
+        if type(priority) is not int or priority < 0:
+            msg = f"'priority' must be a level, 1 or more, got {priority!r:.80}"
+            raise InvalidRequest(msg)
+        request.priority = priority
+    if "nan" in parameters:
+        request.nan = nan_policy(parameters["nan"])
 
 
 def new_request(reply: Reply) -> InferRequest:

@@ -28,6 +28,7 @@ from app.extensions import listed_extensions
 from app.gateway import Gateway
 from app.loader import LoadedModel
 from app.model_record import ModelRecord, RepositoryError, State
+from app.patience import Patience
 from app.request_bodies import IndexRequest, LoadRequest, UnloadRequest, documented
 from app.routers.models import statistics
 from app.schemas import (
@@ -207,7 +208,8 @@ async def _served(
 ) -> tuple[ModelRecord, LoadedModel]:
     """What serves a version; it is loaded first where that is left to requests."""
     record = find_model(gateway, name)
-    await gateway.on_demand.ensure(name, version, gateway.settings.request_timeout)
+    patience = Patience(gateway.settings.request_timeout)
+    await gateway.on_demand.ensure(name, version, patience)
     loaded = find_version(record, version)
     if loaded is None:
         raise ModelNotReady(name, record.problem or record.absence)

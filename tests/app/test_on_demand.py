@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
 from tests.app.serving import ServedGateway
@@ -190,6 +193,45 @@ def test_an_ensemble_leaves_and_comes_with_its_models(lazy: ServedGateway) -> No
     assert "e/1" not in in_memory(lazy)
     assert lazy.infer("e", input=ROW)["output"] == twice
     assert in_memory(lazy) == {"a/1", "b/1", "e/1"}
+
+
+@pytest.mark.parametrize("encoding", ["json", "msgpack", "binary", "gzip"])
+def test_the_wait_ends_when_the_request_says_so(
+    lazy: ServedGateway, encoding: str
+) -> None:
+    lazy.infer("b", input=ROW)
+    lazy.infer("c", input=ROW)
+    document = {"inputs": {"input": ROW}, "parameters": {"timeout": 100}}
+    body, headers = json.dumps(document).encode(), {}
+    if encoding == "msgpack":
+        body, headers = msgpack.packb(document), {"content-type": "application/msgpack"}
+    elif encoding == "binary":
+        size = len(body)
+        headers = {"inference-header-content-length": str(size)}
+        body += bytes(16)
+    elif encoding == "gzip":
+        body, headers = gzip.compress(body), {"content-encoding": "gzip"}
+    answer = lazy.client.post("/v1/models/a/infer", content=body, headers=headers)
+    assert answer.status_code == 504, answer.text
+    assert "still being loaded when the deadline passed" in answer.json()["error"]
+    assert ask(lazy, "a").status_code == 200
+
+
+@pytest.mark.parametrize("extra", ["timeout", "max_timeout", "level"])
+def test_the_wait_ends_when_the_model_says_so(tmp_path: Path, extra: str) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    models.affine(tmp_path / "m" / "1" / "m.popef")
+    config, parameters = f"{extra} = 0.001\n", {}
+    if extra == "level":
+        parameters = {"priority": 1}
+        config = "priority_levels = 2\n[[priority]]\nlevel = 1\ntimeout = 0.001\n"
+    (tmp_path / "m" / "config.toml").write_text(config)
+    body = {"inputs": {"input": ROW}, "parameters": parameters}
+    with ServedGateway(tmp_path, "--lazy") as gateway:
+        gateway.wait_ready()
+        answer = gateway.client.post("/v1/models/m/infer", json=body)
+        assert answer.status_code == 504, answer.text
+        assert "still being loaded when the deadline passed" in answer.json()["error"]
 
 
 def test_a_deadline_ends_the_wait_and_not_the_loading(lazy: ServedGateway) -> None:

@@ -1,0 +1,55 @@
+"""What a body says about its request before anybody knows the model."""
+
+from __future__ import annotations
+
+from app.codec.chunks import Chunks, join
+from app.codec.document import new_request, read_parameters
+from app.codec.json_text import parse_json
+from app.codec.media import encoding_of
+from app.codec.messages import Encoding, InferRequest, Reply
+from app.codec.oip_binary import parse_header_length
+from app.codec.oip_json import check_json_size
+from app.codec.oip_msgpack import parse_msgpack
+from app.errors import RequestError
+from app.limits import Limits
+
+
+def read_preamble(
+    content_type: bytes | None,
+    header_length: bytes | None,
+    body: list[bytes],
+    limits: Limits,
+) -> InferRequest:
+    """A request without tensors, with the parameters of the body.
+
+    Of a body that cannot be read it has none: what is wrong with it is said when its
+    model is there. Takes as long as decoding the body; for a thread.
+    """
+    request = new_request(Reply(Encoding.JSON))
+    try:
+        document = _document(content_type, header_length, body, limits)
+        if type(document) is dict and document.get("parameters") is not None:
+            read_parameters(request, document["parameters"], limits)
+    except RequestError:
+        return new_request(Reply(Encoding.JSON))
+    return request
+
+
+def _document(
+    content_type: bytes | None,
+    header_length: bytes | None,
+    body: list[bytes],
+    limits: Limits,
+) -> object:
+    if header_length is not None:
+        total = sum(map(len, body))
+        length = parse_header_length(header_length, total)
+        check_json_size(length, limits)
+        header = Chunks(body, total).take_bytes(length)
+        return parse_json(header, limits) if length else None
+    text = join(body)
+    encoding = encoding_of(content_type, text)
+    if encoding is Encoding.JSON:
+        check_json_size(len(text), limits)
+        return parse_json(text, limits)
+    return parse_msgpack(text, limits) if encoding is Encoding.MSGPACK else None
