@@ -20,7 +20,7 @@ from app.codec import InferRequest
 from app.errors import InvalidRequest
 from app.sequence_config import SequenceConfig
 from app.spec import ModelSpec
-from app.state_tensors import Control, make_states
+from app.state_tensors import Control, States
 from app.table import Runner, Submitted
 from engine import EngineError, QueueFull, Tensor
 
@@ -131,15 +131,14 @@ class SequenceScheduler:
     ) -> None:
         self.config = config
         self._runner = runner
-        self._states = make_states(spec, config.state, folder)
+        self._states = States(spec, config.state, folder)
         self._controls = {
             role: Control(spec, name, f"sequence.{role}")
             for role, name in config.controls.items()
         }
         hidden = {c.name for c in self._controls.values()}
-        hidden |= {state.input for state in self._states}
-        self.visible = spec.without(hidden, {state.output for state in self._states})
-        self._initial = {state.input: state.initial for state in self._states}
+        hidden |= self._states.initial.keys()
+        self.visible = spec.without(hidden, self._states.outputs)
         self._sequences: OrderedDict[SequenceId, Sequence] = OrderedDict()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -247,7 +246,7 @@ class SequenceScheduler:
         """Hands a request to the runner. Raises what that raises."""
         before = sequence.state
         if mine.start:
-            sequence.state = dict(self._initial)
+            sequence.state = self._states.initial
         sequence.running = mine
         inputs = {**mine.inputs, **sequence.controls, **sequence.state}
         for role, on in (("start", mine.start), ("end", mine.end)):
@@ -272,8 +271,7 @@ class SequenceScheduler:
         sequence.running = None
         if inner.error is None:
             outputs = inner.outputs
-            for state in self._states:
-                sequence.state[state.input] = outputs[state.output]
+            sequence.state = self._states.after(outputs)
             mine.outputs = outputs
             mine.queue_ns, mine.compute_ns = inner.queue_ns, inner.compute_ns
             mine.batch_rows = inner.batch_rows

@@ -8,7 +8,7 @@ number, or one text, that says something about the request. `app/sequences.py` a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,23 +53,35 @@ class StateConfig:
             raise ValueError("the file of initial has a shape of its own; leave it out")
 
 
-@dataclass(frozen=True, slots=True)
-class State:
-    """One state of a model, with what it is at the start."""
+class States:
+    """The states of a model: outputs of one run that are inputs of the next.
 
-    input: str
-    output: str
-    initial: Tensor
+    `initial` is what they are at the start, by input; `outputs` where they come from.
+    Files of initial values lie in `folder`. Raises ValueError where the model has not
+    what `configs` name.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, configs: Sequence[StateConfig], folder: Path
+    ) -> None:
+        self._output_of = {config.input: config.output for config in configs}
+        self.initial = {
+            config.input: _initial(spec, config, folder) for config in configs
+        }
+
+    @property
+    def outputs(self) -> set[str]:
+        return set(self._output_of.values())
+
+    def after(self, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What they are after a run, by input."""
+        return {name: outputs[output] for name, output in self._output_of.items()}
+
+    def __repr__(self) -> str:
+        return f"<States {list(self._output_of)}>"
 
 
-def make_states(
-    spec: ModelSpec, configs: Iterable[StateConfig], folder: Path
-) -> tuple[State, ...]:
-    """The states of a model, whose files lie in `folder`. Raises ValueError."""
-    return tuple(_make_state(spec, config, folder) for config in configs)
-
-
-def _make_state(spec: ModelSpec, config: StateConfig, folder: Path) -> State:
+def _initial(spec: ModelSpec, config: StateConfig, folder: Path) -> Tensor:
     source = tensor_of(spec.inputs_by_name, config.input, "input", "state")
     target = tensor_of(spec.outputs_by_name, config.output, "output", "state")
     if source.datatype != target.datatype:
@@ -83,9 +95,7 @@ def _make_state(spec: ModelSpec, config: StateConfig, folder: Path) -> State:
     else:
         array = _zeros(spec, source, config.shape)
     _check_fits(spec, source, array.shape)
-    return State(
-        config.input, config.output, Tensor.from_numpy(array, source.data_type)
-    )
+    return Tensor.from_numpy(array, source.data_type)
 
 
 def _zeros(

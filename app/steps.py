@@ -18,7 +18,7 @@ from typing import Any
 from app.codec import InferRequest
 from app.errors import InvalidRequest
 from app.spec import ModelSpec
-from app.state_tensors import Control, make_states, tensor_of
+from app.state_tensors import Control, States, tensor_of
 from app.steps_config import StepsConfig
 from app.table import OnResponse, Runner, Submitted
 from engine import EngineError, ExecutionFailed, InvalidInput, Tensor
@@ -112,8 +112,7 @@ class StepScheduler:
     ) -> None:
         self.config = config
         self._runner = runner
-        self._states = make_states(spec, config.state, folder)
-        self._initial = {state.input: state.initial for state in self._states}
+        self._states = States(spec, config.state, folder)
         self._step = (
             Control(spec, config.step, "responses.step") if config.step else None
         )
@@ -175,7 +174,7 @@ class StepScheduler:
         on_response: OnResponse,
         on_done: Callable[[Any], None],
     ) -> StepRun:
-        inputs = {**request.inputs, **self._defaults, **self._initial}
+        inputs = {**request.inputs, **self._defaults, **self._states.initial}
         for name, value in (request.parameters or {}).items():
             control = self._parameters.get(name)
             if control is not None and value is not None:
@@ -212,8 +211,7 @@ class StepScheduler:
             run.finish(inner.error)
             return
         outputs = inner.outputs
-        for state in self._states:
-            run.inputs[state.input] = outputs[state.output]
+        run.inputs |= self._states.after(outputs)
         delay = self._delay(outputs)
         if delay > 0:
             loop = asyncio.get_running_loop()

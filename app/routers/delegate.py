@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
@@ -10,6 +11,16 @@ from starlette.types import Receive, Scope, Send
 from app.codec.messages import Response as CodecResponse
 from app.front import InferFront
 from app.infer_call import InferCall
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request whose body has been read, and is no longer compressed."""
+
+    headers: Mapping[bytes, bytes]
+    body: list[bytes]
+    receive: Receive
+    send: Send
 
 
 class FrontResponse(Response):
@@ -27,18 +38,11 @@ class FrontResponse(Response):
         headers: dict[bytes, bytes] = dict(scope["headers"])
 
         async def answer(call: InferCall, body: list[bytes]) -> CodecResponse | None:
-            return await self.answer(call, headers, body, receive, send)
+            return await self.answer(call, Asked(headers, body, receive, send))
 
         await self.front.run_call(self._path, headers, receive, send, answer)
 
-    async def answer(
-        self,
-        call: InferCall,
-        headers: Mapping[bytes, bytes],
-        body: list[bytes],
-        receive: Receive,
-        send: Send,
-    ) -> CodecResponse | None:
+    async def answer(self, call: InferCall, asked: Asked) -> CodecResponse | None:
         """The response, or None where it has been sent; raises what to answer else."""
         raise NotImplementedError
 

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from fastapi import APIRouter, Request, Response
-from starlette.types import Receive, Send
+from starlette.types import Send
 
 from app.codec.messages import Response as CodecResponse
 from app.dependencies import ModelName, Version
 from app.errors import InvalidRequest
 from app.generate import NOT_ONE_RESPONSE, decode_generate, encode_generate
 from app.infer_call import InferCall
-from app.routers.delegate import FrontResponse, json_response
+from app.routers.delegate import Asked, FrontResponse, json_response
 from app.routers.infer import ERROR_RESPONSES
 from app.schemas import GenerateResponse
 from app.streaming import ResponseStream, send_events
@@ -46,25 +46,18 @@ class _Generate(FrontResponse):
 
     in_events = False
 
-    async def answer(
-        self,
-        call: InferCall,
-        headers: Mapping[bytes, bytes],
-        body: list[bytes],
-        receive: Receive,
-        send: Send,
-    ) -> CodecResponse | None:
+    async def answer(self, call: InferCall, asked: Asked) -> CodecResponse | None:
         codec = call.entry.codec(self.front.limits)
-        request = decode_generate(codec, body)
-        call.accept(request, headers, self.front.timeout)
+        request = decode_generate(codec, asked.body)
+        call.accept(request, asked.headers, self.front.timeout)
 
         def encode(outputs: Mapping[str, Tensor]) -> bytes:
             return encode_generate(codec, request, outputs)
 
         async with ResponseStream(
-            call, request, receive, in_iterations=self.in_events
+            call, request, asked.receive, in_iterations=self.in_events
         ) as responses:
-            return await self._take(responses, encode, send)
+            return await self._take(responses, encode, asked.send)
 
     async def _take(
         self, responses: ResponseStream, encode: Encode, send: Send

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from starlette.types import Receive, Send
 
 from app.codec.messages import Response as CodecResponse
 from app.dependencies import ModelName, Version
 from app.errors import InvalidRequest
 from app.infer_call import InferCall
 from app.kserve_v1 import decode_predict, encode_predict
-from app.routers.delegate import FrontResponse, json_response
+from app.routers.delegate import Asked, FrontResponse, json_response
 from app.routers.infer import ERROR_RESPONSES
 from app.schemas import PredictResponse
 from app.streaming import ResponseStream
@@ -34,19 +32,12 @@ Bytes that are no text are `{"b64": "…"}`.
 
 
 class _Predict(FrontResponse):
-    async def answer(
-        self,
-        call: InferCall,
-        headers: Mapping[bytes, bytes],
-        body: list[bytes],
-        receive: Receive,
-        send: Send,
-    ) -> CodecResponse | None:
+    async def answer(self, call: InferCall, asked: Asked) -> CodecResponse | None:
         codec = call.entry.codec(self.front.limits)
-        predict = decode_predict(codec, body)
-        call.accept(predict.request, headers, self.front.timeout)
+        predict = decode_predict(codec, asked.body)
+        call.accept(predict.request, asked.headers, self.front.timeout)
         text = b""
-        async with ResponseStream(call, predict.request, receive) as responses:
+        async with ResponseStream(call, predict.request, asked.receive) as responses:
             async for outputs in responses:
                 if text:
                     break
