@@ -14,13 +14,13 @@ FROM python:3.11-slim AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
 # The hot path is compiled (docs/compiled.md); the compiler stays behind in this stage.
-RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev \
-    && pip install 'mypy>=1.14,<3' 'setuptools>=77'
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev locales
 # Models with StringNormalizer (text pipelines of scikit-learn) need this locale.
-RUN apt-get install -y --no-install-recommends locales \
-    && localedef --no-archive -i en_US -f UTF-8 /usr/lib/locale/en_US.utf8
+RUN localedef --no-archive -i en_US -f UTF-8 /usr/lib/locale/en_US.utf8
 COPY . .
-RUN POPGATE_COMPILE=1 pip wheel --no-build-isolation --no-deps --wheel-dir /wheels . \
+# What it depends on is installed first, because it is compiled by its types.
+RUN pip install '.[compile]' \
+    && POPGATE_COMPILE=1 pip wheel --no-build-isolation --no-deps --wheel-dir /wheels . \
     && python -m venv /opt/popgate && /opt/popgate/bin/pip install /wheels/*.whl
 
 FROM python:3.11-slim

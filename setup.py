@@ -1,6 +1,6 @@
 """What pyproject.toml cannot say: POPGATE_COMPILE=1 compiles the hot path of a wheel.
 
-    pip install mypy setuptools
+    pip install '.[compile]'
     POPGATE_COMPILE=1 pip wheel --no-build-isolation --no-deps .
 
 Without it nothing is compiled and no compiler is needed (docs/compiled.md).

@@ -1,13 +1,13 @@
 """Gateway against reference server, in one run and interleaved: R/G/R/G…
 
-    python -m bench.compare                       # every cell, 3 rounds of 5 s
+    python -m bench.compare                       # every cell, 5 rounds of 2 s
     python -m bench.compare --seconds 1 --rounds 2 --scenarios S-json,M-json
     python -m bench.compare --out bench/results/NAME.json
 
 Starts `popgate serve` as a user would (no option but the folder and the port) and
 `bench.reference`, checks one answer of each in each cell against ONNX Runtime in
 process, drives them in turns with wrk (or our own client), and prints requests per
-second, latencies, CPU per request and the ratio gateway/reference of the medians.
+second, latencies, CPU per request and the median ratio gateway/reference.
 Exit code 1 where an answer was wrong or not a 200, or a required ratio was missed.
 """
 
@@ -57,9 +57,12 @@ class Cell:
 
     @property
     def ratio(self) -> float:
-        """Median requests per second of the gateway over that of the reference."""
-        base = median_rate(self.reference)
-        return median_rate(self.gateway) / base if base else 0.0
+        """Requests per second of the gateway over those of the reference beside it:
+        the median of all rounds. The speed of a machine changes between rounds."""
+        return statistics.median(
+            mine.load.rate / base.load.rate if base.load.rate else 0.0
+            for mine, base in zip(self.gateway, self.reference, strict=True)
+        )
 
     @property
     def failures(self) -> int:
@@ -211,11 +214,20 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=5, help="of each run")
-    parser.add_argument("--rounds", type=int, default=3)
+    add_choices(parser)
+    parser.add_argument("--out", type=Path, help="write all numbers here as JSON")
+    options = parser.parse_args(arguments)
+    options.wrk = options.client == "wrk"
+    return options
+
+
+def add_choices(parser: argparse.ArgumentParser) -> None:
+    """The options that say what is measured, and for how long."""
+    parser.add_argument("--seconds", type=float, default=2, help="of each run")
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
         "--scenarios",
-        type=lambda text: text.split(","),
+        type=_scenarios,
         default=list(SCENARIOS),
         help=f"default: {','.join(SCENARIOS)}",
     )
@@ -228,13 +240,15 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--client", choices=("wrk", "own"), default="wrk" if has_wrk() else "own"
     )
-    parser.add_argument("--out", type=Path, help="write all numbers here as JSON")
-    options = parser.parse_args(arguments)
-    unknown = set(options.scenarios) - set(SCENARIOS)
-    if unknown:
-        parser.error(f"unknown scenarios {sorted(unknown)}; known: {list(SCENARIOS)}")
-    options.wrk = options.client == "wrk"
-    return options
+
+
+def _scenarios(text: str) -> list[str]:
+    names = text.split(",")
+    for name in names:
+        if name not in SCENARIOS:
+            msg = f"unknown scenario {name!r}; known: {', '.join(SCENARIOS)}"
+            raise argparse.ArgumentTypeError(msg)
+    return names
 
 
 def main() -> int:

@@ -1,0 +1,174 @@
+"""This version of the gateway beside an earlier one, in one run and interleaved.
+
+    python -m bench.versions COMMIT
+    python -m bench.versions COMMIT --pure --scenarios S-json,M-json
+
+Checks the earlier commit out into a temporary folder, compiles the models and serves
+them with each version's own commands, drives both in turns, and prints requests per
+second, the processor time of the gateway and of its devices a request, and the ratios
+of this version to the earlier one: medians over the rounds of each pair of neighbours.
+
+Here the compiled hot path is used where it is up to date (docs/compiled.md); `--pure`
+runs both as plain Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.compare import add_choices
+from bench.load import drive
+from bench.machine import describe
+from bench.models import write_models
+from bench.processes import cpu_seconds
+from bench.scenarios import SCENARIOS, Scenario
+from bench.serving import HOST, ROOT, Server, free_port
+
+COMMAND = [sys.executable, "-c", "from app.cli import main; main()"]
+HEAD = (
+    f"{'scenario':<9} {'conn':>4} | {'rate then':>9} {'gateway':>8} {'device':>8}"
+    f" | {'rate now':>9} {'gateway':>8} {'device':>8} | {'rate':>6} {'CPU':>6}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Requests a second, and microseconds of processor time for each of them."""
+
+    rate: float
+    gateway: float
+    devices: float
+
+    @property
+    def cpu(self) -> float:
+        return self.gateway + self.devices
+
+
+@contextmanager
+def checked_out(commit: str) -> Iterator[Path]:
+    """A folder with the files of a commit."""
+    with tempfile.TemporaryDirectory() as folder:
+        archive = subprocess.run(
+            ["git", "archive", commit], cwd=ROOT, check=True, stdout=subprocess.PIPE
+        )
+        subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
+        yield Path(folder)
+
+
+def environment(tree: Path, number: int, *, pure: bool) -> dict[str, str]:
+    """Variables with which Python takes a tree's packages, and no other's."""
+    variables = {
+        "PYTHONPATH": f"{tree}{os.pathsep}{tree / 'compat'}",
+        "PYTHONSAFEPATH": "1",
+        "POPGATE_POOL": f"bench-{os.getpid()}-{number}",
+    }
+    return {**variables, "POPGATE_PURE": "1"} if pure else variables
+
+
+def serve(tree: Path, sources: list[Path], name: str, *, pure: bool) -> Server:
+    """Compile the models and serve them with the commands of a tree."""
+    variables = environment(tree, len(name), pure=pure)
+    repository = sources[0].parent / name
+    made = subprocess.run(
+        [*COMMAND, "compile", *map(str, sources), "--out-dir", str(repository)],
+        env={**os.environ, **variables}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if made.returncode != 0:
+        sys.exit(f"popgate compile failed ({name}):\n{made.stdout}{made.stderr}")
+    port = free_port()
+    command = [*COMMAND, "serve", "--model-repository", str(repository)]
+    command += ["--host", HOST, "--port", str(port)]
+    return Server(command, port, name=name, environment=variables)
+
+
+def measure(
+    server: Server, scenario: Scenario, connections: int, options: argparse.Namespace
+) -> Run:
+    gateway, *devices = server.pids()
+    before = cpu_seconds([gateway]), cpu_seconds(devices)
+    load = drive(
+        f"{server.url}/v2/models/{scenario.model}/infer",
+        scenario.encode(scenario.inputs()),
+        connections,
+        options.seconds,
+        wrk=options.wrk,
+    )
+    if load.not_ok or load.broken:
+        sys.exit(f"{server.name}: {load.not_ok + load.broken} requests were not ok")
+    each = 1e6 / max(1, load.requests)
+    return Run(
+        load.rate,
+        (cpu_seconds([gateway]) - before[0]) * each,
+        (cpu_seconds(devices) - before[1]) * each,
+    )
+
+
+def row(scenario: Scenario, connections: int, pairs: list[tuple[Run, Run]]) -> str:
+    def shown(runs: list[Run]) -> str:
+        middle = [
+            statistics.median(values)
+            for values in (
+                [run.rate for run in runs],
+                [run.gateway for run in runs],
+                [run.devices for run in runs],
+            )
+        ]
+        return f"{middle[0]:9.0f} {middle[1]:5.1f} us {middle[2]:5.1f} us"
+
+    then, now = [list(runs) for runs in zip(*pairs, strict=True)]
+    rate = statistics.median(n.rate / t.rate for t, n in pairs)
+    cpu = statistics.median(n.cpu / t.cpu for t, n in pairs)
+    return (
+        f"{scenario.name:<9} {connections:>4} | {shown(then)} | {shown(now)}"
+        f" | x{rate:5.2f} x{cpu:5.2f}"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("commit", help="the earlier version")
+    parser.add_argument("--pure", action="store_true", help="plain Python, both")
+    add_choices(parser)
+    options = parser.parse_args()
+    options.wrk = options.client == "wrk"
+    print(describe())
+    with ExitStack() as stack:
+        tree = stack.enter_context(checked_out(options.commit))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        chosen = [SCENARIOS[name] for name in options.scenarios]
+        names = sorted({scenario.model for scenario in chosen})
+        sources = list(write_models(folder, *names).values())
+        servers = [
+            stack.enter_context(serve(root, sources, name, pure=options.pure))
+            for root, name in ((tree, "then"), (ROOT, "this one"))
+        ]
+        for server in servers:
+            server.wait_ready()
+        print(HEAD, flush=True)
+        for scenario in chosen:
+            for connections in options.connections:
+                pairs = []
+                for number in range(options.rounds):
+                    order = servers if number % 2 else servers[::-1]
+                    runs = {
+                        server.name: measure(server, scenario, connections, options)
+                        for server in order
+                    }
+                    pairs.append((runs["then"], runs["this one"]))
+                print(row(scenario, connections, pairs), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
