@@ -14,7 +14,7 @@ from app.codec.chunks import Chunks
 from app.codec.document import DocumentReader, count_rows, new_request
 from app.codec.inputs import Input
 from app.codec.json_text import parse_json
-from app.codec.messages import InferRequest, Reply
+from app.codec.messages import Encoding, InferRequest, Reply
 from app.codec.oip_json import check_json_size
 from app.codec.shapes import Accepted
 from app.errors import InvalidRequest, InvalidTensor, MalformedBody
@@ -137,7 +137,8 @@ class BinaryReader:
         (model_input,) = self.inputs.values()
         size = chunks.left
         request = new_request(reply)
-        request.binary = True
+        # There is no document to ask in: binary, unless Accept names JSON.
+        request.binary = not reply.explicit or reply.encoding is not Encoding.JSON
         request.inputs[model_input.name] = model_input.from_raw(chunks.take(size), size)
         if self._spec.is_batched:
             count_rows(request, self._spec)
