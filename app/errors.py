@@ -107,7 +107,9 @@ class UnknownModel(RequestError):
     """No model of this name, or no such version of it, is known here."""
 
     def __init__(self, name: str, version: str | None = None) -> None:
-        which = f"'{name}' version {version}" if version else f"'{name}'"
+        which = f"'{name:.255}'"
+        if version:
+            which += f" version {version:.40}"
         super().__init__(f"Request for unknown model: {which} is not found")
         self.name = name
         self.version = version

@@ -31,6 +31,11 @@ from app.streaming import wants_events
 
 logger = logging.getLogger(__name__)
 
+# Of a request line with its headers, or of what stands between chunks and behind them.
+_MOST_HEAD = 64 * 1024
+_MOST_URL = 16 * 1024
+# What asks for another protocol, which is never spoken here.
+_UPGRADES = (b"connection", b"upgrade", b"http2-settings")
 # Where at least so many bytes of a body are still to come, they go past the parser.
 _PAST_THE_PARSER_FROM = 64 * 1024
 
@@ -65,6 +70,9 @@ class GatewayProtocol(HttpToolsProtocol):
         self._idle_since = self.loop.time()
         self._stall = Stall()
         self._arrived = 0
+        # Bytes that were parsed since something was made of them.
+        self._unused = 0
+        self._declined = b""
         self._last_url = b""
         self._last_path = ""
 
@@ -96,15 +104,35 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _parse(self, data: bytes) -> None:
         """As uvicorn's own, which would first look for a timer that is never set."""
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserCallbackError as error:
-            # A mistake of ours, which would otherwise look like one of the client's.
-            self._end_with(ErrorResponse.of(error.__context__ or error, close=True))
-        except httptools.HttpParserError:
+        while data:
+            self._unused += len(data)
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                # The parser gives the body away to the other protocol. So it gets the
+                # request once more, as if that had not been asked for.
+                data = self._declined + data[upgrade.args[0] :]
+                self._declined = b""
+                self.parser = httptools.HttpRequestParser(self)
+                continue
+            except httptools.HttpParserCallbackError as error:
+                self._answer_failed(error.__context__ or error)
+            except httptools.HttpParserError:
+                self.send_400_response("")
+            else:
+                if self._unused > _MOST_HEAD:
+                    self._answer_failed(_too_long("head"))
+            return
+
+    def _answer_failed(self, error: BaseException) -> None:
+        """Answers what was raised in a callback of the parser, and ends it there.
+
+        A mistake of ours would otherwise look like one of the client's.
+        """
+        if isinstance(error, httptools.HttpParserInvalidURLError):
             self.send_400_response("")
-        except httptools.HttpParserUpgrade:
-            self._unsupported_upgrade_warning()
+        else:
+            self._end_with(ErrorResponse.of(error, close=True))
 
     # -- the parser's callbacks
 
@@ -126,6 +154,10 @@ class GatewayProtocol(HttpToolsProtocol):
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
+        self._unused = 0
+        if self.parser.should_upgrade():
+            self._declined = self._head_without(_UPGRADES)
+            return
         base = self.front.base_path
         if base and self.url.startswith(base):
             # As a proxy would do that forwards what is below a path.
@@ -152,13 +184,28 @@ class GatewayProtocol(HttpToolsProtocol):
                 self.cycle = self._exchange = exchange  # type: ignore[assignment]
                 return
         self._exchange = None
+        if len(self.url) > _MOST_URL:
+            raise _too_long("URL")
         url, headers, expect = self.url, self.headers, self.expect_100_continue
         super().on_message_begin()
         self.url, self.expect_100_continue = url, expect
         self.headers[:] = headers
         super().on_headers_complete()
 
+    def _head_without(self, names: tuple[bytes, ...]) -> bytes:
+        """The request line and the headers again, but for some."""
+        if self.parser.get_method() == b"CONNECT":
+            allow = ((b"allow", b"GET, POST"),)
+            msg = "Method Not Allowed: this is no proxy"
+            raise HttpError(405, msg, "method_not_allowed", allow)
+        lines = [b"%b %b HTTP/%b" % (
+            self.parser.get_method(), self.url, self.parser.get_http_version().encode()
+        )]  # fmt: skip
+        lines += [b"%b: %b" % (k, v) for k, v in self.headers if k not in names]
+        return b"\r\n".join([*lines, b"", b""])
+
     def on_body(self, body: bytes) -> None:
+        self._unused = 0
         exchange = self._exchange
         if exchange is None:
             self._arrived += len(body)
@@ -168,6 +215,8 @@ class GatewayProtocol(HttpToolsProtocol):
             exchange.missing -= len(body)
 
     def on_message_complete(self) -> None:
+        if self._declined:
+            return
         exchange = self._exchange
         if exchange is None:
             super().on_message_complete()
@@ -258,3 +307,11 @@ class GatewayProtocol(HttpToolsProtocol):
         """Our form of error where the HTTP itself is broken."""
         text = "the request is not valid HTTP/1.1"
         self._end_with(ErrorResponse.of(HttpError(400, text, "bad_http"), close=True))
+
+
+def _too_long(what: str) -> HttpError:
+    if what == "URL":
+        msg = f"the URL has more than {_MOST_URL} bytes"
+        return HttpError(414, msg, "url_too_long")
+    msg = f"the head of the request has more than {_MOST_HEAD} bytes"
+    return HttpError(431, msg, "head_too_long")

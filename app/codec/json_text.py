@@ -62,7 +62,8 @@ def _parse_with_literals(text: bytes, limits: Limits) -> Any:
     except RecursionError:
         raise too_deep(limits) from None
     except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, huge integers
-        raise malformed_json(str(error)) from None
+        # The rest of that message is advice to programmers.
+        raise malformed_json(str(error).partition("; use sys.")[0]) from None
 
 
 def _finite(text: str) -> float:

@@ -241,3 +241,68 @@ def test_a_client_that_goes_away_leaves_nothing_in_flight(
         if pending in gateway.client.get("/metrics").text:
             return
     raise AssertionError("requests of clients that have gone are still pending")
+
+
+UPGRADE = (
+    "Upgrade: h2c",
+    "Connection: Upgrade, HTTP2-Settings",
+    "HTTP2-Settings: AAMAAABkAAQBAAAAAAIAAAAA",
+)
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_a_wish_for_another_protocol_is_passed_over(
+    gateway: ServedGateway, pieces: int
+) -> None:
+    """Java's client, for one, says it with every first request, and sends the body."""
+    with Wire(gateway) as wire:
+        index = b"POST /v2/repository/index HTTP/1.1\r\nHost: x\r\n"
+        head = index + "\r\n".join(UPGRADE).encode()
+        listing = head + b"\r\nContent-Length: 14\r\n\r\n" + b'{"ready":true}'
+        live = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\n"
+        sent = request(1.0, *UPGRADE) + listing + request(2.0)
+        sent += (live + b"Connection: Upgrade\r\n\r\n") * 1000 + request(3.0, *UPGRADE)
+        size = len(sent) // pieces + 1
+        wire.send(*(sent[i : i + size] for i in range(0, len(sent), size)))
+        assert wire.output()[0] == 3.0
+        status, _, body = wire.answer()
+        assert (status, len(json.loads(body))) == (200, 3)
+        assert wire.output()[0] == 5.0
+        for _ in range(1000):
+            assert wire.answer()[0] == 200
+        assert wire.output()[0] == 7.0
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "code"),
+    [
+        (b"GET /v2 HTTP/1.1\r\n" + b"X: y\r\n" * 10_922, 431, "head_too_long"),
+        (b"GET /v2 HTTP/1.1\r\nX: " + b"y" * 65_520, 431, "head_too_long"),
+        (b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\n\r\n", 414, "url_too_long"),
+        (b"CONNECT x:1 HTTP/1.1\r\n\r\n", 405, "method_not_allowed"),
+        (b"GET http://[ HTTP/1.1\r\n\r\n", 400, "bad_http"),
+    ],
+)
+def test_heads_that_are_refused(
+    gateway: ServedGateway, sent: bytes, status: int, code: str
+) -> None:
+    with Wire(gateway) as wire:
+        wire.send(sent)
+        found, headers, body = wire.answer()
+        assert (found, json.loads(body)["code"]) == (status, code)
+        assert headers["connection"] == "close"
+        assert wire.is_closed()
+
+
+def test_what_stands_between_chunks_is_bounded(gateway: ServedGateway) -> None:
+    with Wire(gateway) as wire:
+        wire.send(
+            b"POST /v2/repository/index HTTP/1.1\r\nHost: x\r\n"
+            b"Transfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n"
+        )
+        assert wire.stream.readline() == b"HTTP/1.1 100 Continue\r\n"
+        wire.stream.readline()
+        wire.send(b"5;" + b"e" * 65_536)
+        status, _, body = wire.answer()
+        assert (status, json.loads(body)["code"]) == (431, "head_too_long")
+        assert wire.is_closed()
