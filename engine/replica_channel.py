@@ -323,11 +323,12 @@ class ReplicaChannel:
             return
         self.late += 1
         # What it says of the pace holds all the same: when a machine gets slower,
-        # it is said by those who could not wait for it. One that was ended would
-        # have taken longer.
+        # it is said by those who could not wait for it. One that was ended by its
+        # deadline would have taken longer; one whose client has gone says nothing.
         if compute_ns and compute_ns != self.pace.seen:
-            ended = outcome != Outcome.DONE
-            if not ended or self.pace.is_slower(rows, compute_ns):
+            expired = outcome == Outcome.EXPIRED
+            slower = expired and self.pace.is_slower(rows, compute_ns)
+            if slower or outcome == Outcome.DONE:
                 self._observe(rows, queue_ns, compute_ns, rows)
         self.pace.since = time.monotonic_ns()
 
