@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Any, TypeAlias
 
 from engine.tensor import Array
@@ -27,6 +27,9 @@ class AnchorCallbackPolicy(IntEnum):
     BIND_EMPTY_CB = 1
     SKIP_CB = 2
 
+    __str__ = Enum.__str__
+    __format__ = Enum.__format__
+
 
 class PopefDataUsagePolicy(IntEnum):
     """Whether the data of the file feed an anchor (`PopefDataUsagePolicy`).
@@ -37,6 +40,9 @@ class PopefDataUsagePolicy(IntEnum):
 
     USE_POPEF_DATA_IF_ANY = 0
     USE_USER_DATA = 1
+
+    __str__ = Enum.__str__
+    __format__ = Enum.__format__
 
 
 @dataclass(frozen=True, slots=True)

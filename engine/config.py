@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from enum import IntEnum
+from dataclasses import dataclass, field, fields
+from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -38,6 +39,9 @@ class DeviceWaitStrategy(IntEnum):
     NO_WAIT = 0
     WAIT_WITH_TIMEOUT = 1
     WAIT_FOREVER = 2
+
+    __str__ = Enum.__str__
+    __format__ = Enum.__format__
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +143,7 @@ class ModelRunnerConfig:
     request_tracepoints_buffer_size: int = 1000
 
     def __post_init__(self) -> None:
+        self._take_plain_numbers()
         self._in_range("replication_factor", 1, 1024)
         self._in_range("ring_buffer_size_multiplier", 1, 1024)
         self._in_range("max_batch_size", 0, 65536)
@@ -158,7 +163,9 @@ class ModelRunnerConfig:
             self._in_range(name, 0, NEVER_NS)
         look_ahead = self.max_look_ahead
         if look_ahead != UNLIMITED and not (
-            look_ahead.isdecimal() and len(look_ahead) < 10
+            isinstance(look_ahead, str)
+            and look_ahead.isdecimal()
+            and len(look_ahead) < 10
         ):
             msg = f'max_look_ahead must be "unlimited" or a number, got {look_ahead!r}'
             raise InvalidConfig(msg)
@@ -177,6 +184,19 @@ class ModelRunnerConfig:
         """The level of requests that name none; 0 where there are no levels."""
         middle = self.priority_levels // 2 + 1 if self.priority_levels else 0
         return self.default_priority or middle
+
+    def _take_plain_numbers(self) -> None:
+        """Numbers and truth values of numpy are good as well, but not to send."""
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if option.type == "bool":
+                object.__setattr__(self, option.name, bool(value))
+            elif value is not None and option.type in ("int", "int | None"):
+                try:
+                    object.__setattr__(self, option.name, operator.index(value))
+                except TypeError:
+                    msg = f"{option.name} must be a whole number, got {value!r}"
+                    raise InvalidConfig(msg) from None
 
     def _check_queue_sizes(self) -> None:
         for level, limit in self.priority_queue_sizes.items():

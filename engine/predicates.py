@@ -13,6 +13,7 @@ Each function makes one that gives `accept` where the anchor has the property an
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -47,7 +48,7 @@ def used_by(
     programs: Iterable[int], accept: PolicyT, reject: PolicyT
 ) -> Predicate[PolicyT]:
     """Anchors of any of these programs (`predProgramIndexes`)."""
-    wanted = frozenset(programs)
+    wanted = _numbers(programs)
     return _when(lambda a: not wanted.isdisjoint(a.programs), accept, reject)
 
 
@@ -86,7 +87,7 @@ def program_policies(
     groups: Iterable[ProgramsWithPolicy[PolicyT]], reject: PolicyT
 ) -> Predicate[PolicyT]:
     """The policy of the first group that has a program of the anchor."""
-    table = [(frozenset(group.programs), group.policy) for group in groups]
+    table = [(_numbers(group.programs), group.policy) for group in groups]
 
     def predicate(anchor: Anchor) -> PolicyT:
         for programs, policy in table:
@@ -130,7 +131,7 @@ def ring_size_for_programs(
 ) -> RingSizeMultiplier:
     """`selected` for anchors of these programs, else `others`
     (`ringSizeMultForProgs`)."""
-    wanted = frozenset(programs)
+    wanted = _numbers(programs)
     return lambda a: others if wanted.isdisjoint(a.programs) else selected
 
 
@@ -140,6 +141,11 @@ def ring_size_for_main_programs(
     """`main` for anchors of the main programs, else `load_save`
     (`ringSizeMultForMainProgs`)."""
     return ring_size_for_programs(model.metadata.program_flow.main, main, load_save)
+
+
+def _numbers(programs: Iterable[int]) -> frozenset[int]:
+    """As Python's own, also where they are numpy's."""
+    return frozenset(map(operator.index, programs))
 
 
 def _when(

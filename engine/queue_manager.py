@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from itertools import chain
 from typing import TypeVar
@@ -94,9 +95,10 @@ class QueueManager:
 
 
 def _buffers(num_buffers: int | RingSizeMultiplier, anchor: Anchor) -> int:
-    if isinstance(num_buffers, int):
-        return num_buffers
-    return num_buffers(anchor) * max(1, batch_rows(anchor.tensor_info))
+    if not callable(num_buffers):
+        return operator.index(num_buffers)
+    multiplier = operator.index(num_buffers(anchor))
+    return multiplier * max(1, batch_rows(anchor.tensor_info))
 
 
 def _find(kind: str, name: str, queues: dict[str, Queue]) -> Queue:

@@ -8,6 +8,7 @@ while others enqueue. `ModelRunner` is the other way to run a model.
 from __future__ import annotations
 
 import contextlib
+import operator
 import time
 from collections.abc import Iterator, Sequence
 
@@ -243,6 +244,7 @@ class Session:
         InvalidModel for a number that does not exist; otherwise as `run_load_programs`.
         """
         deadline = _deadline(timeout)
+        programs = [operator.index(number) for number in programs]
         with self._turn() as home:
             done = home.run(programs, deadline)
             if done and set(self._flow.load) <= set(programs):

@@ -14,7 +14,16 @@ import numpy as np
 from popef_io.errors import InvalidValueError
 
 
-class BlobType(Enum):
+class _Numbered(Enum):
+    """An enumeration whose members can be taken for their numbers: `int(member)`."""
+
+    def __int__(self) -> int:
+        return int(self.value)
+
+    __index__ = __int__
+
+
+class BlobType(_Numbered):
     """What a blob holds (PopEF User Guide 2.1)."""
 
     POPLAR_EXECUTABLE = 0
@@ -24,7 +33,7 @@ class BlobType(Enum):
     OPAQUE = 4
 
 
-class TensorType(Enum):
+class TensorType(_Numbered):
     """Direction of an anchor, seen from the model: INPUT is host to device."""
 
     UNKNOWN = 0
@@ -32,7 +41,7 @@ class TensorType(Enum):
     OUTPUT = 2
 
 
-class DataType(Enum):
+class DataType(_Numbered):
     """Type of one tensor element.
 
     BF16 and STRING are additions of ours; their numbers leave room for PopEF's own.

@@ -87,7 +87,7 @@ class ModelRunnerConfig:
             data_parallel_timeout_ns=nanoseconds(self.data_parallel_timeout_ns),
             flush_on_waiting_outputs=self.flush_on_waiting_outputs,
             flush_callback=_over_views(self.flush_callback, inputs, outputs),
-            max_look_ahead=self.max_look_ahead,
+            max_look_ahead=str(self.max_look_ahead),
             record_tracepoints=self.flush_on_waiting_outputs,
             request_tracepoints_buffer_size=self.request_tracepoints_buffer_size,
             max_queue_size=_MAX_IN_FLIGHT,

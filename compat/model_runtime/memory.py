@@ -55,7 +55,17 @@ def typed(memory: Any, desc: DataDesc | None) -> Array:
     To the original, memory is bytes with a length: plain bytes, and arrays of the right
     type in another shape, are taken for the rows they hold.
     """
-    array = memory if isinstance(memory, np.ndarray) else np.frombuffer(memory, "u1")
+    array: Array
+    if isinstance(memory, np.ndarray):
+        array = memory
+    else:
+        try:
+            array = np.frombuffer(memory, np.uint8)
+        except TypeError:
+            what = "tensor" if desc is None else repr(desc.name)
+            kind = type(memory).__name__
+            msg = f"{what}: expected a numpy array or another buffer, got {kind}"
+            raise TypeError(msg) from None
     if desc is None or desc.shape is None or any(size < 0 for size in desc.shape[1:]):
         return array
     dtype, shape = desc.numpy_data_type(), desc.shape
@@ -65,7 +75,7 @@ def typed(memory: Any, desc: DataDesc | None) -> Array:
     if not is_right and (array.dtype != np.uint8 or dtype.hasobject):
         return array
     try:
-        flat: Array = array.reshape(-1).view(dtype)
+        flat = array.reshape(-1).view(dtype)
         return flat.reshape(-1, *shape[1:]) if shape else flat.reshape(())
     except ValueError:
         return array  # the engine says what is wrong with it

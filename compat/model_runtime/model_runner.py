@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, overload
+from operator import index
+from typing import Any, SupportsIndex, overload
 
 from popef import Model
 
@@ -44,20 +45,28 @@ class ModelRunner:
 
     @overload
     def execute(
-        self, input_data: Inputs, output_data: None = None, replica_id: int = 0
+        self,
+        input_data: Inputs,
+        output_data: None = None,
+        replica_id: SupportsIndex = 0,
     ) -> OutputMemory: ...
     @overload
-    def execute(self, input_data: Inputs, replica_id: int, /) -> OutputMemory: ...
+    def execute(
+        self, input_data: Inputs, replica_id: SupportsIndex, /
+    ) -> OutputMemory: ...
     @overload
     def execute(
-        self, input_data: Inputs, output_data: Outputs, replica_id: int = 0
+        self,
+        input_data: Inputs,
+        output_data: Outputs,
+        replica_id: SupportsIndex = 0,
     ) -> None: ...
 
     def execute(
         self,
         input_data: Inputs,
-        output_data: Outputs | int | None = None,
-        replica_id: int = 0,
+        output_data: Outputs | SupportsIndex | None = None,
+        replica_id: SupportsIndex = 0,
     ) -> OutputMemory | None:
         """Run a request; its outputs by name, or None where they went to
         `output_data`."""
@@ -69,22 +78,28 @@ class ModelRunner:
 
     @overload
     def executeAsync(
-        self, input_data: Inputs, output_data: None = None, replica_id: int = 0
+        self,
+        input_data: Inputs,
+        output_data: None = None,
+        replica_id: SupportsIndex = 0,
     ) -> OutputFutureMemory: ...
     @overload
     def executeAsync(
-        self, input_data: Inputs, replica_id: int, /
+        self, input_data: Inputs, replica_id: SupportsIndex, /
     ) -> OutputFutureMemory: ...
     @overload
     def executeAsync(
-        self, input_data: Inputs, output_data: Outputs, replica_id: int = 0
+        self,
+        input_data: Inputs,
+        output_data: Outputs,
+        replica_id: SupportsIndex = 0,
     ) -> OutputFutureMemoryView: ...
 
     def executeAsync(
         self,
         input_data: Inputs,
-        output_data: Outputs | int | None = None,
-        replica_id: int = 0,
+        output_data: Outputs | SupportsIndex | None = None,
+        replica_id: SupportsIndex = 0,
     ) -> OutputFutureMemory:
         """Queue a request. The memory of its inputs must stay as it is until the
         result is there."""
@@ -146,15 +161,19 @@ class ModelRunner:
         return _filled(monitoring_info, values, "monitoring_statistics_count")
 
     def _submit(
-        self, inputs: Inputs, outputs: Outputs | int | None, replica_id: int
+        self,
+        inputs: Inputs,
+        outputs: Outputs | SupportsIndex | None,
+        replica_id: SupportsIndex,
     ) -> OutputFutureMemory:
         given = arrays_of(inputs, self._inputs)
-        if outputs is None or isinstance(outputs, int):
-            replica = replica_id if outputs is None else outputs
+        if outputs is None or isinstance(outputs, SupportsIndex):
+            replica = index(replica_id if outputs is None else outputs)
             result = self._runner.execute_async(given, replica_id=replica)
             return OutputFutureMemory(result, self)
         targets = arrays_of(outputs, self._outputs)
-        result = self._runner.execute_async(given, targets, replica_id=replica_id)
+        replica = index(replica_id)
+        result = self._runner.execute_async(given, targets, replica_id=replica)
         return OutputFutureMemoryView(result, self)
 
     def __repr__(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from popef import Anchor, ProgramFlow
 
@@ -118,7 +118,7 @@ class Factories(Generic[Policy]):
                 )
             )
         accept, reject = self._policies(accept_policy, reject_policy)
-        programs = [item for item in items if isinstance(item, int)]
+        programs: Iterable[Any] = items
         return _face(engine.used_by(programs, accept, reject))
 
     def predAnchorsPolicies(

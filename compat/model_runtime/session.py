@@ -6,7 +6,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import Any, TypeAlias
 
 from popef import Anchor, Model
@@ -27,11 +27,14 @@ from model_runtime.ring import SpscRingBuffer
 from model_runtime.ring_size_multiplier_factory import RingSizeMultiplierProdType
 
 
-class LaunchPolicy(Enum):
+class LaunchPolicy(IntEnum):
     """Deferred: the caller binds a device; Immediate: the session attaches one."""
 
     Deferred = 0
     Immediate = 1
+
+    __str__ = Enum.__str__
+    __format__ = Enum.__format__
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +159,7 @@ class Session:
                 callback(SpscRingBuffer.of(ring))
 
         size: int | engine.RingSizeMultiplier
-        if isinstance(num_buffers, int):
+        if not callable(num_buffers):
             size = num_buffers
         else:
             multiplier = num_buffers

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from operator import index
+
 import popef_io
 from popef.values import TensorInfo
 
@@ -66,7 +68,7 @@ class FeedDataInfo(_DataInfo):
         return self._num_tensors
 
     def setNumTensors(self, num_tensors: int) -> None:
-        self._num_tensors = num_tensors
+        self._num_tensors = index(num_tensors)
 
     @classmethod
     def from_io(cls, info: popef_io.FeedDataInfo) -> FeedDataInfo:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from operator import index
 
 import popef_io
 from popef.values import Anchor, Option, ProgramFlow
@@ -52,46 +53,46 @@ class Metadata:
         return self._programs_map
 
     def setProgramsMap(self, programs: Mapping[int, str]) -> None:
-        self._programs_map = dict(programs)
+        self._programs_map = {index(n): name for n, name in programs.items()}
 
     def replicationFactor(self) -> int:
         """Replicas inside the compiled graph."""
         return self._replication_factor
 
     def setReplicationFactor(self, replication_factor: int) -> None:
-        self._replication_factor = replication_factor
+        self._replication_factor = index(replication_factor)
 
     def numIpus(self) -> int:
         """Units of a device that the programs need."""
         return self._num_ipus
 
     def setNumIpus(self, num_ipus: int) -> None:
-        self._num_ipus = num_ipus
+        self._num_ipus = index(num_ipus)
 
     def ipuVersion(self) -> int:
         """Target architecture; 0: none in particular."""
         return self._ipu_version
 
     def setIpuVersion(self, ipu_version: int) -> None:
-        self._ipu_version = ipu_version
+        self._ipu_version = index(ipu_version)
 
     def isPOD(self) -> bool:
         return self._is_pod
 
     def setIsPOD(self, is_pod: bool) -> None:
-        self._is_pod = is_pod
+        self._is_pod = bool(is_pod)
 
     def numProcesses(self) -> int:
         return self._num_processes
 
     def setNumProcesses(self, num_processes: int) -> None:
-        self._num_processes = num_processes
+        self._num_processes = index(num_processes)
 
     def isInference(self) -> bool:
         return self._is_inference
 
     def setIsInference(self, is_inference: bool) -> None:
-        self._is_inference = is_inference
+        self._is_inference = bool(is_inference)
 
     def engineOptions(self) -> list[Option]:
         return self._engine_options
@@ -117,7 +118,7 @@ class Metadata:
         return self._device_iterations
 
     def setDeviceIterations(self, device_iterations: int) -> None:
-        self._device_iterations = device_iterations
+        self._device_iterations = index(device_iterations)
 
     def deviceIteration(self) -> int:
         """`deviceIterations`, as it was called before June 2023."""

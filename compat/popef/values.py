@@ -9,6 +9,7 @@ where the guide names none, are zero, false and empty.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -122,19 +123,19 @@ class ProgramFlow:
         return self._load
 
     def setLoad(self, programs: Iterable[int]) -> None:
-        self._load = list(programs)
+        self._load = [index(number) for number in programs]
 
     def main(self) -> list[int]:
         return self._main
 
     def setMain(self, programs: Iterable[int]) -> None:
-        self._main = list(programs)
+        self._main = [index(number) for number in programs]
 
     def save(self) -> list[int]:
         return self._save
 
     def setSave(self, programs: Iterable[int]) -> None:
-        self._save = list(programs)
+        self._save = [index(number) for number in programs]
 
     @classmethod
     def from_io(cls, flow: popef_io.ProgramFlow) -> ProgramFlow:
@@ -200,13 +201,13 @@ class Anchor:
         return self._programs
 
     def setPrograms(self, programs: Iterable[int]) -> None:
-        self._programs = list(programs)
+        self._programs = [index(number) for number in programs]
 
     def isPerReplica(self) -> bool:
         return self._is_per_replica
 
     def setIsPerReplica(self, is_per_replica: bool) -> None:
-        self._is_per_replica = is_per_replica
+        self._is_per_replica = bool(is_per_replica)
 
     @classmethod
     def from_io(cls, anchor: popef_io.Anchor) -> Anchor:

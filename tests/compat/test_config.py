@@ -190,3 +190,33 @@ def test_a_model_that_was_read_from_a_stream(simple: str) -> None:
     ones = np.ones((3, 4), np.float32)
     result = runner.execute({"tensor_A": ones, "tensor_B": ones})
     assert result["output"][0].tolist() == [1.5, 2.0, 2.5, 3.0]
+
+
+def test_numbers_of_numpy_are_good_too(simple: str) -> None:
+    config = model_runtime.ModelRunnerConfig()
+    config.replication_factor = np.int64(1)
+    config.batching_dim = np.uint32(0)
+    config.timeout_ns = np.int64(10**6)
+    config.validate_io_params = np.bool_(True)
+    config.check_package_hash = np.bool_(True)
+    runner = model_runtime.ModelRunner(simple, config)
+    rows = {
+        desc.name: np.ones((1, 4), np.float32) for desc in runner.getExecuteInputs()
+    }
+    assert runner.execute(rows, np.int64(0))["output"].shape == (1, 4)
+    assert runner.execute(rows, replica_id=np.uint8(0))["output"].shape == (1, 4)
+
+
+def test_a_number_that_is_none_is_refused(simple: str) -> None:
+    config = model_runtime.ModelRunnerConfig(ring_buffer_size_multiplier=1.5)
+    with pytest.raises(InvalidConfig, match="must be a whole number"):
+        model_runtime.ModelRunner(simple, config)
+
+
+def test_enumerators_are_shown_by_name_and_count_as_numbers() -> None:
+    strategy = model_runtime.DeviceWaitStrategy.WAIT_FOREVER
+    assert str(strategy) == f"{strategy}" == "DeviceWaitStrategy.WAIT_FOREVER"
+    policy = model_runtime.AnchorCallbackPolicy.SKIP_CB
+    assert f"{policy}" == "AnchorCallbackPolicy.SKIP_CB"
+    assert f"{model_runtime.LaunchPolicy.Immediate}" == "LaunchPolicy.Immediate"
+    assert (int(strategy), int(policy), int(popef.DataType.F32)) == (2, 2, 3)

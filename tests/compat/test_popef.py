@@ -86,6 +86,42 @@ def test_metadata_comes_back(tmp_path: Path) -> None:
     assert metadata.deviceIterations() == 5
 
 
+def test_numbers_of_numpy_are_written(tmp_path: Path) -> None:
+    info = popef.TensorInfo()
+    info.setShape(np.array([3, 4]))
+    info.setDataType(popef.DataType.F32)
+    anchor = popef.Anchor()
+    anchor.setName("x")
+    anchor.setHandle("h")
+    anchor.setType(popef.TensorType.INPUT)
+    anchor.setTensorInfo(info)
+    anchor.setPrograms(np.array([1]))
+    anchor.setIsPerReplica(np.bool_(False))
+    flow = popef.ProgramFlow()
+    flow.setLoad(np.array([0]))
+    flow.setMain(np.array([1]))
+    metadata = popef.Metadata()
+    metadata.setExecutable("e")
+    metadata.setAnchors((anchor,))
+    metadata.setProgramFlow(flow)
+    metadata.setProgramsMap({np.int64(0): "load", np.int64(1): "main"})
+    metadata.setNumIpus(np.int64(2))
+    metadata.setIsInference(np.bool_(True))
+    feed = popef.FeedDataInfo()
+    feed.setName("x")
+    feed.setTensorInfo(info)
+    feed.setNumTensors(np.int64(1))
+    writer = popef.Writer(str(tmp_path / "np.popef"))
+    writer.write(metadata)
+    writer.createExecutable("e", False).write(b"content", 7)
+    writer.createFeedData(feed).write(np.ones((1, 3, 4), np.float32), 48)
+    writer.close()
+    reader = popef.Reader()
+    reader.parseFile(str(tmp_path / "np.popef"))
+    assert reader.metadata()[0] == metadata
+    assert reader.feeds()[0].data().shape == (1, 3, 4)
+
+
 def test_defaults() -> None:
     anchor = popef.Anchor()
     assert (anchor.name(), anchor.handle(), anchor.programs()) == ("", "", [])

@@ -13,7 +13,7 @@ import popef
 import pytest
 from model_runtime import AnchorCallbackPolicy, LaunchPolicy
 
-from engine import QueueClosed, UnknownAnchor
+from engine import InvalidModel, QueueClosed, UnknownAnchor
 
 Array = np.ndarray[Any, Any]
 
@@ -93,6 +93,27 @@ def test_serving_loop_that_flushes(simple: str) -> None:
     session.reload()
     assert not session.isStopped()
     session.unloadFromDevice()
+
+
+def test_program_numbers_and_sizes_of_numpy(simple: str) -> None:
+    config = model_runtime.SessionConfig(policy=LaunchPolicy.Immediate)
+    session = model_runtime.Session(simple, config=config)
+    factory = model_runtime.predicate_factory.anchor_callbacks
+    main = factory.predProgramIndexes(np.array([1]))
+    queues = session.createQueueManager(np.int64(4), None, 0, main, main)
+    assert sorted(queues.inputs) == ["tensor_A", "tensor_B"]
+    assert queues.inputQueue("tensor_A").numBuffers() == 4
+    memory = [rows(3), rows(3), rows(3)]
+    for queue, array in zip(
+        (*queues.outputs.values(), *queues.inputs.values()), memory, strict=True
+    ):
+        queue.enqueue(array, array.nbytes)
+    with pytest.raises(InvalidModel, match="no program 7"):
+        session.runPrograms([7])
+    assert session.runPrograms(np.array([0, 1]))
+    assert not session.isStopped()
+    weights = np.linspace(0.5, 2.0, 4, dtype=np.float32)
+    np.testing.assert_allclose(memory[0], rows(3) * weights + rows(3))
 
 
 def test_what_a_session_tells(simple: str) -> None:
