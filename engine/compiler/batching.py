@@ -8,6 +8,7 @@ from typing import Any
 from engine.batch_plan import DEFAULT_MAX_BATCH
 from engine.compiler.batch_limit import rows_within
 from engine.compiler.interface import Dimension, Interface
+from engine.compiler.known_values import known_values
 from engine.compiler.options import BatchDecision, CompileOptions
 from engine.compiler.row_check import Dependent, RowCheck, Run
 from engine.compiler.row_mixers import row_mixer
@@ -30,15 +31,24 @@ def decide(
     size = batch if isinstance(batch, int) else 0
     if batch == "off":
         return BatchDecision(False, 0, "batching is switched off")
-    trace = RowTrace(model, weights, options.threads)
-    reason = (
-        _rows_are_missing(interface, size)
-        or row_mixer(model)
-        or _rows_depend(interface, run, trace, size, options)
-    )
+    most = 0
+    reason = _rows_are_missing(interface, size) or row_mixer(model)
+    if reason is None:
+        trace = RowTrace(model, weights, options.threads)
+        most = 0 if size else rows_within(model, DEFAULT_MAX_BATCH)
+        check = RowCheck(
+            interface,
+            run,
+            trace,
+            size,
+            options.seed,
+            options.check_seconds,
+            known_values(model),
+            most,
+        )
+        reason = _rows_depend(check)
     if reason is not None:
         return BatchDecision(False, size, reason)
-    most = 0 if size else rows_within(model, DEFAULT_MAX_BATCH)
     return BatchDecision(
         True,
         size,
@@ -96,11 +106,7 @@ def _rows_differ(interface: Interface) -> str | None:
     return None
 
 
-def _rows_depend(
-    interface: Interface, run: Run, trace: RowTrace, size: int, options: CompileOptions
-) -> str | None:
-    seconds = options.check_seconds
-    check = RowCheck(interface, run, trace, size, options.seed, seconds)
+def _rows_depend(check: RowCheck) -> str | None:
     try:
         check.check()
     except Dependent as found:

@@ -76,7 +76,9 @@ class Dependent(Exception):
 class RowCheck:
     """Puts the questions to one model.
 
-    `size` is its fixed batch, at least 2, or 0 if it has none.
+    `size` is its fixed batch, at least 2, or 0 if it has none. `known` are constants of
+    the model, with which rows are made that it may look for; `most` rows fit into
+    memory.
     """
 
     def __init__(
@@ -87,6 +89,8 @@ class RowCheck:
         size: int,
         seed: int,
         seconds: float,
+        known: Sequence[float | str] = (),
+        most: int = 33,
     ) -> None:
         self._interface = interface
         self._trace = trace
@@ -95,7 +99,9 @@ class RowCheck:
         self._count = size or ROWS
         self._seed = seed
         self._deadline = time.monotonic() + seconds
-        self._sampler = Sampler(interface.inputs, SIZES[0], seed)
+        self._known = known
+        self._most = most
+        self._sampler = Sampler(interface.inputs, SIZES[0], seed, known)
         self._responds = False
         self._agrees = False
         """On some kind of rows, all arrangements gave the same."""
@@ -108,9 +114,9 @@ class RowCheck:
         # What tells most comes first: a slow model gets no further in its time.
         self._arrangement(first, self._count)
         self._neighbours(first)
-        for neighbours in dict.fromkeys(("large", first, kinds[-1])):
+        for neighbours in dict.fromkeys(("large", "known", first, kinds[-1])):
             self._inside(first, neighbours)
-        for base in (*kinds[1:2], "large"):
+        for base in ("known", *kinds[1:2], "large"):
             if not self._late():
                 self._neighbours(base)
         for kind in kinds[1:]:
@@ -123,7 +129,7 @@ class RowCheck:
         if not self._agrees:
             raise Dependent(f"{self._furthest} a little")
         if not self._size:
-            for rows in (2, 3, 9, 33):
+            for rows in sorted({2, 3, 9, 33, max(33, self._most)}):
                 if not self._late():
                     self._arrangement(first, rows)
 
@@ -156,7 +162,7 @@ class RowCheck:
             sizes = [s for s in SIZES if row_bytes(inputs, s) <= MAX_ROW] or sizes
         failure: EngineError | None = None
         for size in sizes:
-            self._sampler = Sampler(inputs, size, self._seed)
+            self._sampler = Sampler(inputs, size, self._seed, self._known)
             kinds = []
             for kind in GENTLE:
                 started = time.monotonic()

@@ -4,7 +4,8 @@ A threshold can hide a dependence: `x + (max over rows == 12345)` gives on nearl
 rows what `x` gives. The maximum itself hides nothing. So the model is run once more
 with all its intermediate values as outputs, twice, with one row the same and the other
 rows changed. A value in which rows stay apart has the rows somewhere along one of its
-axes: blocks that belong to the kept row, and these must not have changed.
+axes: blocks that belong to the kept row, and these must not have changed. Values inside
+of nested graphs and functions are looked at as well (`engine.compiler.exposure`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from engine.compiler.exposure import exposed, has_inside
 from engine.compiler.graphs import label
 from engine.compiler.samples import Feed
 from engine.compiler.weights import Weight
@@ -48,31 +50,47 @@ class RowTrace:
         `base` and `other` have the same shapes and share only the row `row`. Looks no
         longer than `until` (`time.monotonic`), about.
         """
-        rows = len(next(iter(base.values())))
+        model = self._model
+        inside = has_inside(model)
         try:
-            session = self._session()
-            if session is None:
-                return None
-            for names in self._groups(session):
-                if time.monotonic() > until:
-                    return None
-                first = session.raw_run(names, base, None)
-                second = session.raw_run(names, other, None)
-                for name, one, two in zip(names, first, second, strict=True):
-                    if not rows_stay_apart(one, two, rows, row):
-                        return f"{self._maker(name)} mixes rows"
+            shown = exposed(model) if inside else model
+            return self._look(shown, base, other, row, until)
         except Exception as error:  # ONNX Runtime's own; the model as it is can be run
             _log.debug("intermediate values cannot be seen: %s", error)
+        if not inside:
+            return None
+        try:
+            reason = self._look(model, base, other, row, until)
+        except Exception as error:  # it does not run on these rows, whatever is seen
+            _log.debug("values outside of nested graphs cannot be seen: %s", error)
+            return None
+        return reason or "what it does inside of nested graphs could not be seen"
+
+    def _look(
+        self, model: Any, base: Feed, other: Feed, row: int, until: float
+    ) -> str | None:
+        rows = len(next(iter(base.values())))
+        session = self._session(model)
+        if session is None:
+            return None
+        for names in self._groups(session):
+            if time.monotonic() > until:
+                return None
+            first = session.raw_run(names, base, None)
+            second = session.raw_run(names, other, None)
+            for name, one, two in zip(names, first, second, strict=True):
+                if not rows_stay_apart(one, two, rows, row):
+                    return f"{_maker(model, name)} mixes rows"
         return None
 
-    def _session(self) -> OnnxSession | None:
-        nodes = self._model.graph.node
+    def _session(self, original: Any) -> OnnxSession | None:
+        nodes = original.graph.node
         if len(nodes) > MAX_NODES:
             return None
         if sum(weight.nbytes for weight in self._weights) > MAX_WEIGHTS:
             return None
-        model = type(self._model)()
-        model.CopyFrom(self._model)
+        model = type(original)()
+        model.CopyFrom(original)
         shown = {value.name for value in model.graph.output}
         for node in nodes:
             for name in node.output:
@@ -91,11 +109,12 @@ class RowTrace:
         for start in range(0, len(names), _AT_ONCE):
             yield names[start : start + _AT_ONCE]
 
-    def _maker(self, name: str) -> str:
-        for node in self._model.graph.node:
-            if name in node.output:
-                return label(node)
-        return f"value {name!r}"
+
+def _maker(model: Any, name: str) -> str:
+    for node in model.graph.node:
+        if name in node.output:
+            return label(node)
+    return f"value {name!r}"
 
 
 def rows_stay_apart(one: Array, two: Array, rows: int, row: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -17,9 +17,10 @@ Feed = dict[str, Array]
 
 GENTLE = ("normal", "unit", "counts", "tiny", "zeros")
 """Kinds on which a model gives about the same answers however its rows are arranged."""
-HARSH = ("large", "ones", "huge", "lowest", "infinite", "nan", "zeros")
+HARSH = ("known", "large", "ones", "huge", "lowest", "infinite", "nan", "zeros")
 """Kinds for neighbours: the slightest weight given to them shows. What a minimum, a
-maximum, a sum or a count over rows does, some of them move."""
+maximum, a sum or a count over rows does, some of them move. Half of the values of
+"known" are constants of the model itself: what it looks for, it finds."""
 SIZES = (4, 8, 16, 1, 2, 3, 32, 64, 128, 224)
 """What free dimensions other than the first are set to, until the model runs."""
 
@@ -30,8 +31,16 @@ _DIGITS = ("0", "1", "2.5", "-3", "17")
 class Sampler:
     """Makes rows for the inputs of a model. The same seed makes the same rows."""
 
-    def __init__(self, inputs: Iterable[GraphTensor], size: int, seed: int) -> None:
+    def __init__(
+        self,
+        inputs: Iterable[GraphTensor],
+        size: int,
+        seed: int,
+        known: Sequence[float | str] = (),
+    ) -> None:
         self._random = np.random.default_rng(seed)
+        self._numbers = np.array([v for v in known if not isinstance(v, str)] or [0.0])
+        self._words = tuple(v for v in known if isinstance(v, str)) or _WORDS
         self._tails = {t.name: (t.data_type, _tail(t, size)) for t in inputs}
 
     def rows(self, kind: str, count: int) -> Feed:
@@ -81,12 +90,19 @@ class Sampler:
                     values = np.full(shape, most / 4)
                 case "lowest":
                     values = np.full(shape, -most / 4)
+                case "known":
+                    values = self._known(random.standard_normal(shape))
                 case "infinite":
                     values = np.where(random.random(shape) < 0.5, np.inf, -np.inf)
                 case _:
                     constant = {"zeros": 0.0, "ones": 1.0, "nan": np.nan}[kind]
                     values = np.full(shape, constant)
             return np.asarray(values).astype(dtype)
+
+    def _known(self, values: Array) -> Array:
+        """`values`, of which half are values of the model instead."""
+        own = self._random.choice(self._numbers, values.shape)
+        return np.where(self._random.random(values.shape) < 0.5, own, values)
 
     def _integers(
         self, kind: str, shape: tuple[int, ...], dtype: np.dtype[Any]
@@ -99,6 +115,10 @@ class Sampler:
                 values = random.integers(0, 2, shape)
             case "large":
                 values = random.integers(0, 100, shape)
+            case "known":
+                values = self._known(random.integers(0, 4, shape))
+                values = np.clip(values, float(info.min), float(info.max))
+                return _whole(values, dtype)
             case "huge" | "lowest":
                 most = info.max if kind == "huge" else info.min
                 return np.full(shape, most, dtype)
@@ -114,6 +134,8 @@ class Sampler:
         words: tuple[str, ...] = _WORDS
         if kind in ("unit", "counts", "tiny"):
             words = _DIGITS
+        elif kind == "known":
+            words = self._words
         elif kind == "zeros":
             words = ("",)
         elif kind in ("ones", "huge", "infinite"):
@@ -122,6 +144,13 @@ class Sampler:
         result = np.empty(picks.size, dtype=object)
         result[:] = [words[i] for i in picks.reshape(-1).tolist()]
         return result.reshape(shape)
+
+
+def _whole(values: Array, dtype: np.dtype[Any]) -> Array:
+    """Rounded, and what no integer of this type can be left out."""
+    info = np.iinfo(dtype)
+    fits = np.isfinite(values) & (np.abs(values) < float(info.max))
+    return np.where(fits, values, 0).astype(dtype)
 
 
 def row_bytes(inputs: Iterable[GraphTensor], size: int) -> int:
