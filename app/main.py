@@ -93,7 +93,8 @@ def create_api(gateway: Gateway) -> FastAPI:
     async def openapi() -> Any:
         loaded = [r.default for r in gateway.repository.models()]
         served = [model for model in loaded if model is not None]
-        return document_with_models(base, served)
+        # Relative to this document, so that the page works below a proxy's prefix.
+        return document_with_models(base, served) | {"servers": [{"url": "./"}]}
 
     @api.get("/openapi.yaml", include_in_schema=False)
     async def openapi_yaml() -> Response:

@@ -176,6 +176,7 @@ def encode_request(
         "accept": CONTENT_TYPES[encoding],
     }
     if encoding is Encoding.npy:
+        del headers["accept"]  # which would rule out several outputs
         return headers, _encode_npy(tensors)
     if encoding is Encoding.msgpack:
         import msgpack

@@ -250,6 +250,7 @@ def test_documentation_is_served_from_here(gateway: ServedGateway) -> None:
 
 def test_documentation_has_the_loaded_models(gateway: ServedGateway) -> None:
     document = get(gateway, "/openapi.json")
+    assert document["servers"] == [{"url": "./"}]  # below whatever prefix it was found
     paths = document["paths"]
     assert "/v1/models/broken/infer" not in paths
     assert paths["/v1/models/{name}/infer"]

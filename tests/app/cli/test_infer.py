@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from app.cli.tensors import Encoding, NamedTensor, encode_request
 from tests.app.cli.calls import Call
 from tests.app.serving import ServedGateway
 
@@ -110,3 +111,10 @@ def test_nobody_there(popgate: Call) -> None:
     assert done.code == 1
     assert "is `popgate serve` running there?" in done.err
     assert popgate("infer", "m", "--url", "http://x:port").code == 2
+
+
+def test_npy_leaves_the_encoding_of_several_outputs_open() -> None:
+    tensor = NamedTensor("x", "FP32", np.zeros((1, 2), np.float32))
+    for encoding in Encoding:
+        headers, _ = encode_request([tensor], encoding)
+        assert ("accept" in headers) is (encoding is not Encoding.npy)
