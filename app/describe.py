@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 from urllib.parse import quote
 
@@ -20,6 +21,7 @@ from app.schemas import (
 )
 from app.sequence_config import SequenceConfig
 from app.spec import TensorSpec
+from app.triton import DeclaredTensor
 from engine import DeviceState, DeviceWaitTimeout, NoDeviceAvailable
 
 PLATFORM = "popgate_popef"
@@ -104,7 +106,7 @@ def model_config(loaded: LoadedModel) -> dict[str, Any]:
         "version_policy": _version_policy(loaded),
         "max_batch_size": spec.max_batch_size,
         "input": [_config_input(loaded, t) for t in spec.inputs],
-        "output": [_config_tensor(loaded, t) for t in spec.outputs],
+        "output": [_config_output(loaded, t) for t in spec.outputs],
         "instance_group": [
             {
                 "name": f"{spec.name}_0",
@@ -221,8 +223,38 @@ def _config_tensor(loaded: LoadedModel, tensor: TensorSpec) -> dict[str, Any]:
 
 
 def _config_input(loaded: LoadedModel, tensor: TensorSpec) -> dict[str, Any]:
-    document = _config_tensor(loaded, tensor)
-    return document | {"optional": True} if loaded.spec.optional_inputs else document
+    declared = _declared(loaded.source.declared.inputs, tensor)
+    return {
+        **_config_tensor(loaded, tensor),
+        # Clients for images look here for the place of the channels.
+        "format": (declared.format if declared else "") or "FORMAT_NONE",
+        **_reshape(declared),
+        "is_shape_tensor": False,
+        "allow_ragged_batch": False,
+        "optional": loaded.spec.optional_inputs,
+    }
+
+
+def _config_output(loaded: LoadedModel, tensor: TensorSpec) -> dict[str, Any]:
+    declared = _declared(loaded.source.declared.outputs, tensor)
+    return {
+        **_config_tensor(loaded, tensor),
+        **_reshape(declared),
+        "label_filename": declared.label_filename if declared else "",
+        "is_shape_tensor": False,
+    }
+
+
+def _declared(
+    tensors: Iterable[DeclaredTensor], tensor: TensorSpec
+) -> DeclaredTensor | None:
+    return next((d for d in tensors if d.name == tensor.name), None)
+
+
+def _reshape(declared: DeclaredTensor | None) -> dict[str, Any]:
+    if declared is None or declared.reshape is None:
+        return {}
+    return {"reshape": {"shape": list(declared.reshape.shape)}}
 
 
 _CONTROL_KINDS = {"correlation_id": "CORRID"}

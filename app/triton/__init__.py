@@ -1,6 +1,6 @@
 """Triton's model configuration (``config.pbtxt``), read and translated into ours."""
 
-from app.triton.declared import DeclaredTensors
+from app.triton.declared import DeclaredTensor, DeclaredTensors
 from app.triton.reading import (
     PBTXT_NAME,
     TritonConfigError,
@@ -12,6 +12,7 @@ from app.triton.translation import Translation, translate
 
 __all__ = [
     "PBTXT_NAME",
+    "DeclaredTensor",
     "DeclaredTensors",
     "Reshapes",
     "Translation",

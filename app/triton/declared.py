@@ -15,7 +15,8 @@ from app.triton.reshape import Reshape, Reshapes
 class DeclaredTensor:
     """One input or output as declared; `shape` has the batch dimension in it.
 
-    `datatype` is the protocol's name; empty where none is declared.
+    `datatype` is the protocol's name; empty where none is declared. `format` and
+    `label_filename` are told to those who ask for the configuration.
     """
 
     name: str
@@ -23,6 +24,8 @@ class DeclaredTensor:
     shape: tuple[int, ...]
     label: str
     reshape: Reshape | None = None
+    format: str = ""
+    label_filename: str = ""
 
     def check(self, tensor: TensorSpec | None, kind: str) -> str:
         """How the model differs from what is declared; empty if it does not."""
@@ -62,14 +65,29 @@ def _declared(message: Any, max_batch_size: int, label: str) -> DeclaredTensor:
         if reshape.check():
             msg = f"{label}: reshape of '{name}' cannot be done: {reshape.check()}"
             raise TritonConfigError(msg)
-    field = message.DESCRIPTOR.fields_by_name["data_type"]
-    word = field.enum_type.values_by_number[message.data_type].name
-    kind = word.removeprefix("TYPE_")
+    kind = _word(message, "data_type").removeprefix("TYPE_")
     datatype = {"INVALID": "", "STRING": "BYTES"}.get(kind, kind)
     shape = dims
     if dims and max_batch_size > 0:
         shape = (-1, *dims)
-    return DeclaredTensor(name, datatype, shape, label, reshape)
+    return DeclaredTensor(
+        name,
+        datatype,
+        shape,
+        label,
+        reshape,
+        format=_word(message, "format"),
+        label_filename=getattr(message, "label_filename", ""),
+    )
+
+
+def _word(message: Any, field: str) -> str:
+    """The word of an enumerator; empty where messages of this kind have none."""
+    found = message.DESCRIPTOR.fields_by_name.get(field)
+    if found is None:
+        return ""
+    word: str = found.enum_type.values_by_number[getattr(message, field)].name
+    return word
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,31 @@ def write_simple(root: Path, name: str, *versions: int, config: str = "") -> Non
     (root / name / "config.pbtxt").write_text(config)
 
 
+def write_classifier(root: Path, name: str) -> None:
+    """The means of the channels of an image, declared as image models usually are."""
+    ports = [
+        helper.make_tensor_value_info("image", TensorProto.FLOAT, [1, 3, 4, 4]),
+        helper.make_tensor_value_info("scores", TensorProto.FLOAT, [1, 3, 1, 1]),
+    ]
+    node = helper.make_node("GlobalAveragePool", ["image"], ["scores"])
+    graph = helper.make_graph([node], "classifier", ports[:1], ports[1:])
+    opset = [helper.make_opsetid("", 17)]
+    (root / name / "1").mkdir(parents=True)
+    model = helper.make_model(graph, opset_imports=opset, ir_version=8)
+    onnx.save(model, root / name / "1" / "model.onnx")
+    (root / name / "channels.txt").write_text("red\ngreen\nblue\n")
+    (root / name / "config.pbtxt").write_text(
+        f"""
+        name: "{name}" platform: "onnxruntime_onnx" max_batch_size: 0
+        input [ {{ name: "image" data_type: TYPE_FP32 format: FORMAT_NCHW
+                   dims: [ 3, 4, 4 ] reshape {{ shape: [ 1, 3, 4, 4 ] }} }} ]
+        output [ {{ name: "scores" data_type: TYPE_FP32 dims: [ 3 ]
+                    reshape {{ shape: [ 1, 3, 1, 1 ] }}
+                    label_filename: "channels.txt" }} ]
+        """
+    )
+
+
 def write_ensemble(root: Path, name: str, first: str, second: str) -> None:
     """OUT = (A + B) - B, by two models."""
     for part in (first, second):
@@ -98,6 +123,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
     write_simple(root, "typo", 1, config="max_batchsize: 3")
     write_simple(root, "cold", 1, config=SIMPLE.replace("simple", "cold"))
     (root / "cold" / "labels.txt").write_text("")
+    write_classifier(root, "classifier")
     write_ensemble(root, "both", "part1", "part2")
     write_ensemble(root, "other", "part1", "part1")
     with ServedGateway(root) as gateway:
@@ -137,6 +163,26 @@ def test_the_stock_client_gets_what_it_got_before(served: ServedGateway) -> None
             many.set_data_from_numpy(np.zeros((9, 16), np.int32))
         with pytest.raises(Exception, match=r"batch-size must be <= 8 for 'simple'"):
             triton.infer("simple", inputs)
+    finally:
+        triton.close()
+
+
+def test_a_client_for_images_finds_its_way(served: ServedGateway) -> None:
+    http, triton = client(served)
+    try:
+        config = triton.get_model_config("classifier")
+        (image,), (scores,) = config["input"], config["output"]
+        assert image["format"] == "FORMAT_NCHW"
+        assert image["reshape"] == {"shape": [1, 3, 4, 4]}
+        assert (scores["dims"], scores["label_filename"]) == ([3], "channels.txt")
+        (known,) = triton.get_model_metadata("classifier")["inputs"]
+        assert known["shape"] == image["dims"] == [3, 4, 4]
+        tensor = http.InferInput("image", known["shape"], known["datatype"])
+        array = np.stack([np.full((4, 4), v, np.float32) for v in (0.5, 2, 1)])
+        tensor.set_data_from_numpy(array)
+        wanted = http.InferRequestedOutput("scores", class_count=2)
+        result = triton.infer("classifier", [tensor], outputs=[wanted])
+        assert result.as_numpy("scores").tolist() == [b"2.0:1:green", b"1.0:2:blue"]
     finally:
         triton.close()
 
