@@ -10,12 +10,17 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from setuptools import Extension, setup
 
 extensions = []
 if os.environ.get("POPGATE_COMPILE") == "1":
+    if not (find_spec("mypy") and find_spec("fastapi")):
+        # Types of the dependencies are compiled in, and a build cannot fetch them.
+        sys.exit("POPGATE_COMPILE=1 needs: pip install '.[compile]', then pip wheel "
+                 "--no-build-isolation")  # fmt: skip
     sys.path.insert(0, str(Path(__file__).parent))
     from mypyc.build import mypycify
 
