@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_type_hints
+from typing import Protocol, get_type_hints
 
 import pytest
 
@@ -46,6 +46,25 @@ def test_fields_of_dataclasses_are_known_when_it_runs(path: str) -> None:
     for noun in vars(module).values():
         if dataclasses.is_dataclass(noun) and noun.__module__ == module.__name__:
             assert get_type_hints(noun)
+
+
+def test_plain_classes_do_not_inherit_from_compiled_ones() -> None:
+    """Which fails where the class is used, and only in a compiled build."""
+    compiled = {path.removesuffix(".py") for path in compiled_sources(ROOT)}
+    names = {path.replace("/", ".") for path in compiled}
+    wrong = []
+    for folder in ("app", "engine", "popef_io"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            module = str(path.relative_to(ROOT).with_suffix("")).replace("/", ".")
+            if module in names or path.stem.startswith("__"):
+                continue
+            for noun in vars(importlib.import_module(module)).values():
+                if not isinstance(noun, type) or Protocol in noun.__bases__:
+                    continue  # a protocol is never made
+                if noun.__module__ == module:
+                    bases = {base.__module__ for base in noun.__mro__[1:]}
+                    wrong += [f"{noun!r}: {base}" for base in bases & names]
+    assert wrong == [], wrong
 
 
 def test_all_of_it_translates_to_c(tmp_path: Path) -> None:
