@@ -27,7 +27,7 @@ from app.scan import (
     scan_model,
 )
 from app.spec import ModelSpec
-from app.table import Runner, Submitted
+from app.table import Submitted
 from app.triton import PBTXT_NAME
 from app.warmup import WarmupFailed, check_warmup
 from engine import RunnerClosed, describe_model, open_model
