@@ -1,4 +1,7 @@
-"""Processes die and stop under load; the acts are those of `make chaos`."""
+"""Processes die and stop under load; the acts are those of `make chaos`.
+
+What two gateways do with one device is in tests/app/test_serving.py.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,6 @@ from bench.chaos import (
     group_terminated,
     rows_apart,
     terminated,
-    two_gateways,
 )
 from bench.soak import prepare
 from bench.workload import Job
@@ -41,10 +43,6 @@ def test_terminated(models: tuple[Path, list[Job]]) -> None:
 
 def test_terminated_with_its_whole_group(models: tuple[Path, list[Job]]) -> None:
     assert "exit 0" in group_terminated(*models, CLIENTS)
-
-
-def test_two_gateways_on_one_device(models: tuple[Path, list[Job]]) -> None:
-    assert "forever" in two_gateways(*models)
 
 
 def test_rows_that_depend_on_each_other(models: tuple[Path, list[Job]]) -> None:
