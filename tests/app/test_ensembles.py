@@ -107,8 +107,11 @@ def fill(root: Path) -> Path:
     models.affine(root / "affine.popef")
     models.text(root / "text.popef")
     models.gather(root / "gather.popef")
-    models.slow(root / "slow.popef")
-    models.slow(root / "slower.popef")
+    # One on each device, whichever is loaded first: together they keep both busy.
+    for device, name in enumerate(("slow", "slower")):
+        (root / name / "1").mkdir(parents=True)
+        models.slow(root / name / "1" / "model.popef")
+        (root / name / "config.toml").write_text(f"devices = [{device}]\n")
     models.write_model(
         root / "add.popef",
         [helper.make_node("Add", ["a", "b"], ["sum"])],
