@@ -16,7 +16,7 @@ import httpx
 
 POPGATE = [sys.executable, "-c", "from app.cli import main; main()"]
 ROOT = Path(__file__).resolve().parents[2]
-WAIT = 30.0  # seconds that nothing here should ever take
+WAIT = 90.0
 
 _NUMBERS = itertools.count()
 
