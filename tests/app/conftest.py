@@ -35,3 +35,27 @@ def gateway(repository: Path) -> Iterator[ServedGateway]:
     """Shared by everybody: ask, but leave it as it is."""
     with ServedGateway(repository, "--server-name", "tester") as served:
         yield served.wait_ready()
+
+
+@pytest.fixture(scope="session")
+def extended_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("extensions")
+
+
+@pytest.fixture(scope="session")
+def extended(extended_folder: Path) -> Iterator[ServedGateway]:
+    """With the protocol's extensions on. Who changes settings takes them back."""
+    folder = extended_folder
+    root = folder / "models"
+    root.mkdir()
+    models.affine(root / "affine.popef")
+    models.text(root / "text.popef")
+    (root / "affine").mkdir()
+    (root / "affine" / "config.toml").write_text('labels = {output = "labels.txt"}')
+    (root / "affine" / "labels.txt").write_text("zero\none\ntwo\n")
+    trace = str(folder / "trace.json")
+    options = ("--trace-file", trace, "--allow-shared-memory")
+    options += ("--restricted-api", "statistics:x-stats=open")
+    options += ("--base-path", "/some/base/", "--server-version", "2.73")
+    with ServedGateway(root, *options) as served:
+        yield served.wait_ready()
