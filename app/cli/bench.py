@@ -166,10 +166,8 @@ def _run(
         for size in _compiled_batches(files, compiled):
             with opened(files, executable, size) as model:
                 own = batch_name(model)
-                for case in cases(model):
-                    measured = measure(model, case, interrupt)
-                    if interrupt.asked:
-                        break
+                made = _measured(model, list(cases(model)), measure, interrupt)
+                for case, measured in made:
                     table.add_row(
                         own,
                         *cells(case, measured),
@@ -182,6 +180,24 @@ def _run(
     Console().print(table)
     if interrupt.asked:
         raise CommandError("interrupted", EXIT_INTERRUPTED)
+
+
+def _measured(
+    model: Model,
+    cases: Sequence[Case],
+    measure: Callable[[Model, Case, Interrupt], Measured],
+    interrupt: Interrupt,
+) -> Iterator[tuple[Case, Measured]]:
+    """What was measured of each case, until Control-C is pressed."""
+    from app.cli.local import progress
+
+    with progress("measuring", len(cases)) as done:
+        for number, case in enumerate(cases):
+            measured = measure(model, case, interrupt)
+            if interrupt.asked:
+                return
+            yield case, measured
+            done(number + 1)
 
 
 def _compiled_batches(files: Sequence[Path], text: str | None) -> list[Any]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import engine
 
@@ -14,12 +14,14 @@ ReadStartCallback: TypeAlias = Callable[[], None]
 ReadCompleteCallback: TypeAlias = Callable[[], None]
 WriteCompleteCallback: TypeAlias = Callable[[], None]
 
+Slot = TypeVar("Slot", engine.InputData, engine.OutputData)
 
-class InputData:
-    """A batch of one input: `data_size` bytes of `data`, and who wants to know."""
 
-    def __init__(self, slot: engine.InputData | None = None) -> None:
-        self._slot = engine.InputData() if slot is None else slot
+class _Data(Generic[Slot]):
+    """`data_size` bytes of `data`, in a slot of a queue."""
+
+    def __init__(self, slot: Slot) -> None:
+        self._slot: Slot = slot
 
     @property
     def data(self) -> Any:
@@ -36,6 +38,16 @@ class InputData:
     @data_size.setter
     def data_size(self, size: int) -> None:
         self._slot.data_size = size
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.data_size} bytes>"
+
+
+class InputData(_Data[engine.InputData]):
+    """A batch of one input: `data_size` bytes of `data`, and who wants to know."""
+
+    def __init__(self, slot: engine.InputData | None = None) -> None:
+        super().__init__(engine.InputData() if slot is None else slot)
 
     @property
     def readStartCallback(self) -> ReadStartCallback | None:
@@ -56,27 +68,11 @@ class InputData:
         self._slot.read_complete_callback = callback
 
 
-class OutputData:
+class OutputData(_Data[engine.OutputData]):
     """Room for a batch of one output: `data_size` bytes of `data`."""
 
     def __init__(self, slot: engine.OutputData | None = None) -> None:
-        self._slot = engine.OutputData() if slot is None else slot
-
-    @property
-    def data(self) -> Any:
-        return self._slot.data
-
-    @data.setter
-    def data(self, data: Any) -> None:
-        self._slot.data = bytes_of(data)
-
-    @property
-    def data_size(self) -> int:
-        return self._slot.data_size
-
-    @data_size.setter
-    def data_size(self, size: int) -> None:
-        self._slot.data_size = size
+        super().__init__(engine.OutputData() if slot is None else slot)
 
     @property
     def writeCompleteCallback(self) -> WriteCompleteCallback | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import io
 import os
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Generic, TypeVar
 
 import numpy as np
 
@@ -13,13 +13,31 @@ import popef_io
 from popef.data_info import FeedDataInfo, TensorDataInfo
 from popef.metadata import Metadata
 
+BlobReader = TypeVar(
+    "BlobReader",
+    popef_io.ExecutableReader,
+    popef_io.TensorReader,
+    popef_io.FeedReader,
+    popef_io.OpaqueReader,
+)
 
-class ExecutableReader:
+
+class _Face(Generic[BlobReader]):
+    """The reader of a blob, with another beneath."""
+
+    def __init__(self, reader: BlobReader) -> None:
+        self._reader: BlobReader = reader
+
+    def __repr__(self) -> str:
+        return repr(self._reader)
+
+
+class ExecutableReader(_Face[popef_io.ExecutableReader]):
     """An executable blob."""
 
     def __init__(self, reader: popef_io.ExecutableReader) -> None:
+        super().__init__(reader)
         self.name = reader.name
-        self._reader = reader
 
     def executable(self) -> bytes:
         """Its content, decompressed if need be."""
@@ -29,16 +47,13 @@ class ExecutableReader:
         """The content to read from its beginning; each stream has its own position."""
         return io.BytesIO(self._reader.executable())
 
-    def __repr__(self) -> str:
-        return repr(self._reader)
 
-
-class TensorReader:
+class TensorReader(_Face[popef_io.TensorReader]):
     """A tensor data blob."""
 
     def __init__(self, reader: popef_io.TensorReader) -> None:
+        super().__init__(reader)
         self.info = TensorDataInfo.from_io(reader.info)
-        self._reader = reader
 
     def data(self) -> np.ndarray[Any, Any]:
         """The tensor: a read-only view of the file."""
@@ -48,16 +63,13 @@ class TensorReader:
         """The bytes to read from the first one; each stream has its own position."""
         return io.BytesIO(self._reader.raw())
 
-    def __repr__(self) -> str:
-        return repr(self._reader)
 
-
-class FeedReader:
+class FeedReader(_Face[popef_io.FeedReader]):
     """A feed data blob."""
 
     def __init__(self, reader: popef_io.FeedReader) -> None:
+        super().__init__(reader)
         self.info = FeedDataInfo.from_io(reader.info)
-        self._reader = reader
 
     def data(self) -> np.ndarray[Any, Any]:
         """All tensors as one array of shape (numTensors, ...)."""
@@ -67,17 +79,14 @@ class FeedReader:
         """The bytes of all tensors, as for one."""
         return io.BytesIO(self._reader.raw())
 
-    def __repr__(self) -> str:
-        return repr(self._reader)
 
-
-class OpaqueReader:
+class OpaqueReader(_Face[popef_io.OpaqueReader]):
     """An opaque blob."""
 
     def __init__(self, reader: popef_io.OpaqueReader) -> None:
+        super().__init__(reader)
         self.name = reader.name
         self.executable = reader.executable
-        self._reader = reader
 
     def data(self) -> bytes:
         return bytes(self._reader.data())
@@ -89,9 +98,6 @@ class OpaqueReader:
     def getAvailableReadSize(self) -> int:
         """Bytes that there are."""
         return len(self._reader.data())
-
-    def __repr__(self) -> str:
-        return repr(self._reader)
 
 
 class Reader:
