@@ -25,8 +25,8 @@ def infer(
         list[str] | None,
         typer.Option(
             "--input", "-i", metavar="NAME=VALUE",
-            help="An input: NAME=file.npy, or a JSON value as in NAME='[[1, 2]]'. "
-            "Give one for each input.",
+            help="An input: NAME=file.npy, NAME=file.npz, or a JSON value as in "
+            "NAME='[[1, 2]]'; or file.npz for all arrays in it, by their names.",
         ),
     ] = None,
     outputs: Annotated[
@@ -64,7 +64,7 @@ def infer(
     with client:
         try:
             model = _json(client.get(path))
-            tensors = _read_inputs(model, parse_pairs(inputs, "--input"))
+            tensors = _read_inputs(model, _given(inputs))
             response, results = _post(client, f"{path}/infer", tensors, encoding)
         except httpx.TransportError as e:
             msg = f"no answer from {url}: {e}; is `popgate serve` running there?"
@@ -87,10 +87,25 @@ def _json(response: httpx.Response) -> dict[str, Any]:
     raise CommandError(f"{text or response.text} (status {response.status_code})")
 
 
+def _given(inputs: list[str] | None) -> dict[str, str]:
+    """What is said of each input; all that a file without a name holds."""
+    from app.cli.tensors import TensorError, read_archive
+
+    texts = inputs or []
+    archives = [t for t in texts if "=" not in t and t.endswith(".npz")]
+    found: dict[str, str] = {}
+    try:
+        for path in archives:
+            found |= dict.fromkeys(read_archive(path), path)
+    except TensorError as e:
+        raise CommandError(str(e), EXIT_USAGE) from None
+    return found | parse_pairs([t for t in texts if t not in archives], "--input")
+
+
 def _read_inputs(model: dict[str, Any], given: dict[str, str]) -> list[NamedTensor]:
     from app.cli.tensors import TensorError, read_value
 
-    if not model["inputs"]:
+    if not model["outputs"]:  # what is not loaded is not known; each model has some
         raise CommandError(f"{model['name']} is {model['state']}: {model['reason']}")
     known = {item["name"]: item for item in model["inputs"]}
     shown = ", ".join(

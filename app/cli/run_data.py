@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,14 @@ import numpy.typing as npt
 
 from app.cli.errors import EXIT_USAGE, CommandError
 from app.cli.pairs import parse_pairs, parse_shapes
-from app.cli.tensors import NamedTensor, TensorError, read_value, text_of
+from app.cli.tensors import (
+    NamedTensor,
+    TensorError,
+    pick,
+    read_archive,
+    read_value,
+    text_of,
+)
 from app.spec import datatype_of
 from engine import DataDesc, Tensor
 from popef_io import DataType
@@ -72,37 +80,27 @@ def _read_given(
     _check_names(known, pairs, "--input")
     found: dict[str, npt.NDArray[Any]] = {}
     for path in archives:
-        arrays = _read_archive(path)
+        with _as_usage():
+            arrays = read_archive(path)
         _check_names(known, arrays, f"--input {path}")
         found |= {n: _fitting(known[n], a, path) for n, a in arrays.items()}
     for name, text in pairs.items():
         desc = known[name]
         if text.endswith(".npz"):
-            arrays = _read_archive(text)
-            if name not in arrays and len(arrays) != 1:
-                msg = f"--input {name}={text}: it holds {', '.join(arrays)}"
-                raise CommandError(msg, EXIT_USAGE)
-            array = arrays.get(name, next(iter(arrays.values())))
+            with _as_usage():
+                array = pick(read_archive(text), name, text)
             found[name] = _fitting(desc, array, text)
         else:
             found[name] = _read(desc, text)
     return found
 
 
-def _read_archive(path: str) -> dict[str, npt.NDArray[Any]]:
+@contextmanager
+def _as_usage() -> Iterator[None]:
     try:
-        with (
-            Path(path).open("rb") as file,
-            np.load(file, allow_pickle=False) as archive,
-        ):
-            arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, AttributeError) as e:
-        raise CommandError(f"{path} cannot be read: {e}", EXIT_USAGE) from None
-    except Exception as e:  # zipfile and zlib have errors of their own
-        raise CommandError(f"{path} is no .npz file: {e}", EXIT_USAGE) from None
-    if not arrays:
-        raise CommandError(f"{path} holds no array", EXIT_USAGE)
-    return arrays
+        yield
+    except TensorError as e:
+        raise CommandError(str(e), EXIT_USAGE) from None
 
 
 def _fitting(desc: DataDesc, array: npt.NDArray[Any], path: str) -> npt.NDArray[Any]:

@@ -104,7 +104,7 @@ class NamedTensor:
 
 
 def read_value(text: str, name: str, datatype: str, shape: list[int]) -> NamedTensor:
-    """The tensor that ``name=text`` means: a ``.npy`` file or a JSON value.
+    """The tensor that ``name=text`` means: a ``.npy`` or ``.npz`` file or a JSON value.
 
     For BYTES a text that is no JSON is taken as it stands. A value that lacks only
     dimensions of size 1 in front gets them. Raises `TensorError`.
@@ -116,7 +116,33 @@ def read_value(text: str, name: str, datatype: str, shape: list[int]) -> NamedTe
     return NamedTensor(name, datatype, array)
 
 
+def read_archive(path: str) -> dict[str, Array]:
+    """The arrays of a ``.npz`` file by their names. Raises `TensorError`."""
+    try:
+        with (
+            Path(path).open("rb") as file,
+            np.load(file, allow_pickle=False) as archive,
+        ):
+            arrays = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError, AttributeError) as e:
+        raise TensorError(f"{path} cannot be read: {e}") from None
+    except Exception as e:  # zipfile and zlib have errors of their own
+        raise TensorError(f"{path} is no .npz file: {e}") from None
+    if not arrays:
+        raise TensorError(f"{path} holds no array")
+    return arrays
+
+
+def pick(arrays: dict[str, Array], name: str, path: str) -> Array:
+    """The array for input `name`: that of its name, or the only one there is."""
+    if name not in arrays and len(arrays) != 1:
+        raise TensorError(f"--input {name}={path}: it holds {', '.join(arrays)}")
+    return arrays.get(name, next(iter(arrays.values())))
+
+
 def _read_array(text: str, name: str, datatype: str) -> Array:
+    if text.endswith(".npz"):
+        return pick(read_archive(text), name, text)
     if text.endswith(".npy"):
         try:
             return np.asarray(np.load(Path(text), allow_pickle=False))
@@ -128,8 +154,8 @@ def _read_array(text: str, name: str, datatype: str) -> Array:
         if datatype == "BYTES":
             return np.array(text, dtype=object)
         msg = (
-            f"input {name}: {text!r} is neither a .npy file nor a JSON value such as "
-            f"[[1, 2]] ({e})"
+            f"input {name}: {text!r} is neither a .npy or .npz file nor a JSON value "
+            f"such as [[1, 2]] ({e})"
         )
         raise TensorError(msg) from None
     try:

@@ -41,6 +41,24 @@ def test_files(
     np.testing.assert_allclose(np.load(target), data * 2 + 1, rtol=1e-6)
 
 
+def test_archives(popgate: Call, gateway: ServedGateway, tmp_path: Path) -> None:
+    one, other, none = (tmp_path / f"{n}.npz" for n in ("one", "other", "none"))
+    np.savez(one, input=np.ones((1, 4)))
+    np.savez(other, a=np.ones((1, 4)), b=np.zeros(3))
+    none.write_bytes(b"not an archive")
+    for value in (one, f"input={one}"):
+        done = popgate("infer", "affine", "--url", gateway.url, "-i", str(value))
+        assert done.out == "output  FP32[1, 4]\n[[3. 3. 3. 3.]]\n"
+    for value, said in (
+        (other, "no input 'a'; no input 'b'; --input input=… is missing"),
+        (f"input={other}", "it holds a, b"),
+        (none, "cannot be read"),
+    ):
+        done = popgate("infer", "affine", "--url", gateway.url, "-i", str(value))
+        assert done.code == 2
+        assert said in done.err
+
+
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_text(popgate: Call, gateway: ServedGateway, encoding: str) -> None:
     done = popgate(
@@ -83,7 +101,7 @@ def test_several_inputs_and_a_version(popgate: Call, gateway: ServedGateway) -> 
         (["affine", "-i", "x=1"], 2, "no input 'x'"),
         (["affine", "-i", "input"], 2, "--input input: expected NAME=VALUE"),
         (["affine", "-i", "input=[[1,2],[3]]"], 2, "not of one shape"),
-        (["affine", "-i", "input=what"], 2, "neither a .npy file nor a JSON value"),
+        (["affine", "-i", "input=what"], 2, "neither a .npy or .npz file nor a JSON value"),
         (["affine", "-i", "input=none.npy"], 2, "none.npy cannot be read"),
         (["affine", "-i", 'input=["a"]'], 2, "expected FP32, got values of"),
         (["affine", "-i", "input=[[1, 2, 3]]"], 1, "(status 400)"),
