@@ -85,7 +85,7 @@ def test_an_archive_gives_what_it_holds(tmp_path: Path) -> None:
     [
         (("x=1",), {}, "no input 'x'; the model takes image FP32"),
         (("image",), {}, "expected NAME=VALUE"),
-        (("image=[1",), {}, "neither a .npy or .npz file nor a JSON value"),
+        (("image=[1",), {}, "neither a .npy or .npz file nor"),
         (("nothing.npz",), {}, "nothing.npz cannot be read"),
         (("image=nothing.npy",), {}, "nothing.npy cannot be read"),
         (("index=[1.5]",), {}, "do not fit INT64"),
