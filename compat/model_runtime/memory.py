@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import UserDict
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from popef import Model
 
 from engine import DataDesc
 
 Array = npt.NDArray[Any]
+ModelSource: TypeAlias = str | Sequence[str] | Model
 
 
 class InputMemoryView(UserDict[str, Any]):
@@ -40,6 +42,15 @@ class OutputMemoryView(InputMemoryView):
 
 class PopefPaths(list[str]):
     """The files of one model."""
+
+
+def one_source(*given: ModelSource | None) -> ModelSource:
+    """What a model is made of, which the original takes under several names."""
+    sources = [source for source in given if source is not None]
+    if len(sources) != 1:
+        msg = "expected one of model, popef_path and popef_paths"
+        raise TypeError(f"{msg}, got {len(sources)}")
+    return sources[0]
 
 
 def arrays_of(

@@ -13,7 +13,12 @@ from popef import Model
 import engine
 from model_runtime.config import ModelRunnerConfig
 from model_runtime.data_desc import DataDesc
-from model_runtime.memory import InputMemoryView, arrays_of
+from model_runtime.memory import (
+    InputMemoryView,
+    ModelSource,
+    arrays_of,
+    one_source,
+)
 from model_runtime.results import (
     OutputFutureMemory,
     OutputFutureMemoryView,
@@ -28,14 +33,19 @@ class ModelRunner:
     """Loads a model and executes it (Model Runtime User Guide 3).
 
     `model` is the path of a file, `PopefPaths` or another sequence of paths, or a
-    `popef.Model`. Unloaded when nobody holds it any more; a result holds it.
+    `popef.Model`; paths also by their own names. Unloaded when nobody holds it any
+    more; a result holds it.
     """
 
     def __init__(
         self,
-        model: str | Sequence[str] | Model,
+        model: ModelSource | None = None,
         config: ModelRunnerConfig | None = None,
+        *,
+        popef_path: str | None = None,
+        popef_paths: Sequence[str] | None = None,
     ) -> None:
+        model = one_source(model, popef_path, popef_paths)
         self._config = config or ModelRunnerConfig()
         source = engine.open_model(model.io if isinstance(model, Model) else model)
         self._runner = engine.ModelRunner(source, self._config.to_engine(source))

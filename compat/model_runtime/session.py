@@ -16,6 +16,7 @@ import popef_io
 from model_runtime.device_wait import DeviceWaitConfig
 from model_runtime.devices import Device
 from model_runtime.durations import Nanoseconds, nanoseconds
+from model_runtime.memory import ModelSource, one_source
 from model_runtime.predicates import (
     AnchorCallbackPredicate,
     PopefDataUsagePredicate,
@@ -82,9 +83,12 @@ class Session:
 
     def __init__(
         self,
-        model: str | Sequence[str] | Model,
+        model: ModelSource | None = None,
         config: SessionConfig | None = None,
+        *,
+        popef_paths: Sequence[str] | None = None,
     ) -> None:
+        model = one_source(model, popef_paths)
         source = model.io if isinstance(model, Model) else model
         self._session = engine.Session(source, (config or SessionConfig()).to_engine())
         weakref.finalize(self, self._session.close)

@@ -220,3 +220,18 @@ def test_enumerators_are_shown_by_name_and_count_as_numbers() -> None:
     assert f"{policy}" == "AnchorCallbackPolicy.SKIP_CB"
     assert f"{model_runtime.LaunchPolicy.Immediate}" == "LaunchPolicy.Immediate"
     assert (int(strategy), int(policy), int(popef.DataType.F32)) == (2, 2, 3)
+
+
+def test_files_are_given_by_either_name(simple: str) -> None:
+    config = model_runtime.ModelRunnerConfig()
+    one = model_runtime.ModelRunner(popef_path=simple, config=config)
+    assert one.getExecuteInputs()[0].name == "tensor_A"
+    del one
+    several = model_runtime.ModelRunner(config=config, popef_paths=[simple])
+    assert several.config() is config
+    session = model_runtime.Session(popef_paths=[simple])
+    assert session.model().metadata.executable() == "simple"
+    with pytest.raises(TypeError, match="one of model, popef_path and popef_paths"):
+        model_runtime.ModelRunner(config=config)
+    with pytest.raises(TypeError, match="got 2"):
+        model_runtime.ModelRunner(simple, popef_path=simple)
