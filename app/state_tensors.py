@@ -200,15 +200,27 @@ class Control:
         if self.is_text:
             if not isinstance(value, str):
                 raise ValueError("a string")
-            array = np.full(self._shape, value.encode(), dtype=np.object_)
+            try:
+                raw = value.encode()
+            except UnicodeEncodeError:
+                raise ValueError("a text that UTF-8 can write") from None
+            array = np.full(self._shape, raw, dtype=np.object_)
             return Tensor.from_numpy(array, self.spec.data_type)
         if isinstance(value, str):
             raise ValueError("true or false" if kind == "b" else "a number")
         if kind == "b" and value not in (0, 1):
             raise ValueError("true or false")
+        try:
+            is_finite = math.isfinite(value)
+        except OverflowError:  # an integer of hundreds of digits
+            raise ValueError("a number that 64 bits hold") from None
         if kind in "iu":
             limits = np.iinfo(dtype)
-            if value != int(value) or not limits.min <= value <= limits.max:
+            if (
+                not is_finite
+                or value != int(value)
+                or not limits.min <= value <= limits.max
+            ):
                 raise ValueError(f"a whole number from {limits.min} to {limits.max}")
             value = int(value)
         if self.spec.datatype == "BF16":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from typing import Any
 
@@ -111,6 +112,9 @@ def test_an_error_as_the_first_event_is_the_status(triton: ServedGateway) -> Non
         ),
         (prompt(REPETITION="x"), "parameter 'REPETITION' must be a number, got 'x'"),
         (prompt(REPETITION=1.5), "parameter 'REPETITION' must be a whole number"),
+        (prompt(REPETITION=math.inf), "parameter 'REPETITION' must be a whole number"),
+        (prompt(REPETITION=math.nan), "parameter 'REPETITION' must be a whole number"),
+        (prompt(DELAY=10**400, X=math.nan), "'DELAY' must be a number that 64 bits"),
         (prompt(FAIL_LAST=3), "parameter 'FAIL_LAST' must be true or false"),
         (prompt(PROMPT=["a", "b"]), "to tensor with proper shape"),
         ("[]", "expected a JSON object, got list"),
