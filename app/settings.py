@@ -88,10 +88,14 @@ def parse_device_wait(value: str) -> float | None:
 
 
 def parse_names(value: object) -> object:
-    """Names, as a list or with commas between them, as a variable has them."""
-    if isinstance(value, str):
-        return tuple(name.strip() for name in value.split(",") if name.strip())
-    return value
+    """Names: a list of them, with commas between those that come in one text."""
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list | tuple) or not all(
+        isinstance(text, str) for text in texts
+    ):
+        return value
+    names = (name.strip() for text in texts for name in text.split(","))
+    return tuple(name for name in names if name)
 
 
 def default_cache_dir() -> Path:

@@ -125,7 +125,8 @@ _ControlMode = Annotated[
 _LoadModel = Annotated[
     list[str] | None,
     typer.Option("--load-model", metavar="NAME", help="Load this model at the start, "
-                 "with the mode explicit; may be repeated; * is all."),
+                 "with the mode explicit; may be repeated, or name several "
+                 "with commas; * is all."),
 ]  # fmt: skip
 _PollSecs = Annotated[
     float | None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -100,3 +101,15 @@ def test_settings_are_frozen() -> None:
 def test_values_that_are_refused(values: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         Settings(**values)  # type: ignore[arg-type]
+
+
+def test_models_to_load_are_named_in_any_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    mode: Any = {"model_control_mode": "explicit"}
+    named: Any = (["a", "b"], ["a,b"], ["a, b,"], "a,b", ("a", "b"))
+    assert {Settings(load_model=names, **mode).load_model for names in named} == {
+        ("a", "b")
+    }
+    monkeypatch.setenv("POPGATE_LOAD_MODEL", "a,b")
+    assert Settings(**mode).load_model == ("a", "b")
+    with pytest.raises(ValueError, match="load_model"):
+        Settings(load_model=[1], **mode)  # type: ignore[list-item]
