@@ -28,7 +28,7 @@ LABEL org.opencontainers.image.title="PopGate" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /opt/popgate /opt/popgate
 COPY --from=build /usr/lib/locale/en_US.utf8 /usr/lib/locale/en_US.utf8
-RUN useradd --system --uid 10001 --home-dir /nonexistent --shell /usr/sbin/nologin popgate \
+RUN useradd --no-create-home --uid 10001 --home-dir /nonexistent --shell /usr/sbin/nologin popgate \
     && install -d -o popgate -g popgate /models /var/cache/popgate
 USER popgate
 ENV PATH=/opt/popgate/bin:$PATH \
