@@ -94,9 +94,10 @@ $(VENV)/.installed: pyproject.toml $(VENV)/.python
 	$(pip) install -q -e .
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed Makefile
-	$(pip) install -q -e '.[dev,examples]'
-	@touch $@
+# All at once; what of it is imported is compiled to bytecode then, the rest never.
+$(VENV)/.installed-dev: pyproject.toml Makefile $(VENV)/.python
+	$(pip) install -q --no-compile -e '.[dev,examples]'
+	@touch $(VENV)/.installed $@
 
 clean:
 	rm -rf $(VENV) $(MODELS)/digits.popef build *.egg-info \
