@@ -22,7 +22,11 @@ def model(simple: str) -> popef.Model:
     return popef.ModelBuilder(reader).createModel()
 
 
-def test_getters_until_there_is_none(model: popef.Model) -> None:
+def test_getters_until_there_is_none(
+    model: popef.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A pool of its own: what earlier tests forgot may wait for the garbage collector.
+    monkeypatch.setenv("POPGATE_POOL", f"getters-{os.getpid()}")
     manager = model_runtime.DeviceManager()
     assert manager.ipuHardwareVersion() == -1
     wait = DeviceWaitConfig(0.01, 0.005)

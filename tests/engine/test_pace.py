@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from engine import pace
-from engine.pace import Pace
+from tests.plain import plain
+
+pace = plain("engine.pace")
+Pace = pace.Pace
 
 MS = 1_000_000
 

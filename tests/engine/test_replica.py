@@ -14,8 +14,11 @@ from engine.channel import REQUEST, Channel, ChannelLayout
 from engine.client_channel import ClientChannel
 from engine.link import Link
 from engine.outcome import Outcome
-from engine.replica import JUDGED_BY, BatchingPolicy, Replica
 from engine.shared_memory import PAGE
+from tests.plain import plain
+
+replica = plain("engine.replica")
+JUDGED_BY, BatchingPolicy = replica.JUDGED_BY, replica.BatchingPolicy
 
 DELAY = 1_000
 SECOND = 1_000_000_000
@@ -29,7 +32,7 @@ class Written:
         self.channel = Channel.create("test", ChannelLayout(8, (PAGE,), (PAGE,)))
         self.client = ClientChannel(0, self.channel, self.link)
         nothing: Any = None
-        self.replica = Replica(
+        self.replica = replica.Replica(
             0,
             "m",
             nothing,
