@@ -2,9 +2,11 @@
 
     python -m bench.versions COMMIT
     python -m bench.versions COMMIT --pure --scenarios S-json,M-json
+    python -m bench.versions ../other-tree
 
-Checks the earlier commit out into a temporary folder, compiles the models and serves
-them with each version's own commands, drives both in turns, and prints requests per
+Checks the earlier commit out into a temporary folder (or takes a folder as it is, with
+the hot path compiled there or not), compiles the models and serves them with each
+version's own commands, drives both in turns, and prints requests per
 second, the processor time of the gateway and of its devices a request, and the ratios
 of this version to the earlier one: medians over the rounds of each pair of neighbours.
 
@@ -55,7 +57,10 @@ class Run:
 
 @contextmanager
 def checked_out(commit: str) -> Iterator[Path]:
-    """A folder with the files of a commit."""
+    """A folder with the files of a commit, or the folder that is meant."""
+    if Path(commit).is_dir():
+        yield Path(commit).resolve()
+        return
     with tempfile.TemporaryDirectory() as folder:
         archive = subprocess.run(
             ["git", "archive", commit], cwd=ROOT, check=True, stdout=subprocess.PIPE
@@ -137,7 +142,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("commit", help="the earlier version")
+    parser.add_argument("commit", help="the earlier version, or its folder")
     parser.add_argument("--pure", action="store_true", help="plain Python, both")
     add_choices(parser)
     options = parser.parse_args()

@@ -76,11 +76,14 @@ class BatchPlan:
         return next(iter(counts.values()), 1)
 
     def _rows(self, tensors: Mapping[str, Tensor]) -> int:
-        dim = self.dim
-        rows = {t.shape[dim] if len(t.shape) > dim else 0 for t in tensors.values()}
-        if len(rows) > 1:
-            raise self._disagree(tensors)
-        return rows.pop() if rows else 0
+        dim, rows = self.dim, -1
+        for tensor in tensors.values():
+            shape = tensor.shape
+            got = shape[dim] if len(shape) > dim else 0
+            if got != rows >= 0:
+                raise self._disagree(tensors)
+            rows = got
+        return max(rows, 0)
 
     def _count(self, anchor: AnchorRows, shape: Sequence[int]) -> int:
         extent = shape[self.dim] if len(shape) > self.dim else int(not shape)
