@@ -43,6 +43,10 @@ $(MODELS)/digits.popef: $(example) $(VENV)/.installed
 	@mkdir -p $(MODELS)
 	$(bin)/popgate compile $(example) -o $@
 
+# Hundreds of processes start in the tests; each would compile all sources anew where
+# the environment forbids Python to keep what it has compiled.
+test test-compiled: export PYTHONDONTWRITEBYTECODE =
+
 test: check
 	$(bin)/python -m pytest $(PARALLEL)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -93,12 +92,12 @@ async def _http_exception(request: Request, error: Exception) -> Response:
 
 
 class AllowedMethods:
-    """Which methods the paths of an OpenAPI document take.
+    """Which methods the documented paths take.
 
     A router that refuses a method knows only those of one of its routes.
     """
 
-    def __init__(self, paths: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, paths: Mapping[str, Iterable[str]]) -> None:
         # The one with the most letters of its own first: it is the one that is meant
         # where several fit.
         specific = sorted(paths, key=lambda p: len(_PARAMETER.sub("", p)), reverse=True)

@@ -14,8 +14,9 @@ from typing import Any
 from urllib.parse import quote
 
 import orjson
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 
 from app.about import VERSION
 from app.dependencies import KEY_SCHEME
@@ -57,6 +58,16 @@ _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 _PLAIN_KEY = re.compile(r"[$A-Za-z_][A-Za-z0-9_./-]*")
 _YAML_WORDS = frozenset(["y", "n", "yes", "no", "on", "off", "true", "false", "null"])
 _LOADING = re.compile(r"/(load|unload)$")
+
+
+def documented_methods(routers: Iterable[APIRouter]) -> dict[str, set[str]]:
+    """The paths of the document with their methods, without making all of it."""
+    methods: dict[str, set[str]] = {}
+    for router in routers:
+        for route in router.routes:
+            if isinstance(route, APIRoute) and route.include_in_schema:
+                methods.setdefault(route.path_format, set()).update(route.methods or ())
+    return methods
 
 
 def base_document(app: FastAPI, restricted: Collection[str] = ()) -> dict[str, Any]:

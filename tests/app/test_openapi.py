@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.examples import example_oip_request, example_request, shown_shape
-from app.main import openapi_document
-from app.openapi import document_with_models, to_yaml
+from app.main import ROUTERS, openapi_document
+from app.openapi import document_with_models, documented_methods, to_yaml
 from app.spec import ModelSpec, TensorSpec
 
 # Lone surrogates are no text in JSON either.
@@ -54,6 +54,15 @@ def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
         r.removeprefix("#/components/schemas/") for r in references(document)
     } <= set(schemas)
     assert "HTTPValidationError" not in schemas
+
+
+def test_what_the_paths_take_is_known_without_the_document(
+    document: dict[str, Any],
+) -> None:
+    known = documented_methods(ROUTERS)
+    assert {
+        path: {method.lower() for method in methods} for path, methods in known.items()
+    } == {path: set(operations) for path, operations in document["paths"].items()}
 
 
 def test_every_error_has_our_form(document: dict[str, Any]) -> None:
