@@ -210,13 +210,17 @@ def gateway(
 
 
 def compile_models(
-    models: Sequence[Path], out_dir: Path, *options: str
+    models: Sequence[Path],
+    out_dir: Path,
+    *options: str,
+    environment: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """`popgate compile A.onnx … --out-dir DIR`. Exit code 1 where one was refused."""
     command = [*POPGATE, "compile", *map(str, models), "--out-dir", str(out_dir)]
     return subprocess.run(
         [*command, *options],
         cwd=ROOT,
+        env={**os.environ, **(environment or {})},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

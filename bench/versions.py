@@ -33,9 +33,8 @@ from bench.machine import describe
 from bench.models import write_models
 from bench.processes import cpu_seconds
 from bench.scenarios import SCENARIOS, Scenario
-from bench.serving import HOST, ROOT, Server, free_port
+from bench.serving import ROOT, Server, compile_models, gateway
 
-COMMAND = [sys.executable, "-c", "from app.cli import main; main()"]
 HEAD = (
     f"{'scenario':<9} {'conn':>4} | {'rate then':>9} {'gateway':>8} {'device':>8}"
     f" | {'rate now':>9} {'gateway':>8} {'device':>8} | {'rate':>6} {'CPU':>6}"
@@ -83,16 +82,10 @@ def serve(tree: Path, sources: list[Path], name: str, *, pure: bool) -> Server:
     """Compile the models and serve them with the commands of a tree."""
     variables = environment(tree, len(name), pure=pure)
     repository = sources[0].parent / name
-    made = subprocess.run(
-        [*COMMAND, "compile", *map(str, sources), "--out-dir", str(repository)],
-        env={**os.environ, **variables}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    made = compile_models(sources, repository, environment=variables)
     if made.returncode != 0:
         sys.exit(f"popgate compile failed ({name}):\n{made.stdout}{made.stderr}")
-    port = free_port()
-    command = [*COMMAND, "serve", "--model-repository", str(repository)]
-    command += ["--host", HOST, "--port", str(port)]
-    return Server(command, port, name=name, environment=variables)
+    return gateway(repository, environment=variables, name=name)
 
 
 def measure(

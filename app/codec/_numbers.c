@@ -40,6 +40,7 @@ typedef struct {
     const Py_ssize_t *shape;
     int rank;
     char code; /* as in Python's struct module */
+    int size;  /* of an element */
 } Reader;
 
 typedef struct {
@@ -133,11 +134,11 @@ static bool to_double(uint64_t digits, int power, double *value)
     return true;
 }
 
-static inline void skip_space(Reader *reader)
+static inline const uint8_t *skip_space(const uint8_t *at)
 {
-    while (*reader->at == ' ' || *reader->at == '\n' || *reader->at == '\r' ||
-           *reader->at == '\t')
-        reader->at++;
+    while (*at == ' ' || *at == '\n' || *at == '\r' || *at == '\t')
+        at++;
+    return at;
 }
 
 static const uint64_t whole_powers[9] = {1,      10,      100,      1000,     10000,
@@ -259,16 +260,17 @@ static bool put_float(Reader *reader, const Decimal *decimal)
     return true;
 }
 
-static bool put_integer(Reader *reader, const Decimal *decimal, int size, bool has_sign)
+static bool put_integer(Reader *reader, const Decimal *decimal)
 {
-    uint64_t most = UINT64_MAX >> (64 - 8 * size + has_sign);
+    bool has_sign = reader->code >= 'a'; /* the codes without are capitals */
+    uint64_t most = UINT64_MAX >> (64 - 8 * reader->size + has_sign);
     if (!decimal->whole || decimal->digits > most + (has_sign && decimal->negative))
         return false;
     if (decimal->negative && !has_sign)
         return false;
     uint64_t bits = decimal->negative ? -decimal->digits : decimal->digits;
-    memcpy(reader->out, &bits, (size_t)size);
-    reader->out += size;
+    memcpy(reader->out, &bits, (size_t)reader->size);
+    reader->out += reader->size;
     return true;
 }
 
@@ -279,33 +281,15 @@ static inline bool read_number(Reader *reader)
         return false;
     if (decimal.negative && decimal.whole && !decimal.digits)
         return false; /* -0 is an integer to some parsers, and then has no sign */
-    switch (reader->code) {
-    case 'f':
-    case 'd':
+    if (reader->code == 'f' || reader->code == 'd')
         return put_float(reader, &decimal);
-    case 'b':
-        return put_integer(reader, &decimal, 1, true);
-    case 'B':
-        return put_integer(reader, &decimal, 1, false);
-    case 'h':
-        return put_integer(reader, &decimal, 2, true);
-    case 'H':
-        return put_integer(reader, &decimal, 2, false);
-    case 'i':
-        return put_integer(reader, &decimal, 4, true);
-    case 'I':
-        return put_integer(reader, &decimal, 4, false);
-    case 'q':
-        return put_integer(reader, &decimal, 8, true);
-    default:
-        return put_integer(reader, &decimal, 8, false);
-    }
+    return put_integer(reader, &decimal);
 }
 
 /* A list of lists of … of numbers, with exactly the extents of the shape. */
 static bool read_list(Reader *reader, int level)
 {
-    skip_space(reader);
+    reader->at = skip_space(reader->at);
     if (*reader->at != '[')
         return false;
     reader->at++;
@@ -314,11 +298,11 @@ static bool read_list(Reader *reader, int level)
             if (!read_list(reader, level + 1))
                 return false;
         } else {
-            skip_space(reader);
+            reader->at = skip_space(reader->at);
             if (!read_number(reader))
                 return false;
         }
-        skip_space(reader);
+        reader->at = skip_space(reader->at);
         if (*reader->at != (left > 1 ? ',' : ']'))
             return false;
         reader->at++;
@@ -361,14 +345,6 @@ static Py_ssize_t read_shape(PyObject *shape, Py_ssize_t *extents, Py_ssize_t mo
     return count;
 }
 
-static bool is_nested(const uint8_t *at)
-{
-    at++;
-    while (*at == ' ' || *at == '\n' || *at == '\r' || *at == '\t')
-        at++;
-    return *at == '[';
-}
-
 PyDoc_STRVAR(pack_doc,
 "pack(text, start, end, shape, code)\n--\n\n"
 "The bytes of the numbers in text[start:end], a JSON list, flat or nested as `shape`.\n\n"
@@ -401,8 +377,8 @@ static PyObject *pack(PyObject *module, PyObject *const *args, Py_ssize_t count)
         return NULL;
     const uint8_t *text = (const uint8_t *)PyBytes_AS_STRING(args[0]);
     Reader reader = {text + start, text + end, (uint8_t *)PyBytes_AS_STRING(result),
-                     extents, (int)rank, code};
-    if (!is_nested(reader.at)) {
+                     extents, (int)rank, code, size_of(code)};
+    if (*skip_space(reader.at + 1) != '[') { /* flat */
         extents[0] = elements;
         reader.rank = 1;
     }

@@ -20,7 +20,6 @@ from typing import Any
 
 from app.codec.json_text import check_values, parse_json
 from app.codec.shapes import Shape
-from app.errors import RequestError
 from app.limits import Limits
 
 try:
@@ -34,7 +33,6 @@ SMALL = 512
 MOST_LISTS = 64
 
 _KEY = b'"data":'
-_OPEN, _BLANK = ord("["), ord(" ")
 
 
 class Unusual(Exception):
@@ -75,17 +73,14 @@ def may_have_lists(text: bytes) -> bool:
 def parse_with_lists(text: bytes, limits: Limits) -> dict[str, Any]:
     """The document of a body, with a `NumberList` as `data` of its inputs.
 
-    Raises Unusual where it has to be parsed as a whole, and BodyTooLarge.
+    Raises Unusual where it has to be parsed as a whole, and what `parse_json` does.
     """
     found = _find_lists(text)
     rest = _without(text, found)
     if rest.count(b'"data"') != len(found) or b"\\" in rest:
         raise Unusual
     check_values(text, limits)
-    try:
-        document = parse_json(rest, limits)
-    except RequestError:
-        raise Unusual from None
+    document = parse_json(rest, limits)
     _put_back(document, found)
     return document  # type: ignore[no-any-return]
 
