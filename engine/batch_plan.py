@@ -282,5 +282,5 @@ def _transfers(model: Model) -> Mapping[str, int]:
     metadata = model.metadata
     if metadata.device_iterations <= 1:
         return {}
-    executable = Executable.decode(model.executable.executable())
+    executable = Executable.decode(model.executable.raw())
     return stream_transfers(executable, metadata.program_flow.main)

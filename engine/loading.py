@@ -97,7 +97,7 @@ def make_executor(model: Model, message: Mapping[str, Any]) -> Executor:
     """The executor of a model, as a message of the owner's says."""
     return Executor(
         Executable.decode(
-            model.executable.executable(),
+            model.executable.raw(),
             check_digests=bool(message.get("check_package_hash", True)),
         ),
         model.metadata,

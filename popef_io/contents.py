@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from popef_io.blob import Blob
+from popef_io.content import BlobContent
 from popef_io.datatypes import DataType
 from popef_io.errors import CorruptError, InvalidValueError, LimitError
 from popef_io.layout import MAX_EXECUTABLE_SIZE
@@ -29,15 +30,15 @@ from popef_io.validation import has_only_booleans
 _INFLATE_STEP = 1 << 20  # bytes decompressed at once
 
 
-class ExecutableReader:
+class ExecutableReader(BlobContent):
     """An executable blob; its content is opaque to the container."""
 
-    __slots__ = ("_max_size", "blob", "name")
+    __slots__ = ("_max_size", "name")
 
     def __init__(
         self, blob: Blob, info: ExecutableInfo, max_size: int = MAX_EXECUTABLE_SIZE
     ) -> None:
-        self.blob = blob
+        super().__init__(blob)
         self.name = info.name
         self._max_size = max_size
 
@@ -45,12 +46,7 @@ class ExecutableReader:
     def is_compressed(self) -> bool:
         return self.blob.header.is_compressed
 
-    @property
-    def size(self) -> int:
-        """Bytes of the executable, decompressed."""
-        return self.blob.header.content_size
-
-    def executable(self) -> memoryview:
+    def raw(self) -> memoryview:
         """The executable's bytes; decompressed anew at each call if compressed.
 
         Raises LimitError if it would decompress to more than the reader accepts,
@@ -111,22 +107,18 @@ class MetadataReader:
         return f"<MetadataReader {self.metadata.executable!r}>"
 
 
-class TensorReader:
-    """A tensor data blob."""
+class TensorReader(BlobContent):
+    """A tensor data blob: row-major, little-endian."""
 
-    __slots__ = ("blob", "info")
+    __slots__ = ("info",)
 
     def __init__(self, blob: Blob, info: TensorDataInfo) -> None:
-        self.blob = blob
+        super().__init__(blob)
         self.info = info
 
     @property
     def name(self) -> str:
         return self.info.name
-
-    def raw(self) -> memoryview:
-        """The tensor's bytes: read-only, in place, row-major, little-endian."""
-        return self.blob.payload()
 
     def data(self) -> np.ndarray[Any, Any]:
         """The tensor: a read-only array in place; for STRING a new one of bytes."""
@@ -137,22 +129,18 @@ class TensorReader:
         return f"<TensorReader {self.name!r} {self.info.tensor_info}>"
 
 
-class FeedReader:
+class FeedReader(BlobContent):
     """A feed data blob: equal tensors, one after another."""
 
-    __slots__ = ("blob", "info")
+    __slots__ = ("info",)
 
     def __init__(self, blob: Blob, info: FeedDataInfo) -> None:
-        self.blob = blob
+        super().__init__(blob)
         self.info = info
 
     @property
     def name(self) -> str:
         return self.info.name
-
-    def raw(self) -> memoryview:
-        """The bytes of all tensors: read-only, in place."""
-        return self.blob.payload()
 
     def data(self) -> np.ndarray[Any, Any]:
         """All tensors as one array of shape (num_tensors, ...), as for a tensor."""
@@ -172,13 +160,13 @@ class FeedReader:
         return f"<FeedReader {self.name!r} {len(self)} x {self.info.tensor_info}>"
 
 
-class OpaqueReader:
+class OpaqueReader(BlobContent):
     """An opaque blob: bytes that mean something to somebody else."""
 
-    __slots__ = ("blob", "info")
+    __slots__ = ("info",)
 
     def __init__(self, blob: Blob, info: OpaqueInfo) -> None:
-        self.blob = blob
+        super().__init__(blob)
         self.info = info
 
     @property
@@ -190,21 +178,17 @@ class OpaqueReader:
         """Name of the executable it belongs to; empty: to all."""
         return self.info.executable
 
-    def data(self) -> memoryview:
-        """The bytes, read-only, in place."""
-        return self.blob.payload()
-
     def __repr__(self) -> str:
-        return f"<OpaqueReader {self.name!r} {self.blob.header.content_size} bytes>"
+        return f"<OpaqueReader {self.name!r} {self.size} bytes>"
 
 
-class UnknownBlob:
-    """A blob of a type that this version does not know; `Writer.copy` keeps it."""
+class UnknownBlob(BlobContent):
+    """A blob of a type that this version does not know; `Writer.copy` keeps it.
 
-    __slots__ = ("blob",)
+    Its contents are as stored.
+    """
 
-    def __init__(self, blob: Blob) -> None:
-        self.blob = blob
+    __slots__ = ()
 
     @property
     def type_number(self) -> int:
@@ -212,10 +196,6 @@ class UnknownBlob:
 
     def descriptor(self) -> memoryview:
         return self.blob.descriptor()
-
-    def data(self) -> memoryview:
-        """The payload as stored."""
-        return self.blob.payload()
 
     def __repr__(self) -> str:
         return f"<UnknownBlob type {self.type_number} at {self.blob.offset}>"

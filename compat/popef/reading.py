@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from typing import Any, BinaryIO, Generic, TypeVar
 
@@ -32,6 +31,19 @@ class _Face(Generic[BlobReader]):
         return repr(self._reader)
 
 
+class _DataFace(_Face[BlobReader]):
+    """The same of a blob of data."""
+
+    def getStandaloneDataStream(self) -> BinaryIO:
+        """The contents to read from the first byte; each stream has its own position,
+        and outlives its reader."""
+        return self._reader.open()
+
+    def getAvailableReadSize(self) -> int:
+        """Bytes of the contents."""
+        return self._reader.size
+
+
 class ExecutableReader(_Face[popef_io.ExecutableReader]):
     """An executable blob."""
 
@@ -40,15 +52,16 @@ class ExecutableReader(_Face[popef_io.ExecutableReader]):
         self.name = reader.name
 
     def executable(self) -> bytes:
-        """Its content, decompressed if need be."""
-        return bytes(self._reader.executable())
+        """Its contents, decompressed if need be."""
+        return bytes(self._reader.raw())
 
     def getStandaloneExecutableStream(self) -> BinaryIO:
-        """The content to read from its beginning; each stream has its own position."""
-        return io.BytesIO(self._reader.executable())
+        """The contents, decompressed, as `getStandaloneDataStream` gives those of other
+        blobs."""
+        return self._reader.open()
 
 
-class TensorReader(_Face[popef_io.TensorReader]):
+class TensorReader(_DataFace[popef_io.TensorReader]):
     """A tensor data blob."""
 
     def __init__(self, reader: popef_io.TensorReader) -> None:
@@ -59,12 +72,8 @@ class TensorReader(_Face[popef_io.TensorReader]):
         """The tensor: a read-only view of the file."""
         return self._reader.data()
 
-    def getStandaloneDataStream(self) -> BinaryIO:
-        """The bytes to read from the first one; each stream has its own position."""
-        return io.BytesIO(self._reader.raw())
 
-
-class FeedReader(_Face[popef_io.FeedReader]):
+class FeedReader(_DataFace[popef_io.FeedReader]):
     """A feed data blob."""
 
     def __init__(self, reader: popef_io.FeedReader) -> None:
@@ -75,12 +84,8 @@ class FeedReader(_Face[popef_io.FeedReader]):
         """All tensors as one array of shape (numTensors, ...)."""
         return self._reader.data()
 
-    def getStandaloneDataStream(self) -> BinaryIO:
-        """The bytes of all tensors, as for one."""
-        return io.BytesIO(self._reader.raw())
 
-
-class OpaqueReader(_Face[popef_io.OpaqueReader]):
+class OpaqueReader(_DataFace[popef_io.OpaqueReader]):
     """An opaque blob."""
 
     def __init__(self, reader: popef_io.OpaqueReader) -> None:
@@ -89,15 +94,7 @@ class OpaqueReader(_Face[popef_io.OpaqueReader]):
         self.executable = reader.executable
 
     def data(self) -> bytes:
-        return bytes(self._reader.data())
-
-    def getStandaloneDataStream(self) -> BinaryIO:
-        """The bytes to read from the first one; each stream has its own position."""
-        return io.BytesIO(self._reader.data())
-
-    def getAvailableReadSize(self) -> int:
-        """Bytes that there are."""
-        return len(self._reader.data())
+        return bytes(self._reader.raw())
 
 
 class Reader:

@@ -56,7 +56,7 @@ def test_takes_bytes_and_arrays(writer: Writer, data: Any) -> None:
     blob.write(b"")
     blob.write(np.zeros((0, 3), np.float32))
     blob.write(b"\5")
-    assert bytes(read(writer).opaque_blobs[0].data()) == b"\1\2\3\4\5"
+    assert bytes(read(writer).opaque_blobs[0].raw()) == b"\1\2\3\4\5"
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_takes_nothing_else(writer: Writer, data: Any, reason: str) -> None:
     with pytest.raises(InvalidValueError, match=reason):
         blob.write(data)
     blob.write(b"x")
-    assert bytes(read(writer).opaque_blobs[0].data()) == b"x"
+    assert bytes(read(writer).opaque_blobs[0].raw()) == b"x"
 
 
 def test_rows_in_memory_order(writer: Writer) -> None:
@@ -151,7 +151,7 @@ def test_compression_in_steps(writer: Writer, steps: int) -> None:
             blob.write(part)
     item = read(writer).executables[0]
     assert item.is_compressed
-    assert item.executable() == content.tobytes()
+    assert item.raw() == content.tobytes()
     assert item.blob.header.payload_size < len(content) / 2
 
 

@@ -51,11 +51,11 @@ def executable(path: Path, content: bytes, *, compress: bool) -> ExecutableReade
 @pytest.mark.parametrize("content", [b"", b"x", b"ab" * 5000, bytes(3 << 20)])
 def test_executable(tmp_path: Path, content: bytes, compress: bool) -> None:
     item = executable(tmp_path / "file", content, compress=compress)
-    assert item.executable() == content
-    assert item.executable() == content
+    assert item.raw() == content
+    assert item.raw() == content
     assert item.size == len(content)
     assert item.is_compressed is compress
-    assert item.executable().readonly
+    assert item.raw().readonly
     stored = item.blob.header.payload_size
     assert stored == (len(zlib.compress(content)) if compress else len(content))
 
@@ -71,12 +71,12 @@ def test_largest_executable_is_the_callers_to_say(tmp_path: Path) -> None:
         reader = Reader(max_executable_size=limit)
         reader.parse_file(tmp_path / "file")
         if limit == 1000:
-            assert len(reader.executables[0].executable()) == 1000
+            assert len(reader.executables[0].raw()) == 1000
         else:
             with pytest.raises(
                 LimitError, match=r"blob 0 .* is 1000, more than .* 999"
             ):
-                reader.executables[0].executable()
+                reader.executables[0].raw()
 
 
 @pytest.mark.parametrize("data_type", DataType)
@@ -146,7 +146,7 @@ def test_feeds_of_scalars_and_strings(tmp_path: Path, count: int) -> None:
 def test_opaque(reader: Reader) -> None:
     opaque = reader.opaque_blobs[0]
     assert (opaque.name, opaque.executable) == ("notes", "net")
-    assert bytes(opaque.data()) == b"anything"
+    assert bytes(opaque.raw()) == b"anything"
     assert repr(opaque) == "<OpaqueReader 'notes' 8 bytes>"
 
 
@@ -154,7 +154,7 @@ def test_unknown(reader: Reader) -> None:
     unknown = reader.unknown_blobs[0]
     assert unknown.type_number == UNKNOWN
     assert bytes(unknown.descriptor()) == b"later"
-    assert bytes(unknown.data()) == b"something"
+    assert bytes(unknown.raw()) == b"something"
     assert (unknown.blob.name, unknown.blob.executable) == (None, None)
     assert repr(unknown) == f"<UnknownBlob type 777 at {unknown.blob.offset}>"
 
@@ -187,4 +187,4 @@ def test_payload_checksums_may_be_left_out() -> None:
     parse(reader, data)
     reader.verify()
     assert reader.tensors[0].data().tolist() == [0, 0]
-    assert bytes(reader.opaque_blobs[0].data()) == b"x"
+    assert bytes(reader.opaque_blobs[0].raw()) == b"x"

@@ -25,15 +25,15 @@ def use(data: bytes) -> None:
 
 def use_contents(reader: Reader) -> None:
     for executable in reader.executables:
-        executable.executable()
+        executable.raw()
     for tensor in reader.tensors:
         tensor.data()
     for feed in reader.feeds:
         feed.data()
     for opaque in reader.opaque_blobs:
-        opaque.data()
+        opaque.raw()
     for unknown in reader.unknown_blobs:
-        unknown.data()
+        unknown.raw()
 
 
 @pytest.mark.parametrize("hostile", HOSTILE, ids=str)

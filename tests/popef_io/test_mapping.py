@@ -143,7 +143,7 @@ def test_replacing_the_file_leaves_the_mapping(tmp_path: Path) -> None:
         writer.create_opaque_blob("other").write(b"other")
     np.testing.assert_array_equal(model.tensors["w"].data(), WEIGHT)
     path.unlink()
-    assert bytes(model.executable.executable()).startswith(b"executable ")
+    assert bytes(model.executable.raw()).startswith(b"executable ")
 
 
 def test_views_cannot_be_written(tmp_path: Path) -> None:

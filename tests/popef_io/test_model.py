@@ -59,7 +59,7 @@ def test_joins_what_belongs_together(tmp_path: Path) -> None:
     assert list(model.tensors) == ["w"]  # `labels` has no anchor
     np.testing.assert_array_equal(model.tensors["w"].data(), WEIGHT)
     np.testing.assert_array_equal(model.feeds["x"].data(), FRAMES)
-    assert bytes(model.opaque_blobs["notes"].data()) == b"anything"
+    assert bytes(model.opaque_blobs["notes"].raw()) == b"anything"
     assert repr(model) == "<Model 'net' inputs=['x'] outputs=['y'] tensors=1>"
 
 
@@ -92,9 +92,9 @@ def test_several_models_in_one_file(tmp_path: Path) -> None:
         ("three", 3, b"all"),
     ):
         model = load_model(path, executable_name=name)
-        assert model.executable.executable() == name.encode()
+        assert model.executable.raw() == name.encode()
         assert (model.tensors["w"].data() == weight).all()
-        assert model.opaque_blobs["notes"].data() == notes
+        assert model.opaque_blobs["notes"].raw() == notes
     with pytest.raises(InvalidValueError, match="say which: 'one', 'two', 'three'"):
         load_model(path)
     with pytest.raises(MissingBlobError, match="no executable 'four', only 'one'"):

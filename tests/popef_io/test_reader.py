@@ -119,7 +119,7 @@ def test_unknown_types_are_kept() -> None:
     # Flags, a descriptor that is no msgpack, the same twice: all theirs to decide.
     unknown = raw_blob(UNKNOWN, b"\xc1", b"payload", flags=0xFFFFFFFC)
     parse(reader, raw_file(unknown, opaque("a"), unknown))
-    assert [bytes(item.data()) for item in reader.unknown_blobs] == [b"payload"] * 2
+    assert [bytes(item.raw()) for item in reader.unknown_blobs] == [b"payload"] * 2
     assert len(reader.opaque_blobs) == 1
 
 
@@ -154,7 +154,7 @@ def test_payloads_are_not_read_before_they_are_used() -> None:
     )
     for _ in range(2):
         with pytest.raises(CorruptError, match="blob 0 OPAQUE 'o', offset 0"):
-            reader.opaque_blobs[0].data()
+            reader.opaque_blobs[0].raw()
 
 
 def test_contents_are_for_several_threads(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_contents_are_for_several_threads(tmp_path: Path) -> None:
     def work() -> None:
         for _ in range(50):
             sums.append(float(reader.tensors[0].data().sum()))
-            assert bytes(reader.executables[0].executable()[:10]) == b"executable"
+            assert bytes(reader.executables[0].raw()[:10]) == b"executable"
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:

@@ -138,10 +138,10 @@ def read_back(reader: Reader) -> list[Any]:
     """What `write` would have to be given."""
     found: list[Any] = [("metadata", value) for value in reader.metadata]
     for executable in reader.executables:
-        content = bytes(executable.executable())
+        content = bytes(executable.raw())
         found.append(("executable", executable.name, executable.is_compressed, content))
     found.extend(
-        ("opaque", opaque.name, opaque.executable, bytes(opaque.data()))
+        ("opaque", opaque.name, opaque.executable, bytes(opaque.raw()))
         for opaque in reader.opaque_blobs
     )
     for tensor in reader.tensors:

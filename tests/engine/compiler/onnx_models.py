@@ -69,7 +69,7 @@ class Compiled:
     def __init__(self, path: Path) -> None:
         self.model: Model = load_model(path)
         self.metadata = self.model.metadata
-        content = self.model.executable.executable()
+        content = self.model.executable.raw()
         self.executable = Executable.decode(content)
         self.executor = Executor(self.executable, self.metadata)
         weights = {

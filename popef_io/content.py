@@ -1,0 +1,73 @@
+"""What all blobs with contents share: their bytes, in place or as a stream."""
+
+from __future__ import annotations
+
+import io
+from typing import Any, BinaryIO
+
+from popef_io.blob import Blob
+
+
+class BlobContent:
+    """The base of every reader of a blob that has contents."""
+
+    __slots__ = ("blob",)
+
+    def __init__(self, blob: Blob) -> None:
+        self.blob = blob
+
+    @property
+    def size(self) -> int:
+        """Bytes of the contents."""
+        return self.blob.header.content_size
+
+    def raw(self) -> memoryview:
+        """The contents: read-only, in place.
+
+        Raises CorruptError if they do not agree with their checksum.
+        """
+        return self.blob.payload()
+
+    def open(self) -> BinaryIO:
+        """The contents as a stream to read; each has a position of its own.
+
+        Nothing is copied but what is read. It holds the contents, so that it outlives
+        its reader. For one thread at a time.
+        """
+        return io.BufferedReader(_ViewStream(self.raw()))
+
+
+class _ViewStream(io.RawIOBase):
+    """Reads bytes that are in memory; `io.BytesIO` would copy them all at first."""
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        room = memoryview(buffer).cast("B")
+        part = self._take(len(room))
+        room[: len(part)] = part
+        return len(part)
+
+    def readall(self) -> bytes:
+        return bytes(self._take(len(self._view)))
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        begins = {io.SEEK_SET: 0, io.SEEK_CUR: self._position}
+        position = begins.get(whence, len(self._view)) + offset
+        if position < 0:
+            raise ValueError(f"a position in a stream is not negative, got {position}")
+        self._position = position
+        return position
+
+    def _take(self, size: int) -> memoryview:
+        part = self._view[self._position : self._position + size]
+        self._position += len(part)
+        return part
