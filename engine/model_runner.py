@@ -30,7 +30,7 @@ from engine.stats import RunnerStats
 from engine.tensor import Array, DataDesc, Tensor
 from engine.tracepoints import Tracepoints
 from engine.validation import check_inputs
-from popef_io import Model
+from popef_io import Model, TensorType
 
 logger = logging.getLogger(__name__)
 
@@ -122,12 +122,17 @@ class ModelRunner:
     @property
     def model_inputs(self) -> tuple[DataDesc, ...]:
         """`execute_inputs` and all that is needed to load the model."""
-        return self._all_descs("INPUT")
+        frozen = self.config.frozen_inputs
+        return tuple(
+            desc
+            for desc in self._all_descs(TensorType.INPUT)
+            if desc.name not in frozen
+        )
 
     @property
     def model_outputs(self) -> tuple[DataDesc, ...]:
         """`execute_outputs` and the outputs of other phases."""
-        return self._all_descs("OUTPUT")
+        return self._all_descs(TensorType.OUTPUT)
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -361,11 +366,10 @@ class ModelRunner:
             return Tensor.from_numpy(array, desc.data_type)
         return Tensor.from_numpy(array)
 
-    def _all_descs(self, kind: str) -> tuple[DataDesc, ...]:
+    def _all_descs(self, kind: TensorType) -> tuple[DataDesc, ...]:
         data = self._model.tensors
-        frozen = self.config.frozen_inputs
         return tuple(
             describe(anchor, has_data=anchor.name in data)
             for anchor in self._model.metadata.anchors
-            if anchor.type.name == kind and anchor.name not in frozen
+            if anchor.type is kind
         )

@@ -22,6 +22,7 @@ from popef.reading import (
     Reader,
     TensorReader,
 )
+from popef.taking import expected
 from popef.values import Anchor, Option, ProgramFlow, TensorInfo
 from popef.writing import BlobWriter, FeedsWriter, FileWriter, Writer
 from popef_io import BlobType, DataType, TensorType
@@ -29,7 +30,7 @@ from popef_io import BlobType, DataType, TensorType
 
 def popefTypeToNumpyDType(data_type: DataType) -> np.dtype[Any]:
     """The numpy type that carries elements of `data_type`."""
-    return data_type.numpy_dtype
+    return expected(data_type, DataType).numpy_dtype
 
 
 __all__ = [

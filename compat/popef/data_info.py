@@ -6,6 +6,7 @@ from __future__ import annotations
 from operator import index
 
 import popef_io
+from popef.taking import expected, taken
 from popef.values import TensorInfo
 
 
@@ -21,14 +22,14 @@ class _DataInfo:
         return self._name
 
     def setName(self, name: str) -> None:
-        self._name = name
+        self._name = expected(name, str)
 
     def tensorInfo(self) -> TensorInfo:
         """Of one tensor."""
         return self._tensor_info
 
     def setTensorInfo(self, info: TensorInfo) -> None:
-        self._tensor_info = info
+        self._tensor_info = taken(info, TensorInfo)
 
     def executable(self) -> str:
         """Name of the executable it belongs to; empty: to any that has such an anchor.
@@ -36,7 +37,7 @@ class _DataInfo:
         return self._executable
 
     def setExecutable(self, executable: str) -> None:
-        self._executable = executable
+        self._executable = expected(executable, str)
 
 
 class TensorDataInfo(_DataInfo):

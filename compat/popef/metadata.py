@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from operator import index
 
 import popef_io
+from popef.taking import all_taken, expected, taken
 from popef.values import Anchor, Option, ProgramFlow
 
 
@@ -34,26 +35,28 @@ class Metadata:
         return self._executable
 
     def setExecutable(self, executable: str) -> None:
-        self._executable = executable
+        self._executable = expected(executable, str)
 
     def anchors(self) -> list[Anchor]:
         return self._anchors
 
     def setAnchors(self, anchors: Iterable[Anchor]) -> None:
-        self._anchors = list(anchors)
+        self._anchors = all_taken(anchors, Anchor)
 
     def programFlow(self) -> ProgramFlow:
         return self._program_flow
 
     def setProgramFlow(self, program_flow: ProgramFlow) -> None:
-        self._program_flow = program_flow
+        self._program_flow = taken(program_flow, ProgramFlow)
 
     def programsMap(self) -> dict[int, str]:
         """Name of each program, by its index."""
         return self._programs_map
 
     def setProgramsMap(self, programs: Mapping[int, str]) -> None:
-        self._programs_map = {index(n): name for n, name in programs.items()}
+        self._programs_map = {
+            index(number): expected(name, str) for number, name in programs.items()
+        }
 
     def replicationFactor(self) -> int:
         """Replicas inside the compiled graph."""
@@ -98,20 +101,20 @@ class Metadata:
         return self._engine_options
 
     def setEngineOptions(self, options: Iterable[Option]) -> None:
-        self._engine_options = list(options)
+        self._engine_options = all_taken(options, Option)
 
     def deviceOptions(self) -> list[Option]:
         return self._device_options
 
     def setDeviceOptions(self, options: Iterable[Option]) -> None:
-        self._device_options = list(options)
+        self._device_options = all_taken(options, Option)
 
     def seedHandle(self) -> str:
         """Handle of the stream that brings the random seed; empty: none."""
         return self._seed_handle
 
     def setSeedHandle(self, seed_handle: str) -> None:
-        self._seed_handle = seed_handle
+        self._seed_handle = expected(seed_handle, str)
 
     def deviceIterations(self) -> int:
         """Iterations that one run of the main programs performs."""

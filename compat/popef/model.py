@@ -12,6 +12,7 @@ from popef.reading import (
     Reader,
     TensorReader,
 )
+from popef.taking import expected
 
 
 class Model:
@@ -34,7 +35,7 @@ class ModelBuilder:
     """Joins what a reader has read into models."""
 
     def __init__(self, reader: Reader) -> None:
-        self._builder = popef_io.ModelBuilder(reader.io)
+        self._builder = popef_io.ModelBuilder(expected(reader, Reader).io)
 
     def createModel(self, executable: str = "") -> Model:
         """The model of the executable called so; without a name, of the only one."""

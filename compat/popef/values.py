@@ -2,8 +2,9 @@
 """What metadata is made of, with the accessors of the PopEF User Guide (5.1).
 
 A getter is called as the field, its setter `set` and the field; a getter of a list or
-of an object gives the one that is held, so that it can be changed in place. Defaults,
-where the guide names none, are zero, false and empty.
+of an object gives the one that is held, so that it can be changed in place; a setter
+takes a copy, as in C++, and what is of another type is a TypeError. Defaults, where the
+guide names none, are zero, false and empty.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 import popef_io
+from popef.taking import expected, taken
 from popef_io import DataType, TensorType
 
 
@@ -22,20 +24,20 @@ class Option:
     """A pair of texts, as engine and device options are."""
 
     def __init__(self, name: str = "", value: str = "") -> None:
-        self._name = name
-        self._value = value
+        self._name = expected(name, str)
+        self._value = expected(value, str)
 
     def name(self) -> str:
         return self._name
 
     def setName(self, name: str) -> None:
-        self._name = name
+        self._name = expected(name, str)
 
     def value(self) -> str:
         return self._value
 
     def setValue(self, value: str) -> None:
-        self._value = value
+        self._value = expected(value, str)
 
     @classmethod
     def from_io(cls, option: popef_io.Option) -> Option:
@@ -69,14 +71,14 @@ class TensorInfo:
         return self._shape
 
     def setShape(self, shape: Iterable[int]) -> None:
-        self._shape = [int(size) for size in shape]
+        self._shape = [index(size) for size in shape]
         self._has_rank = True
 
     def dataType(self) -> DataType:
         return self._data_type
 
     def setDataType(self, data_type: DataType) -> None:
-        self._data_type = data_type
+        self._data_type = expected(data_type, DataType)
 
     def numpyDType(self) -> np.dtype[Any]:
         return self._data_type.numpy_dtype
@@ -175,26 +177,26 @@ class Anchor:
         return self._name
 
     def setName(self, name: str) -> None:
-        self._name = name
+        self._name = expected(name, str)
 
     def handle(self) -> str:
         """The key of the stream, unique in a model."""
         return self._handle
 
     def setHandle(self, handle: str) -> None:
-        self._handle = handle
+        self._handle = expected(handle, str)
 
     def tensorInfo(self) -> TensorInfo:
         return self._tensor_info
 
     def setTensorInfo(self, info: TensorInfo) -> None:
-        self._tensor_info = info
+        self._tensor_info = taken(info, TensorInfo)
 
     def type(self) -> TensorType:
         return self._type
 
     def setType(self, tensor_type: TensorType) -> None:
-        self._type = tensor_type
+        self._type = expected(tensor_type, TensorType)
 
     def programs(self) -> list[int]:
         """The programs that use the stream; empty: not assigned to any."""

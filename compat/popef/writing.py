@@ -21,6 +21,7 @@ import numpy as np
 import popef_io
 from popef.data_info import FeedDataInfo, TensorDataInfo
 from popef.metadata import Metadata
+from popef.taking import expected
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class Writer:
         self._finish = weakref.finalize(self, _close_forgotten, writer)
 
     def writeMetadata(self, metadata: Metadata) -> None:
-        self._io.write(metadata.to_io())
+        self._io.write(expected(metadata, Metadata).to_io())
 
     def write(self, metadata: Metadata) -> None:
         """`writeMetadata`, as it is called in C++."""
@@ -91,15 +92,17 @@ class Writer:
         return BlobWriter(self._io.create_executable(name, compress), self)
 
     def createTensorData(self, info: TensorDataInfo) -> BlobWriter:
-        return BlobWriter(self._io.create_tensor_data(info.to_io()), self)
+        description = expected(info, TensorDataInfo).to_io()
+        return BlobWriter(self._io.create_tensor_data(description), self)
 
     def createFeedData(self, info: FeedDataInfo) -> BlobWriter:
-        return BlobWriter(self._io.create_feed_data(info.to_io()), self)
+        description = expected(info, FeedDataInfo).to_io()
+        return BlobWriter(self._io.create_feed_data(description), self)
 
     def createFeeds(self, infos: Iterable[FeedDataInfo]) -> FeedsWriter:
         """Several feeds that are written in turns."""
-        feeds = self._io.create_feeds([info.to_io() for info in infos])
-        return FeedsWriter(feeds, self)
+        descriptions = [expected(info, FeedDataInfo).to_io() for info in infos]
+        return FeedsWriter(self._io.create_feeds(descriptions), self)
 
     def createOpaqueBlob(self, name: str, executable: str = "") -> BlobWriter:
         return BlobWriter(self._io.create_opaque_blob(name, executable), self)
@@ -124,15 +127,17 @@ class FileWriter(Writer):
     def __init__(
         self, path: str | os.PathLike[str], mode: FileWriter.Mode = Mode.APPEND
     ) -> None:
-        self.mode = mode
+        self.mode = expected(mode, FileWriter.Mode)
         self._begin(popef_io.FileWriter(path))
 
 
 def _first(data: Buffer, size: int | None) -> Buffer:
     if size is None:
         return data
-    view = (data.data if isinstance(data, np.ndarray) else memoryview(data)).cast("B")
-    if size > len(view):
+    if isinstance(data, np.ndarray):
+        data = np.ascontiguousarray(data).data
+    view = memoryview(data).cast("B")
+    if not 0 <= size <= len(view):
         msg = f"size is {size}, the data have {len(view)} bytes"
         raise ValueError(msg)
     return view[:size]

@@ -303,3 +303,88 @@ def test_older_names(tmp_path: Path) -> None:
     metadata = popef.Metadata()
     metadata.setDeviceIteration(7)
     assert metadata.deviceIterations() == metadata.deviceIteration() == 7
+
+
+def test_setters_take_copies() -> None:
+    info, anchor, flow = popef.TensorInfo(), popef.Anchor(), popef.ProgramFlow()
+    option, metadata = popef.Option("a", "b"), popef.Metadata()
+    data = popef.TensorDataInfo()
+    anchors = []
+    for rows in (1, 2):  # one object is used for several, as is usual in C++
+        info.setShape([rows])
+        anchor.setTensorInfo(info)
+        data.setTensorInfo(info)
+        anchors.append(anchor)
+        metadata.setAnchors(anchors[:1])
+        anchor.setName(f"anchor {rows}")
+    info.setShape([9])
+    metadata.setProgramFlow(flow)
+    metadata.setEngineOptions([option])
+    flow.setMain([7])
+    option.setName("c")
+    assert anchor.tensorInfo().shape() == data.tensorInfo().shape() == [2]
+    assert metadata.anchors()[0].name() == "anchor 1"
+    assert metadata.programFlow().main() == []
+    assert metadata.engineOptions() == [popef.Option("a", "b")]
+
+
+@pytest.mark.parametrize(
+    ("owner", "setter", "wrong"),
+    [
+        (popef.Anchor, "setName", 3),
+        (popef.Anchor, "setHandle", None),
+        (popef.Anchor, "setType", "INPUT"),
+        (popef.Anchor, "setPrograms", ["main"]),
+        (popef.Anchor, "setTensorInfo", [3, 4]),
+        (popef.TensorInfo, "setDataType", np.float32),
+        (popef.TensorInfo, "setShape", [2.5]),
+        (popef.TensorDataInfo, "setName", b"x"),
+        (popef.TensorDataInfo, "setTensorInfo", popef.DataType.F32),
+        (popef.FeedDataInfo, "setNumTensors", "2"),
+        (popef.Option, "setValue", 1),
+        (popef.ProgramFlow, "setMain", ["main"]),
+        (popef.Metadata, "setExecutable", 1),
+        (popef.Metadata, "setAnchors", ["input"]),
+        (popef.Metadata, "setProgramFlow", [1]),
+        (popef.Metadata, "setProgramsMap", {"main": 1}),
+        (popef.Metadata, "setEngineOptions", ["a"]),
+        (popef.Metadata, "setSeedHandle", 1),
+    ],
+)
+def test_setters_refuse_other_types(owner: type, setter: str, wrong: object) -> None:
+    value = owner()
+    before = repr(value)
+    with pytest.raises(TypeError):
+        getattr(value, setter)(wrong)
+    assert repr(value) == before
+
+
+def test_descriptions_of_another_kind_are_refused(tmp_path: Path) -> None:
+    writer = popef.Writer(str(tmp_path / "file.popef"))
+    with pytest.raises(TypeError, match="expected FeedDataInfo, got TensorDataInfo"):
+        writer.createFeedData(popef.TensorDataInfo())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="expected TensorDataInfo, got FeedDataInfo"):
+        writer.createTensorData(popef.FeedDataInfo())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="expected Metadata, got dict"):
+        writer.writeMetadata({})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="expected Mode, got str"):
+        popef.FileWriter(str(tmp_path / "other.popef"), "a")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="expected Reader, got str"):
+        popef.ModelBuilder("file.popef")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="expected DataType, got str"):
+        popef.popefTypeToNumpyDType("F32")  # type: ignore[arg-type]
+    writer.createOpaqueBlob("a")
+    writer.close()
+
+
+def test_a_size_is_of_the_bytes_that_are_given(tmp_path: Path) -> None:
+    writer = popef.Writer(str(tmp_path / "file.popef"))
+    blob = writer.createOpaqueBlob("a")
+    with pytest.raises(ValueError, match="-1"):
+        blob.write(b"1234", -1)
+    turned = np.arange(6, dtype=np.float32).reshape(2, 3).T
+    blob.write(turned, turned.nbytes)
+    writer.close()
+    reader = popef.Reader()
+    reader.parseFile(str(tmp_path / "file.popef"))
+    assert reader.opaqueBlobs()[0].data() == turned.tobytes()
