@@ -1,32 +1,39 @@
-"""1, 100 and 500 copies of a small model in one gateway: what each one costs.
+"""1, 100 and 500 copies of a small model, each in a gateway: what each one costs.
 
     python -m bench.many_models
-    python -m bench.many_models --counts 1,50 --seconds 1 --rounds 1
+    python -m bench.many_models --counts 1,50 --rounds 2 --idle 1
+    python -m bench.many_models --counts 1,1,500 --rounds 30    # 1 beside 1: the noise
 
-Start-up time, memory, threads, descriptors and idle CPU of gateway and device
-process together, and requests per second on one of the models. The counts are
-measured in turns, `rounds` times. Exit code 1 where the throughput on one model falls
-by more than 10 % against the smallest count.
+One gateway for each count; all of them run at once, one after the other is started.
+Start-up time, memory, threads, descriptors and idle CPU of gateway and device process
+together. Then requests per second on one of the models, in turns: 1, 100, 500, 500,
+100, 1 and so on. A machine changes its speed from minute to minute, so a gateway is
+compared with the first one in the same round only: medians over the rounds of these
+ratios, with the quartiles. Exit code 1 where the throughput on one model falls by more
+than 10 % against the first count.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import statistics
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.load import drive, has_wrk
 from bench.machine import describe
 from bench.models import write_models
-from bench.processes import Usage
+from bench.payloads import Payload
+from bench.processes import Usage, cpu_seconds
 from bench.scenarios import SCENARIOS
-from bench.serving import compile_models, gateway
+from bench.serving import Server, compile_models, gateway
 
 #: How far the throughput on one model may fall when others are loaded beside it.
 MAY_FALL = 0.10
@@ -34,107 +41,187 @@ CONNECTIONS = 16
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """One gateway driven once: requests per second, those that were not answered with
+    200, and microseconds of processor time of its gateway and device a request."""
+
+    rate: float
+    failed: int
+    gateway_us: float
+    device_us: float
+
+    @property
+    def cpu_us(self) -> float:
+        return self.gateway_us + self.device_us
+
+
+@dataclass(frozen=True, slots=True)
 class Reading:
-    """One gateway with `models` models. Times in seconds, `idle_cpu` in cores."""
+    """A gateway with `models` models. `ready` in seconds, `idle_cpu` in cores; `turns`
+    has one item a round."""
 
     models: int
     ready: float
     usage: Usage
     idle_cpu: float
-    rate: float
-    failed: int
+    turns: tuple[Turn, ...]
+
+    @property
+    def rate(self) -> float:
+        return statistics.median(turn.rate for turn in self.turns)
+
+    @property
+    def cpu_us(self) -> float:
+        return statistics.median(turn.cpu_us for turn in self.turns)
 
 
 def fill(folder: Path, model: Path, count: int) -> Path:
     """A repository folder with `count` copies of one compiled model."""
     repository = folder / f"of-{count}"
-    repository.mkdir()
+    repository.mkdir(exist_ok=True)
     for number in range(count):
         shutil.copy(model, repository / f"m{number:04}.popef")
     return repository
 
 
-def read(repository: Path, count: int, options: argparse.Namespace) -> Reading:
-    """Start a gateway on the folder, read it idle, then drive the middle model."""
-    scenario = SCENARIOS["S-json"]
-    payload = scenario.encode(scenario.inputs())
-    with gateway(repository, devices=options.devices) as server:
-        ready = server.wait_ready(300)
-        path = f"{server.url}/v2/models/m{count // 2:04}/infer"
-        # One second of load first: what is made at first use is there when idle.
-        drive(path, payload, CONNECTIONS, 1, wrk=options.wrk)
-        time.sleep(0.5)
-        before, started = server.cpu(), time.monotonic()
-        time.sleep(options.idle)
-        idle_cpu = (server.cpu() - before) / (time.monotonic() - started)
-        usage = server.usage()
-        load = drive(path, payload, CONNECTIONS, options.seconds, wrk=options.wrk)
-    failed = load.not_ok + load.broken
-    return Reading(count, ready, usage, idle_cpu, load.rate, failed)
+def turn(
+    server: Server, count: int, payload: Payload, options: argparse.Namespace
+) -> Turn:
+    """Drive the model in the middle."""
+    path = f"{server.url}/v2/models/m{count // 2:04}/infer"
+    gateway, *devices = server.pids()
+    before = cpu_seconds([gateway]), cpu_seconds(devices)
+    load = drive(path, payload, CONNECTIONS, options.seconds, wrk=options.wrk)
+    each = 1e6 / max(1, load.requests)
+    return Turn(
+        load.rate,
+        load.not_ok + load.broken,
+        (cpu_seconds([gateway]) - before[0]) * each,
+        (cpu_seconds(devices) - before[1]) * each,
+    )
+
+
+def idle_cpu(servers: list[Server], seconds: float) -> list[float]:
+    """Cores that each uses while nobody asks anything."""
+    time.sleep(0.5)
+    before, started = [server.cpu() for server in servers], time.monotonic()
+    time.sleep(seconds)
+    after, took = [server.cpu() for server in servers], time.monotonic() - started
+    return [(b - a) / took for a, b in zip(before, after, strict=True)]
+
+
+def serve(
+    stack: ExitStack, options: argparse.Namespace
+) -> tuple[list[Server], list[float]]:
+    """The gateways, and how many seconds each of them took until it was ready."""
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    source = write_models(folder / "onnx", "small")["small"]
+    done = compile_models([source], folder / "compiled")
+    if done.returncode != 0:
+        sys.exit(f"popgate compile failed:\n{done.stdout}{done.stderr}")
+    model = folder / "compiled" / "small.popef"
+    servers, ready = [], []
+    for number, count in enumerate(options.counts):
+        repository = fill(folder, model, count)
+        pool = {"POPGATE_POOL": f"bench-{os.getpid()}-{number}"}
+        server = gateway(
+            repository,
+            devices=options.devices,
+            environment=pool,
+            name=f"gateway-{number}-of-{count}",
+        )
+        servers.append(stack.enter_context(server))
+        ready.append(server.wait_ready(300))
+        print(f"{count} models: ready after {ready[-1]:.2f} s", flush=True)
+    return servers, ready
 
 
 def run(options: argparse.Namespace) -> list[Reading]:
-    readings = []
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        source = write_models(folder / "onnx", "small")["small"]
-        done = compile_models([source], folder / "compiled")
-        assert done.returncode == 0, done.stdout + done.stderr
-        model = folder / "compiled" / "small.popef"
-        repositories = {count: fill(folder, model, count) for count in options.counts}
-        print(
-            f"{'models':>6} {'ready s':>8} {'RSS MiB':>8} {'PSS MiB':>8}"
-            f" {'threads':>7} {'fds':>5} {'idle CPU':>8} {'requests/s':>10}"
+    scenario = SCENARIOS["S-json"]
+    payload = scenario.encode(scenario.inputs())
+    numbers = range(len(options.counts))
+    turns: list[list[Turn]] = [[] for _ in numbers]
+    with ExitStack() as stack:
+        servers, ready = serve(stack, options)
+        # Some load first: what is made at first use is there when idle.
+        for server, count in zip(servers, options.counts, strict=True):
+            turn(server, count, payload, options)
+        idle = idle_cpu(servers, options.idle)
+        usages = [server.usage() for server in servers]
+        print("requests/s, CPU us a request (gateway + device):")
+        for round_number in range(options.rounds):
+            for number in numbers if round_number % 2 == 0 else reversed(numbers):
+                count = options.counts[number]
+                turns[number].append(turn(servers[number], count, payload, options))
+            last = [each[-1] for each in turns]
+            cells = (
+                f"{t.rate:7.0f} {t.gateway_us:5.1f} + {t.device_us:4.1f}" for t in last
+            )
+            print(f"{round_number + 1:>4} | {' | '.join(cells)}", flush=True)
+    return [
+        Reading(count, ready[n], usages[n], idle[n], tuple(turns[n]))
+        for n, count in enumerate(options.counts)
+    ]
+
+
+def table(readings: list[Reading]) -> str:
+    """One line for each gateway; what is measured in rounds as medians."""
+    head = (
+        f"{'models':>6} {'ready s':>8} {'RSS MiB':>8} {'PSS MiB':>8} {'threads':>7}"
+        f" {'fds':>5} {'idle CPU':>8} {'requests/s':>10} {'CPU us':>6}"
+    )
+    lines = [head]
+    for each in readings:
+        use = each.usage
+        lines.append(
+            f"{each.models:>6} {each.ready:8.2f} {use.rss / 2**20:8.1f}"
+            f" {use.pss / 2**20:8.1f} {use.threads:>7} {use.descriptors:>5}"
+            f" {each.idle_cpu:8.4f} {each.rate:10.0f} {each.cpu_us:6.1f}"
         )
-        for number in range(options.rounds):
-            turn = options.counts if number % 2 == 0 else options.counts[::-1]
-            for count in turn:
-                reading = read(repositories[count], count, options)
-                readings.append(reading)
-                use = reading.usage
-                print(
-                    f"{count:>6} {reading.ready:8.2f} {use.rss / 2**20:8.1f}"
-                    f" {use.pss / 2**20:8.1f} {use.threads:>7} {use.descriptors:>5}"
-                    f" {reading.idle_cpu:8.4f} {reading.rate:10.0f}",
-                    flush=True,
-                )
-    return readings
+    return "\n".join(lines)
 
 
-def judge(readings: list[Reading], counts: list[int]) -> int:
+def spread(ratios: list[float]) -> str:
+    """The median, and the quartiles in brackets."""
+    middle = statistics.median(ratios)
+    if len(ratios) < 2:
+        return f"x{middle:.2f}"
+    low, _, high = statistics.quantiles(ratios, method="inclusive")
+    return f"x{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
+def judge(readings: list[Reading]) -> int:
     """Costs per added model, and whether the throughput held. The exit code."""
-
-    def median(count: int, what: str) -> float:
-        ours = [each for each in readings if each.models == count]
-        values = {
-            "ready": [each.ready for each in ours],
-            "pss": [float(each.usage.pss) for each in ours],
-            "threads": [float(each.usage.threads) for each in ours],
-            "descriptors": [float(each.usage.descriptors) for each in ours],
-            "idle": [each.idle_cpu for each in ours],
-            "rate": [each.rate for each in ours],
-        }
-        return statistics.median(values[what])
-
-    code = int(any(each.failed for each in readings))
-    first = min(counts)
-    for count in sorted(set(counts) - {first}):
-        added = count - first
-
-        def each_adds(what: str, count: int = count, added: int = added) -> float:
-            return (median(count, what) - median(first, what)) / added
-
-        ratio = median(count, "rate") / median(first, "rate")
-        held = ratio >= 1 - MAY_FALL
+    first = readings[0]
+    code = int(any(turn.failed for each in readings for turn in each.turns))
+    if code:
+        print("FAIL: there were answers other than 200")
+    for each in readings[1:]:
+        pairs = list(zip(each.turns, first.turns, strict=True))
+        rates = [mine.rate / base.rate for mine, base in pairs if base.rate]
+        costs = [mine.cpu_us / base.cpu_us for mine, base in pairs if base.cpu_us]
+        held = bool(rates) and statistics.median(rates) >= 1 - MAY_FALL
         code |= not held
         print(
-            f"{count} models: each adds {each_adds('ready') * 1e3:.1f} ms to the start,"
-            f" {each_adds('pss') / 1024:.0f} KiB, {each_adds('threads'):.3f} threads,"
-            f" {each_adds('descriptors'):.2f} descriptors,"
-            f" {each_adds('idle') * 1e6:.1f} us CPU a second;"
-            f" throughput x{ratio:.2f} {'pass' if held else 'FAIL'}"
+            f"{each.models} models: {added(each, first)}throughput {spread(rates)}"
+            f" {'pass' if held else 'FAIL'}, CPU a request {spread(costs)}"
         )
     return code
+
+
+def added(each: Reading, first: Reading) -> str:
+    """What each model adds that one gateway has and the other has not."""
+    more = each.models - first.models
+    if more <= 0:
+        return ""
+    mine, base = each.usage, first.usage
+    return (
+        f"each adds {(each.ready - first.ready) / more * 1e3:.1f} ms to the start,"
+        f" {(mine.pss - base.pss) / more / 1024:.0f} KiB,"
+        f" {(mine.threads - base.threads) / more:.3f} threads,"
+        f" {(mine.descriptors - base.descriptors) / more:.2f} descriptors,"
+        f" {(each.idle_cpu - first.idle_cpu) / more * 1e6:.1f} us CPU a second; "
+    )
 
 
 def main() -> int:
@@ -146,9 +233,9 @@ def main() -> int:
         type=lambda text: [int(each) for each in text.split(",")],
         default=[1, 100, 500],
     )
-    parser.add_argument("--seconds", type=float, default=5, help="of load each time")
-    parser.add_argument("--idle", type=float, default=5, help="seconds of idleness")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=1, help="of load each time")
+    parser.add_argument("--idle", type=float, default=10, help="seconds of idleness")
+    parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--devices", help="passed on to popgate serve")
     parser.add_argument("--out", type=Path, help="write all readings here as JSON")
     options = parser.parse_args()
@@ -156,6 +243,7 @@ def main() -> int:
     machine = describe()
     print(machine)
     readings = run(options)
+    print(table(readings))
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         document = {
@@ -163,7 +251,7 @@ def main() -> int:
             "readings": [asdict(each) for each in readings],
         }
         options.out.write_text(json.dumps(document, indent=1) + "\n")
-    return judge(readings, options.counts)
+    return judge(readings)
 
 
 if __name__ == "__main__":

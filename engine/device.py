@@ -114,7 +114,8 @@ class Device:
 
     @property
     def in_flight(self) -> int:
-        return sum(channel.in_flight for channel in self._channels.values())
+        """How many requests; cheap, however many models there are."""
+        return self.outstanding
 
     @property
     def runners(self) -> tuple[ModelRunner, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,23 @@ def test_every_layout(tmp_path: Path) -> None:
         2: ["m.onnx"],
         10: ["m.popef"],
     }
+
+
+def test_the_files_of_other_models_are_not_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path, "a.popef", "b.popef", "c/1/m.popef")
+    looked: list[str] = []
+    stat = Path.stat
+
+    def watched(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        looked.append(path.name)
+        return stat(path, follow_symlinks=follow_symlinks)
+
+    monkeypatch.setattr(Path, "stat", watched)
+    assert versions(tmp_path, "a") == {1: ["a.popef"]}
+    assert "a.popef" in looked
+    assert not {"b.popef", "c"} & set(looked)
 
 
 def test_onnx_is_told_apart(tmp_path: Path) -> None:
