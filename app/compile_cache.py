@@ -18,6 +18,7 @@ from typing import Any
 
 from app.about import VERSION
 from app.triton import Reshapes
+from engine import InvalidModel
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +83,8 @@ class CompileCache:
 
 
 def _digest(source: Path, options: str) -> str:
+    if not source.is_file():  # a pipe would be waited for
+        raise InvalidModel(f"{source.name} is no regular file")
     digest = hashlib.sha256()
     onnxruntime = metadata.version("onnxruntime")
     digest.update(f"{_FORMAT}\n{VERSION}\n{onnxruntime}\n{options}\n".encode())

@@ -126,9 +126,10 @@ class ModelControl:
                 self._uploaded.setdefault(name, []).append(root)
             await self._clean_up(name)
         record = self._repository.record(name)
-        logger.info("model %s is loaded: %s", name, sorted(record.serving))
         if record.problem:
+            logger.error("failed to load '%s': %s", name, record.problem)
             raise RepositoryError(f"failed to load '{name}': {record.problem}")
+        logger.info("model %s is loaded: %s", name, sorted(record.serving))
         return record
 
     async def unload(self, name: str, *, dependents: bool = False) -> ModelRecord:

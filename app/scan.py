@@ -20,6 +20,7 @@ import re
 import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
 
@@ -99,8 +100,18 @@ def scan_names(root: Path) -> list[str]:
     """The names of the models in the folder, sorted. Raises OSError."""
     good, bad = names_in(root)
     for name in bad:
-        logger.warning("%r is skipped: it is not a model name", name)
+        _tell_skipped(root, name)
     return good
+
+
+@lru_cache(maxsize=4096)
+def _tell_skipped(root: Path, name: str) -> None:
+    """Said once, not whenever somebody asks what is in the folder."""
+    logger.warning(
+        "%r is skipped: a model's name is letters, digits and _ . + -, and begins with "
+        "none of the last three",
+        name,
+    )
 
 
 def names_in(root: Path) -> tuple[list[str], list[str]]:

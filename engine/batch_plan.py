@@ -30,6 +30,8 @@ from popef_io import Anchor, Metadata, Model
 #: Rows run together where neither the model nor the configuration says: ONNX Runtime
 #: gains little from larger batches of small models, and latency grows.
 DEFAULT_MAX_BATCH = 64
+MAX_BATCH = 1 << 20
+"""Rows that a model may be compiled for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +274,7 @@ def _most(config: ModelRunnerConfig, most: int, mixed: bool) -> int:
 
 def _batch_size(metadata: Metadata, option: str) -> int:
     text = metadata.option(option) or "0"
-    if not text.isdigit() or int(text) > 1 << 20:
+    if not text.isdigit() or int(text) > MAX_BATCH:
         raise InvalidModel(f"batch size {text!r} of the file is no size")
     return int(text)
 

@@ -58,6 +58,8 @@ MAX_RANK: Final = 27
 CANCELLED: Final = 1
 FILLS_UP: Final = 2
 
+#: Bytes that an anchor of a channel may have.
+MAX_PAYLOAD: Final = 1 << 40
 _FLAGS_WORD: Final = 2
 REQUEST = Struct("<5Q")
 #: Anchor descriptors by rank: four words, then the dimensions.
@@ -113,7 +115,7 @@ class ChannelLayout:
         for group in groups:
             if not (isinstance(group, list) and len(group) <= 65536):
                 raise ValueError("anchors of a channel")
-            if not all(isinstance(n, int) and PAGE <= n <= 1 << 40 for n in group):
+            if not all(isinstance(n, int) and PAGE <= n <= MAX_PAYLOAD for n in group):
                 raise ValueError(f"payload sizes of a channel: {group!r}")
             sizes.append(tuple(group))
         inputs, outputs, usual = sizes

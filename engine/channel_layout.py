@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.channel import ChannelLayout
+from engine.channel import MAX_PAYLOAD, ChannelLayout
+from engine.errors import InvalidModel
 from engine.shared_memory import PAGE, page_aligned
 from engine.tensor import DataDesc
 
@@ -26,6 +27,8 @@ def plan_layout(
     `rows` rows, as far as `memory` goes. A request may be larger than that: it may take
     its share of `memory`, which is by size where all sizes are known (they grow with
     the rows of a request) and else equal. None of it costs anything until it is used.
+
+    Raises InvalidModel where a run needs more than a channel can have.
     """
     taken, taken_usually = _share(inputs, slots, rows, memory)
     given, given_usually = _share(outputs, slots, rows, memory)
@@ -42,7 +45,7 @@ def _share(
     known = [_known_bytes(desc, rows) for desc in descs]
     total = 0 if None in known else sum(size or 0 for size in known)
     sizes, usual = [], []
-    for size in known:
+    for desc, size in zip(descs, known, strict=True):
         if size is None:
             sizes.append(equal)
             usual.append(equal)
@@ -51,6 +54,11 @@ def _share(
         # can be filled while the other is read.
         often = page_aligned(min(max(size * slots, LEAST_ROOM), equal))
         often = page_aligned(max(often, 2 * size + PAGE))
+        if often > MAX_PAYLOAD:
+            raise InvalidModel(
+                f"{desc.name!r} has {size} bytes in a run; at most {MAX_PAYLOAD // 2} "
+                "can be moved"
+            )
         share = page_aligned(memory * size // total) if total else equal
         sizes.append(max(often, share))
         usual.append(often)

@@ -25,6 +25,8 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 
 from engine import control
 from engine.config import DeviceWaitConfig, DeviceWaitStrategy
@@ -52,10 +54,7 @@ logger = logging.getLogger(__name__)
 #: More devices than this in one specification is a slip of the pen.
 MAX_DEVICES = 1024
 _ITEM = re.compile(r"(?P<kind>cpu|cuda):(?P<first>\d{1,4})(-(?P<last>\d{1,4}))?")
-_PROVIDERS = {
-    "cpu": ("CPUExecutionProvider",),
-    "cuda": ("CUDAExecutionProvider", "CPUExecutionProvider"),
-}
+_CPU = "CPUExecutionProvider"
 
 #: Software devices that this process has made; their names are nobody else's.
 _MODEL_NUMBERS = itertools.count()
@@ -100,10 +99,17 @@ class DeviceManager:
 
     `reserve_cores` are left to other work when threads are shared out (a gateway
     keeps one): `plan` says how. Thread-safe.
+    Raises InvalidConfig for devices that cannot be understood, or not be used.
     """
 
     def __init__(self, devices: str | None = None, *, reserve_cores: int = 0) -> None:
         self.units = parse_devices(devices or f"cpu:{max(2, usable_cores())}")
+        gpus = [unit for unit in self.units if unit.startswith("cuda:")]
+        if gpus and not _has_gpu_build():
+            raise InvalidConfig(
+                f"device {gpus[0]!r} needs the GPU build of ONNX Runtime; install "
+                "onnxruntime-gpu in place of onnxruntime"
+            )
         shares = 1 if devices is None else len(self.units)
         self.plan = ThreadPlan(cpu_budget(), shares, reserve_cores)
 
@@ -197,8 +203,7 @@ class DeviceManager:
         threads = request.threads or self.plan.threads(1)
         if tiles_per_ipu:
             threads = max(1, threads * tiles_per_ipu // TILES)
-        providers = _PROVIDERS["cpu"]
-        return Device(units, [], threads, providers, self.plan.spin_us, ipu_version)
+        return Device(units, [], threads, [_CPU], self.plan.spin_us, ipu_version)
 
     def create_small_ipu_model_device(
         self, wanted: int | Model = 1, ipu_version: int = 2
@@ -211,12 +216,11 @@ class DeviceManager:
     ) -> Device:
         claims = self._claim(candidates, request.num_ipus, wait)
         units = list(claims)
-        kind = units[0].partition(":")[0]
         return Device(
             units,
             list(claims.values()),
             request.threads or self.plan.threads(request.num_ipus),
-            _PROVIDERS[kind],
+            _providers(units[0]),
             self.plan.spin_us,
         )
 
@@ -245,6 +249,20 @@ class DeviceManager:
 
     def __repr__(self) -> str:
         return f"<DeviceManager {', '.join(self.units)}>"
+
+
+def _providers(unit: str) -> list[str]:
+    """What ONNX Runtime runs graphs with on a unit of the pool, best first."""
+    kind, _, number = unit.partition(":")
+    return [f"CUDAExecutionProvider:{number}", _CPU] if kind == "cuda" else [_CPU]
+
+
+def _has_gpu_build() -> bool:
+    """Whether the ONNX Runtime that is installed, but need not be loaded, has CUDA."""
+    spec = find_spec("onnxruntime")
+    if spec is None or spec.origin is None:
+        return False
+    return any(Path(spec.origin).parent.glob("capi/*providers_cuda*"))
 
 
 def _try_claim_all(candidates: Sequence[str], count: int) -> dict[str, socket.socket]:

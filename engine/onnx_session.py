@@ -30,7 +30,13 @@ import numpy.typing as npt
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
-from engine.errors import Cancelled, EngineError, ExecutionFailed, InvalidModel
+from engine.errors import (
+    Cancelled,
+    EngineError,
+    ExecutionFailed,
+    InvalidConfig,
+    InvalidModel,
+)
 from popef_io import DataType
 
 _log = logging.getLogger(__name__)
@@ -114,7 +120,10 @@ class OnnxSession:
     `weights` are the graph's initializers that are not in the model: by name, an
     array over memory that must not change, and its data type. ONNX Runtime keeps its
     own copy of them, in the layout its kernels like.
-    Raises InvalidModel, naming the node, where ONNX Runtime cannot load it.
+    `providers`, best first, may say which of several units: CUDAExecutionProvider:1.
+    Raises InvalidModel, naming the node, where ONNX Runtime cannot load it, and
+    InvalidConfig where the first provider cannot be used: the next one would do, but
+    is not what was asked for.
     """
 
     __slots__ = ("_session", "_weights", "inputs", "outputs", "raw_run")
@@ -130,9 +139,16 @@ class OnnxSession:
         options = session_options(threads)
         try:
             self._weights = _add_weights(options, weights or {})
-            public = ort.InferenceSession(model, options, providers=list(providers))
+            chosen = [_provider(text) for text in providers]
+            public = ort.InferenceSession(model, options, providers=chosen)
         except Exception as error:  # pybind's classes share no public base
             raise load_error(error) from None
+        wanted = providers[0].partition(":")[0]
+        if wanted not in public.get_providers():
+            raise InvalidConfig(
+                f"ONNX Runtime cannot use its {wanted} here; is there such a device, "
+                "and are its driver and libraries of the versions that it needs?"
+            )
         self._session = public._sess
         self.raw_run: RawRun = self._session.run
         """`raw_run(output_names, feed, run_options)`: ONNX Runtime's own exceptions,
@@ -143,6 +159,11 @@ class OnnxSession:
     def binding(self) -> Binding:
         """A new binding of this session, for one thread."""
         return Binding(self._session)
+
+
+def _provider(text: str) -> str | tuple[str, dict[str, str]]:
+    name, _, number = text.partition(":")
+    return (name, {"device_id": number}) if number else name
 
 
 class Binding:

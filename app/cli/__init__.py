@@ -5,6 +5,7 @@ What a command needs is imported when it runs, so that `popgate --help` answers 
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import Annotated
 
@@ -13,7 +14,7 @@ import typer
 from app.cli import bench as bench_commands
 from app.cli import compile as compile_command
 from app.cli import devices, dump, infer, openapi, run, serve, validate
-from app.cli.errors import CommandError
+from app.cli.errors import EXIT_FAILED, CommandError
 
 app = typer.Typer(
     name="popgate",
@@ -78,8 +79,14 @@ def popef_dump() -> None:
 
 
 def _run(command: typer.Typer, name: str) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names of files may be any bytes
+            stream.reconfigure(errors="backslashreplace")
     try:
         command(prog_name=name)
     except CommandError as e:
         typer.echo(f"{name}: error: {e}", err=True)
         sys.exit(e.exit_code)
+    except OSError as e:  # a full disk under standard output, say
+        typer.echo(f"{name}: error: {e}", err=True)
+        sys.exit(EXIT_FAILED)

@@ -192,6 +192,7 @@ def _compile_one(
 ) -> CompileReport:
     from engine.compiler import compile_model
 
+    _check_kept([source], target)
     return compile_model(source, target, options, progress)
 
 
@@ -203,10 +204,17 @@ def _fuser(models: list[Path], selector: str) -> Compiler:
     ) -> CompileReport:
         from engine.compiler import compile_fused
 
+        _check_kept(models, target)
         sources = [(model.stem, model) for model in models]
         return compile_fused(sources, target, selector, options, progress)
 
     return fuse
+
+
+def _check_kept(models: list[Path], target: Path) -> None:
+    """A model must not be replaced by what is made of it."""
+    if target.exists() and any(target.samefile(model) for model in models):
+        raise CommandError(f"{target} would be overwritten; name another --output")
 
 
 def _compile(
@@ -224,11 +232,13 @@ def _compile(
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         report = compiler(source, target, options, progress)
-    except (EngineError, PopefError) as e:
+    except (EngineError, PopefError, CommandError) as e:
         return Outcome(source, time.monotonic() - start, reason=str(e))
     except OSError as e:
-        where = e.filename or source
-        reason = f"{where}: {e.strerror or e}"
+        # What fails without saying where is the writing.
+        reason = e.strerror or str(e)
+        if (where := e.filename or target) != str(source):
+            reason = f"{where}: {reason}"
         return Outcome(source, time.monotonic() - start, reason=reason)
     except Exception as e:
         reason = f"{type(e).__name__}: {e}; this is a bug"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from engine.batch_plan import MAX_BATCH
 from engine.errors import InvalidConfig
 from popef_io import TensorInfo
 
@@ -14,6 +15,9 @@ Progress: TypeAlias = Callable[[str, float], None]
 """Called with the name of a stage and how much of all the work is done, 0 to 1."""
 Dims: TypeAlias = tuple[int | str, ...]
 """Dimensions of a shape override: numbers, names of free dimensions, or -1 (free)."""
+
+MAX_THREADS = 1024
+"""Of the check: more than any machine has cores, and few enough to be started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +54,21 @@ class CompileOptions:
     def __post_init__(self) -> None:
         batch = self.batch
         if isinstance(batch, bool) or not (
-            batch in ("auto", "off") or (isinstance(batch, int) and batch >= 1)
+            batch in ("auto", "off")
+            or (isinstance(batch, int) and 1 <= batch <= MAX_BATCH)
         ):
             raise InvalidConfig(
-                f"batch must be auto, off or a number from 1, found {batch!r}"
+                f"batch must be auto, off or a number from 1 to {MAX_BATCH}, found "
+                f"{batch!r}"
             )
         if self.weights not in ("data", "inside"):
             raise InvalidConfig(
                 f"weights must be data or inside, found {self.weights!r}"
             )
-        if self.threads < 1:
-            raise InvalidConfig(f"threads must be at least 1, found {self.threads}")
+        if not 1 <= self.threads <= MAX_THREADS:
+            raise InvalidConfig(
+                f"threads must be from 1 to {MAX_THREADS}, found {self.threads}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,8 @@ FEW_ROWS = 3
 """Rows of most trials of a slow model."""
 MAX_ROW = 64 << 20
 """Bytes of a row beyond which no larger free dimensions are tried."""
+MAX_BATCH = 2 << 30
+"""Bytes of made-up rows beyond which a batch is not tried."""
 _SLOW = 0.02
 """Seconds of one row that make a model slow."""
 _WIDE = 0.05
@@ -161,6 +163,7 @@ class RowCheck:
         sizes: Sequence[int] = SIZES[:1]
         if _has_free_tail(inputs):
             sizes = [s for s in SIZES if row_bytes(inputs, s) <= MAX_ROW] or sizes
+        self._check_size(row_bytes(inputs, sizes[0]))
         failure: EngineError | None = None
         for size in sizes:
             self._sampler = Sampler(inputs, size, self._seed, self._known)
@@ -180,6 +183,15 @@ class RowCheck:
                 whole = all(t.data_type.numpy_dtype.kind != "f" for t in inputs)
                 return [*kinds, "large"] if whole else kinds
         raise Dependent(f"it could not be run on made-up rows ({failure})")
+
+    def _check_size(self, row: int) -> None:
+        """Raise Dependent where rows of so many bytes are too large to be made up."""
+        count = self._size or TRACED_ROWS
+        if count * row > MAX_BATCH:
+            raise Dependent(
+                f"it was not tried: {count} made-up rows would take "
+                f"{count * row / (1 << 30):,.1f} GiB"
+            )
 
     def _arrangement(self, kind: str, count: int) -> None:
         """Alone, together, in another order."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -43,7 +44,11 @@ def read_model(source: Source) -> OnnxModel:
         model = OnnxModel(_parse(source), None, "model")
     else:
         path = Path(source)
-        model = OnnxModel(_parse(path.read_bytes()), path.parent, path.stem)
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise InvalidModel("not an ONNX model: it is no regular file")
+        # A container's names are Unicode; those of files may be any bytes.
+        name = os.fsencode(path.stem).decode(errors="replace")
+        model = OnnxModel(_parse(path.read_bytes()), path.parent, name)
     _check(model.proto)
     _initializers_are_no_inputs(model.proto)
     _name_nodes(model.proto.graph)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -127,4 +128,11 @@ def test_what_is_no_model(cache: CompileCache, tmp_path: Path) -> None:
     source = tmp_path / "m.onnx"
     source.write_bytes(b"garbage")
     with pytest.raises(ValueError, match=r"m\.onnx is not an ONNX model, or cut off"):
+        cache.popef_for(source)
+
+
+def test_a_pipe_is_not_waited_for(cache: CompileCache, tmp_path: Path) -> None:
+    source = tmp_path / "m.onnx"
+    os.mkfifo(source)
+    with pytest.raises(InvalidModel, match=r"m\.onnx is no regular file"):
         cache.popef_for(source)

@@ -221,3 +221,14 @@ def test_stamps_change_with_the_files(tmp_path: Path) -> None:
     (tmp_path / "n/config.toml").write_text("")
     assert stamps("n")[0] != model
     assert stamps("n")[1:] == [first, second]
+
+
+def test_a_bad_name_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "my model" / "1").mkdir(parents=True)
+    for _ in range(2):
+        assert scan_names(tmp_path) == []
+    (record,) = caplog.records
+    assert "'my model' is skipped" in record.getMessage()
+    assert "letters, digits and _ . + -" in record.getMessage()

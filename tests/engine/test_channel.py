@@ -9,6 +9,7 @@ import pytest
 
 from engine.channel import MAX_RANK, Channel, ChannelLayout
 from engine.channel_layout import LEAST_ROOM, plan_layout
+from engine.errors import InvalidModel
 from engine.link import SLOTS, Link, Outcome
 from engine.shared_memory import PAGE, SharedMemory
 from engine.tensor import DataDesc
@@ -96,6 +97,11 @@ def test_memory_is_shared_out_by_need() -> None:
     layout = plan_layout([*pair, free], [], 16, 1, 63 << 20)
     assert layout.input_bytes == (21 << 20,) * 3
     assert plan_layout([], [], 1, 1, PAGE).anchors == 0
+    absurd = DataDesc("absurd", (-1, 1 << 40), DataType.F32)
+    with pytest.raises(
+        InvalidModel, match=r"'absurd' has 4398046511104 bytes in a run"
+    ):
+        plan_layout([], [absurd], 16, 1, 64 << 20)
 
 
 def test_completions_carry_everything_and_never_overrun() -> None:

@@ -187,3 +187,9 @@ def test_ipu_models_take_nothing_of_the_pool(tmp_path: Path) -> None:
     for bad in ({"ipu_version": 3}, {"tiles_per_ipu": 1473}, {"wanted": 0}):
         with pytest.raises(InvalidConfig):
             manager.create_ipu_model_device(**bad)
+
+
+def test_a_gpu_needs_the_gpu_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.device_manager.find_spec", lambda name: None)
+    with pytest.raises(InvalidConfig, match="'cuda:1' needs the GPU build"):
+        DeviceManager("cpu:1,cuda:1")

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from engine.errors import Cancelled, EngineBug, ExecutionFailed, InvalidModel
+from engine.errors import (
+    Cancelled,
+    EngineBug,
+    ExecutionFailed,
+    InvalidConfig,
+    InvalidModel,
+)
 from engine.onnx_session import (
     BoundShapeMismatch,
     OnnxSession,
@@ -20,7 +26,9 @@ value = helper.make_tensor_value_info
 FLOAT = TensorProto.FLOAT
 
 
-def session(op: str = "Neg", shape: Any = ("N", None, 3)) -> OnnxSession:
+def session(
+    op: str = "Neg", shape: Any = ("N", None, 3), **options: Any
+) -> OnnxSession:
     model = helper.make_model(
         helper.make_graph(
             [helper.make_node(op, ["x"], ["y"])],
@@ -31,7 +39,7 @@ def session(op: str = "Neg", shape: Any = ("N", None, 3)) -> OnnxSession:
         opset_imports=[helper.make_opsetid("", 20)],
         ir_version=10,
     )
-    return OnnxSession(model.SerializeToString())
+    return OnnxSession(model.SerializeToString(), **options)
 
 
 def test_ports_tell_names_types_and_shapes() -> None:
@@ -119,3 +127,12 @@ def test_errors_of_ours_stay_what_they_are() -> None:
 def test_an_unknown_provider_is_refused() -> None:
     with pytest.warns(UserWarning, match="NoSuchProvider"), pytest.raises(InvalidModel):
         OnnxSession(b"no model", providers=["NoSuchProvider"])
+
+
+def test_another_provider_is_no_substitute() -> None:
+    wanted = ["DmlExecutionProvider:1", "CPUExecutionProvider"]
+    with (
+        pytest.warns(UserWarning, match="DmlExecutionProvider"),
+        pytest.raises(InvalidConfig, match="cannot use its DmlExecutionProvider here"),
+    ):
+        session(providers=wanted)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +129,7 @@ def test_nothing_overwrites_another(popgate: Call, tmp_path: Path) -> None:
         (["a.onnx", "-o", "c.popef", "--out-dir", "d"], 2, "not both"),
         (["a.onnx", "--batch", "some"], 2, "batch must be auto, off or a number"),
         (["a.onnx", "--batch", "0"], 2, "batch must be auto, off or a number"),
+        (["a.onnx", "--threads", "100000"], 2, "threads must be from 1 to 1024"),
         (["a.onnx", "--weights", "outside"], 2, "weights must be data or inside"),
         (["a.onnx", "--weights-from", "big"], 2, "'big' is not a size"),
         (["a.onnx", "--rename-input", "x"], 2, "--rename-input x: expected NAME="),
@@ -147,3 +151,40 @@ def test_a_file_that_is_no_model(popgate: Call, tmp_path: Path) -> None:
     assert done.code == 1
     assert f"popgate: error: {path}: " in done.err
     assert not (tmp_path / "m.popef").exists()
+
+
+def test_the_model_is_not_overwritten(popgate: Call, tmp_path: Path) -> None:
+    first, second = save(tmp_path / "a.onnx"), save(tmp_path / "b.onnx")
+    before = second.read_bytes()
+    for models in ([second], [first, second, "--fuse", "which"]):
+        done = popgate("compile", *models, "-o", second)
+        assert done.code == 1
+        assert f"{second} would be overwritten" in done.err
+    assert second.read_bytes() == before
+
+
+def test_what_is_no_file_is_not_waited_for(popgate: Call, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.onnx")
+    (tmp_path / "folder.onnx").mkdir()
+    for name in ("pipe.onnx", "folder.onnx"):
+        done = popgate("compile", tmp_path / name)
+        assert done.code == 1
+        assert f"{name}: not an ONNX model: it is no regular file" in done.err
+
+
+def test_a_name_that_is_no_text(popgate: Call, tmp_path: Path) -> None:
+    odd = tmp_path / os.fsdecode(b"m\xff.onnx")
+    save(tmp_path / "m.onnx").rename(odd)
+    target = tmp_path / "m.popef"
+    assert popgate("compile", odd, "-o", target).code == 0
+    assert load_model(target).metadata.executable == "m\ufffd"
+
+
+def test_a_full_disk_is_told_of(popgate: Call, tmp_path: Path) -> None:
+    save(tmp_path / "m.onnx")
+    program = "from app.cli import main; main()"
+    command = [sys.executable, "-c", program, "compile", tmp_path / "m.onnx"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "popgate: error: [Errno 28] No space left on device\n"

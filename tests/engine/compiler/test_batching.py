@@ -730,3 +730,16 @@ def test_a_check_without_time_still_asks_what_tells_most(tmp_path: Path) -> None
     assert decide(mlp(), tmp_path, check_seconds=0.0).rows
     for name in ("softmax over rows", "a billionth of the mean", "a rare maximum"):
         assert not decide(COUPLED[name][0](), tmp_path, check_seconds=0.0).rows
+
+
+def test_rows_too_large_to_be_made_up_are_never_mixed(tmp_path: Path) -> None:
+    # Not tried either, so that nobody's memory is filled.
+    for rows, size, batch in (("N", 1 << 40, "auto"), (1 << 20, 1 << 10, 1 << 20)):
+        model = onnx_model(
+            [node("Relu", ["x"], ["y"])],
+            [value("x", FLOAT, [rows, size])],
+            [value("y", FLOAT, [rows, size])],
+        )
+        decision = decide(model, tmp_path, batch=batch)
+        assert not decision.rows
+        assert "made-up rows would take" in decision.reason
