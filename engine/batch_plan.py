@@ -130,8 +130,23 @@ class BatchPlan:
     def _request_desc(self, desc: DataDesc, anchor: AnchorRows) -> DataDesc:
         if not self.run_units or not desc.shape:
             return desc
-        shape = (*desc.shape[: self.dim], -1, *desc.shape[self.dim + 1 :])
-        return replace(desc, shape=shape, multiple=anchor.span)
+        return replace(self._with_extent(desc, -1), multiple=anchor.span)
+
+    def result_descs(
+        self, descs: Iterable[DataDesc], units: int
+    ) -> tuple[DataDesc, ...]:
+        """The outputs `descs` of a request that has so many units."""
+        if not (self.run_units or self.max_units):
+            return tuple(descs)
+        extents = (anchor.span * units for anchor in self.outputs)
+        return tuple(map(self._with_extent, descs, extents))
+
+    def _with_extent(self, desc: DataDesc, extent: int) -> DataDesc:
+        shape = desc.shape
+        if not shape:
+            return desc
+        shape = (*shape[: self.dim], extent, *shape[self.dim + 1 :])
+        return replace(desc, shape=shape)
 
     def to_message(self) -> list[object]:
         anchors = [

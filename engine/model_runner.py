@@ -29,7 +29,7 @@ from engine.save_outputs import SaveOutputs
 from engine.stats import RunnerStats
 from engine.tensor import Array, DataDesc, Tensor
 from engine.tracepoints import Tracepoints
-from engine.validation import check_inputs
+from engine.validation import check_inputs, check_outputs
 from popef_io import Model, TensorType
 
 logger = logging.getLogger(__name__)
@@ -228,8 +228,11 @@ class ModelRunner:
         self._replicas.recover_if_lost(replica_id)
         tensors = {name: self._tensor(name, array) for name, array in inputs.items()}
         deadline = None if timeout is None else time.monotonic() + timeout
-        strict = self.config.validate_io_params
-        result = ExecuteResult(self.execute_outputs, outputs, strict=strict)
+        result = ExecuteResult(self.execute_outputs, outputs)
+        validate = self.config.validate_io_params
+        if validate and outputs is not None:
+            self._validate_both(tensors, outputs)
+            validate = False
         multiplier = self.config.ring_buffer_size_multiplier
         most = max(LEAST_IN_FLIGHT, multiplier * self._batches.depth)
         while True:
@@ -242,6 +245,7 @@ class ModelRunner:
                     on_done=result.take,
                     replica_id=replica_id,
                     began_ns=began_ns,
+                    validate=validate,
                 )
             except QueueFull:
                 # Another thread was faster, unless it is the device that is full.
@@ -253,6 +257,14 @@ class ModelRunner:
     def validate(self, inputs: Mapping[str, Tensor]) -> None:
         """Check names, data types, shapes and sizes of a request."""
         check_inputs(self.name, self._request_descs, inputs)
+
+    def _validate_both(
+        self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Array]
+    ) -> None:
+        self.validate(inputs)
+        units = self._batches.units(inputs)
+        descs = self._batches.result_descs(self.request_outputs, units)
+        check_outputs(descs, outputs)
 
     # -- life
 

@@ -12,17 +12,10 @@ from engine.tensor import Array, DataDesc
 
 
 class ExecuteResult(Mapping[str, Array]):
-    """Name to numpy array. With caller-owned memory the arrays are the caller's.
-
-    `strict`: memory for every output has to be given, where any is.
-    """
+    """Name to numpy array. With caller-owned memory the arrays are the caller's."""
 
     def __init__(
-        self,
-        descs: Sequence[DataDesc],
-        targets: Mapping[str, Array] | None,
-        *,
-        strict: bool = False,
+        self, descs: Sequence[DataDesc], targets: Mapping[str, Array] | None
     ) -> None:
         self._arrays: dict[str, Array] = {}
         self._targets = targets
@@ -33,12 +26,6 @@ class ExecuteResult(Mapping[str, Array]):
         for name in targets or ():
             if name not in names:
                 raise InvalidInput(f"the model has no output {name!r}; it has {names}")
-        missing = [n for n in names if targets is not None and n not in targets]
-        if strict and missing:
-            raise InvalidInput(
-                f"there is no memory for output {missing[0]!r}; expected {names}, "
-                f"got {sorted(targets or ())}"
-            )
 
     def take(self, request: Request) -> None:
         """Called when the request is done, in the thread that resolves it."""

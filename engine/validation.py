@@ -1,12 +1,12 @@
-"""Checking the inputs of a request before anything is queued."""
+"""Checking a request, inputs and memory for outputs, before anything is queued."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from engine.channel import MAX_RANK
 from engine.errors import InvalidInput, UnknownAnchor
-from engine.tensor import DataDesc, Tensor
+from engine.tensor import Array, DataDesc, Tensor
 
 
 def check_inputs(
@@ -32,6 +32,28 @@ def check_inputs(
                 f"got {sorted(inputs)}"
             )
         _check(desc, tensor)
+
+
+def check_outputs(descs: Iterable[DataDesc], memory: Mapping[str, Array]) -> None:
+    """Check that there is memory for every output, and that the output fits it.
+
+    Raises InvalidInput with what was expected and what came.
+    """
+    for desc in descs:
+        array = memory.get(desc.name)
+        if array is None:
+            raise InvalidInput(
+                f"there is no memory for output {desc.name!r}; got {sorted(memory)}"
+            )
+        if not array.flags.writeable:
+            raise InvalidInput(f"the memory for output {desc.name!r} is read-only")
+        dtype = desc.numpy_data_type()
+        if array.dtype != dtype or not desc.accepts_shape(array.shape):
+            expected = "of any shape" if desc.shape is None else list(desc.shape)
+            raise InvalidInput(
+                f"the memory for output {desc.name!r} is {array.dtype} "
+                f"{list(array.shape)}, expected {dtype} {expected}"
+            )
 
 
 def _check(desc: DataDesc, tensor: Tensor) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from popef.taking import expected
+
 import engine
 from model_runtime.device_wait import DeviceWaitConfig
 from model_runtime.devices import Device
@@ -72,10 +74,12 @@ class ModelRunnerConfig:
             },
             frozen_inputs=arrays_of(self.frozen_inputs, inputs),
             replica_to_device={
-                replica: device.engine
+                replica: expected(device, Device).engine
                 for replica, device in self.replica_to_device.items()
             },
-            device_wait_config=self.device_wait_config.to_engine(),
+            device_wait_config=expected(
+                self.device_wait_config, DeviceWaitConfig
+            ).to_engine(),
             check_package_hash=self.check_package_hash,
             validate_io_params=self.validate_io_params,
             auto_reset=self.auto_reset,
@@ -114,6 +118,8 @@ def _over_views(
     """The engine's callback, over views as callers of the original know them."""
     if callback is None:
         return None
+    if not callable(callback):
+        raise TypeError(f"expected a flush_callback to call, got {callback!r}")
 
     def flush(tensor_id: str, given: dict[str, Any], wanted: dict[str, Any]) -> None:
         views = InputMemoryView(), OutputMemoryView()

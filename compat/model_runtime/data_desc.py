@@ -14,6 +14,14 @@ import engine
 class DataDesc:
     """Name, size, shape and type of an input or output."""
 
+    __slots__ = (
+        "_shape",
+        "data_type",
+        "name",
+        "popef_contains_tensor_data",
+        "size_in_bytes",
+    )
+
     def __init__(
         self,
         name: str,

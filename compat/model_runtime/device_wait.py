@@ -21,6 +21,8 @@ class DeviceWaitConfig:
     Without a strategy, a timeout means WAIT_WITH_TIMEOUT.
     """
 
+    __slots__ = ("sleepTime", "strategy", "timeout")
+
     @overload
     def __init__(
         self,

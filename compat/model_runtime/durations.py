@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TypeAlias
+from typing import SupportsIndex, TypeAlias
 
 Nanoseconds: TypeAlias = int | timedelta
 MAX_NS = 2**63 - 1
@@ -13,4 +13,5 @@ def nanoseconds(duration: Nanoseconds) -> int:
     """As a number, of which the original's maximum is the largest."""
     if isinstance(duration, timedelta):
         return duration // timedelta(microseconds=1) * 1000
-    return min(duration, MAX_NS)
+    # What is no number is refused where it is used, which knows for what it is.
+    return min(duration, MAX_NS) if isinstance(duration, SupportsIndex) else duration

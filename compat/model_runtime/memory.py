@@ -23,6 +23,9 @@ class InputMemoryView(UserDict[str, Any]):
     """
 
     def __setitem__(self, name: str, memory: Any) -> None:
+        if not isinstance(name, str):
+            kind = type(name).__name__
+            raise TypeError(f"expected the name of a tensor, got {kind}: {name!r}")
         memoryview(memory).release()  # TypeError for what is no memory
         super().__setitem__(name, memory)
 
@@ -57,6 +60,9 @@ def arrays_of(
     memory: Mapping[str, Any], descs: Mapping[str, DataDesc]
 ) -> dict[str, Array]:
     """Each memory as an array of the tensor of its name."""
+    if not isinstance(memory, Mapping):
+        kind = type(memory).__name__
+        raise TypeError(f"expected a view or a dict of memory by name, got {kind}")
     return {name: typed(value, descs.get(name)) for name, value in memory.items()}
 
 

@@ -9,6 +9,7 @@ from operator import index
 from typing import Any, SupportsIndex, overload
 
 from popef import Model
+from popef.taking import expected
 
 import engine
 from model_runtime.config import ModelRunnerConfig
@@ -46,7 +47,11 @@ class ModelRunner:
         popef_paths: Sequence[str] | None = None,
     ) -> None:
         model = one_source(model, popef_path, popef_paths)
-        self._config = config or ModelRunnerConfig()
+        self._config = (
+            ModelRunnerConfig()
+            if config is None
+            else expected(config, ModelRunnerConfig)
+        )
         source = engine.open_model(model.io if isinstance(model, Model) else model)
         self._runner = engine.ModelRunner(source, self._config.to_engine(source))
         weakref.finalize(self, self._runner.close)

@@ -20,6 +20,8 @@ Slot = TypeVar("Slot", engine.InputData, engine.OutputData)
 class _Data(Generic[Slot]):
     """`data_size` bytes of `data`, in a slot of a queue."""
 
+    __slots__ = ("_slot",)
+
     def __init__(self, slot: Slot) -> None:
         self._slot: Slot = slot
 
@@ -46,6 +48,8 @@ class _Data(Generic[Slot]):
 class InputData(_Data[engine.InputData]):
     """A batch of one input: `data_size` bytes of `data`, and who wants to know."""
 
+    __slots__ = ()
+
     def __init__(self, slot: engine.InputData | None = None) -> None:
         super().__init__(engine.InputData() if slot is None else slot)
 
@@ -71,6 +75,8 @@ class InputData(_Data[engine.InputData]):
 class OutputData(_Data[engine.OutputData]):
     """Room for a batch of one output: `data_size` bytes of `data`."""
 
+    __slots__ = ()
+
     def __init__(self, slot: engine.OutputData | None = None) -> None:
         super().__init__(engine.OutputData() if slot is None else slot)
 
@@ -87,6 +93,6 @@ class OutputData(_Data[engine.OutputData]):
 def bytes_of(data: Any, size: int | None = None) -> memoryview:
     """The first `size` bytes of `data`, in place; all of them without it."""
     view = memoryview(data).cast("B")
-    if size is not None and size > len(view):
+    if size is not None and not 0 <= size <= len(view):
         raise ValueError(f"data_size is {size}, the memory has {len(view)} bytes")
     return view[:size]

@@ -10,6 +10,7 @@ from enum import Enum, IntEnum
 from typing import Any, TypeAlias
 
 from popef import Anchor, Model
+from popef.taking import expected
 
 import engine
 import popef_io
@@ -67,7 +68,7 @@ class SessionConfig:
             policy=engine.LaunchPolicy(self.policy.value),
             pred_tensor_data=None if predicate is None else to_engine(predicate),
             check_package_hash=self.check_package_hash,
-            wait_config=self.wait_config.to_engine(),
+            wait_config=expected(self.wait_config, DeviceWaitConfig).to_engine(),
             max_look_ahead=self.max_look_ahead,
         )
 
@@ -90,7 +91,8 @@ class Session:
     ) -> None:
         model = one_source(model, popef_paths)
         source = model.io if isinstance(model, Model) else model
-        self._session = engine.Session(source, (config or SessionConfig()).to_engine())
+        options = SessionConfig() if config is None else expected(config, SessionConfig)
+        self._session = engine.Session(source, options.to_engine())
         weakref.finalize(self, self._session.close)
         self._model = model if isinstance(model, Model) else Model(self._session.model)
         self._device: Device | None = None
@@ -98,7 +100,7 @@ class Session:
     def bindToDevice(self, device: Device) -> None:
         """Load the model on a device; leaves another, and so does another session that
         is on this one. Save programs of what leaves are run first."""
-        self._session.bind_to_device(device.engine)
+        self._session.bind_to_device(expected(device, Device).engine)
         self._device = device
 
     def unloadFromDevice(self) -> None:

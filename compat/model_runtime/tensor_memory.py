@@ -43,7 +43,7 @@ class TensorMemoryView(_Bytes):
 class TensorMemory(_Bytes):
     """A block of `data_size_bytes` bytes of its own, zero at first."""
 
-    def __new__(cls, data_size_bytes: int) -> TensorMemory:
+    def __new__(cls, data_size_bytes: int = 0) -> TensorMemory:
         return np.zeros(data_size_bytes, np.uint8).view(cls)
 
     def getView(self) -> TensorMemoryView:
@@ -60,7 +60,7 @@ class InputMemory(dict[str, TensorMemory]):
 def _first(data: Any, size: int | None) -> np.ndarray[Any, Any]:
     with memoryview(data) as view:
         length = view.nbytes
-    if size is not None and size > length:
+    if size is not None and not 0 <= size <= length:
         raise ValueError(f"data_size_bytes is {size}, the memory has {length}")
     if not length:
         return np.zeros(0, np.uint8)

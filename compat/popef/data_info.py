@@ -13,6 +13,8 @@ from popef.values import TensorInfo
 class _DataInfo:
     """What says of a blob of data for which anchors it is."""
 
+    __slots__ = ("_executable", "_name", "_tensor_info")
+
     def __init__(self) -> None:
         self._name = ""
         self._tensor_info = TensorInfo()
@@ -43,6 +45,8 @@ class _DataInfo:
 class TensorDataInfo(_DataInfo):
     """The tensor of the anchors called `name`."""
 
+    __slots__ = ()
+
     @classmethod
     def from_io(cls, info: popef_io.TensorDataInfo) -> TensorDataInfo:
         made = cls()
@@ -60,6 +64,8 @@ class TensorDataInfo(_DataInfo):
 
 class FeedDataInfo(_DataInfo):
     """`numTensors` tensors, each as `tensorInfo` says, for the anchor called `name`."""
+
+    __slots__ = ("_num_tensors",)
 
     def __init__(self) -> None:
         super().__init__()

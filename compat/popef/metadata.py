@@ -14,6 +14,23 @@ from popef.values import Anchor, Option, ProgramFlow
 class Metadata:
     """Can be changed until it is written; `popef.values` says how accessors work."""
 
+    __slots__ = (
+        "_anchors",
+        "_device_iterations",
+        "_device_options",
+        "_engine_options",
+        "_executable",
+        "_ipu_version",
+        "_is_inference",
+        "_is_pod",
+        "_num_ipus",
+        "_num_processes",
+        "_program_flow",
+        "_programs_map",
+        "_replication_factor",
+        "_seed_handle",
+    )
+
     def __init__(self) -> None:
         self._executable = ""
         self._anchors: list[Anchor] = []

@@ -23,6 +23,8 @@ from popef_io import DataType, TensorType
 class Option:
     """A pair of texts, as engine and device options are."""
 
+    __slots__ = ("_name", "_value")
+
     def __init__(self, name: str = "", value: str = "") -> None:
         self._name = expected(name, str)
         self._value = expected(value, str)
@@ -57,6 +59,8 @@ class Option:
 
 class TensorInfo:
     """Shape and element type; the shape `[]` is a scalar."""
+
+    __slots__ = ("_data_type", "_has_rank", "_shape")
 
     ShapeDimType = int
 
@@ -114,6 +118,8 @@ class TensorInfo:
 class ProgramFlow:
     """Which programs load, compute and save, in the order in which they run."""
 
+    __slots__ = ("_load", "_main", "_save")
+
     ProgramIndexType = int
 
     def __init__(self) -> None:
@@ -162,6 +168,15 @@ class ProgramFlow:
 
 class Anchor:
     """One stream between host and device, and the tensor behind it."""
+
+    __slots__ = (
+        "_handle",
+        "_is_per_replica",
+        "_name",
+        "_programs",
+        "_tensor_info",
+        "_type",
+    )
 
     ProgramsType = ProgramFlow.ProgramIndexType
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import model_runtime
 import numpy as np
@@ -94,6 +95,47 @@ def test_what_is_not_possible_is_refused(simple: str) -> None:
     config.batching_dim = 2
     with pytest.raises(InvalidConfig, match="dimension 2"):
         model_runtime.ModelRunner(simple, config)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("timeout_ns", "5", "timeout_ns must be a whole number, got '5'"),
+        ("flush_callback", 3, "flush_callback to call, got 3"),
+        ("device_wait_config", 3, "expected DeviceWaitConfig, got int"),
+        ("replica_to_device", {0: "cpu:0"}, "expected Device, got str"),
+    ],
+)
+def test_options_of_another_type_are_refused(
+    simple: str, option: str, value: object, says: str
+) -> None:
+    config = model_runtime.ModelRunnerConfig()
+    setattr(config, option, value)
+    with pytest.raises((TypeError, InvalidConfig), match=says):
+        model_runtime.ModelRunner(simple, config)
+
+
+def test_configurations_of_another_type_are_refused(simple: str) -> None:
+    options: Any = {"replication_factor": 2}
+    with pytest.raises(TypeError, match="expected ModelRunnerConfig, got dict"):
+        model_runtime.ModelRunner(simple, options)
+    with pytest.raises(TypeError, match="expected SessionConfig, got dict"):
+        model_runtime.Session(simple, options)
+
+
+@pytest.mark.parametrize(
+    ("value", "misspelled"),
+    [
+        (model_runtime.DeviceWaitConfig(), "sleep_time"),
+        (model_runtime.InputData(), "dataSize"),
+        (model_runtime.SessionConfig(), "waitConfig"),
+        (popef.Anchor(), "name"),  # a method, which an assignment would hide
+        (popef.Metadata(), "numIpus"),
+    ],
+)
+def test_attributes_that_are_none_cannot_be_set(value: object, misspelled: str) -> None:
+    with pytest.raises(AttributeError):
+        setattr(value, misspelled, 1)
 
 
 def test_replicas(simple: str) -> None:

@@ -215,3 +215,36 @@ def test_wrong_requests_are_refused(runner: model_runtime.ModelRunner) -> None:
         model_runtime.InputMemoryView()["tensor_A"] = 3
     with pytest.raises(ValueError, match="read-only"):
         model_runtime.OutputMemoryView()["output"] = b"1234"
+    with pytest.raises(TypeError, match="name of a tensor, got int"):
+        model_runtime.InputMemoryView()[3] = inputs["tensor_A"]  # type: ignore[index]
+    for wrong in (None, list(inputs.values())):
+        with pytest.raises(TypeError, match="by name"):
+            runner.execute(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("memory", "says"),
+    [
+        ({}, r"no memory for output 'output'; got \[\]"),
+        ({"output": np.zeros((6, 4), "f4")}, r"float32 \[6, 4\], expected .* \[3, 4\]"),
+        ({"output": np.zeros((2, 4), "f4")}, r"float32 \[2, 4\], expected .* \[3, 4\]"),
+        ({"output": np.zeros((3, 4), "f8")}, r"float64 \[3, 4\], expected float32"),
+        ({"output": np.broadcast_to(np.float32(0), (3, 4))}, "read-only"),
+    ],
+)
+def test_wrong_memory_is_refused_before_anything_is_queued(
+    runner: model_runtime.ModelRunner, memory: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(InvalidInput, match=says):
+        runner.executeAsync(request_of(), memory)
+
+
+def test_memory_of_as_many_rows_as_the_request(
+    runner: model_runtime.ModelRunner,
+) -> None:
+    inputs = {name: np.tile(a, (2, 1)) for name, a in request_of().items()}
+    output = np.zeros((6, 4), np.float32)
+    runner.execute(inputs, {"output": output})
+    np.testing.assert_array_equal(output, runner.execute(inputs)["output"])
+    with pytest.raises(InvalidInput, match=r"expected float32 \[6, 4\]"):
+        runner.execute(inputs, {"output": output[:3]})

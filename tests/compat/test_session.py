@@ -196,8 +196,10 @@ def test_tensor_memory() -> None:
         const[0] = 1
     with pytest.raises(ValueError, match="read-only"):
         model_runtime.TensorMemoryView(b"1234")
-    with pytest.raises(ValueError, match="33"):
-        model_runtime.ConstTensorMemoryView(array, 33)
+    for size in (33, -1):
+        with pytest.raises(ValueError, match=str(size)):
+            model_runtime.ConstTensorMemoryView(array, size)
+    assert model_runtime.TensorMemory().data_size_bytes == 0
 
 
 def test_requests_in_tensor_memory(simple: str) -> None:
