@@ -101,8 +101,15 @@ class BatchPlan:
         return units
 
     def _disagree(self, tensors: Mapping[str, Tensor]) -> InvalidInput:
-        given = {name: list(t.shape) for name, t in tensors.items()}
-        return InvalidInput(f"inputs have different batch sizes: {given}")
+        shapes = {name: list(t.shape) for name, t in tensors.items()}
+        (one, first), *others = shapes.items()
+        for name, shape in others:
+            if shape[self.dim : self.dim + 1] != first[self.dim : self.dim + 1]:
+                return InvalidInput(
+                    f"inputs {one!r} and {name!r} have different batch sizes: their "
+                    f"shapes are {first} and {shape}"
+                )
+        return InvalidInput(f"inputs have different batch sizes: {shapes}")
 
     @property
     def mixes_rows(self) -> bool:

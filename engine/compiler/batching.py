@@ -7,11 +7,13 @@ from typing import Any
 
 from engine.batch_plan import DEFAULT_MAX_BATCH
 from engine.compiler.batch_limit import rows_within
+from engine.compiler.column_values import column_values
 from engine.compiler.interface import Dimension, Interface
 from engine.compiler.known_values import known_values
 from engine.compiler.options import BatchDecision, CompileOptions
 from engine.compiler.row_check import Dependent, RowCheck, Run
 from engine.compiler.row_mixers import row_mixer
+from engine.compiler.row_proof import unproven
 from engine.compiler.row_trace import RowTrace
 from engine.compiler.weights import Weight
 
@@ -32,7 +34,7 @@ def decide(
     if batch == "off":
         return BatchDecision(False, 0, "batching is switched off")
     most = 0
-    reason = _rows_are_missing(interface, size) or row_mixer(model)
+    reason = _rows_are_missing(model, interface, size) or row_mixer(model)
     if reason is None:
         trace = RowTrace(model, weights, options.threads)
         most = 0 if size else rows_within(model, DEFAULT_MAX_BATCH)
@@ -45,6 +47,7 @@ def decide(
             options.check_seconds,
             known_values(model),
             most,
+            column_values(model),
         )
         reason = _rows_depend(check)
     if reason is not None:
@@ -57,7 +60,7 @@ def decide(
     )
 
 
-def _rows_are_missing(interface: Interface, size: int) -> str | None:
+def _rows_are_missing(model: Any, interface: Interface, size: int) -> str | None:
     """Why not every input and output has one row for each row; None if they may."""
     if not interface.inputs:
         return "there are no inputs"
@@ -76,24 +79,17 @@ def _rows_are_missing(interface: Interface, size: int) -> str | None:
             return f"the first dimension of {name} is not {size}"
         if not size and isinstance(shape[0], int):
             return f"the first dimension of {name} is fixed at {shape[0]}"
-    return None if size else _rows_differ(interface)
+    return None if size else _rows_differ(model, interface)
 
 
-def _rows_differ(interface: Interface) -> str | None:
+def _rows_differ(model: Any, interface: Interface) -> str | None:
     """Why free first dimensions are not one and the same; None if they may be.
 
-    Inputs must share a name. Outputs need not: exporters give results new names, and
-    running the model shows how many rows come out.
+    Inputs must share a name, or the graph must show that it cannot be run where they
+    differ. Outputs need not: exporters give results new names, and running the model
+    shows how many rows come out.
     """
     shapes = {t.name: t.shape or () for t in interface.inputs}
-    first, *others = shapes.items()
-    rows = first[1][0]
-    for name, shape in others:
-        if shape[0] is None or shape[0] != rows:
-            return (
-                f"the first dimensions of inputs {first[0]!r} and {name!r} are "
-                f"{rows or '?'} and {shape[0] or '?'}, which need not be equal"
-            )
     elsewhere: set[Dimension] = {d for shape in shapes.values() for d in shape[1:]}
     for output in interface.outputs:
         elsewhere.update((output.shape or ())[1:])
@@ -103,6 +99,15 @@ def _rows_differ(interface: Interface) -> str | None:
     ):
         if shape[0] is not None and shape[0] in elsewhere:
             return f"the first dimension of {name!r}, {shape[0]}, is not only a first"
+    first, *others = shapes.items()
+    rows = first[1][0]
+    for name, shape in others:
+        if shape[0] is None or shape[0] != rows:
+            why = unproven(model, interface)
+            return why and (
+                f"the first dimensions of inputs {first[0]!r} and {name!r} are "
+                f"{rows or '?'} and {shape[0] or '?'}, which need not be equal: {why}"
+            )
     return None
 
 

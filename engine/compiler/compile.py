@@ -14,7 +14,13 @@ import numpy.typing as npt
 from engine.anchors import OPTION_FUSED
 from engine.compiler.batching import decide
 from engine.compiler.external_data import ExternalFiles
-from engine.compiler.interface import Interface, change, check_types, renamed
+from engine.compiler.interface import (
+    Interface,
+    change,
+    check_types,
+    free_rows,
+    renamed,
+)
 from engine.compiler.loading import load
 from engine.compiler.options import (
     BatchDecision,
@@ -35,6 +41,7 @@ from engine.compiler.package import (
     selector_anchor,
 )
 from engine.compiler.row_check import Run
+from engine.compiler.row_proof import wrongly_fixed
 from engine.compiler.source import OnnxModel, Source, read_model
 from engine.compiler.weights import Weight, drop_unused, take_inside, take_out
 from engine.errors import InvalidConfig, InvalidModel
@@ -157,6 +164,11 @@ def _load(
     progress("loading", 0.2)
     compiled, session = load(model.proto, graph, weights, options.threads)
     interface = Interface.of(model.proto, session)
+    wrong = wrongly_fixed(model.proto, interface)
+    if wrong:
+        free_rows(model.proto, wrong)
+        compiled, session = load(model.proto, graph, weights, options.threads)
+        interface = Interface.of(model.proto, session)
     inputs = renamed(interface.inputs, options.inputs, "input")
     outputs = renamed(interface.outputs, options.outputs, "output")
     part = Part(

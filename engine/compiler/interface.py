@@ -120,6 +120,13 @@ def change(model: Any, options: CompileOptions) -> None:
         del graph.value_info[:]
 
 
+def free_rows(model: Any, outputs: Iterable[str]) -> None:
+    """Leave open how many rows some outputs have."""
+    for value in model.graph.output:
+        if value.name in outputs:
+            value.type.tensor_type.shape.dim[0].Clear()
+
+
 def renamed(
     tensors: Iterable[GraphTensor], names: Mapping[str, str], kind: str
 ) -> dict[str, str]:

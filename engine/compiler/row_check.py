@@ -18,17 +18,19 @@ A model that cannot be run on made-up rows has shown nothing either.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from engine.compiler.column_values import Column, Values
 from engine.compiler.interface import GraphTensor, Interface
 from engine.compiler.row_trace import RowTrace
 from engine.compiler.samples import (
     GENTLE,
     HARSH,
+    OWN,
     SIZES,
     Feed,
     Sampler,
@@ -51,6 +53,8 @@ TRACED_ROWS = 7
 """Rows of the runs that are looked into: a prime, which few other dimensions share."""
 FEW_ROWS = 3
 """Rows of most trials of a slow model."""
+_MANY_ROWS = 33
+"""Rows of which some should differ where few are all the same to a model."""
 MAX_ROW = 64 << 20
 """Bytes of a row beyond which no larger free dimensions are tried."""
 MAX_BATCH = 2 << 30
@@ -79,8 +83,8 @@ class RowCheck:
     """Puts the questions to one model.
 
     `size` is its fixed batch, at least 2, or 0 if it has none. `known` are constants of
-    the model, with which rows are made that it may look for; `most` rows fit into
-    memory.
+    the model, with which rows are made that it may look for, `columns` such as belong
+    into one column of an input; `most` rows fit into memory.
     """
 
     def __init__(
@@ -93,6 +97,7 @@ class RowCheck:
         seconds: float,
         known: Sequence[float | str] = (),
         most: int = 33,
+        columns: Mapping[Column, Values] | None = None,
     ) -> None:
         self._interface = interface
         self._trace = trace
@@ -103,7 +108,8 @@ class RowCheck:
         self._deadline = time.monotonic() + seconds
         self._known = known
         self._most = most
-        self._sampler = Sampler(interface.inputs, SIZES[0], seed, known)
+        self._columns = columns or {}
+        self._sampler = self._make_sampler(SIZES[0])
         self._responds = False
         self._agrees = False
         """On some kind of rows, all arrangements gave the same."""
@@ -124,17 +130,28 @@ class RowCheck:
         for kind in kinds[1:]:
             if not self._late():
                 self._arrangement(kind, self._count)
-        if not self._responds:
-            raise Dependent(
-                "its answers to made-up rows are all the same, which shows nothing"
-            )
-        if not self._agrees:
-            raise Dependent(f"{self._furthest} a little")
+        self._judge(first)
         if not self._size:
             for rows in sorted({2, 3, 9, 33, max(33, self._most)}):
                 slow = self._count == FEW_ROWS and rows > 33
                 if not slow and not self._late():
                     self._arrangement(first, rows)
+
+    def _judge(self, first: str) -> None:
+        """Raise Dependent unless something was shown."""
+        if not self._agrees and not self._furthest and not self._size:
+            self._arrangement(first, _MANY_ROWS)
+        if not self._responds:
+            raise Dependent(
+                "its answers to made-up rows are all the same, which shows nothing"
+            )
+        if not self._agrees and not self._furthest:
+            raise Dependent(
+                "its answers to made-up rows that run together are all the same, which "
+                "shows nothing"
+            )
+        if not self._agrees:
+            raise Dependent(f"{self._furthest} a little")
 
     def run(self, feed: Feed) -> dict[str, Array]:
         """Run on the rows of `feed`, padded with zeros to a fixed batch size."""
@@ -156,6 +173,10 @@ class RowCheck:
     def _late(self) -> bool:
         return time.monotonic() > self._deadline
 
+    def _make_sampler(self, size: int) -> Sampler:
+        inputs = self._interface.inputs
+        return Sampler(inputs, size, self._seed, self._known, self._columns)
+
     def _find_kinds(self) -> list[str]:
         """The gentle kinds on which the model runs; sets free dimensions so that it
         does."""
@@ -166,9 +187,9 @@ class RowCheck:
         self._check_size(row_bytes(inputs, sizes[0]))
         failure: EngineError | None = None
         for size in sizes:
-            self._sampler = Sampler(inputs, size, self._seed, self._known)
+            self._sampler = self._make_sampler(size)
             kinds = []
-            for kind in GENTLE:
+            for kind in (OWN, *GENTLE) if self._columns else GENTLE:
                 started = time.monotonic()
                 try:
                     self.run(self._sampler.rows(kind, 1))
@@ -246,7 +267,7 @@ class RowCheck:
     def _replacements(self, count: int) -> Iterator[tuple[int, Feed]]:
         rows = dict.fromkeys((count // 2, 0, count - 1))
         for row in rows:
-            for kind in ("normal", *HARSH):
+            for kind in ("normal", *([OWN] if self._columns else []), *HARSH):
                 yield row, self._sampler.rows(kind, count)
                 if self._late() and kind == "nan":
                     return

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from engine.compiler.column_values import Column, Values
 from engine.compiler.interface import GraphTensor
 from popef_io import DataType
 
@@ -21,6 +22,8 @@ HARSH = ("known", "large", "ones", "huge", "lowest", "infinite", "nan", "zeros")
 """Kinds for neighbours: the slightest weight given to them shows. What a minimum, a
 maximum, a sum or a count over rows does, some of them move. Half of the values of
 "known" are constants of the model itself: what it looks for, it finds."""
+OWN = "own"
+"""As "normal", with values of its own in each column of which the model tells any."""
 SIZES = (4, 8, 16, 1, 2, 3, 32, 64, 128, 224)
 """What free dimensions other than the first are set to, until the model runs."""
 
@@ -37,7 +40,9 @@ class Sampler:
         size: int,
         seed: int,
         known: Sequence[float | str] = (),
+        columns: Mapping[Column, Values] | None = None,
     ) -> None:
+        self._columns = columns or {}
         self._random = np.random.default_rng(seed)
         self._numbers = np.array([v for v in known if not isinstance(v, str)] or [0.0])
         self._words = tuple(v for v in known if isinstance(v, str)) or _WORDS
@@ -45,10 +50,33 @@ class Sampler:
 
     def rows(self, kind: str, count: int) -> Feed:
         """`count` rows of `kind` for every input."""
-        return {
-            name: self._make(kind, data_type, (count, *tail))
+        feed = {
+            name: self._make(
+                "normal" if kind == OWN else kind, data_type, (count, *tail)
+            )
             for name, (data_type, tail) in self._tails.items()
         }
+        if kind == OWN:
+            for (name, column), values in self._columns.items():
+                self._fill(feed, name, column, values)
+        return feed
+
+    def _fill(self, feed: Feed, name: str, column: int, values: Values) -> None:
+        """Put some of `values` into a column of the input `name`."""
+        rows = feed.get(name)
+        if rows is None or rows.ndim > 2 or column >= (*rows.shape, 1)[1]:
+            return
+        texts = rows.dtype.kind == "O"
+        usable = [value for value in values if isinstance(value, str) == texts]
+        if not usable:
+            return
+        picks = self._random.integers(0, len(usable), len(rows)).tolist()
+        target = rows if rows.ndim == 1 else rows[:, column]
+        if rows.dtype.kind in "iu":
+            target[:] = _whole(np.array(usable, np.float64), rows.dtype)[picks]
+        elif rows.dtype.kind in "fO":
+            with np.errstate(over="ignore"):
+                target[:] = [usable[pick] for pick in picks]
 
     def permutation(self, count: int) -> Array:
         """A random order of `count` rows."""
