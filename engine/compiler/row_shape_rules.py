@@ -127,8 +127,7 @@ def reshape(call: Call) -> Iterable[Value]:
             value.shape[i] if d == 0 and i < len(value.shape) else d
             for i, d in enumerate(items)
         )
-    kept = value.items if len(items) < 2 else None
-    return [Value(reshaped(value.shape, items), kept)]
+    return [Value(reshaped(value.shape, items), value.items)]
 
 
 def _two(front: Shape, back: Shape) -> Shape:
@@ -163,7 +162,7 @@ def unsqueeze(call: Call) -> Iterable[Value]:
     new = {from_front(axis, rank) for axis in axes}
     old = iter(value.shape)
     shape = tuple(1 if i in new else next(old) for i in range(rank))
-    return [Value(shape, value.items if rank < 2 else None)]
+    return [Value(shape, value.items)]
 
 
 def expand(call: Call) -> Iterable[Value]:
