@@ -12,6 +12,7 @@ processes tell malloc to keep large blocks, as gateway and devices do.
 
 Two numbers for each way and size: the median round trip with one message in flight, and
 messages a second with several. Ways take turns within a round; medians of the rounds.
+Rounds that would begin after `--limit` seconds are left out, but for each size's first.
 Every message that comes back is compared in length and its first bytes, the last one
 of a measurement in full. Exit code 1 where one was wrong.
 """
@@ -27,9 +28,12 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Self
 
+from app.cli.local import progress
 from bench.machine import describe
 from bench.queues_ways import (
     WAYS,
@@ -46,7 +50,7 @@ from engine import keep_large_blocks
 SIZES = (64, 64 * 1024, 3 * 224 * 224 * 4, 16 * 1024 * 1024)
 PAYLOADS = 4
 """Different messages that take turns."""
-WARM_UP = 20
+WARM_UP = 8
 _LEGEND = (
     "Ratios: round trip with one message in flight, then messages a second with 8 "
     "(2 of 16 MiB); above 1 the rings are faster."
@@ -76,14 +80,14 @@ def payloads(size: int) -> list[bytes]:
 class Exchange:
     """Sends messages and checks what comes back, in order."""
 
-    def __init__(self, way: Way, size: int) -> None:
+    def __init__(self, way: Way, payloads: Sequence[bytes]) -> None:
         self._way = way
-        self._payloads = payloads(size)
+        self._payloads = payloads
         self._sent: deque[bytes] = deque()
         self._count = 0
 
     def send(self) -> None:
-        message = self._payloads[self._count % PAYLOADS]
+        message = self._payloads[self._count % len(self._payloads)]
         self._count += 1
         self._sent.append(message)
         self._way.send(message)
@@ -98,13 +102,17 @@ class Exchange:
                 raise AssertionError("the message came back with other bytes")
         return len(messages)
 
+    def warm_up(self, messages: int) -> None:
+        """Messages that are not measured, one in flight."""
+        for _ in range(messages):
+            self.send()
+            self.receive()
 
-def round_trips(way: Way, size: int, seconds: float) -> float:
+
+def round_trips(way: Way, payloads: Sequence[bytes], seconds: float) -> float:
     """The median round trip in microseconds, one message in flight."""
-    exchange = Exchange(way, size)
-    for _ in range(WARM_UP):
-        exchange.send()
-        exchange.receive()
+    exchange = Exchange(way, payloads)
+    exchange.warm_up(2)
     times = []
     clock = time.perf_counter
     end = clock() + seconds
@@ -117,13 +125,13 @@ def round_trips(way: Way, size: int, seconds: float) -> float:
     return 1e6 * statistics.median(times)
 
 
-def throughput(way: Way, size: int, in_flight: int, seconds: float) -> float:
+def throughput(
+    way: Way, payloads: Sequence[bytes], in_flight: int, seconds: float
+) -> float:
     """Messages a second with `in_flight` of them on their way."""
-    exchange = Exchange(way, size)
+    exchange = Exchange(way, payloads)
     waiting = 0
-    for _ in range(WARM_UP):
-        exchange.send()
-        exchange.receive()
+    exchange.warm_up(2)
     clock = time.perf_counter
     began = clock()
     done = 0
@@ -144,34 +152,85 @@ def measure(
     rounds: int,
     seconds: float,
     ways: Sequence[Callable[[int, int], Way]] = WAYS,
+    limit: float = 3600.0,
+    on_done: Callable[[int], None] = lambda done: None,
 ) -> list[Cell]:
-    cells = []
-    for size in sizes:
-        in_flight = in_flight_of(size)
-        trips: dict[str, list[float]] = {}
-        rates: dict[str, list[float]] = {}
-        for _ in range(rounds):
-            for make in ways:
-                with Opened(make, size, 1) as way:
-                    trips.setdefault(way.name, []).append(
-                        round_trips(way, size, seconds)
-                    )
-                window = 1 if make is Copies else in_flight
-                with Opened(make, size, window) as way:
-                    rates.setdefault(way.name, []).append(
-                        throughput(way, size, window, seconds)
-                    )
-        cells += [
+    """All ways at all sizes. `on_done` is told how many rounds of all are behind us."""
+    cells: list[Cell] = []
+    began = time.monotonic()
+    for number, size in enumerate(sizes):
+        # Each size has its share of the time, and what those before it left.
+        end = began + limit * (number + 1) / len(sizes)
+        columns = Columns(size, seconds, ways)
+        with columns:
+            while columns.rounds < rounds:
+                columns.measure_round()
+                on_done(number * rounds + columns.rounds)
+                if time.monotonic() > end:
+                    break
+        print(f"{size_text(size)}: {columns.rounds} of {rounds} rounds", flush=True)
+        cells += columns.cells()
+    return cells
+
+
+class Columns:
+    """All ways at one size. A context manager: their processes run that long, and do
+    nothing while it is not their turn."""
+
+    def __init__(
+        self, size: int, seconds: float, ways: Sequence[Callable[[int, int], Way]]
+    ) -> None:
+        self.rounds = 0
+        self._size = size
+        self._seconds = seconds
+        self._payloads = payloads(size)
+        self._in_flight = in_flight_of(size)
+        self._stack = ExitStack()
+        self._makers = ways
+        self._ways: list[tuple[Way, Way, int]] = []
+        self._trips: dict[str, list[float]] = {}
+        self._rates: dict[str, list[float]] = {}
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            for make in self._makers:
+                window = 1 if make is Copies else self._in_flight
+                one, several = (
+                    stack.enter_context(Opened(make, self._size, each))
+                    for each in (1, window)
+                )
+                self._ways.append((one, several, window))
+            # A process has started, and every page of its rings has been touched.
+            for one, several, window in self._ways:
+                for way in (one, several):
+                    Exchange(way, self._payloads).warm_up(window + WARM_UP)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    def measure_round(self) -> None:
+        """Each way once."""
+        self.rounds += 1
+        messages, seconds = self._payloads, self._seconds
+        for one, several, window in self._ways:
+            trip = round_trips(one, messages, seconds)
+            self._trips.setdefault(one.name, []).append(trip)
+            rate = throughput(several, messages, window, seconds)
+            self._rates.setdefault(one.name, []).append(rate)
+
+    def cells(self) -> list[Cell]:
+        return [
             Cell(
                 name,
-                size,
-                statistics.median(trips[name]),
-                in_flight,
-                statistics.median(rates[name]),
+                self._size,
+                statistics.median(self._trips[name]),
+                self._in_flight,
+                statistics.median(self._rates[name]),
             )
-            for name in trips
+            for name in self._trips
         ]
-    return cells
 
 
 def size_text(size: int) -> str:
@@ -237,9 +296,12 @@ def report(cells: Sequence[Cell]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     summary = (__doc__ or "").splitlines()[0]
     parser = argparse.ArgumentParser(description=summary)
-    parser.add_argument("--seconds", type=float, default=0.5, help="a measurement")
+    parser.add_argument("--seconds", type=float, default=0.3, help="a measurement")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="in bytes")
+    parser.add_argument(
+        "--limit", type=float, default=120, help="seconds after which no round begins"
+    )
     parser.add_argument("--out", type=Path, help="keep the results as JSON")
     options = parser.parse_args(arguments)
     sizes = [int(text) for text in options.sizes.split(",")]
@@ -248,12 +310,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{machine}; load {load:.1f} at the start\n")
     gc.freeze()
     keep_large_blocks()
+    rounds = options.rounds
     try:
-        cells = measure(sizes, options.rounds, options.seconds)
+        with progress("measuring", len(sizes) * rounds) as done:
+            cells = measure(
+                sizes, rounds, options.seconds, limit=options.limit, on_done=done
+            )
     except AssertionError as error:
         print(f"wrong: {error}", file=sys.stderr)
         return 1
-    print(report(cells))
+    print(f"\n{report(cells)}")
     if options.out is not None:
         document = {
             "machine": machine.as_dict(),

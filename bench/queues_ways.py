@@ -6,11 +6,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import select
+import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import ClassVar, Protocol
 
@@ -135,6 +138,7 @@ class Pipe:
         self._process = context.Process(target=echo_pipe, args=(theirs,), daemon=True)
         self._process.start()
         theirs.close()
+        _limit_waits(self._connection)
         self._alone = in_flight == 1
         self._came: list[bytes] = []
         self._news = threading.Condition()
@@ -157,6 +161,8 @@ class Pipe:
         while True:
             try:
                 message = self._connection.recv_bytes()
+            except BlockingIOError:
+                continue  # it was not our turn for as long as that
             except (EOFError, OSError):
                 return
             with self._news:
@@ -167,6 +173,14 @@ class Pipe:
         self._process.terminate()
         self._process.join()
         self._connection.close()
+
+
+def _limit_waits(connection: Connection) -> None:
+    """Have the kernel end what waits for the other end for too long; costs nothing."""
+    limit = struct.pack("ll", int(TIMEOUT), 0)
+    with socket.socket(fileno=os.dup(connection.fileno())) as pipe:
+        pipe.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        pipe.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
 class Queue:
@@ -195,8 +209,9 @@ class Queue:
         self._process.kill()
         self._process.join()
         for queue in (self._there, self._back):
+            # Where that process failed, nobody takes what the thread has left.
+            queue.cancel_join_thread()
             queue.close()
-            queue.join_thread()
 
 
 class Copies:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.queues import Cell, Exchange, measure, report
+from bench.queues import Cell, Exchange, measure, payloads, report
 from bench.queues_ways import WAYS, Copies, Opened, Rings
 
 
@@ -14,7 +14,7 @@ def test_messages_come_back(make: type) -> None:
         if make is Copies and in_flight > 1:
             continue  # it has room for one
         with Opened(make, size, in_flight) as way:
-            exchange = Exchange(way, size)
+            exchange = Exchange(way, payloads(size))
             for _ in range(5):
                 for _ in range(in_flight):
                     exchange.send()
@@ -35,7 +35,7 @@ def test_a_wrong_answer_is_seen() -> None:
 
         def close(self) -> None: ...
 
-    exchange = Exchange(Wrong(), 100)
+    exchange = Exchange(Wrong(), payloads(100))
     exchange.send()
     with pytest.raises(AssertionError, match="other bytes"):
         exchange.receive(fully=True)
