@@ -235,7 +235,7 @@ def main() -> int:
     )
     parser.add_argument("--seconds", type=float, default=1, help="of load each time")
     parser.add_argument("--idle", type=float, default=10, help="seconds of idleness")
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--devices", help="passed on to popgate serve")
     parser.add_argument("--out", type=Path, help="write all readings here as JSON")
     options = parser.parse_args()

@@ -23,7 +23,7 @@ from engine.back_off import BackOff
 from engine.channel import Channel, ChannelLayout
 from engine.connection import Connection
 from engine.control import Message
-from engine.device_launch import STOP_TIMEOUT, LaunchedProcess
+from engine.device_launch import STOP_TIMEOUT, Launcher
 from engine.device_lock import address_of
 from engine.device_state import DeviceState
 from engine.errors import (
@@ -66,8 +66,7 @@ class Device:
         spin_us: int = 0,
         ipu_version: int = -1,
     ) -> None:
-        self.units = tuple(units)
-        self.id = "+".join(units)
+        self.units, self.id = tuple(units), "+".join(units)
         self.threads = threads
         self.providers = tuple(providers)
         self.spin_us = spin_us
@@ -78,7 +77,7 @@ class Device:
         self.restarts = 0
         self._claims = tuple(claims)
         self.address = address_of(self.units[0])
-        self._process: LaunchedProcess | None = None
+        self._launcher = Launcher(self.units[0], self.address, self._claims, spin_us)
         self._connection: Connection | None = None
         #: Requests in flight of all channels, which count them here.
         self.outstanding = 0
@@ -88,7 +87,7 @@ class Device:
         self._on_lost: list[Callable[[Device], None]] = []
         self._lost_by: str | DeviceFault = "it has not started yet"
         self._back_off = BackOff()
-        self._recovering = threading.Lock()
+        self._recovering = threading.RLock()
         self._blocking = BlockingDriver(self)
         self._busy = False
         self.hungry: deque[Callable[[], None]] = deque()  # ask users for data
@@ -110,7 +109,7 @@ class Device:
     @property
     def pid(self) -> int | None:
         """Of the device process; None while there is none."""
-        return self._process.pid if self._process is not None else None
+        return self._launcher.pid
 
     @property
     def in_flight(self) -> int:
@@ -217,8 +216,7 @@ class Device:
         self, message: Message, fds: Sequence[int] = (), timeout: float | None = None
     ) -> Message:
         """A control message to the process and its answer."""
-        if self.state is DeviceState.CLOSED:
-            raise DeviceClosed(f"device {self.id} is closed")
+        self._refuse_if_closed()
         answer, answer_fds = control.call(self.address, message, fds, timeout)
         control.close_all(answer_fds)
         return answer
@@ -267,8 +265,7 @@ class Device:
 
     def kill(self, why: str) -> None:
         """End a process that hangs; its requests fail with DeviceLost."""
-        if self._process is not None:
-            self._process.kill()
+        self._launcher.kill()
         self._lose(why)
 
     def on_lost(self, callback: Callable[[Device], None]) -> None:
@@ -299,7 +296,7 @@ class Device:
             for runner in self.runners:
                 try:
                     runner.reload(self)
-                except DeviceLost:
+                except (DeviceLost, DeviceClosed):
                     raise
                 except EngineError:
                     logger.exception("cannot load %r again on %s", runner, self.id)
@@ -307,36 +304,44 @@ class Device:
 
     def close(self) -> None:
         """Detach: fail what is in flight, end the process, free the device."""
-        if self.state is DeviceState.CLOSED:
-            return
-        # A process in the middle of a batch would finish it first, for nobody.
-        idle = self.state is DeviceState.READY and not self.in_flight
+        with self.lock:
+            if self.state is DeviceState.CLOSED:
+                return
+            # A process in the middle of a batch would finish it first, for nobody.
+            idle = self.state is DeviceState.READY and not self.in_flight
+            self.state = DeviceState.CLOSED
         for channel in list(self._channels.values()):
             channel.fail_all(DeviceClosed(f"device {self.id} was closed"))
         if idle:
             with contextlib.suppress(EngineError, OSError):
-                self.call({"op": "stop"}, timeout=STOP_TIMEOUT)
-        self.state = DeviceState.CLOSED
-        self._end_process(kill=not idle)
-        self._drop_link()
+                control.close_all(
+                    control.call(self.address, {"op": "stop"}, (), STOP_TIMEOUT)[1]
+                )
+        self._launcher.end(kill=not idle)
+        with self._recovering:  # who is at it notices, and ends what it has started
+            self._drop_link()
         os.close(self._result_fd)
         for claim in self._claims:
             claim.close()
         logger.info("device %s is free again", self.id)
 
     def _start(self) -> None:
-        """Start the process and link up with it."""
-        self._process = LaunchedProcess(
-            self.units[0], self.address, self._claims, self.spin_us
-        )
+        """Start the process and link up; DeviceClosed where it is too late for that."""
+        process = self._launcher.start()
         try:
+            self._refuse_if_closed()
             connection = Connection(self.address, self._result_fd, START_TIMEOUT)
+            with self.lock:
+                self._connection = connection  # whoever closes us drops it
+                self._refuse_if_closed()
+                self.state = DeviceState.READY
         except BaseException:
-            self._end_process(kill=True)
+            process.end(kill=True)
             raise
-        with self.lock:
-            self._connection = connection
-            self.state = DeviceState.READY
+
+    def _refuse_if_closed(self) -> None:
+        if self.state is DeviceState.CLOSED:
+            raise DeviceClosed(f"device {self.id} is closed")
 
     def _link_number(self) -> int:
         connection = self._connection
@@ -353,6 +358,7 @@ class Device:
             curable = fault is None or fault.resettable
             self.state = DeviceState.LOST if curable else DeviceState.FAILED
             self._lost_by = fault or why
+            process = self._launcher.process  # there may be another one soon
             self.poll()  # results that came before it died are results
             error = self.loss()
             channels, self._channels = list(self._channels.values()), {}
@@ -361,7 +367,7 @@ class Device:
                 channel.close()
             self._drop_link()
         logger.warning("%s", error)
-        self._end_process(kill=True)
+        process.end(kill=True)
         self._blocking.tell()
         for callback in self._on_lost:
             callback(self)
@@ -378,11 +384,6 @@ class Device:
         if isinstance(why, DeviceFault):
             return DeviceFailed(f"device {self.id} failed: {why}", why)
         return DeviceLost(f"device {self.id} was lost: {why}")
-
-    def _end_process(self, *, kill: bool) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.end(kill=kill)
 
     def __enter__(self) -> Device:
         return self

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,10 +19,10 @@ STOP_TIMEOUT = 5.0
 _BACKLOG = 128
 
 
-class LaunchedProcess:
-    """A running device process; it ends when this does, or when we die.
+class Launcher:
+    """Starts the processes of one device, one after the other.
 
-    `address` is the abstract name on which it takes control messages; `claims` are
+    `address` is the abstract name on which they take control messages; `claims` are
     inherited, so that the device stays claimed until owner and process are gone.
     """
 
@@ -32,6 +33,62 @@ class LaunchedProcess:
         claims: Sequence[socket.socket],
         spin_us: int = 0,
     ) -> None:
+        self._name = name
+        self._address = address
+        self._claims = claims
+        self._spin_us = spin_us
+        self._latest: LaunchedProcess | None = None
+
+    @property
+    def process(self) -> LaunchedProcess:
+        """The latest one; it may have ended."""
+        assert self._latest is not None, "none has been started"
+        return self._latest
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process; None while there is none."""
+        latest = self._latest
+        return None if latest is None or latest.has_ended else latest.pid
+
+    def start(self) -> LaunchedProcess:
+        """A new process, once the one before is gone. For one thread at a time.
+
+        Raises DeviceLost where it cannot be started.
+        """
+        # Who noticed that it is lost may still be ending it.
+        self.end(kill=True)
+        self._latest = LaunchedProcess(
+            self._name, self._address, self._claims, self._spin_us
+        )
+        return self._latest
+
+    def kill(self) -> None:
+        """End the process at once, whatever it is doing."""
+        if self._latest is not None:
+            self._latest.kill()
+
+    def end(self, *, kill: bool) -> None:
+        """Return when the process is gone, if there is one."""
+        if self._latest is not None:
+            self._latest.end(kill=kill)
+
+    def __repr__(self) -> str:
+        return f"<Launcher of {self._name}: {self._latest!r}>"
+
+
+class LaunchedProcess:
+    """A running device process; it ends when this does, or when we die."""
+
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        claims: Sequence[socket.socket],
+        spin_us: int,
+    ) -> None:
+        self._ending = threading.Lock()
+        self.has_ended = False
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         read_end, self._owner_pipe = os.pipe()
         try:
@@ -65,18 +122,26 @@ class LaunchedProcess:
         self._process.kill()
 
     def end(self, *, kill: bool) -> None:
-        """Wait until it has ended by itself, or kill it; returns when it is gone."""
-        if kill:
+        """Wait until it has ended by itself, or kill it; returns when it is gone.
+
+        Thread-safe, and nothing happens where it has ended.
+        """
+        if kill and not self.has_ended:
             self._process.kill()
-        try:
-            self._process.wait(STOP_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        os.close(self._owner_pipe)
+        with self._ending:
+            if self.has_ended:
+                return
+            try:
+                self._process.wait(STOP_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            os.close(self._owner_pipe)
+            self.has_ended = True
 
     def __repr__(self) -> str:
-        return f"<LaunchedProcess {self.pid}>"
+        state = ", ended" if self.has_ended else ""
+        return f"<LaunchedProcess {self.pid}{state}>"
 
 
 def _command(name: str, listen_fd: int, owner_fd: int, spin_us: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from engine import (
     ModelRunnerConfig,
     Tensor,
 )
+from engine.connection import Connection
 from tests.engine import models
 
 ROOT = Path(__file__).parents[2]
@@ -74,6 +77,67 @@ def test_a_killed_device_fails_its_requests_and_comes_back(
         assert own_device.restarts == 1
         assert own_device.pid != pid
         assert is_gone(pid)
+
+
+class Meanwhile(logging.Handler):
+    """Does something at the moment when somebody logs."""
+
+    def __init__(self, do: Callable[[], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._do = do
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "was lost" in record.getMessage():
+            self._do()
+
+
+def test_a_process_that_is_replaced_at_once_is_waited_for(own_device: Device) -> None:
+    """Another thread may start a new process before the one that has noticed that the
+    old one is gone gets to ending it."""
+    old = own_device.pid
+    assert old is not None
+    meanwhile = Meanwhile(own_device.recover)
+    logger = logging.getLogger("engine.device")
+    logger.addHandler(meanwhile)
+    try:
+        os.kill(old, signal.SIGKILL)
+        until(lambda: not own_device.check())
+    finally:
+        logger.removeHandler(meanwhile)
+    assert own_device.state is DeviceState.READY
+    new = own_device.pid
+    assert new is not None
+    assert new != old
+    own_device.ping()
+    # Not even a zombie: somebody has waited for it.
+    assert not Path(f"/proc/{old}").exists()
+
+
+def test_closing_a_device_that_comes_back_ends_its_new_process(
+    own_device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids: list[int | None] = []
+    closing = threading.Thread(target=own_device.close)
+
+    def link_up(*arguments: Any) -> Connection:
+        connection = Connection(*arguments)
+        pids.append(own_device.pid)
+        closing.start()
+        until(lambda: own_device.state is DeviceState.CLOSED)
+        return connection
+
+    assert own_device.pid is not None
+    os.kill(own_device.pid, signal.SIGKILL)
+    until(lambda: not own_device.check())
+    monkeypatch.setattr("engine.device.Connection", link_up)
+    with pytest.raises(DeviceClosed):
+        own_device.recover()
+    closing.join(20)
+    assert not closing.is_alive()
+    assert own_device.state is DeviceState.CLOSED
+    assert own_device.pid is None
+    (pid,) = pids
+    assert not Path(f"/proc/{pid}").exists()
 
 
 def test_a_device_that_lives_is_not_reset(tmp_path: Path, own_device: Device) -> None:
