@@ -23,7 +23,7 @@ from engine import InvalidModel
 logger = logging.getLogger(__name__)
 
 NO_RESHAPES = Reshapes()
-_FORMAT = "popgate-compiled-1"
+_FORMAT = "popgate-compiled-2"
 
 
 class CompileCache:

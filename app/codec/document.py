@@ -311,9 +311,10 @@ def count_rows(request: InferRequest, spec: ModelSpec) -> None:
     for name, tensor in request.inputs.items():
         got = tensor.shape[0] if tensor.shape else 1
         if rows not in (-1, got):
+            first = next(iter(request.inputs))
             msg = (
                 f"input '{name}' batch size does not match other inputs for "
-                f"'{spec.name}': it has {got} rows, another input has {rows}"
+                f"'{spec.name}': it has {got} rows, input '{first}' has {rows}"
             )
             raise InvalidTensor(msg)
         rows = got

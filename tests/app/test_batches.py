@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import numpy as np
+import onnxruntime as ort
 import pytest
 
+from engine.compiler import compile_model
 from tests.app.serving import ServedGateway
 from tests.engine import models
+from tests.engine.compiler.onnx_models import FLOAT, node, onnx_model, value
+from tests.engine.compiler.test_row_proof import pipeline
 from tests.engine.fused import write_fused
 
 
@@ -22,6 +27,8 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]
     models.regular(root / "rows.popef", (3, 4), iterations=2, batching="rows")
     models.regular(root / "exact.popef", (3, 4))
     write_fused(root / "fused.popef")
+    compile_model(pipeline(), root / "table.popef")
+    compile_model(repeated(), root / "repeated.popef")
     for name, line in (
         ("columns", "batching_dim = 1"),
         ("whole", "optional_inputs = false"),
@@ -33,6 +40,12 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]
     with ServedGateway(root) as gateway:
         gateway.wait_ready()
         yield gateway
+
+
+def repeated() -> Any:
+    """A single row of one input is repeated for all rows of the other."""
+    infos = [value(name, FLOAT, [None, 3]) for name in ("x", "z", "y")]
+    return onnx_model([node("Add", ["x", "z"], ["y"])], infos[:2], infos[2:])
 
 
 def numbers(*shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -135,3 +148,60 @@ def test_wrong_parts_of_a_fused_model_are_refused(gateway: ServedGateway) -> Non
     assert "missing required input(s)" in response.json()["error"]
     everything = second | {"sum/a": numbers(3, 4), "sum/b": numbers(3, 4)}
     assert ask(gateway, "whole", everything).status_code == 200, "as the model wrote"
+
+
+def table(seed: int) -> dict[str, Any]:
+    """From one to four rows of the columns of the model `table`."""
+    random = np.random.default_rng(seed)
+    shape = (1 + seed % 4, 1)
+    return {
+        "a": random.normal(30, 10, shape).astype(np.float32),
+        "b": random.normal(20, 5, shape).astype(np.float32),
+        "u": random.choice(["m", "f"], shape).astype(object),
+        "v": random.choice(["S", "C"], shape).astype(object),
+    }
+
+
+def test_columns_of_many_clients_run_together_and_stay_apart(
+    gateway: ServedGateway,
+) -> None:
+    about = gateway.client.get("/v1/models/table").json()
+    assert about["batching"]
+    session = ort.InferenceSession(pipeline().SerializeToString())
+
+    def ask_for(seed: int) -> tuple[list[Any], httpx.Response]:
+        return session.run(["label", "p"], table(seed)), ask(
+            gateway, "table", table(seed)
+        )
+
+    with ThreadPoolExecutor(32) as clients:
+        answers = list(clients.map(ask_for, range(256)))
+    for (labels, scores), response in answers:
+        assert response.status_code == 200, response.text
+        given = {o["name"]: o for o in response.json()["outputs"]}
+        assert given["label"]["data"] == labels.tolist()
+        actual = np.array(given["p"]["data"], np.float32).reshape(scores.shape)
+        np.testing.assert_allclose(actual, scores, rtol=1e-5, atol=1e-6)
+
+
+def test_columns_must_have_as_many_rows_as_each_other(gateway: ServedGateway) -> None:
+    before = gateway.client.get("/v2/models/table/stats").json()
+    response = ask(gateway, "table", table(3) | {"u": [["m"]]})
+    assert response.status_code == 400
+    assert response.json()["error"] == (
+        "input 'u' batch size does not match other inputs for 'table': it has 1 rows, "
+        "input 'a' has 4"
+    )
+    after = gateway.client.get("/v2/models/table/stats").json()
+    runs = [s["model_stats"][0]["execution_count"] for s in (before, after)]
+    assert runs[0] == runs[1], "it is refused before it is queued"
+
+
+def test_a_single_row_may_be_repeated_where_the_model_does_so(
+    gateway: ServedGateway,
+) -> None:
+    assert not gateway.client.get("/v1/models/repeated").json()["batching"]
+    x, z = numbers(4, 3), numbers(1, 3)
+    for first, second in ((x, z), (z, x), (x, x)):
+        found = arrays(ask(gateway, "repeated", {"x": first, "z": second}))
+        np.testing.assert_array_equal(found["y"], first + second)

@@ -243,7 +243,10 @@ def test_several_inputs() -> None:
     assert got.inputs["B"].numpy().tolist() == [[3, -4]]
     assert got.rows == 1
     c = entry(name="B", shape=[2, 2], datatype="INT32", data=[1, 2, 3, 4])
-    assert "batch size does not match" in refusal(of_inputs(a, c), codec)
+    assert refusal(of_inputs(a, c), codec) == (
+        "input 'B' batch size does not match other inputs for 'm': it has 2 rows, "
+        "input 'A' has 1"
+    )
 
 
 def test_batch_limit() -> None:
