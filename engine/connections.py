@@ -73,6 +73,8 @@ class Connections:
 
     def set_callback(self, handle: str, callback: CallbackHandle) -> None:
         """Connect the anchor with this stream handle; UnknownAnchor for another."""
+        if not callable(callback):
+            raise TypeError(f"expected a callback to call, got {callback!r}")
         for index, anchor in enumerate(self._anchors):
             if anchor.handle == handle and anchor.type is not TensorType.UNKNOWN:
                 self._set_callback(index, anchor, callback)

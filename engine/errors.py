@@ -40,6 +40,18 @@ class EngineError(RuntimeError):
     A RuntimeError, as what Python makes of the original's C++ errors is.
     """
 
+    def again(self) -> EngineError:
+        """The same error once more, to be raised where this one is kept.
+
+        An error that is kept would keep the frames that it was raised through, and
+        with them a runner that nobody else holds and its device; and several threads
+        may raise it.
+        """
+        error = type(self).__new__(type(self), *self.args)
+        error.__dict__.update(self.__dict__)
+        error.__cause__ = self.__cause__
+        return error
+
 
 class Refused(EngineError):
     """Not now: nothing was queued, nothing is lost, try again."""

@@ -16,6 +16,7 @@ callbacks are called in the latter.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import deque
@@ -149,6 +150,9 @@ class AnchorQueue(Generic[Slot]):
                 f"{self._direction} queue {self.anchor.name!r} is full, and only this "
                 "thread, which runs the programs, could empty it"
             )
+        return self._locked()
+
+    def _locked(self) -> Slot:
         slot = self._ring.write_lock()
         if not self._ring.is_valid():
             raise QueueClosed(
@@ -158,7 +162,7 @@ class AnchorQueue(Generic[Slot]):
 
     def enqueue_complete(self) -> None:
         """Publish the slot that was locked."""
-        slot = self._ring.write_lock()
+        slot = self._locked()
         if not 0 < slot.data_size <= len(slot.data) or (
             slot.data_size % self.sample_bytes
         ):
@@ -227,10 +231,14 @@ class InputQueue(AnchorQueue[InputData]):
         self.enqueue_complete()
 
     def flush(self) -> None:
-        """Complete a partial batch with zeros; a whole one where there is none."""
+        """Complete a partial batch with zeros; a whole one where there is none.
+
+        A disconnected queue is left alone: nobody waits for it any more.
+        """
         missing = self._missing()
         logger.debug("input queue %r is flushed: %d bytes", self.anchor.name, missing)
-        self.enqueue(bytes(missing))
+        with contextlib.suppress(QueueClosed):
+            self.enqueue(bytes(missing))
 
     def reset(self) -> None:
         super().reset()
@@ -338,7 +346,8 @@ class OutputQueue(AnchorQueue[OutputData]):
 
     def flush(self) -> None:
         """A place for the rows that `InputQueue.flush` added, which nobody wants."""
-        self.enqueue(bytearray(self._missing()))
+        with contextlib.suppress(QueueClosed):
+            self.enqueue(bytearray(self._missing()))
 
     def reset(self) -> None:
         super().reset()

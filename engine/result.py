@@ -65,7 +65,7 @@ class ExecuteResult(Mapping[str, Array]):
                 pass
         error = request.error or self._failure
         if error is not None:
-            raise error
+            raise error.again()
         return True
 
     def __getitem__(self, name: str) -> Array:

@@ -303,6 +303,8 @@ class SpscRingBuffer(Generic[T]):
     def write_complete(self) -> None:
         """Publish the buffer that is write-locked."""
         if not self._write_locked:
+            if not self.is_valid():
+                return
             raise QueueClosed(f"{self._label}: write_complete without write_lock")
         self._write_locked = False
         self._ring.write_complete()
@@ -334,6 +336,10 @@ class SpscRingBuffer(Generic[T]):
 
     def read_complete(self) -> None:
         """Release the oldest read-locked buffer."""
+        if not self._ring.held:
+            if not self.is_valid():
+                return
+            raise QueueClosed(f"{self._label}: read_complete without read_lock")
         self._ring.read_complete()
         self._notify()
 

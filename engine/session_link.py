@@ -264,12 +264,11 @@ class _Conversation:
         """Where a callback fails, the programs are told to end before it is raised."""
         try:
             what()
-        except (SessionEnded, DeadlineExceeded, _ProgramsFailed) as error:
-            if isinstance(error, _ProgramsFailed):
-                raise error.why from None
+        except (SessionEnded, DeadlineExceeded):
             raise
         except Exception as error:
-            self._abort(f"{type(error).__name__}: {error}")
+            if not self.over:  # else it is the programs that failed
+                self._abort(f"{type(error).__name__}: {error}")
             raise
 
     def _abort(self, why: str) -> None:
@@ -300,7 +299,7 @@ class _Conversation:
                 self._next = _wishes_in(message)
             case "failed":
                 self.over = True
-                raise _ProgramsFailed(_error_of(message))
+                raise _error_of(message)
 
     def _needed(self, index: int, place: PlaceMessage | None) -> None:
         if place is None:
@@ -364,14 +363,6 @@ class _Conversation:
 
 def _wishes_in(message: Message) -> list[Wish]:
     return [(index, place) for index, place in message.get("wishes", [])]
-
-
-class _ProgramsFailed(Exception):
-    """The device says that the programs failed."""
-
-    def __init__(self, why: EngineError) -> None:
-        super().__init__(str(why))
-        self.why = why
 
 
 def _error_of(message: Message) -> EngineError:

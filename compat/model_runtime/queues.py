@@ -2,11 +2,13 @@
 """Queues of a session (Model Runtime User Guide, queue management).
 
 The memory that is enqueued is not copied, and must stay until its callback is called.
-The enqueueing side of a queue is for one thread.
+The enqueueing side of a queue is for one thread. A queue that is disconnected takes
+nothing, and says nothing: every call returns at once, as in the original.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -26,6 +28,10 @@ from model_runtime.ring import RingMemoryPool, SpscRingBuffer
 InputRingBuffer: TypeAlias = SpscRingBuffer[InputData]
 OutputRingBuffer: TypeAlias = SpscRingBuffer[OutputData]
 TimeoutCallback: TypeAlias = Callable[[InputRingBuffer], None]
+
+
+def _unless_disconnected() -> contextlib.AbstractContextManager[None]:
+    return contextlib.suppress(engine.QueueClosed)
 
 
 class IQueue:
@@ -60,7 +66,8 @@ class IQueue:
 
     def enqueueComplete(self) -> None:
         """Publish the slot that was locked."""
-        self._queue.enqueue_complete()
+        with _unless_disconnected():
+            self._queue.enqueue_complete()
 
     def __repr__(self) -> str:
         return repr(self._queue)
@@ -75,7 +82,9 @@ class InputQueue(IQueue):
 
     def enqueueLock(self) -> InputData:
         """A slot to fill, waiting for a free one; then `enqueueComplete`."""
-        return InputData(self._input.enqueue_lock())
+        with _unless_disconnected():
+            return InputData(self._input.enqueue_lock())
+        return InputData()
 
     def enqueue(
         self,
@@ -86,7 +95,8 @@ class InputQueue(IQueue):
     ) -> None:
         """Queue `data_size` bytes of `input`, all of it without a size."""
         view = bytes_of(input, data_size)
-        self._input.enqueue(view, read_start_callback, read_complete_callback)
+        with _unless_disconnected():
+            self._input.enqueue(view, read_start_callback, read_complete_callback)
 
 
 class OutputQueue(IQueue):
@@ -98,7 +108,9 @@ class OutputQueue(IQueue):
 
     def enqueueLock(self) -> OutputData:
         """A slot to fill, waiting for a free one; then `enqueueComplete`."""
-        return OutputData(self._output.enqueue_lock())
+        with _unless_disconnected():
+            return OutputData(self._output.enqueue_lock())
+        return OutputData()
 
     def enqueue(
         self,
@@ -107,7 +119,9 @@ class OutputQueue(IQueue):
         write_complete_callback: WriteCompleteCallback | None = None,
     ) -> None:
         """Queue room for `data_size` bytes in `output`, all of it without a size."""
-        self._output.enqueue(bytes_of(output, data_size), write_complete_callback)
+        view = bytes_of(output, data_size)
+        with _unless_disconnected():
+            self._output.enqueue(view, write_complete_callback)
 
 
 class QueueManager:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import model_runtime
@@ -10,7 +12,7 @@ import numpy as np
 import popef
 import pytest
 
-from engine import InvalidInput, UnknownAnchor
+from engine import AnchorsNotConnected, InvalidInput, UnknownAnchor
 
 WEIGHTS = np.linspace(0.5, 2.0, 4, dtype=np.float32)
 Array = np.ndarray[Any, Any]
@@ -172,6 +174,39 @@ def test_a_runner_nobody_holds_frees_its_device(simple: str) -> None:
     for _ in range(4):  # more often than there are devices
         model_runtime.ModelRunner(simple).execute(request_of())
     assert manager.tryGetDevice(1) is not None
+
+
+@pytest.fixture
+def no_cycles() -> Iterator[None]:
+    """What is freed is freed at once, not when the garbage collector looks."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_cycles")
+def test_a_failed_request_does_not_keep_the_device(simple: str) -> None:
+    fused = str(Path(simple).with_name("fused.popef"))
+    for _ in range(4):  # more often than there are devices
+        config = model_runtime.ModelRunnerConfig()
+        config.validate_io_params = False
+        other = model_runtime.ModelRunner(fused, config)
+        future = other.executeAsync({"index": np.array([0])})
+        with pytest.raises(InvalidInput, match="sum/"):
+            future.wait()
+        del other, future
+
+
+@pytest.mark.usefixtures("no_cycles")
+def test_a_failed_run_does_not_keep_the_device(simple: str) -> None:
+    for _ in range(4):
+        config = model_runtime.SessionConfig()
+        config.policy = model_runtime.LaunchPolicy.Immediate
+        session = model_runtime.Session(simple, config)
+        with pytest.raises(AnchorsNotConnected, match="tensor_A"):
+            session.runMainPrograms()
+        del session
 
 
 def test_frozen_inputs_leave_the_request(simple: str) -> None:

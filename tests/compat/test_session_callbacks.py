@@ -56,6 +56,8 @@ def test_load_main_and_save(folder: Path, device: mr.Device) -> None:
     session.setUserInputHandler(inputs)
     session.setUserOutputHandler(outputs, anchor_callbacks.predProgramFlowMain(flow))
     assert session.anchorsNotConnectedToCallbacks([0, 1, 2]) == {}  # `total`: a dummy
+    with pytest.raises(TypeError, match="expected a callback"):
+        session.setCallbackForAnchor("d2h_total", 3)  # type: ignore[arg-type]
     session.setCallbackForAnchor("d2h_total", lambda m: saved.append(float(m[0, 0])))
     session.runLoadPrograms()
     session.runMainPrograms()

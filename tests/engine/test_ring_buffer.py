@@ -104,6 +104,20 @@ def test_write_lock_repeated_gives_the_same_buffer() -> None:
         ring.write_complete()
 
 
+def test_completing_what_is_not_locked() -> None:
+    ring: SpscRingBuffer[object] = SpscRingBuffer(2, "r", make=object)
+    with pytest.raises(QueueClosed, match="r: read_complete without read_lock"):
+        ring.read_complete()
+    ring.invalidate()  # from now on nothing has to be true of what a lock returned
+    for _ in range(3):
+        ring.read_lock()
+        ring.read_complete()
+        ring.write_lock()
+        ring.write_complete()
+    ring.reset()
+    assert not ring.read_available()
+
+
 def test_several_buffers_may_be_read_locked() -> None:
     ring: SpscRingBuffer[object] = SpscRingBuffer(3, "r", make=object)
     for value in ("a", "b", "c"):
