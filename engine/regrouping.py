@@ -263,23 +263,18 @@ class RegroupingReplica(Replica):
             if entry.ran == entry.rows:
                 whole = {i: self._results.join(i, p) for i, p in entry.parts.items()}
                 self._results.publish_one(entry, whole)
-                self._done(entry, started, compute, batch.used)
+                self._tell(entry, Outcome.DONE, started, compute, batch.used)
 
-    def _done(self, entry: Entry, started: int, compute: int, rows: int) -> None:
-        super()._done(entry, started, compute, rows)
-        _close(entry)
-
-    def _end(
+    def _tell(
         self,
         entry: Entry,
-        started: int,
         outcome: Outcome,
-        text: str = "",
-        *,
+        started: int,
         took: int = 0,
         rows: int = 0,
+        text: str = "",
     ) -> None:
-        super()._end(entry, started, outcome, text, took=took, rows=rows)
+        super()._tell(entry, outcome, started, took, rows, text)
         _close(entry)
 
     # -- giving back
@@ -296,7 +291,7 @@ class RegroupingReplica(Replica):
             while held and held[0].ended:
                 entry = held.popleft()
                 if entry.verdict is not None:
-                    self._end(entry, now, entry.verdict)
+                    self._tell(entry, entry.verdict, now)
                 requests += 1
                 for index, slot in enumerate(entry.slots):
                     inputs[index] += slot >= 0

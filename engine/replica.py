@@ -295,25 +295,16 @@ class Replica:
         self._members = len(entries)
         for entry in entries:
             outcome = why_unwanted(entry, now) or Outcome.CANCELLED
-            self._end(entry, started, outcome, took=took, rows=rows or len(entries))
+            self._tell(entry, outcome, started, took, rows or len(entries))
 
     def _publish(self, batch: Batch, started: int, compute: int) -> None:
         """Hand over results, and tell the clients."""
         self._results.publish(batch)
         rows = batch.rows
         for entry in batch.entries:
-            self._done(entry, started, compute, rows or len(batch.entries))
-
-    def _done(self, entry: Entry, started: int, compute: int, rows: int) -> None:
-        """Tell the client of a request whose result is there."""
-        entry.client.link.complete(
-            entry.client.number,
-            Outcome.DONE,
-            entry.request,
-            max(0, started - entry.submitted),
-            compute,
-            rows,
-        )
+            self._tell(
+                entry, Outcome.DONE, started, compute, rows or len(batch.entries)
+            )
 
     def _again(self, entries: Sequence[Entry], started: int) -> Exception | None:
         """`_attempt` of those members of a failed batch that are still wanted.
@@ -328,25 +319,25 @@ class Replica:
         if error is None:
             for entry, verdict in pairs:
                 if verdict is not None:
-                    self._end(entry, started, verdict)
+                    self._tell(entry, verdict, started)
         return error
 
     def _fail(self, entry: Entry, error: Exception, started: int) -> None:
         outcome, text = outcome_of(error)
         logger.debug("%r: request %d failed: %s", self, entry.request, text)
-        self._end(entry, started, outcome, text)
+        self._tell(entry, outcome, started, text=text)
 
-    def _end(
+    def _tell(
         self,
         entry: Entry,
-        started: int,
         outcome: Outcome,
-        text: str = "",
-        *,
+        started: int,
         took: int = 0,
         rows: int = 0,
+        text: str = "",
     ) -> None:
-        """Tell the client of a request that has no result."""
+        """Tell the client how a request has ended: in a run of `rows` rows (0: its own)
+        that took so many nanoseconds (0: from `started` until now)."""
         entry.client.link.complete(
             entry.client.number,
             outcome,
