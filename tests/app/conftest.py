@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.app.serving import ServedGateway
+from tests.app.serving import Serve, ServedGateway
 from tests.engine import models
 
 
@@ -35,6 +36,19 @@ def gateway(repository: Path) -> Iterator[ServedGateway]:
     """Shared by everybody: ask, but leave it as it is."""
     with ServedGateway(repository, "--server-name", "tester") as served:
         yield served.wait_ready()
+
+
+@pytest.fixture(scope="module")
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
+    """Gateways for a module's own fixtures, which say what lies in the repository."""
+    with ExitStack() as stack:
+
+        def start(fill: Callable[[Path], object], *options: str) -> ServedGateway:
+            root = tmp_path_factory.mktemp("models")
+            fill(root)
+            return stack.enter_context(ServedGateway(root, *options)).wait_ready()
+
+        yield start
 
 
 @pytest.fixture(scope="session")

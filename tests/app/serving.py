@@ -9,16 +9,40 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import httpx
+
+from tests.engine import models
 
 POPGATE = [sys.executable, "-c", "from app.cli import main; main()"]
 ROOT = Path(__file__).resolve().parents[2]
 WAIT = 90.0
 
 _NUMBERS = itertools.count()
+
+
+#: Fills a new folder and serves it, with these options (`serve` in conftest.py).
+Serve: TypeAlias = "Callable[..., ServedGateway]"
+
+
+def add(
+    root: Path,
+    name: str,
+    make: Callable[[Path], Path] = models.affine,
+    *,
+    version: int = 1,
+    config: str = "",
+) -> Path:
+    """Puts a model into a folder of its own as operators do: beside, then renamed into
+    its place."""
+    folder = root / name / str(version)
+    folder.mkdir(parents=True, exist_ok=True)
+    if config:
+        (root / name / "config.toml").write_text(config)
+    return make(root / ".new").rename(folder / "m.popef")
 
 
 def run_popgate(*arguments: str | Path, **variables: str) -> Any:

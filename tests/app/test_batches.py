@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,16 +12,14 @@ import onnxruntime as ort
 import pytest
 
 from engine.compiler import compile_model
-from tests.app.serving import ServedGateway
+from tests.app.serving import Serve, ServedGateway, add
 from tests.engine import models
 from tests.engine.compiler.onnx_models import FLOAT, node, onnx_model, value
 from tests.engine.compiler.test_row_proof import pipeline
 from tests.engine.fused import write_fused
 
 
-@pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
-    root = tmp_path_factory.mktemp("models")
+def fill(root: Path) -> None:
     models.affine(root / "fixed.popef", batch_size=4)
     models.regular(root / "iterations.popef", (3, 4), iterations=4)
     models.regular(root / "rows.popef", (3, 4), iterations=2, batching="rows")
@@ -29,17 +27,18 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]
     write_fused(root / "fused.popef")
     compile_model(pipeline(), root / "table.popef")
     compile_model(repeated(), root / "repeated.popef")
-    for name, line in (
-        ("columns", "batching_dim = 1"),
-        ("whole", "optional_inputs = false"),
-    ):
-        (root / name / "1").mkdir(parents=True)
-        (root / name / "config.toml").write_text(line)
-    models.regular(root / "columns" / "1" / "model.popef", (3, 4))
-    write_fused(root / "whole" / "1" / "model.popef")
-    with ServedGateway(root) as gateway:
-        gateway.wait_ready()
-        yield gateway
+    add(
+        root,
+        "columns",
+        lambda path: models.regular(path, (3, 4)),
+        config="batching_dim = 1",
+    )
+    add(root, "whole", write_fused, config="optional_inputs = false")
+
+
+@pytest.fixture(scope="module")
+def gateway(serve: Serve) -> ServedGateway:
+    return serve(fill)
 
 
 def repeated() -> Any:

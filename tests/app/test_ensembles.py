@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from tests.app.serving import ServedGateway
+from tests.app.serving import Serve, ServedGateway, add
 from tests.app.test_scheduling import FOR_EVER, Asking, in_flight, until
 from tests.engine import models
 from tests.engine.models import Port
@@ -103,15 +102,13 @@ ENSEMBLES = {
 }
 
 
-def fill(root: Path) -> Path:
+def fill(root: Path) -> None:
     models.affine(root / "affine.popef")
     models.text(root / "text.popef")
     models.gather(root / "gather.popef")
     # One on each device, whichever is loaded first: together they keep both busy.
     for device, name in enumerate(("slow", "slower")):
-        (root / name / "1").mkdir(parents=True)
-        models.slow(root / name / "1" / "model.popef")
-        (root / name / "config.toml").write_text(f"devices = [{device}]\n")
+        add(root, name, models.slow, config=f"devices = [{device}]")
     models.write_model(
         root / "add.popef",
         [helper.make_node("Add", ["a", "b"], ["sum"])],
@@ -129,18 +126,11 @@ def fill(root: Path) -> Path:
     for name, text in ENSEMBLES.items():
         (root / name).mkdir()
         (root / name / "config.toml").write_text(text)
-    return root
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fill(tmp_path_factory.mktemp("ensembles"))
-
-
-@pytest.fixture(scope="module")
-def gateway(root: Path) -> Iterator[ServedGateway]:
-    with ServedGateway(root, "--devices", "cpu:2") as served:
-        yield served.wait_ready()
+def gateway(serve: Serve) -> ServedGateway:
+    return serve(fill, "--devices", "cpu:2")
 
 
 def post(gateway: ServedGateway, path: str, **options: Any) -> httpx.Response:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -16,7 +16,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from tests.app.serving import ServedGateway
+from tests.app.serving import Serve, ServedGateway
 
 Array = npt.NDArray[Any]
 BINARY = "application/octet-stream"
@@ -55,11 +55,8 @@ def values(datatype: str) -> Array:
     return np.array([0.1, -0.0, about.max, -about.max, least, 1 / 3, 65504], dtype)
 
 
-@pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
+def fill(root: Path) -> None:
     """One model for each datatype, which gives back what it gets."""
-    root = tmp_path_factory.mktemp("exact") / "models"
-    root.mkdir()
     for datatype, kind in ONNX.items():
         tensors = [helper.make_tensor_value_info(n, kind, ["N"]) for n in "xy"]
         graph = helper.make_graph(
@@ -68,8 +65,11 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]
         opsets = [helper.make_opsetid("", 17)]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
         onnx.save(model, root / f"{datatype}.onnx")
-    with ServedGateway(root) as served:
-        yield served.wait_ready()
+
+
+@pytest.fixture(scope="module")
+def gateway(serve: Serve) -> ServedGateway:
+    return serve(fill)
 
 
 def ask(

@@ -15,7 +15,7 @@ import pytest
 from app.compile_cache import CompileCache
 from app.preview import preview_repository
 from popef_io import BlobType, Reader
-from tests.app.serving import ServedGateway
+from tests.app.serving import ServedGateway, add
 from tests.engine import models
 
 ROW = [[1.0, 2.0, 3.0, 4.0]]
@@ -47,14 +47,6 @@ def manage(gateway: ServedGateway, name: str, verb: str) -> Any:
     return gateway.client.post(f"/v1/models/{name}/{verb}")
 
 
-def add(root: Path, name: str, version: int, make: Any = models.affine) -> Path:
-    """Puts a version there as operators do: beside, then renamed into its place."""
-    folder = root / name / str(version)
-    folder.mkdir(parents=True, exist_ok=True)
-    made = make(root / ".new")
-    return made.rename(folder / "m.popef")
-
-
 def test_an_empty_repository_is_ready_and_takes_models(
     live: Path, served: ServedGateway
 ) -> None:
@@ -65,7 +57,7 @@ def test_an_empty_repository_is_ready_and_takes_models(
 
 
 def test_unload_and_load(live: Path, served: ServedGateway) -> None:
-    add(live, "m2", 1)
+    add(live, "m2")
     manage(served, "m2", "load")
     (device,) = served.client.get("/v1/devices").json()["devices"]
     loaded = device["models"]
@@ -85,9 +77,9 @@ def test_unload_and_load(live: Path, served: ServedGateway) -> None:
 
 
 def test_a_new_version_takes_over(live: Path, served: ServedGateway) -> None:
-    add(live, "m3", 1)
+    add(live, "m3")
     manage(served, "m3", "load")
-    add(live, "m3", 2, models.mean_over_rows)
+    add(live, "m3", models.mean_over_rows, version=2)
     assert served.infer("m3", input=ROW)["output"] == AFFINE
     assert manage(served, "m3", "load").json()["version"] == "2"
     assert served.infer("m3", input=ROW)["output"] == CENTRED
@@ -100,16 +92,16 @@ def test_a_new_version_takes_over(live: Path, served: ServedGateway) -> None:
 
 
 def test_a_replaced_file_is_loaded_again(live: Path, served: ServedGateway) -> None:
-    add(live, "m4", 1)
+    add(live, "m4")
     manage(served, "m4", "load")
     manage(served, "m4", "load")  # nothing has changed
-    add(live, "m4", 1, models.mean_over_rows)
+    add(live, "m4", models.mean_over_rows)
     manage(served, "m4", "load")
     assert served.infer("m4", input=ROW)["output"] == CENTRED
 
 
 def test_changed_options_are_loaded_again(live: Path, served: ServedGateway) -> None:
-    add(live, "m5", 1)
+    add(live, "m5")
     manage(served, "m5", "load")
     (live / "m5" / "config.toml").write_text("max_batch_size = 7")
     manage(served, "m5", "load")
@@ -119,9 +111,9 @@ def test_changed_options_are_loaded_again(live: Path, served: ServedGateway) -> 
 def test_a_failed_load_leaves_what_was_served(
     live: Path, served: ServedGateway
 ) -> None:
-    add(live, "m6", 1)
+    add(live, "m6")
     manage(served, "m6", "load")
-    add(live, "m6", 1, lambda path: (path.write_bytes(b"broken"), path)[1])
+    add(live, "m6", lambda path: (path.write_bytes(b"broken"), path)[1])
     answer = manage(served, "m6", "load")
     assert answer.status_code == 400
     assert answer.json()["code"] == "load_failed"
@@ -139,7 +131,7 @@ def test_damage_that_shows_where_the_content_is_used(
     live: Path, served: ServedGateway
 ) -> None:
     """Payloads are not read when a file is opened; validation reads them."""
-    add(live, "bent", 1)
+    add(live, "bent")
     path = live / "bent" / "1" / "m.popef"
     with Reader() as reader:
         reader.parse_file(path)
@@ -161,14 +153,14 @@ def test_damage_that_shows_where_the_content_is_used(
 def test_what_fails_its_warm_up_does_not_take_over(
     live: Path, served: ServedGateway
 ) -> None:
-    add(live, "warm", 1)
+    add(live, "warm")
     (live / "warm" / "config.toml").write_text("[warmup]\nbatch_sizes = [1, 2]")
     assert manage(served, "warm", "load").status_code == 200
     # It loads, and fails whatever it is asked; also without a [warmup] section,
     # because what it replaces has answered the same.
     for options in ("[warmup]\nbatch_sizes = [1, 2]", ""):
         (live / "warm" / "config.toml").write_text(options)
-        add(live, "warm", 1, models.never)
+        add(live, "warm", models.never)
         answer = manage(served, "warm", "load")
         assert answer.status_code == 400
         assert "version 1: warm-up with ones, batch size 1 failed" in answer.text
@@ -178,13 +170,13 @@ def test_what_fails_its_warm_up_does_not_take_over(
         assert entry["state"] == "READY"
         assert "warm-up with ones" in entry["reason"]
     # A new model that nobody has shown to answer ones is given the benefit of doubt.
-    add(live, "doubtful", 1, models.never)
+    add(live, "doubtful", models.never)
     assert manage(served, "doubtful", "load").status_code == 200
     assert "model doubtful/1: warm-up with ones" in served.output
 
 
 def test_a_model_that_is_no_longer_there(live: Path, served: ServedGateway) -> None:
-    add(live, "m7", 1)
+    add(live, "m7")
     manage(served, "m7", "load")
     shutil.rmtree(live / "m7")
     answer = manage(served, "m7", "load")
@@ -195,7 +187,7 @@ def test_a_model_that_is_no_longer_there(live: Path, served: ServedGateway) -> N
 
 
 def test_swapping_under_load_fails_nobody(live: Path, served: ServedGateway) -> None:
-    add(live, "m8", 1)
+    add(live, "m8")
     manage(served, "m8", "load")
     stop = threading.Event()
     wrong: list[str] = []
@@ -216,7 +208,7 @@ def test_swapping_under_load_fails_nobody(live: Path, served: ServedGateway) -> 
     for asker in askers:
         asker.start()
     for make in (models.mean_over_rows, models.affine) * 3:
-        add(live, "m8", 1, make)
+        add(live, "m8", make)
         assert manage(served, "m8", "load").status_code == 200
     stop.set()
     for asker in askers:
@@ -249,8 +241,8 @@ def test_unloading_answers_what_is_in_flight(live: Path, served: ServedGateway) 
 def test_models_are_loaded_at_start_and_failures_do_not_stop_others(
     root: Path,
 ) -> None:
-    add(root, "good", 1)
-    add(root, "half", 1)
+    add(root, "good")
+    add(root, "half")
     (root / "half" / "2").mkdir()
     (root / "bad.popef").write_bytes(b"")
     (root / "worse").mkdir()
@@ -276,7 +268,7 @@ def test_nothing_loads_means_not_ready(root: Path) -> None:
 
 
 def test_strict_readiness(root: Path) -> None:
-    add(root, "good", 1)
+    add(root, "good")
     (root / "bad.popef").write_bytes(b"")
     with ServedGateway(root, "--strict-readiness") as gateway:
         gateway.wait_line("docs")
@@ -286,7 +278,7 @@ def test_strict_readiness(root: Path) -> None:
 
 
 def test_a_key_protects_management(root: Path) -> None:
-    add(root, "m", 1)
+    add(root, "m")
     with ServedGateway(root, POPGATE_API_KEY="secret") as gateway:
         gateway.wait_ready()
         for path in ("/v1/models/m/unload", "/v2/repository/models/m/load"):

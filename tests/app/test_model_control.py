@@ -19,19 +19,12 @@ from app.model_record import ModelRecord
 from app.repository import ModelRepository
 from app.scan import ModelSource
 from app.uploads import Uploads
-from tests.app.serving import WAIT, ServedGateway, run_popgate
+from tests.app.serving import WAIT, ServedGateway, add, run_popgate
 from tests.engine import models
 
 ROW = [[1.0, 2.0, 3.0, 4.0]]
 AFFINE = [3.0, 5.0, 7.0, 9.0]
 CENTRED = [0.0, 0.0, 0.0, 0.0]
-
-
-def add(root: Path, name: str, version: int, make: Any = models.affine) -> Path:
-    folder = root / name / str(version)
-    folder.mkdir(parents=True, exist_ok=True)
-    made: Path = make(root / ".new")
-    return made.rename(folder / "m.popef")
 
 
 def index(gateway: ServedGateway, *, ready: bool = False) -> dict[str, str]:
@@ -60,7 +53,7 @@ def post(gateway: ServedGateway, name: str) -> Any:
 @pytest.fixture(scope="module")
 def polled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
     root = tmp_path_factory.mktemp("polled")
-    add(root, "first", 1)
+    add(root, "first")
     options = ("--model-control-mode", "poll", "--repository-poll-secs", "0.1")
     with ServedGateway(root, *options) as gateway:
         gateway.root = root  # type: ignore[attr-defined]
@@ -75,10 +68,10 @@ def root_of(gateway: ServedGateway) -> Path:
 def test_polling_follows_the_folder(polled: ServedGateway) -> None:
     root = root_of(polled)
     assert index(polled) == {"first/1": "READY"}
-    add(root, "second", 1)
+    add(root, "second")
     until(lambda: "second/1" in index(polled, ready=True), polled)
     assert polled.infer("second", input=ROW)["output"] == AFFINE
-    add(root, "second", 3, models.mean_over_rows)
+    add(root, "second", models.mean_over_rows, version=3)
     until(lambda: "second/3" in index(polled, ready=True))
     assert polled.infer("second", input=ROW)["output"] == CENTRED
     assert polled.infer("second/versions/1", input=ROW)["output"] == AFFINE
@@ -196,7 +189,7 @@ def test_polling_keeps_what_served_when_the_new_is_broken(
     polled: ServedGateway,
 ) -> None:
     root = root_of(polled)
-    add(root, "kept", 1)
+    add(root, "kept")
     until(lambda: "kept/1" in index(polled, ready=True))
     (root / ".bad").write_bytes(b"not a container")
     (root / ".bad").rename(root / "kept" / "1" / "m.popef")
@@ -204,7 +197,7 @@ def test_polling_keeps_what_served_when_the_new_is_broken(
     until(lambda: bool(polled.client.get(details).json()["reason"]))
     assert polled.infer("kept", input=ROW)["output"] == AFFINE
     failures = [line for line in polled.lines if "failed to load 'kept'" in line]
-    add(root, "kept", 1, models.mean_over_rows)
+    add(root, "kept", models.mean_over_rows)
     until(lambda: not polled.client.get(details).json()["reason"])
     assert polled.infer("kept", input=ROW)["output"] == CENTRED
     assert len(failures) == 1
@@ -223,7 +216,7 @@ def test_polling_takes_no_requests(polled: ServedGateway, verb: str) -> None:
 
 def test_explicit_loads_what_is_named(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
-        add(tmp_path, name, 1)
+        add(tmp_path, name)
     options = ("--model-control-mode", "explicit", "--load-model", "a")
     with ServedGateway(tmp_path, *options, "--load-model", "none") as gateway:
         gateway.wait_ready()
@@ -246,12 +239,12 @@ def test_explicit_loads_what_is_named(tmp_path: Path) -> None:
         assert answer.json()["error"].startswith(
             "failed to load 'missing', failed to poll from model repository"
         )
-        add(tmp_path, "later", 1)
+        add(tmp_path, "later")
         assert index(gateway)["later/None"] == "UNAVAILABLE"
 
 
 def test_the_star_loads_all(tmp_path: Path) -> None:
-    add(tmp_path, "a", 1)
+    add(tmp_path, "a")
     explicit = "--model-control-mode=explicit"
     with ServedGateway(tmp_path, explicit, POPGATE_LOAD_MODEL="*") as gateway:
         gateway.wait_ready()
@@ -259,7 +252,7 @@ def test_the_star_loads_all(tmp_path: Path) -> None:
 
 
 def test_none_loads_all_and_takes_no_requests(tmp_path: Path) -> None:
-    add(tmp_path, "a", 1)
+    add(tmp_path, "a")
     with ServedGateway(tmp_path, "--model-control-mode", "none") as gateway:
         gateway.wait_ready()
         assert index(gateway) == {"a/1": "READY"}

@@ -5,14 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import pytest
 
-from tests.app.serving import ServedGateway
+from tests.app.serving import Serve, ServedGateway, add
 from tests.engine import models
 
 ROW = [[1.0, 2.0, 3.0, 4.0]]
@@ -28,25 +27,21 @@ inputs = { input = "between" }
 """
 
 
-@pytest.fixture(scope="module")
-def lazy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
-    """Three models of a byte each, by their own account, and room for two."""
-    root = tmp_path_factory.mktemp("lazy")
-    for name in (*NAMES, "huge", "two"):
-        (root / name / "1").mkdir(parents=True)
-        (root / name / "config.toml").write_text("memory = 1")
-    for name in NAMES:
-        models.affine(root / name / "1" / "m.popef")
-    models.affine(root / "huge" / "1" / "m.popef")
-    (root / "huge" / "config.toml").write_text('memory = "1MiB"')
-    models.affine(root / "two" / "1" / "m.popef")
-    (root / "two" / "2").mkdir()
-    models.mean_over_rows(root / "two" / "2" / "m.popef")
+def fill(root: Path) -> None:
+    """Models of a byte each, by their own account."""
+    for name in (*NAMES, "two"):
+        add(root, name, config="memory = 1")
+    add(root, "two", models.mean_over_rows, version=2)
+    add(root, "huge", config='memory = "1MiB"')
     (root / "broken.popef").write_bytes(b"not a container")
     (root / "e").mkdir()
     (root / "e" / "config.toml").write_text(ENSEMBLE)
-    with ServedGateway(root, "--lazy", "--model-memory", "2") as gateway:
-        yield gateway.wait_ready()
+
+
+@pytest.fixture(scope="module")
+def lazy(serve: Serve) -> ServedGateway:
+    """With room for two models."""
+    return serve(fill, "--lazy", "--model-memory", "2")
 
 
 def in_memory(gateway: ServedGateway) -> set[str]:
@@ -156,12 +151,8 @@ def test_what_never_fits_says_so(lazy: ServedGateway) -> None:
 
 def test_nobody_in_use_is_unloaded(tmp_path: Path) -> None:
     for name in NAMES:
-        (tmp_path / name / "1").mkdir(parents=True)
-        (tmp_path / name / "config.toml").write_text("memory = 1\ndevices = [1]")
-        models.affine(tmp_path / name / "1" / "m.popef")
-    (tmp_path / "slow" / "1").mkdir(parents=True)
-    models.slow(tmp_path / "slow" / "1" / "m.popef")
-    (tmp_path / "slow" / "config.toml").write_text("memory = 1\ndevices = [0]")
+        add(tmp_path, name, config="memory = 1\ndevices = [1]")
+    add(tmp_path, "slow", models.slow, config="memory = 1\ndevices = [0]")
     options = ("--lazy", "--model-memory", "2", "--devices", "cpu:2")
     with ServedGateway(tmp_path, *options) as gateway:
         gateway.wait_ready()
@@ -219,13 +210,11 @@ def test_the_wait_ends_when_the_request_says_so(
 
 @pytest.mark.parametrize("extra", ["timeout", "max_timeout", "level"])
 def test_the_wait_ends_when_the_model_says_so(tmp_path: Path, extra: str) -> None:
-    (tmp_path / "m" / "1").mkdir(parents=True)
-    models.affine(tmp_path / "m" / "1" / "m.popef")
     config, parameters = f"{extra} = 0.001\n", {}
     if extra == "level":
         parameters = {"priority": 1}
         config = "priority_levels = 2\n[[priority]]\nlevel = 1\ntimeout = 0.001\n"
-    (tmp_path / "m" / "config.toml").write_text(config)
+    add(tmp_path, "m", config=config)
     body = {"inputs": {"input": ROW}, "parameters": parameters}
     with ServedGateway(tmp_path, "--lazy") as gateway:
         gateway.wait_ready()
@@ -246,9 +235,7 @@ def test_a_deadline_ends_the_wait_and_not_the_loading(lazy: ServedGateway) -> No
 
 def test_a_budget_without_lazy_loads_what_fits(tmp_path: Path) -> None:
     for name in NAMES:
-        (tmp_path / name / "1").mkdir(parents=True)
-        models.affine(tmp_path / name / "1" / "m.popef")
-        (tmp_path / name / "config.toml").write_text("memory = 1")
+        add(tmp_path, name, config="memory = 1")
     with ServedGateway(tmp_path, "--model-memory", "2") as gateway:
         gateway.wait_ready()
         assert len(in_memory(gateway)) == 2

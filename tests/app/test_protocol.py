@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.app.serving import ServedGateway
+from tests.app.serving import Serve, ServedGateway
 from tests.engine import models
 
 WAIT = 20.0
 SLOW = b"POST /v1/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: "
 
 
-@pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
-    root = tmp_path_factory.mktemp("protocol")
+def fill(root: Path) -> None:
     models.affine(root / "affine.popef")
     models.affine(root / "wide.popef", width=65536)
     models.slow(root / "slow.popef")
-    with ServedGateway(root) as served:
-        yield served.wait_ready()
+
+
+@pytest.fixture(scope="module")
+def gateway(serve: Serve) -> ServedGateway:
+    return serve(fill)
 
 
 class Wire:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.app.serving import WAIT, ServedGateway
+from tests.app.serving import WAIT, Serve, ServedGateway
 from tests.engine import models
 
 #: Hours of work: a test that waits for it never ends.
@@ -28,11 +28,8 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
-    root = tmp_path_factory.mktemp("scheduled")
-    fill(root)
-    with ServedGateway(root, "--devices", "cpu:1") as served:
-        yield served.wait_ready()
+def gateway(serve: Serve) -> ServedGateway:
+    return serve(fill, "--devices", "cpu:1")
 
 
 LEVELS = """

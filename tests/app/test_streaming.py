@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from onnx import TensorProto, helper
 from app.streaming import wants_events
 from engine import Cancelled, ExecutionFailed, QueueFull
 from tests.app import fronts
-from tests.app.serving import ServedGateway
+from tests.app.serving import Serve, ServedGateway
 from tests.engine import models
 
 EVENTS = {"accept": "text/event-stream"}
@@ -70,13 +69,14 @@ def fibonacci(folder: Path) -> None:
     )
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
-    root: Path = tmp_path_factory.mktemp("models")
+def fill(root: Path) -> None:
     models.regular(root / "thrice.popef", (1, 2), iterations=3)
     fibonacci(root / "fibonacci")
-    with ServedGateway(root) as gateway:
-        yield gateway.wait_ready()
+
+
+@pytest.fixture(scope="module")
+def served(serve: Serve) -> ServedGateway:
+    return serve(fill)
 
 
 def documents(text: str) -> list[Any]:
