@@ -12,6 +12,7 @@ from popef import Model
 
 import engine
 import popef_io
+from model_runtime.arguments import at_most_one_of, one_of
 from model_runtime.device_wait import DeviceWaitConfig
 
 DeviceOptions: TypeAlias = Mapping[str, str]
@@ -69,25 +70,29 @@ class DeviceManager:
 
     def getDevice(
         self,
-        num_ipus: int | Model,
+        num_ipus: int | Model | None = None,
         device_options: DeviceOptions | DeviceWaitConfig | None = None,
         wait_config: DeviceWaitConfig | None = None,
-        constraints: DeviceConstraints | bool | None = None,
+        constrains: DeviceConstraints | bool | None = None,
+        *,
+        model: Model | None = None,
     ) -> Device:
         """A device of `num_ipus` units, or for a model; raises where there is none."""
         flags, wait = _split(device_options, wait_config)
-        return Device(self._manager.get_device(_io(num_ipus), wait, flags))
+        return Device(self._manager.get_device(_io(num_ipus, model), wait, flags))
 
     def tryGetDevice(
         self,
-        num_ipus: int | Model,
+        num_ipus: int | Model | None = None,
         device_options: DeviceOptions | DeviceWaitConfig | None = None,
         wait_config: DeviceWaitConfig | None = None,
-        constraints: DeviceConstraints | bool | None = None,
+        constrains: DeviceConstraints | bool | None = None,
+        *,
+        model: Model | None = None,
     ) -> Device | None:
         """`getDevice`, but None where there is none."""
         flags, wait = _split(device_options, wait_config)
-        device = self._manager.try_get_device(_io(num_ipus), wait, flags)
+        device = self._manager.try_get_device(_io(num_ipus, model), wait, flags)
         return None if device is None else Device(device)
 
     def getSpecificDevice(
@@ -95,10 +100,12 @@ class DeviceManager:
         device_id: int | str,
         device_options: DeviceOptions | Model | DeviceWaitConfig | None = None,
         wait_config: DeviceWaitConfig | None = None,
+        *,
+        model: Model | None = None,
     ) -> Device:
         """This device; raises where it cannot be attached. Instead of options a model
         can be given."""
-        flags, wait = _split(device_options, wait_config)
+        flags, wait = _split(device_options, wait_config, model)
         get = self._manager.get_specific_device
         return Device(get(self._id(device_id), wait, flags))
 
@@ -107,9 +114,11 @@ class DeviceManager:
         device_id: int | str,
         device_options: DeviceOptions | Model | DeviceWaitConfig | None = None,
         wait_config: DeviceWaitConfig | None = None,
+        *,
+        model: Model | None = None,
     ) -> Device | None:
         """`getSpecificDevice`, but None where it cannot be attached."""
-        flags, wait = _split(device_options, wait_config)
+        flags, wait = _split(device_options, wait_config, model)
         get = self._manager.try_get_specific_device
         device = get(self._id(device_id), wait, flags)
         return None if device is None else Device(device)
@@ -119,31 +128,52 @@ class DeviceManager:
         self, num_ipus: int, ipu_version: int = 2, tiles_per_ipu: int = 0
     ) -> Device: ...
     @overload
+    def createIpuModelDevice(self, model: Model, tiles_per_ipu: int, /) -> Device: ...
+    @overload
     def createIpuModelDevice(
-        self, num_ipus: Model, tiles_per_ipu: int, /
+        self, model: Model, /, *, tiles_per_ipu: int = 0
     ) -> Device: ...
     @overload
     def createIpuModelDevice(
-        self, num_ipus: Model, *, tiles_per_ipu: int = 0
+        self, *, model: Model, tiles_per_ipu: int = 0
     ) -> Device: ...
 
     def createIpuModelDevice(
-        self, num_ipus: int | Model, ipu_version: int = _MK2, tiles_per_ipu: int = 0
+        self,
+        num_ipus: int | Model | None = None,
+        ipu_version: int = _MK2,
+        tiles_per_ipu: int = 0,
+        *,
+        model: Model | None = None,
     ) -> Device:
         """A software device outside the pool: of so many IPUs, or for a model, whose
         version it has and after which the tiles follow."""
+        wanted = _io(num_ipus, model)
         make = self._manager.create_ipu_model_device
-        if isinstance(num_ipus, Model):
+        if isinstance(wanted, popef_io.Model):
             tiles = tiles_per_ipu if ipu_version is _MK2 else ipu_version
-            return Device(make(num_ipus.io, tiles_per_ipu=tiles))
-        return Device(make(num_ipus, ipu_version, tiles_per_ipu))
+            return Device(make(wanted, tiles_per_ipu=tiles))
+        return Device(make(wanted, ipu_version, tiles_per_ipu))
+
+    @overload
+    def createSmallIpuModelDevice(
+        self, num_ipus: int, ipu_version: int = 2
+    ) -> Device: ...
+    @overload
+    def createSmallIpuModelDevice(self, model: Model, /) -> Device: ...
+    @overload
+    def createSmallIpuModelDevice(self, *, model: Model) -> Device: ...
 
     def createSmallIpuModelDevice(
-        self, num_ipus: int | Model, ipu_version: int = 2
+        self,
+        num_ipus: int | Model | None = None,
+        ipu_version: int = 2,
+        *,
+        model: Model | None = None,
     ) -> Device:
         """`createIpuModelDevice` with four tiles."""
         make = self._manager.create_small_ipu_model_device
-        return Device(make(_io(num_ipus), ipu_version))
+        return Device(make(_io(num_ipus, model), ipu_version))
 
     def _id(self, device_id: int | str) -> str:
         if isinstance(device_id, str):
@@ -155,16 +185,21 @@ class DeviceManager:
         return repr(self._manager)
 
 
-def _io(wanted: int | Model) -> int | popef_io.Model:
+def _io(num_ipus: int | Model | None, model: Model | None) -> int | popef_io.Model:
+    wanted: int | Model = one_of("num_ipus and model", num_ipus, model)
     return wanted.io if isinstance(wanted, Model) else wanted
 
 
 def _split(
     options: DeviceOptions | Model | DeviceWaitConfig | None,
     config: DeviceWaitConfig | None,
+    model: Model | None = None,
 ) -> tuple[Any, engine.DeviceWaitConfig]:
-    """Options and wait policy, of which the first may have been left out."""
+    """Options, or the model that has them, and the wait policy, which may be in the
+    place of the options where those were left out."""
     if isinstance(options, DeviceWaitConfig):
-        options, config = None, options
-    flags = options.io if isinstance(options, Model) else options
+        options, config = None, one_of("wait_config", options, config)
+    flags = at_most_one_of("device_options and model", options, model)
+    if isinstance(flags, Model):
+        flags = flags.io
     return flags, (config or DeviceWaitConfig()).to_engine()

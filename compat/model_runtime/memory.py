@@ -47,15 +47,6 @@ class PopefPaths(list[str]):
     """The files of one model."""
 
 
-def one_source(*given: ModelSource | None) -> ModelSource:
-    """What a model is made of, which the original takes under several names."""
-    sources = [source for source in given if source is not None]
-    if len(sources) != 1:
-        msg = "expected one of model, popef_path and popef_paths"
-        raise TypeError(f"{msg}, got {len(sources)}")
-    return sources[0]
-
-
 def arrays_of(
     memory: Mapping[str, Any], descs: Mapping[str, DataDesc]
 ) -> dict[str, Array]:

@@ -12,14 +12,10 @@ from popef import Model
 from popef.taking import expected
 
 import engine
+from model_runtime.arguments import one_of
 from model_runtime.config import ModelRunnerConfig
 from model_runtime.data_desc import DataDesc
-from model_runtime.memory import (
-    InputMemoryView,
-    ModelSource,
-    arrays_of,
-    one_source,
-)
+from model_runtime.memory import InputMemoryView, ModelSource, arrays_of
 from model_runtime.results import (
     OutputFutureMemory,
     OutputFutureMemoryView,
@@ -46,13 +42,15 @@ class ModelRunner:
         popef_path: str | None = None,
         popef_paths: Sequence[str] | None = None,
     ) -> None:
-        model = one_source(model, popef_path, popef_paths)
+        given: ModelSource = one_of(
+            "model, popef_path and popef_paths", model, popef_path, popef_paths
+        )
         self._config = (
             ModelRunnerConfig()
             if config is None
             else expected(config, ModelRunnerConfig)
         )
-        source = engine.open_model(model.io if isinstance(model, Model) else model)
+        source = engine.open_model(given.io if isinstance(given, Model) else given)
         self._runner = engine.ModelRunner(source, self._config.to_engine(source))
         weakref.finalize(self, self._runner.close)
         self._inputs = {desc.name: desc for desc in self._runner.execute_inputs}

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar, overload
 
 from popef import Anchor, ProgramFlow
 
 import engine
 import popef_io
 from engine import AnchorCallbackPolicy, PopefDataUsagePolicy
+from model_runtime.arguments import one_of
 
 Policy = TypeVar("Policy", bound=IntEnum)
 Predicate: TypeAlias = Callable[[Anchor], Policy]
@@ -96,30 +97,68 @@ class Factories(Generic[Policy]):
         policies = self._policies(accept_policy, reject_policy)
         return _face(engine.non_scalar(*policies))
 
+    @overload
     def predProgramIndexes(
         self,
-        program_indexes: Iterable[int] | Iterable[ProgramsWithPolicy[Policy]],
+        program_indexes: Iterable[int],
         accept_policy: Policy | None = None,
         reject_policy: Policy | None = None,
+    ) -> Predicate[Policy]: ...
+    @overload
+    def predProgramIndexes(
+        self,
+        accepted_programs_policies: Iterable[ProgramsWithPolicy[Policy]],
+        reject_policy: Policy | None = None,
+        /,
+    ) -> Predicate[Policy]: ...
+    @overload
+    def predProgramIndexes(
+        self,
+        accepted_programs_policies: Iterable[ProgramsWithPolicy[Policy]],
+        /,
+        *,
+        reject_policy: Policy,
+    ) -> Predicate[Policy]: ...
+    @overload
+    def predProgramIndexes(
+        self,
+        *,
+        accepted_programs_policies: Iterable[ProgramsWithPolicy[Policy]],
+        reject_policy: Policy | None = None,
+    ) -> Predicate[Policy]: ...
+
+    def predProgramIndexes(
+        self,
+        program_indexes: Iterable[Any] | None = None,
+        accept_policy: Policy | None = None,
+        reject_policy: Policy | None = None,
+        *,
+        accepted_programs_policies: Iterable[Any] | None = None,
     ) -> Predicate[Policy]:
-        """Accepts the anchors of any of these programs. Given programs with policies,
-        gives theirs; what would be the accept policy is the reject policy then."""
-        items = list(program_indexes)
-        groups = [item for item in items if isinstance(item, ProgramsWithPolicy)]
-        if groups:
-            _, reject = self._policies(None, reject_policy or accept_policy)
-            return _face(
-                engine.program_policies(
-                    [
-                        engine.ProgramsWithPolicy(g.programsIndexes, g.policy)
-                        for g in groups
-                    ],
-                    reject,
-                )
+        """Accepts the anchors of any of these programs; given programs with policies,
+        gives theirs."""
+        items = list(
+            one_of(
+                "program_indexes and accepted_programs_policies",
+                program_indexes,
+                accepted_programs_policies,
             )
-        accept, reject = self._policies(accept_policy, reject_policy)
-        programs: Iterable[Any] = items
-        return _face(engine.used_by(programs, accept, reject))
+        )
+        grouped = [isinstance(item, ProgramsWithPolicy) for item in items]
+        if accepted_programs_policies is None and not any(grouped):
+            accept, reject = self._policies(accept_policy, reject_policy)
+            return _face(engine.used_by(items, accept, reject))
+        if not all(grouped):
+            raise TypeError("expected ProgramsWithPolicy, and nothing besides")
+        if accept_policy is not None:  # by place, the reject policy is the second here
+            if reject_policy is not None or accepted_programs_policies is not None:
+                raise TypeError("programs with policies take no accept_policy")
+            reject_policy = accept_policy
+        _, reject = self._policies(None, reject_policy)
+        beneath = [
+            engine.ProgramsWithPolicy(g.programsIndexes, g.policy) for g in items
+        ]
+        return _face(engine.program_policies(beneath, reject))
 
     def predAnchorsPolicies(
         self,

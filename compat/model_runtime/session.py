@@ -14,10 +14,11 @@ from popef.taking import expected
 
 import engine
 import popef_io
+from model_runtime.arguments import one_of
 from model_runtime.device_wait import DeviceWaitConfig
 from model_runtime.devices import Device
 from model_runtime.durations import Nanoseconds, nanoseconds
-from model_runtime.memory import ModelSource, one_source
+from model_runtime.memory import ModelSource
 from model_runtime.predicates import (
     AnchorCallbackPredicate,
     PopefDataUsagePredicate,
@@ -89,12 +90,12 @@ class Session:
         *,
         popef_paths: Sequence[str] | None = None,
     ) -> None:
-        model = one_source(model, popef_paths)
-        source = model.io if isinstance(model, Model) else model
+        given: ModelSource = one_of("model and popef_paths", model, popef_paths)
+        source = given.io if isinstance(given, Model) else given
         options = SessionConfig() if config is None else expected(config, SessionConfig)
         self._session = engine.Session(source, options.to_engine())
         weakref.finalize(self, self._session.close)
-        self._model = model if isinstance(model, Model) else Model(self._session.model)
+        self._model = given if isinstance(given, Model) else Model(self._session.model)
         self._device: Device | None = None
 
     def bindToDevice(self, device: Device) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from model_runtime.arguments import at_most_one_of
+
 
 class _Bytes(np.ndarray[Any, Any]):
     """One dimension of bytes. `data`, which every array has, is their buffer."""
@@ -18,12 +20,17 @@ class _Bytes(np.ndarray[Any, Any]):
 
 class ConstTensorMemoryView(_Bytes):
     """A read-only view of the first `data_size_bytes` bytes of `data`; of all of them
-    without a size."""
+    without a size. Of another view as well, by its name `other`."""
 
     def __new__(
-        cls, data: Any = b"", data_size_bytes: int | None = None
+        cls,
+        data: Any = None,
+        data_size_bytes: int | None = None,
+        *,
+        other: TensorMemoryView | None = None,
     ) -> ConstTensorMemoryView:
-        view = _first(data, data_size_bytes).view(cls)
+        source = at_most_one_of("data and other", data, other)
+        view = _first(b"" if source is None else source, data_size_bytes).view(cls)
         view.flags.writeable = False
         return view
 

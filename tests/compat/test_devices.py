@@ -35,17 +35,18 @@ def test_getters_until_there_is_none(
     assert devices[0].ipuVersion() == -1
     assert manager.tryGetSpecificDevice(0) is None
     assert manager.tryGetSpecificDevice("cpu:0", model, wait) is None
+    assert manager.tryGetSpecificDevice("cpu:0", wait_config=wait, model=model) is None
     with pytest.raises(DeviceWaitTimeout):
         manager.getSpecificDevice("cpu:0", wait)
     device: model_runtime.Device | None = manager.getDevice(
-        1, {}, DeviceWaitConfig(), DeviceConstraints()
+        num_ipus=1, device_options={}, constrains=DeviceConstraints()
     )
     while device is not None:
         devices.append(device)
         device = manager.tryGetDevice(1)
     assert manager.tryGetDevice(model, wait) is None
     with pytest.raises(DeviceWaitTimeout):
-        manager.getDevice(model, wait)
+        manager.getDevice(model=model, wait_config=wait)
     with pytest.raises(NoDeviceAvailable):
         manager.getDevice(1)
     with pytest.raises(NoDeviceAvailable, match="99"):
@@ -103,9 +104,9 @@ def test_ipu_models(model: popef.Model) -> None:
         manager.createIpuModelDevice(2),
         manager.createIpuModelDevice(1, ipu_version=21, tiles_per_ipu=2),
         manager.createIpuModelDevice(model, 2),
-        manager.createIpuModelDevice(model, tiles_per_ipu=4),
+        manager.createIpuModelDevice(model=model, tiles_per_ipu=4),
         manager.createSmallIpuModelDevice(1),
-        manager.createSmallIpuModelDevice(model),
+        manager.createSmallIpuModelDevice(model=model),
     ]
     assert [device.ipuVersion() for device in devices] == [2, 21, 2, 2, 2, 2]
     assert all(device.engine.threads == 1 for device in devices[1:])
