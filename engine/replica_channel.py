@@ -308,8 +308,7 @@ class ReplicaChannel:
         if outcome == Outcome.DONE:
             request.outputs = outputs
             if request.began_ns and self.tracepoints is not None:
-                preparation = request.submitted_ns - request.began_ns
-                self.tracepoints.record(preparation, queue_ns, compute_ns)
+                self.tracepoints.record(request)
             request.resolve()
         else:
             request.resolve(error_of(outcome, text))

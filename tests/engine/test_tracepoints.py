@@ -16,6 +16,7 @@ from engine import (
     ModelRunner,
     ModelRunnerConfig,
     PhaseValues,
+    Request,
     Tracepoints,
 )
 from tests.engine import models
@@ -29,8 +30,13 @@ def on(device: Device, **options: object) -> ModelRunnerConfig:
 
 def of(*values: int, size: int = 0) -> Tracepoints:
     tracepoints = Tracepoints(size, threading.Lock())
+    request = Request(None, 0, 1, 0, None)  # type: ignore[arg-type]
+    request.began_ns = 1
     for v in values:
-        tracepoints.record(v * 1_000, v * 10_000, v * 100_000)
+        request.submitted_ns = 1 + v * 1_000
+        request.queue_ns = v * 10_000
+        request.compute_ns = v * 100_000
+        tracepoints.record(request)
     return tracepoints
 
 
