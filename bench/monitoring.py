@@ -2,11 +2,13 @@
 
     python -m bench.monitoring
 
-Three runners of the smallest model on one device, of which the second records, in
-turns of a few requests. Recording happens in the thread that calls, so what it costs is
-that thread's time on the processor, which depends less on what else the machine does
-than what passes on the clock. Each number is the median of what a turn took more than
-that of the first runner beside it; the third says how far off such a number is.
+One runner of the smallest model records in some turns of a few requests and does not in
+others beside them, two of three, in an order that is drawn: where things lie in memory
+is the same then, which differs more between two runners than recording costs. It
+happens in the thread that calls, so what it costs is that thread's time on the
+processor, which depends less on what else the machine does than what passes on the
+clock. Each number is the median of what a turn took more than those beside it, with the
+95 % interval of that median. The control is what the turns without it differ by.
 Exit code 1 where recording takes more than one percent of the time of a request, in
 either way of calling.
 """
@@ -15,22 +17,26 @@ from __future__ import annotations
 
 import argparse
 import gc
+import math
+import random
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+import engine.replica_channel
 from bench.models import small
 from engine import DeviceManager, ModelRunner, ModelRunnerConfig
 from engine.compiler import compile_model
 
 _ALLOWED = 0.01
 _OUTSTANDING = 64
+#: Garbage is collected between turns, once in so many rounds.
+_COLLECT = 100
 
 
 def one_by_one(runner: ModelRunner, count: int) -> None:
@@ -53,58 +59,72 @@ def measure(run: Callable[[], None]) -> tuple[float, float]:
     return time.perf_counter() - wall, time.thread_time() - cpu
 
 
-def added(turns: list[tuple[float, float]], first: list[tuple[float, float]]) -> float:
-    """The median of how much more processor time turns took than those beside them."""
-    pairs = zip(turns, first, strict=True)
-    return statistics.median(mine[1] - its[1] for mine, its in pairs)
+def median(values: list[float]) -> tuple[float, float, float]:
+    """It, and the order statistics that it lies between in 95 of 100 cases."""
+    values = sorted(values)
+    middle, spread = len(values) / 2, 0.98 * math.sqrt(len(values))
+    low = max(0, math.floor(middle - spread))
+    high = min(len(values) - 1, math.ceil(middle + spread))
+    return statistics.median(values), values[low], values[high]
+
+
+def compare(
+    way: Callable[[ModelRunner, int], None],
+    runner: ModelRunner,
+    rounds: int,
+    requests: int,
+) -> float:
+    """Print what a way of calling takes; what recording adds to it, as a fraction."""
+    clock = runner._clock  # None: what `record_tracepoints` is to a request
+    taken: list[list[tuple[float, float]]] = [[], [], []]
+    order = [0, 1, 2]
+    way(runner, 64 * requests)
+    gc.disable()
+    for number in range(rounds):
+        random.shuffle(order)
+        for which in order:
+            runner._clock = clock if which == 2 else None
+            taken[which].append(measure(lambda: way(runner, requests)))
+        if number % _COLLECT == 0:
+            gc.collect()
+    gc.enable()
+    runner._clock = clock
+    wall = statistics.median(t[0] for t in taken[0] + taken[1]) / requests
+    cpu = statistics.median(t[1] for t in taken[0] + taken[1]) / requests
+    turns = [[t[1] / requests * 1e6 for t in these] for these in taken]
+    added, low, high = median([c - (a + b) / 2 for a, b, c in zip(*turns, strict=True)])
+    nothing, least, most = median([b - a for a, b, _ in zip(*turns, strict=True)])
+    print(
+        f"{way.__name__:>13}: {wall * 1e6:6.2f} us a request, {cpu * 1e6:5.2f} of this "
+        f"thread; recording adds {added:+.3f} us ({low:+.3f} to {high:+.3f}), "
+        f"{added / wall / 1e6:+.2%} and {added / cpu / 1e6:+.2%}; control "
+        f"{nothing:+.3f} us ({least:+.3f} to {most:+.3f})",
+        flush=True,
+    )
+    return added / wall / 1e6
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=4000)
     parser.add_argument("--requests", type=int, default=64, help="in a turn")
     options = parser.parse_args()
-    worst = 0.0
+    compiled = engine.replica_channel.__file__.endswith(".so")
+    print("compiled" if compiled else "plain Python", flush=True)
     with (
         tempfile.TemporaryDirectory() as folder,
         DeviceManager("cpu:1").get_device() as device,
     ):
         path = Path(folder) / "small.popef"
         compile_model(small(), path)
-        runners = [
-            ModelRunner(
-                path,
-                ModelRunnerConfig(
-                    replica_to_device={0: device}, record_tracepoints=recording
-                ),
+        config = ModelRunnerConfig(
+            replica_to_device={0: device}, record_tracepoints=True
+        )
+        with ModelRunner(path, config) as runner:
+            worst = max(
+                compare(way, runner, options.rounds, options.requests)
+                for way in (one_by_one, many_at_once)
             )
-            for recording in (False, True, False)
-        ]
-        for way in (one_by_one, many_at_once):
-            taken: list[list[tuple[float, float]]] = [[], [], []]
-            gc.disable()
-            for number in range(options.rounds):
-                for turn in range(3):
-                    which = (number + turn) % 3
-                    run = partial(way, runners[which], options.requests)
-                    taken[which].append(measure(run))
-            gc.enable()
-            wall, cpu = (
-                statistics.median(values) / options.requests
-                for values in zip(*taken[0], strict=True)
-            )
-            recording, nothing = (
-                added(turns, taken[0]) / options.requests for turns in taken[1:]
-            )
-            worst = max(worst, recording / wall)
-            print(
-                f"{way.__name__:>13}: {wall * 1e6:6.2f} us a request, {cpu * 1e6:5.2f} "
-                f"of this thread; recording adds {recording * 1e6:+.2f} us "
-                f"({recording / wall:+.2%} and {recording / cpu:+.2%}), nothing "
-                f"{nothing * 1e6:+.2f} us"
-            )
-        for runner in runners:
-            runner.close()
     return 0 if worst <= _ALLOWED else 1
 
 
