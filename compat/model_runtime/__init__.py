@@ -13,6 +13,7 @@ from model_runtime.config import (
     ReplicaIdToOutputMemoryView,
 )
 from model_runtime.data_desc import DataDesc, InputDesc, OutputDesc
+from model_runtime.data_rings import InputRingBuffer, OutputRingBuffer
 from model_runtime.device_wait import DeviceWaitConfig
 from model_runtime.devices import Device, DeviceConstraints, DeviceManager
 from model_runtime.memory import InputMemoryView, OutputMemoryView, PopefPaths
@@ -32,10 +33,8 @@ from model_runtime.queue_data import (
 )
 from model_runtime.queues import (
     InputQueue,
-    InputRingBuffer,
     IQueue,
     OutputQueue,
-    OutputRingBuffer,
     QueueManager,
     allocateQueueStorage,
 )

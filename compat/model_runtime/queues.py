@@ -9,8 +9,7 @@ nothing, and says nothing: every call returns at once, as in the original.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 from popef import TensorInfo
 
@@ -23,11 +22,7 @@ from model_runtime.queue_data import (
     WriteCompleteCallback,
     bytes_of,
 )
-from model_runtime.ring import RingMemoryPool, SpscRingBuffer
-
-InputRingBuffer: TypeAlias = SpscRingBuffer[InputData]
-OutputRingBuffer: TypeAlias = SpscRingBuffer[OutputData]
-TimeoutCallback: TypeAlias = Callable[[InputRingBuffer], None]
+from model_runtime.ring import RingMemoryPool
 
 
 def _unless_disconnected() -> contextlib.AbstractContextManager[None]:

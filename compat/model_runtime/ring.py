@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import engine
 from model_runtime.durations import Nanoseconds, nanoseconds
@@ -37,7 +37,7 @@ class SpscRingBuffer(Generic[T]):
         )
 
     @classmethod
-    def of(cls, ring: engine.SpscRingBuffer[Any]) -> SpscRingBuffer[T]:
+    def of(cls, ring: engine.SpscRingBuffer[Any]) -> Self:
         """The face of a ring of the engine."""
         face = cls.__new__(cls)
         face._ring = ring

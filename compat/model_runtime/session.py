@@ -15,6 +15,7 @@ from popef.taking import expected
 import engine
 import popef_io
 from model_runtime.arguments import one_of
+from model_runtime.data_rings import InputRingBuffer, TimeoutCallback
 from model_runtime.device_wait import DeviceWaitConfig
 from model_runtime.devices import Device
 from model_runtime.durations import Nanoseconds, nanoseconds
@@ -25,8 +26,7 @@ from model_runtime.predicates import (
     null_popef_data_usage_predicate,
     to_engine,
 )
-from model_runtime.queues import QueueManager, TimeoutCallback
-from model_runtime.ring import SpscRingBuffer
+from model_runtime.queues import QueueManager
 from model_runtime.ring_size_multiplier_factory import RingSizeMultiplierProdType
 
 
@@ -163,7 +163,7 @@ class Session:
             callback = timeout_cb
 
             def timed_out(ring: engine.SpscRingBuffer[engine.InputData]) -> None:
-                callback(SpscRingBuffer.of(ring))
+                callback(InputRingBuffer.of(ring))
 
         size: int | engine.RingSizeMultiplier
         if not callable(num_buffers):

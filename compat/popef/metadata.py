@@ -12,7 +12,10 @@ from popef.values import Anchor, Option, ProgramFlow
 
 
 class Metadata:
-    """Can be changed until it is written; `popef.values` says how accessors work."""
+    """Can be changed until it is written; `popef.values` says how accessors work.
+
+    Unset counts are 1, and it is for inference: what most models need.
+    """
 
     __slots__ = (
         "_anchors",

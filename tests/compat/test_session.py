@@ -59,7 +59,8 @@ def test_serving_loop_that_flushes(simple: str) -> None:
     session.bindToDevice(manager.getDevice(session.model()))
     lock, written = threading.Lock(), threading.Event()
 
-    def timed_out(ring: Any) -> None:
+    def timed_out(ring: model_runtime.InputRingBuffer) -> None:
+        assert isinstance(ring, model_runtime.InputRingBuffer)
         if not ring.readAvailable():
             with lock:
                 queues.flushAll()
@@ -178,6 +179,26 @@ def test_ring() -> None:
     ring.reset()
     assert ring.isValid()
     assert not ring.readAvailable()
+
+
+def test_rings_of_batches_are_filled_in_place() -> None:
+    ring = model_runtime.InputRingBuffer(2, "batches")
+    batch, called = rows(3), []
+    slot = ring.writeLock()
+    slot.data, slot.data_size = batch, batch.nbytes
+    slot.readStartCallback = lambda: called.append("start")
+    ring.writeComplete()
+    other = model_runtime.InputData()
+    other.data, other.data_size = batch, 16
+    ring.write(other)
+    other.data_size = 32  # a ring copies what is written
+    first, second = ring.readLock(), ring.readLock()
+    assert np.shares_memory(np.frombuffer(first.data, np.float32), batch)
+    first.readStartCallback()
+    assert called == ["start"]
+    assert (first.data_size, second.data_size) == (48, 16)
+    room = model_runtime.OutputRingBuffer(1, "room").writeLock()
+    assert isinstance(room, model_runtime.OutputData)
 
 
 def test_pool_of_memory() -> None:

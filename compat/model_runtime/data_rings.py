@@ -1,0 +1,61 @@
+# ruff: noqa: N802 - the names are the original's
+"""The rings of queues, whose buffers are `InputData` and `OutputData`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeAlias, TypeVar
+
+import engine
+from model_runtime.durations import Nanoseconds
+from model_runtime.queue_data import InputData, OutputData
+from model_runtime.ring import SpscRingBuffer
+
+Data = TypeVar("Data", InputData, OutputData)
+
+
+class _DataRing(SpscRingBuffer[Data]):
+    """A ring whose buffers are there from the beginning, to be filled.
+
+    `write` copies what `obj` says; the memory that it refers to is not copied.
+    """
+
+    _buffer: ClassVar[type[Any]]
+    _face: ClassVar[type[Any]]
+
+    def __init__(
+        self,
+        num_buffers: int,
+        label: str = "",
+        timeout_cb: Callable[[Any], None] | None = None,
+        timeout_ns: Nanoseconds = 0,
+    ) -> None:
+        make = self._buffer
+        super().__init__(num_buffers, label, timeout_cb, timeout_ns, make=make)
+
+    def write(self, obj: Data) -> None:
+        self._ring.write(copy.copy(obj._slot))
+
+    def writeLock(self) -> Data:
+        data: Data = self._face(self._ring.write_lock())
+        return data
+
+    def readLock(self) -> Data:
+        data: Data = self._face(self._ring.read_lock())
+        return data
+
+
+class InputRingBuffer(_DataRing[InputData]):
+    """Batches of an input, between who brings them and who takes them."""
+
+    _buffer, _face = engine.InputData, InputData
+
+
+class OutputRingBuffer(_DataRing[OutputData]):
+    """Room for batches of an output, likewise."""
+
+    _buffer, _face = engine.OutputData, OutputData
+
+
+TimeoutCallback: TypeAlias = Callable[[InputRingBuffer], None]
