@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from types import TracebackType
 from typing import ClassVar, Protocol
 
 from bench.queues_echo import echo_pipe, echo_queue
@@ -257,10 +256,5 @@ class Opened:
     def __enter__(self) -> Way:
         return self.way
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.way.close()

@@ -14,7 +14,6 @@ import ctypes
 import mmap
 import os
 import sys
-from types import TracebackType
 
 from popef_io import map_descriptor
 
@@ -103,12 +102,7 @@ class SharedMemory:
     def __enter__(self) -> SharedMemory:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Callable
-from enum import Enum
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from popef_io.datatypes import BlobType, DataType
 from popef_io.descriptor import Info, encode, type_of
+from popef_io.draft import Draft, WriterState
 from popef_io.errors import InvalidValueError, LimitError, WriterStateError
 from popef_io.layout import (
     ALIGNMENT,
@@ -34,17 +33,7 @@ _DEFLATE_STEP = 16 << 20  # bytes compressed at once, so that the output stays s
 Buffer = bytes | bytearray | memoryview | np.ndarray[Any, Any]
 
 
-class BlobState(Enum):
-    """OPEN, then one of the others for good."""
-
-    OPEN = "open"
-    CLOSED = "closed"
-    DISCARDED = "discarded"
-    FAILED = "failed"
-    """A write failed half-way: the file can only be discarded."""
-
-
-class BlobWriter:
+class BlobWriter(Draft):
     """The one live blob of a `Writer`, which makes it; takes bytes until closed.
 
     Leaving its `with` block closes it; an exception inside discards the blob.  Tensor
@@ -61,9 +50,9 @@ class BlobWriter:
         *,
         compress: bool = False,
     ) -> None:
+        super().__init__()
         self.info = info
         self.offset = offset
-        self.state = BlobState.OPEN
         self._output = output
         self._finished = finished
         self._descriptor = encode(info)
@@ -120,7 +109,7 @@ class BlobWriter:
         Raises WriterStateError if bytes of the description are missing: the blob stays
         open then.
         """
-        if self.state is BlobState.CLOSED:
+        if self.state is WriterState.CLOSED:
             return
         self.check_open()
         self.check_complete()
@@ -129,14 +118,9 @@ class BlobWriter:
         if self._compressor:
             self._emit(self._compressor.flush())
         self._finish()
-        self.state = BlobState.CLOSED
+        self.state = WriterState.CLOSED
         self._finished(self)
         _log.debug("wrote %s", self)
-
-    def check_open(self) -> None:
-        """Raise WriterStateError if the blob does not take bytes any more."""
-        if self.state is not BlobState.OPEN:
-            raise WriterStateError(f"{self} is {self.state.value}")
 
     def check_complete(self) -> None:
         """Raise WriterStateError if bytes of the description are missing."""
@@ -147,23 +131,9 @@ class BlobWriter:
 
     def discard(self) -> None:
         """Take the blob back, as if it had not been begun."""
-        if self.state is BlobState.OPEN:
-            self.state = BlobState.DISCARDED
+        if self.state is WriterState.OPEN:
+            self.state = WriterState.DISCARDED
             self._finished(self)
-
-    def __enter__(self) -> BlobWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind:
-            self.discard()
-        elif self.state is not BlobState.DISCARDED:
-            self.close()
 
     def __repr__(self) -> str:
         return f"<BlobWriter {self} {self.state.value} {self._content_size} bytes>"
@@ -193,7 +163,7 @@ class BlobWriter:
         try:
             self._output.write_at(self._payload + self._stored_size, data)
         except BaseException:
-            self.state = BlobState.FAILED
+            self.state = WriterState.FAILED
             raise
         self._crc = zlib.crc32(data, self._crc)
         self._stored_size += len(data)
@@ -218,7 +188,7 @@ class BlobWriter:
             self._output.write_at(self._payload + self._stored_size, tail)
             self._output.write_at(self.offset, head)
         except BaseException:
-            self.state = BlobState.FAILED
+            self.state = WriterState.FAILED
             raise
 
 

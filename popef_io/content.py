@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Generic, TypeVar
 
 from popef_io.blob import Blob
+from popef_io.metadata import FeedDataInfo, OpaqueInfo, TensorDataInfo
+
+InfoT = TypeVar("InfoT", bound=TensorDataInfo | FeedDataInfo | OpaqueInfo)
 
 
 class BlobContent:
@@ -35,6 +38,20 @@ class BlobContent:
         its reader. For one thread at a time.
         """
         return io.BufferedReader(_ViewStream(self.raw()))
+
+
+class DescribedContent(BlobContent, Generic[InfoT]):
+    """The base of those that have a description with a name."""
+
+    __slots__ = ("info",)
+
+    def __init__(self, blob: Blob, info: InfoT) -> None:
+        super().__init__(blob)
+        self.info = info
+
+    @property
+    def name(self) -> str:
+        return self.info.name
 
 
 class _ViewStream(io.RawIOBase):

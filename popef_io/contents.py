@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from popef_io.blob import Blob
-from popef_io.content import BlobContent
+from popef_io.content import BlobContent, DescribedContent
 from popef_io.datatypes import DataType
 from popef_io.errors import CorruptError, InvalidValueError, LimitError
 from popef_io.layout import MAX_EXECUTABLE_SIZE
@@ -107,18 +107,10 @@ class MetadataReader:
         return f"<MetadataReader {self.metadata.executable!r}>"
 
 
-class TensorReader(BlobContent):
+class TensorReader(DescribedContent[TensorDataInfo]):
     """A tensor data blob: row-major, little-endian."""
 
-    __slots__ = ("info",)
-
-    def __init__(self, blob: Blob, info: TensorDataInfo) -> None:
-        super().__init__(blob)
-        self.info = info
-
-    @property
-    def name(self) -> str:
-        return self.info.name
+    __slots__ = ()
 
     def data(self) -> np.ndarray[Any, Any]:
         """The tensor: a read-only array in place; for STRING a new one of bytes."""
@@ -129,18 +121,10 @@ class TensorReader(BlobContent):
         return f"<TensorReader {self.name!r} {self.info.tensor_info}>"
 
 
-class FeedReader(BlobContent):
+class FeedReader(DescribedContent[FeedDataInfo]):
     """A feed data blob: equal tensors, one after another."""
 
-    __slots__ = ("info",)
-
-    def __init__(self, blob: Blob, info: FeedDataInfo) -> None:
-        super().__init__(blob)
-        self.info = info
-
-    @property
-    def name(self) -> str:
-        return self.info.name
+    __slots__ = ()
 
     def data(self) -> np.ndarray[Any, Any]:
         """All tensors as one array of shape (num_tensors, ...), as for a tensor."""
@@ -160,18 +144,10 @@ class FeedReader(BlobContent):
         return f"<FeedReader {self.name!r} {len(self)} x {self.info.tensor_info}>"
 
 
-class OpaqueReader(BlobContent):
+class OpaqueReader(DescribedContent[OpaqueInfo]):
     """An opaque blob: bytes that mean something to somebody else."""
 
-    __slots__ = ("info",)
-
-    def __init__(self, blob: Blob, info: OpaqueInfo) -> None:
-        super().__init__(blob)
-        self.info = info
-
-    @property
-    def name(self) -> str:
-        return self.info.name
+    __slots__ = ()
 
     @property
     def executable(self) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import TracebackType
 
-from popef_io.blob_writer import BlobState, BlobWriter, Buffer, expected_size
+from popef_io.blob_writer import BlobWriter, Buffer, expected_size
+from popef_io.draft import Draft, WriterState
 from popef_io.errors import DuplicateBlobError, InvalidValueError
 
 
-class FeedsWriter:
+class FeedsWriter(Draft):
     """Several live feed blobs of a `Writer`, which makes it.
 
     The size of each feed is known, so each has its place in the file from the
@@ -20,9 +20,9 @@ class FeedsWriter:
     def __init__(
         self, blobs: Sequence[BlobWriter], finished: Callable[..., None]
     ) -> None:
+        super().__init__()
         self._blob_by_name: dict[str, BlobWriter] = {}
         self._finished = finished
-        self.state = BlobState.OPEN
         for blob in blobs:
             name = getattr(blob.info, "name", "")
             if expected_size(blob.info) is None:
@@ -44,38 +44,24 @@ class FeedsWriter:
 
     def close(self) -> None:
         """Finish all feeds; WriterStateError if one is incomplete."""
-        if self.state is BlobState.CLOSED:
+        if self.state is WriterState.CLOSED:
             return
         for blob in self._blob_by_name.values():
             blob.check_open()
             blob.check_complete()
         for blob in self._blob_by_name.values():
             blob.close()
-        self.state = BlobState.CLOSED
+        self.state = WriterState.CLOSED
         self._finished(*self._blob_by_name.values())
 
     def discard(self) -> None:
         """Take all feeds back."""
-        if self.state is not BlobState.OPEN:
+        if self.state is not WriterState.OPEN:
             return
         for blob in self._blob_by_name.values():
             blob.discard()
-        self.state = BlobState.DISCARDED
+        self.state = WriterState.DISCARDED
         self._finished()
-
-    def __enter__(self) -> FeedsWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind:
-            self.discard()
-        elif self.state is not BlobState.DISCARDED:
-            self.close()
 
     def __repr__(self) -> str:
         names = ", ".join(self._blob_by_name)

@@ -13,7 +13,6 @@ import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import replace
-from types import TracebackType
 from typing import BinaryIO, TypeVar
 
 from popef_io.blob import Blob, BlobKey
@@ -151,12 +150,7 @@ class Reader:
     def __enter__(self) -> Reader:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -14,13 +14,11 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable
-from enum import Enum
-from types import TracebackType
-from typing import TypeVar
 
 from popef_io.blob import Blob, BlobKey, key_of
-from popef_io.blob_writer import BlobState, BlobWriter
+from popef_io.blob_writer import BlobWriter
 from popef_io.descriptor import Info
+from popef_io.draft import Draft, WriterState
 from popef_io.errors import DuplicateBlobError, LimitError, WriterStateError
 from popef_io.feeds_writer import FeedsWriter
 from popef_io.layout import MAX_BLOBS, BlobHeader
@@ -36,18 +34,8 @@ from popef_io.replacement import Replacement
 
 _log = logging.getLogger(__name__)
 
-_Writer = TypeVar("_Writer", bound="Writer")
 
-
-class WriterState(Enum):
-    """OPEN, then one of the others for good."""
-
-    OPEN = "open"
-    CLOSED = "closed"
-    DISCARDED = "discarded"
-
-
-class Writer:
+class Writer(Draft):
     """A new container at `path` (PopEF User Guide 5.2).
 
     Nothing is at `path` before `close`, which needs at least one blob; leaving the
@@ -58,8 +46,8 @@ class Writer:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__()
         self._output = Replacement(path)
-        self.state = WriterState.OPEN
         self._live: BlobWriter | FeedsWriter | None = None
         self._keys: set[BlobKey] = set()
         self._end = 0
@@ -127,7 +115,7 @@ class Writer:
         """
         if self.state is WriterState.CLOSED:
             return
-        self._check_open()
+        self.check_open()
         try:
             if self._live:
                 self._live.close()
@@ -147,23 +135,12 @@ class Writer:
                 self._live.discard()
             self._output.discard()
 
-    def __enter__(self: _Writer) -> _Writer:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind:
-            self.discard()
-        elif self.state is not WriterState.DISCARDED:
-            self.close()
-
     def __repr__(self) -> str:
         name = type(self).__name__
         return f"<{name} {self._output.path} {self.state.value} {self._count} blobs>"
+
+    def __str__(self) -> str:
+        return "the writer"
 
     def _begin(self, info: Info, *, compress: bool = False) -> BlobWriter:
         self._prepare()
@@ -174,13 +151,9 @@ class Writer:
         return self._live
 
     def _prepare(self) -> None:
-        self._check_open()
+        self.check_open()
         if self._live:
             self._live.close()
-
-    def _check_open(self) -> None:
-        if self.state is not WriterState.OPEN:
-            raise WriterStateError(f"the writer is {self.state.value}")
 
     def _check_new(self, info: Info | None, count: int) -> None:
         if self._count + count > MAX_BLOBS:
@@ -194,7 +167,7 @@ class Writer:
     def _finished(self, *blobs: BlobWriter) -> None:
         self._live = None
         for blob in blobs:
-            if blob.state is BlobState.CLOSED and blob.header:
+            if blob.state is WriterState.CLOSED and blob.header:
                 self._add(blob.offset, blob.header, key_of(blob.info))
         self._output.truncate(self._end)
 

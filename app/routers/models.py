@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from enum import Enum
 from typing import Any
 
@@ -108,18 +109,7 @@ async def unload(gateway: GatewayOf, name: ModelName) -> ModelState:
 async def list_devices(gateway: GatewayOf) -> DeviceList:
     """The devices that this gateway has attached, and how they are."""
     return DeviceList(
-        devices=[
-            DeviceStatus(
-                id=d.id,
-                state=d.state,
-                pid=d.pid,
-                threads=d.threads,
-                models=d.models,
-                in_flight=d.in_flight,
-                restarts=d.restarts,
-            )
-            for d in gateway.devices.summaries()
-        ]
+        devices=[DeviceStatus(**asdict(d)) for d in gateway.devices.summaries()]
     )
 
 

@@ -20,8 +20,8 @@ from popef_io import (
     Writer,
     WriterStateError,
 )
+from popef_io.draft import WriterState
 from popef_io.layout import MAX_BLOBS
-from popef_io.writer import WriterState
 from tests.popef_io.containers import (
     OPAQUE,
     UNKNOWN,

@@ -1,0 +1,51 @@
+"""What all writers share: they are open, and then closed or discarded for good."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from enum import Enum
+from typing import Self
+
+from popef_io.errors import WriterStateError
+
+
+class WriterState(Enum):
+    """OPEN, then one of the others for good."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+    DISCARDED = "discarded"
+    FAILED = "failed"
+    """A write to a blob failed half-way: the file can only be discarded."""
+
+
+class Draft(ABC):
+    """Something that is being written. For one thread.
+
+    Leaving its `with` block closes it; an exception inside discards it.
+    """
+
+    def __init__(self) -> None:
+        self.state = WriterState.OPEN
+
+    @abstractmethod
+    def close(self) -> None:
+        """Keep what was written; nothing happens if that is done."""
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Take back what was written; nothing happens if it is not open."""
+
+    def check_open(self) -> None:
+        """Raise WriterStateError if nothing can be written any more."""
+        if self.state is not WriterState.OPEN:
+            raise WriterStateError(f"{self} is {self.state.value}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind:
+            self.discard()
+        elif self.state is not WriterState.DISCARDED:
+            self.close()
