@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -272,7 +275,31 @@ def serve(
     POPGATE_MAX_BODY_SIZE, and so on. Ctrl-C ends it in an orderly way: requests in
     flight are answered. A second Ctrl-C ends it at once.
     """
-    settings = _settings({k: v for k, v in locals().items() if v is not None})
+    given = {k: v for k, v in locals().items() if v is not None}
+    with _ended_by_interrupts():
+        code = _serve(given)
+    raise typer.Exit(code)
+
+
+@contextmanager
+def _ended_by_interrupts() -> Iterator[None]:
+    """Control-C ends the process until the server takes it, as SIGTERM does.
+
+    Python's exception is lost where it comes up in a callback of an import.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:  # ignored, for one: so be it
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _serve(given: dict[str, Any]) -> int:
+    settings = _settings(given)
     settings = _with_profile_models(settings)
     if not settings.model_repository.is_dir():
         msg = (
@@ -285,7 +312,7 @@ def serve(
     from engine import InvalidConfig
 
     try:
-        code = run_gateway(
+        return run_gateway(
             settings,
             on_listening=lambda url, metrics: _print_listening(url, metrics, settings),
             on_started=_print_started,
@@ -293,7 +320,6 @@ def serve(
         )
     except (ListenError, InvalidConfig) as e:
         raise CommandError(str(e), EXIT_USAGE) from None
-    raise typer.Exit(code)
 
 
 def _settings(given: dict[str, Any]) -> Settings:

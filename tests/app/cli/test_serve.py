@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
 from pathlib import Path
 
 import pytest
 
+from app.cli.errors import CommandError
 from app.server import listen_tcp
 from tests.app.cli.calls import Call
 
@@ -56,3 +58,19 @@ def test_a_port_in_use(popgate: Call, tmp_path: Path) -> None:
     assert done.code == 2
     assert f"127.0.0.1:{port}: it is in use by another process" in done.err
     assert "--port" in done.err
+
+
+def test_an_interrupt_is_not_lost_while_it_starts(
+    popgate: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def starting(given: object) -> None:
+        seen.append(signal.getsignal(signal.SIGINT))
+        raise CommandError("enough")
+
+    monkeypatch.setattr("app.cli.serve._settings", starting)
+    before = signal.getsignal(signal.SIGINT)
+    assert popgate("serve").err == "popgate: error: enough\n"
+    assert seen == [signal.SIG_DFL]
+    assert signal.getsignal(signal.SIGINT) is before
