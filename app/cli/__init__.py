@@ -6,6 +6,7 @@ What a command needs is imported when it runs, so that `popgate --help` answers 
 from __future__ import annotations
 
 import io
+import os
 import sys
 from typing import Annotated
 
@@ -78,7 +79,18 @@ def popef_dump() -> None:
     _run(popef_dump_app, "popef_dump")
 
 
+def _open_standard_streams() -> None:
+    """Where one is closed, its number would be that of the next file or socket, to
+    which libraries would then write their warnings."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:  # the lowest free number is this one
+            os.open(os.devnull, os.O_RDWR)
+
+
 def _run(command: typer.Typer, name: str) -> None:
+    _open_standard_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names of files may be any bytes
             stream.reconfigure(errors="backslashreplace")

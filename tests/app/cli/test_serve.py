@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from app.cli.errors import CommandError
+from app.cli.serve import _say
 from app.server import listen_tcp
 from tests.app.cli.calls import Call
 
@@ -74,3 +75,14 @@ def test_an_interrupt_is_not_lost_while_it_starts(
     assert popgate("serve").err == "popgate: error: enough\n"
     assert seen == [signal.SIG_DFL]
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_server_outlives_who_reads_what_it_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        for line in ("PopGate listens", "a device"):
+            _say(line)
+    monkeypatch.setattr("sys.stdout", None)
+    _say("what a daemon says")
