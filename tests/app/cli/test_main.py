@@ -87,7 +87,8 @@ def test_help_of_serve_tells_the_real_defaults(popgate: Call) -> None:
 def test_closed_standard_streams_are_opened() -> None:
     # Or the first socket would be what warnings are written to.
     code = (
-        "import os, sys; [os.close(n) for n in range(3)]; sys.argv[1:] = ['--version']\n"
+        "import os, sys; [os.close(n) for n in range(3)]\n"
+        "sys.argv[1:] = ['--version']\n"
         "from app.cli import main\n"
         "try:\n    main()\nfinally:\n"
         "    os._exit(0 if os.readlink('/proc/self/fd/2') == os.devnull else 1)"
