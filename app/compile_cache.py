@@ -46,7 +46,7 @@ class CompileCache:
         """
         # The compiler and what it needs take a tenth of a second and tens of MiB,
         # and most repositories hold compiled models.
-        from engine.compiler import CompileOptions, compile_model
+        from engine.compiler import CompileOptions, compile_model, give_back_memory
 
         options = CompileOptions()
         key = _digest(source, f"{options!r}{reshapes!r}" if reshapes else repr(options))
@@ -63,6 +63,7 @@ class CompileCache:
             compile_model(model, target, options)
         else:
             compile_model(source, target, options)
+        give_back_memory()
         return target
 
     def _usable_folder(self) -> Path:

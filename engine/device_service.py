@@ -19,6 +19,7 @@ from engine.errors import EngineBug, EngineError, InvalidInput
 from engine.faults import DeviceFault
 from engine.link import Link
 from engine.loading import load_replicas
+from engine.onnx_session import give_back_memory
 from engine.running import Terminator
 from engine.save_programs import SavePrograms
 from engine.scheduler import Client, Scheduler
@@ -129,6 +130,7 @@ class DeviceService:
                 number = int(message["replica"])
                 self._saves.pop(number, None)
                 scheduler.call(partial(scheduler.unload, number))
+                scheduler.do(give_back_memory)
                 logger.debug("unloaded replica %s", number)
                 return {}, []
             case "link":

@@ -10,7 +10,8 @@ What is here and not at the call sites:
 - element types: BF16 travels as uint16 bits, which only I/O binding accepts; strings
   must be `str`, which only `run` accepts;
 - memory: sessions share one arena, so that hundreds of small models take half the
-  memory and, run in turns, find it in the cache (3.6 µs a run against 11.6);
+  memory and, run in turns, find it in the cache (3.6 µs a run against 11.6); it keeps
+  what the largest run took until `give_back_memory`;
 - errors: whatever ONNX Runtime raises leaves as an `EngineError` with its own words,
   without its source paths.
 """
@@ -18,6 +19,7 @@ What is here and not at the call sites:
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -269,6 +271,31 @@ def _share_arena() -> None:
         ort.create_and_register_allocator(memory, None)
     except Exception as error:  # somebody else in this process has: as good as ours
         _log.debug("no arena registered: %s", error)
+
+
+#: x: float[1] -> Identity -> y
+_TINY = (
+    b'\x08\x08:7\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x01gZ\x0f\n\x01x\x12\n\n\x08'
+    b"\x08\x01\x12\x04\n\x02\x08\x01b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01"
+    b"B\x04\n\x00\x10\r"
+)
+
+
+@cache
+def _tiny_session() -> OnnxSession:
+    return OnnxSession(_TINY)
+
+
+def give_back_memory() -> None:
+    """Give what the shared arena holds and no session uses back to the system.
+
+    It is done at the end of a run, so a tiny one is made. Thread-safe; milliseconds
+    where there is nothing to give back, a third of a second for a gigabyte.
+    """
+    gc.collect()  # an error and the frames it came through hold what they worked on
+    options = make_run_options()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    _tiny_session().raw_run(["y"], {"x": np.zeros(1, np.float32)}, options)
 
 
 def _add_weights(

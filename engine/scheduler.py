@@ -21,6 +21,7 @@ from engine.channel import AnchorRing, Channel
 from engine.client_channel import ClientChannel
 from engine.errors import ExecutionFailed, InvalidInput
 from engine.link import Link
+from engine.onnx_session import give_back_memory
 from engine.replica import Replica
 from engine.ring_buffer import full_fence
 from engine.running import RunningBatch
@@ -38,6 +39,10 @@ SPIN_FROM_NS = 60_000
 SPIN_CREDIT = 4
 #: What waking takes, which a look would not.
 WAKE_NS = 40_000
+#: A run that takes longer may take much memory,
+LONG_NS = 5_000_000
+#: which is given back when nothing has come for so long.
+REST_NS = 10_000_000_000
 
 
 class Client:
@@ -81,6 +86,8 @@ class Scheduler:
         self._stopping = False
         self._spin_ns = spin_us * 1000
         self._spin_credit = 0
+        self._woke = time.monotonic_ns()
+        self._swollen = False
         self._trace = logger.isEnabledFor(TRACE)
 
     @property
@@ -117,15 +124,24 @@ class Scheduler:
         if not wait_ns and self._spin(links):
             return
         began = time.monotonic_ns()
+        self._swollen |= began - self._woke > LONG_NS
+        rests = self._swollen and not wait_ns
+        if rests:
+            wait_ns = REST_NS
         for link in links:
             link.asleep = True
         full_fence()
         news = any(link.submissions.read_available for link in links)
-        if not news and (not wait_ns or self._poller.poll(wait_ns / 1e6)):
-            os.eventfd_read(self.doorbell)
+        if not news:
+            if not wait_ns or self._poller.poll(wait_ns / 1e6):
+                os.eventfd_read(self.doorbell)
+            elif rests:
+                self._swollen = False
+                give_back_memory()
         for link in links:
             link.asleep = False
-        self._learn(time.monotonic_ns() - began - WAKE_NS)
+        self._woke = time.monotonic_ns()
+        self._learn(self._woke - began - WAKE_NS)
 
     def _spin(self, links: list[Link]) -> bool:
         """Look for submissions for a moment before sleeping; whether any came.

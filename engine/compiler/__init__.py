@@ -11,6 +11,7 @@ from engine.compiler.options import (
     CompileReport,
     TensorReport,
 )
+from engine.onnx_session import give_back_memory
 
 __all__ = [
     "BatchDecision",
@@ -19,4 +20,5 @@ __all__ = [
     "TensorReport",
     "compile_fused",
     "compile_model",
+    "give_back_memory",
 ]
