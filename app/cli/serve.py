@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,12 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.cli.errors import EXIT_USAGE, CommandError
+from app.cli.started import print_failed, print_listening, print_started
 
 if TYPE_CHECKING:
-    from app.gateway import Gateway
     from app.settings import Settings
-
-MAX_MODELS_LISTED = 20
 
 # The order is that of the help: what everybody sets comes first.
 _Repository = Annotated[
@@ -315,9 +311,9 @@ def _serve(given: dict[str, Any]) -> int:
     try:
         return run_gateway(
             settings,
-            on_listening=lambda url, metrics: _print_listening(url, metrics, settings),
-            on_started=_print_started,
-            on_failed=_print_failed,
+            on_listening=lambda url, metrics: print_listening(url, metrics, settings),
+            on_started=print_started,
+            on_failed=print_failed,
         )
     except (ListenError, InvalidConfig) as e:
         raise CommandError(str(e), EXIT_USAGE) from None
@@ -356,61 +352,3 @@ def _option(location: tuple[int | str, ...], given: dict[str, Any]) -> str:
     if name in given:
         return "--" + name.replace("_", "-")
     return "POPGATE_" + name.upper()
-
-
-def _print_listening(url: str, metrics: str | None, settings: Settings) -> None:
-    from app.about import VERSION
-
-    folder = settings.model_repository
-    _say(f"PopGate {VERSION} listens on {url}, loading models from {folder}")
-    if metrics is not None:
-        _say(f"  metrics  {metrics}/metrics")
-
-
-def _print_started(url: str, gateway: Gateway) -> None:
-    from app.describe import model_summary
-
-    devices = gateway.devices.summaries()
-    for d in devices:
-        _say(f"  device   {d.id}, process {d.pid}, {_count(d.threads, 'thread')}")
-    plan = gateway.devices.plan
-    _say(f"  threads  {plan}")
-    spins = f"for {plan.spin_us} µs before a device sleeps" if plan.spin_us else "never"
-    _say(f"  spinning {spins}: {plan.why}")
-    models = [model_summary(record) for record in gateway.repository.models()]
-    ready = sum(m.state == "READY" for m in models)
-    failed = f", {len(models) - ready} not" if ready < len(models) else ""
-    seconds = gateway.load_seconds
-    _say(f"  models   {ready} ready{failed}, after {seconds:.1f} s")
-    # What failed first: the rest is as expected.
-    models.sort(key=lambda m: m.state == "READY")
-    width = max((len(m.name) for m in models[:MAX_MODELS_LISTED]), default=0)
-    for m in models[:MAX_MODELS_LISTED]:
-        place = f"{url}{m.url}" if m.state == "READY" else m.reason
-        _say(f"    {m.name:<{width}}  {m.state.lower():<11}  {place}")
-    if len(models) > MAX_MODELS_LISTED:
-        rest = len(models) - MAX_MODELS_LISTED
-        _say(f"    and {rest} more: GET {url}/v1/models")
-    if not models:
-        _say("    none; put a .popef or .onnx file into the folder, then load it with")
-        _say(f"    curl -X POST {url}/v1/models/NAME/load")
-    _say(f"  docs     {url}/docs")
-
-
-def _print_failed(error: Exception) -> None:
-    from app.describe import explain_start_failure
-
-    typer.echo(f"popgate: error: {explain_start_failure(error)}", err=True)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + "s" * (number != 1)
-
-
-def _say(line: str) -> None:
-    """Tells whoever reads standard output; a server runs on where nobody does."""
-    try:
-        print(line, flush=True)
-    except OSError:
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())

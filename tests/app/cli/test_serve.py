@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from app.cli.errors import CommandError
-from app.cli.serve import _say
+from app.cli.started import say
 from app.server import listen_tcp
 from tests.app.cli.calls import Call
 
@@ -83,6 +83,6 @@ def test_a_server_outlives_who_reads_what_it_says(
     with open("/dev/full", "w") as full:
         monkeypatch.setattr("sys.stdout", full)
         for line in ("PopGate listens", "a device"):
-            _say(line)
+            say(line)
     monkeypatch.setattr("sys.stdout", None)
-    _say("what a daemon says")
+    say("what a daemon says")

@@ -1,0 +1,76 @@
+"""What `popgate serve` says while it starts, to a person at a terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from app.gateway import Gateway
+    from app.settings import Settings
+
+MAX_MODELS_LISTED = 20
+
+
+def print_listening(url: str, metrics: str | None, settings: Settings) -> None:
+    """That HTTP is up, and where."""
+    from app.about import VERSION
+
+    folder = settings.model_repository
+    say(f"PopGate {VERSION} listens on {url}, loading models from {folder}")
+    if metrics is not None:
+        say(f"  metrics  {metrics}/metrics")
+
+
+def print_started(url: str, gateway: Gateway) -> None:
+    """What is served, and with what."""
+    from app.describe import model_summary
+
+    devices = gateway.devices.summaries()
+    for d in devices:
+        say(f"  device   {d.id}, process {d.pid}, {_count(d.threads, 'thread')}")
+    plan = gateway.devices.plan
+    say(f"  threads  {plan}")
+    spins = f"for {plan.spin_us} µs before a device sleeps" if plan.spin_us else "never"
+    say(f"  spinning {spins}: {plan.why}")
+    models = [model_summary(record) for record in gateway.repository.models()]
+    ready = sum(m.state == "READY" for m in models)
+    failed = f", {len(models) - ready} not" if ready < len(models) else ""
+    seconds = gateway.load_seconds
+    say(f"  models   {ready} ready{failed}, after {seconds:.1f} s")
+    # What failed first: the rest is as expected.
+    models.sort(key=lambda m: m.state == "READY")
+    width = max((len(m.name) for m in models[:MAX_MODELS_LISTED]), default=0)
+    for m in models[:MAX_MODELS_LISTED]:
+        place = f"{url}{m.url}" if m.state == "READY" else m.reason
+        say(f"    {m.name:<{width}}  {m.state.lower():<11}  {place}")
+    if len(models) > MAX_MODELS_LISTED:
+        rest = len(models) - MAX_MODELS_LISTED
+        say(f"    and {rest} more: GET {url}/v1/models")
+    if not models:
+        say("    none; put a .popef or .onnx file into the folder, then load it with")
+        say(f"    curl -X POST {url}/v1/models/NAME/load")
+    say(f"  docs     {url}/docs")
+
+
+def print_failed(error: Exception) -> None:
+    """Why there is no gateway."""
+    from app.describe import explain_start_failure
+
+    typer.echo(f"popgate: error: {explain_start_failure(error)}", err=True)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + "s" * (number != 1)
+
+
+def say(line: str) -> None:
+    """Tells whoever reads standard output; a server runs on where nobody does."""
+    try:
+        print(line, flush=True)
+    except OSError:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
