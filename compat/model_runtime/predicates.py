@@ -8,6 +8,7 @@ from enum import IntEnum
 from typing import Any, Generic, TypeAlias, TypeVar, overload
 
 from popef import Anchor, ProgramFlow
+from popef.taking import expected
 
 import engine
 import popef_io
@@ -49,6 +50,7 @@ class Factories(Generic[Policy]):
     """The functions of a namespace, with its default policies."""
 
     def __init__(self, accept: Policy, reject: Policy) -> None:
+        self._kind = type(accept)
         self._accept = accept
         self._reject = reject
 
@@ -59,7 +61,9 @@ class Factories(Generic[Policy]):
         reject_policy: Policy | None = None,
     ) -> Predicate[Policy]:
         """Accepts the anchors of any load program."""
-        return self.predProgramIndexes(flow.load(), accept_policy, reject_policy)
+        return self.predProgramIndexes(
+            expected(flow, ProgramFlow).load(), accept_policy, reject_policy
+        )
 
     def predProgramFlowMain(
         self,
@@ -68,7 +72,9 @@ class Factories(Generic[Policy]):
         reject_policy: Policy | None = None,
     ) -> Predicate[Policy]:
         """Accepts the anchors of any main program."""
-        return self.predProgramIndexes(flow.main(), accept_policy, reject_policy)
+        return self.predProgramIndexes(
+            expected(flow, ProgramFlow).main(), accept_policy, reject_policy
+        )
 
     def predProgramFlowSave(
         self,
@@ -77,7 +83,9 @@ class Factories(Generic[Policy]):
         reject_policy: Policy | None = None,
     ) -> Predicate[Policy]:
         """Accepts the anchors of any save program."""
-        return self.predProgramIndexes(flow.save(), accept_policy, reject_policy)
+        return self.predProgramIndexes(
+            expected(flow, ProgramFlow).save(), accept_policy, reject_policy
+        )
 
     def predProgramNotAssigned(
         self,
@@ -179,28 +187,32 @@ class Factories(Generic[Policy]):
         self, accept_policy: Policy, reject_policy: Policy, *pred: Predicate[Policy]
     ) -> Predicate[Policy]:
         """Accepts where all of `pred` give the accept policy."""
-        beneath = [to_engine(p) for p in pred]
-        return _face(engine.and_bind(accept_policy, reject_policy, *beneath))
+        policies = self._policies(accept_policy, reject_policy)
+        beneath = [to_engine(p, self._kind) for p in pred]
+        return _face(engine.and_bind(*policies, *beneath))
 
     def orBind(
         self, accept_policy: Policy, reject_policy: Policy, *pred: Predicate[Policy]
     ) -> Predicate[Policy]:
         """Accepts where any of `pred` gives the accept policy."""
-        beneath = [to_engine(p) for p in pred]
-        return _face(engine.or_bind(accept_policy, reject_policy, *beneath))
+        policies = self._policies(accept_policy, reject_policy)
+        beneath = [to_engine(p, self._kind) for p in pred]
+        return _face(engine.or_bind(*policies, *beneath))
 
     def _policies(
         self, accept: Policy | None, reject: Policy | None
     ) -> tuple[Policy, Policy]:
         return (
-            self._accept if accept is None else accept,
-            self._reject if reject is None else reject,
+            expected(self._accept if accept is None else accept, self._kind),
+            expected(self._reject if reject is None else reject, self._kind),
         )
 
 
-def to_engine(predicate: Predicate[Policy]) -> Callable[[popef_io.Anchor], Policy]:
-    """What asks `predicate`, for the engine."""
-    return lambda anchor: predicate(Anchor.from_io(anchor))
+def to_engine(
+    predicate: Predicate[Policy], kind: type[Policy]
+) -> Callable[[popef_io.Anchor], Policy]:
+    """What asks `predicate`, for the engine; TypeError for what is no such policy."""
+    return lambda anchor: expected(predicate(Anchor.from_io(anchor)), kind)
 
 
 def _face(predicate: Callable[[popef_io.Anchor], Policy]) -> Predicate[Policy]:

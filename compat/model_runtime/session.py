@@ -14,6 +14,7 @@ from popef.taking import expected
 
 import engine
 import popef_io
+from engine import AnchorCallbackPolicy, PopefDataUsagePolicy
 from model_runtime.arguments import one_of
 from model_runtime.data_rings import InputRingBuffer, TimeoutCallback
 from model_runtime.device_wait import DeviceWaitConfig
@@ -67,7 +68,11 @@ class SessionConfig:
         predicate = self.pred_tensor_data
         return engine.SessionConfig(
             policy=engine.LaunchPolicy(self.policy.value),
-            pred_tensor_data=None if predicate is None else to_engine(predicate),
+            pred_tensor_data=(
+                None
+                if predicate is None
+                else to_engine(predicate, PopefDataUsagePolicy)
+            ),
             check_package_hash=self.check_package_hash,
             wait_config=expected(self.wait_config, DeviceWaitConfig).to_engine(),
             max_look_ahead=self.max_look_ahead,
@@ -244,7 +249,7 @@ def _listed(anchors: Iterable[popef_io.Anchor]) -> list[Anchor]:
 def _optional(
     predicate: AnchorCallbackPredicate | None,
 ) -> engine.AnchorCallbackPredicate | None:
-    return None if predicate is None else to_engine(predicate)
+    return None if predicate is None else to_engine(predicate, AnchorCallbackPolicy)
 
 
 def _factory(factory: CallbackFactory) -> engine.CallbackFactory:

@@ -185,3 +185,26 @@ def test_predicates() -> None:
     )
     assert usage(anchor(0)) is mr.PopefDataUsagePolicy.USE_USER_DATA
     assert mr.null_anchor_callback_predicate is None
+
+
+def test_policies_of_another_kind_are_refused(folder: Path) -> None:
+    callbacks = mr.predicate_factory.anchor_callbacks
+    flow, anchor = popef.ProgramFlow(), popef.Anchor()
+    user, skip = mr.AnchorCallbackPolicy.BIND_USER_CB, mr.AnchorCallbackPolicy.SKIP_CB
+    wrong: Any = mr.PopefDataUsagePolicy.USE_USER_DATA
+    for make in (
+        lambda: callbacks.predProgramFlowMain(flow, wrong),
+        lambda: callbacks.predNonScalarType(user, wrong),
+        lambda: callbacks.orBind(user, wrong),
+    ):
+        with pytest.raises(TypeError, match="AnchorCallbackPolicy, got PopefData"):
+            make()
+    with pytest.raises(TypeError, match="expected ProgramFlow, got list"):
+        callbacks.predProgramFlowMain([1])  # type: ignore[arg-type]
+    # True is 1, which would pass for BIND_EMPTY_CB.
+    truth: Any = lambda _: True  # noqa: E731 - what a caller would write
+    with pytest.raises(TypeError, match="AnchorCallbackPolicy, got bool"):
+        callbacks.andBind(user, skip, truth)(anchor)
+    session = mr.Session(str(folder / "simple.popef"))
+    with pytest.raises(TypeError, match="AnchorCallbackPolicy, got bool"):
+        session.createQueueManager(8, None, 0, truth)
