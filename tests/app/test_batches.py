@@ -16,7 +16,16 @@ from tests.app.serving import Serve, ServedGateway, add
 from tests.engine import models
 from tests.engine.compiler.onnx_models import FLOAT, node, onnx_model, value
 from tests.engine.compiler.test_row_proof import pipeline
+from tests.engine.compiler.transformer import texts, transformer
 from tests.engine.fused import write_fused
+
+#: Only a full batch runs before the tests are over, so nothing is run to warm up.
+GATHERED = """
+max_batch_size = 8
+max_queue_delay = 60
+[warmup]
+enabled = false
+"""
 
 
 def fill(root: Path) -> None:
@@ -34,6 +43,13 @@ def fill(root: Path) -> None:
         config="batching_dim = 1",
     )
     add(root, "whole", write_fused, config="optional_inputs = false")
+    compile_model(transformer(), root / "texts.popef")
+    add(
+        root,
+        "gathered",
+        lambda path: compile_model(transformer(), path).target,
+        config=GATHERED,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -184,16 +200,14 @@ def test_columns_of_many_clients_run_together_and_stay_apart(
 
 
 def test_columns_must_have_as_many_rows_as_each_other(gateway: ServedGateway) -> None:
-    before = gateway.client.get("/v2/models/table/stats").json()
+    before = runs(gateway, "table")
     response = ask(gateway, "table", table(3) | {"u": [["m"]]})
     assert response.status_code == 400
     assert response.json()["error"] == (
         "input 'u' batch size does not match other inputs for 'table': it has 1 rows, "
         "input 'a' has 4"
     )
-    after = gateway.client.get("/v2/models/table/stats").json()
-    runs = [s["model_stats"][0]["execution_count"] for s in (before, after)]
-    assert runs[0] == runs[1], "it is refused before it is queued"
+    assert runs(gateway, "table") == before, "it is refused before it is queued"
 
 
 def test_a_single_row_may_be_repeated_where_the_model_does_so(
@@ -204,3 +218,35 @@ def test_a_single_row_may_be_repeated_where_the_model_does_so(
     for first, second in ((x, z), (z, x), (x, x)):
         found = arrays(ask(gateway, "repeated", {"x": first, "z": second}))
         np.testing.assert_array_equal(found["y"], first + second)
+
+
+def runs(gateway: ServedGateway, model: str) -> int:
+    stats = gateway.client.get(f"/v2/models/{model}/stats").json()
+    return int(stats["model_stats"][0]["execution_count"])
+
+
+def test_texts_of_different_lengths_are_never_in_one_run(
+    gateway: ServedGateway,
+) -> None:
+    assert gateway.client.get("/v1/models/texts").json()["batching"]
+    session = ort.InferenceSession(transformer().SerializeToString())
+    given = [texts(i, rows=1 + i % 3, length=3 + i % 4) for i in range(192)]
+    with ThreadPoolExecutor(32) as clients:
+        answers = list(clients.map(lambda g: ask(gateway, "texts", g), given))
+    for inputs, response in zip(given, answers, strict=True):
+        found = arrays(response)
+        for name, wanted in zip(
+            ("last", "logits"), session.run(None, inputs), strict=True
+        ):
+            np.testing.assert_allclose(found[name], wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_texts_of_one_length_run_together(gateway: ServedGateway) -> None:
+    """It waits for eight rows, longer than any test: they come from eight clients."""
+    before = runs(gateway, "gathered")
+    with ThreadPoolExecutor(8) as clients:
+        answers = list(
+            clients.map(lambda i: ask(gateway, "gathered", texts(i, 1, 5)), range(8))
+        )
+    assert [response.status_code for response in answers] == [200] * 8
+    assert runs(gateway, "gathered") == before + 1

@@ -30,6 +30,7 @@ from tests.engine.compiler.onnx_models import (
     value,
 )
 from tests.engine.compiler.test_backend_cases import CASES, Case, array, same
+from tests.engine.compiler.transformer import transformer
 
 ML = "ai.onnx.ml"
 STRING = TensorProto.STRING
@@ -172,6 +173,7 @@ SEPARATE: dict[str, Callable[[], Any]] = {
         inputs={"a": (FLOAT, ["N", 1]), "b": (FLOAT, ["N", 1]), "c": (FLOAT, [ANY, 1])},
     ),
     "in a function": lambda: with_function(),
+    "a transformer": transformer,
 }
 
 
@@ -222,6 +224,11 @@ JOINED: dict[str, tuple[Callable[[], Any], str]] = {
             node("Add", ["x", "z"], ["y"]),
             inputs=X3,
         ),
+        NOTHING_FAILS,
+    ),
+    "a transformer without a common name": (
+        # One mask may do for all texts.
+        lambda: transformer("b1", "b2", "b3"),
         NOTHING_FAILS,
     ),
     "never together": (
