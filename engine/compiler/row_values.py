@@ -147,12 +147,13 @@ def reshaped(shape: Shape, target: Shape) -> Shape:
     place = _row_place(target)
     size, head, tail = target[place], target[:place], target[place + 1 :]
     if isinstance(size, Rows):
-        # What is before rows, or behind them, has to stay there; the rest follows.
-        in_front = -1 not in head and _Product.of(head) == before
-        behind = -1 not in tail and _Product.of((size.each, *tail)) == after
-        if not (in_front or behind):
-            raise Unproven("may put rows together with what is before them")
-        return _filled(target, before.times(after))
+        # To the last element: ONNX Runtime may put -1 for a size that is computed, and
+        # then it does not fail where there are more.
+        result = _filled(target, before.times(after))
+        head, tail = result[:place], (size.each, *result[place + 1 :])
+        if _Product.of(head) != before or _Product.of(tail) != after:
+            raise Unproven("may put different rows together")
+        return result
     each = after.over(_Product.of(tail))
     if _Product.of(head) != before or each is None or each.names:
         raise Unproven("may put different rows together")

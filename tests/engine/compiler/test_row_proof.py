@@ -310,6 +310,28 @@ JOINED: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         "takes 1 dimensions instead of 2",
     ),
+    "a scale for each of a vector": (
+        lambda: columns(
+            learned("Scaler", ["v"], ["o"], offset=[1.0] * 5, scale=[2.0] * 5),
+            node("Unsqueeze", ["o", "one"], ["p"]),
+            node("Concat", ["p", "a"], ["y"], axis=1),
+            inputs={"a": (FLOAT, [ANY, 1]), "v": (FLOAT, [ANY])},
+            constants={"one": np.array([1])},
+        ),
+        "takes 1 dimensions instead of 2",
+    ),
+    "more elements than places": (
+        # ONNX Runtime makes (-1, 1) of the shape, and does not fail.
+        lambda: columns(
+            node("Shape", ["b"], ["s"], end=1),
+            node("Concat", ["s", "one"], ["target"], axis=0),
+            node("Reshape", ["a", "target"], ["u"]),
+            node("Concat", ["u", "b"], ["y"], axis=1),
+            inputs={"a": (FLOAT, [ANY, 3]), "b": (FLOAT, [ANY, 1])},
+            constants={"one": np.array([1])},
+        ),
+        "may put different rows together",
+    ),
     "divided by their number": (
         lambda: columns(
             JOIN,
