@@ -117,13 +117,28 @@ def test_sigterm_under_load_answers_everybody(repository: Path) -> None:
         wait_gone(device)
 
 
-def test_ctrl_c_waits_for_what_runs(repository: Path) -> None:
-    with ServedGateway(repository) as gateway:
+@pytest.mark.parametrize(
+    ("options", "number", "count", "status"),
+    [
+        pytest.param((), signal.SIGINT, 5000, 200, id="ctrl-c waits for what runs"),
+        pytest.param(
+            ("--shutdown-timeout", "0"),
+            signal.SIGTERM,
+            1_000_000,
+            503,
+            id="what takes too long gets an answer",
+        ),
+    ],
+)
+def test_the_end_of_a_server_that_is_busy(
+    repository: Path, options: tuple[str, ...], number: int, count: int, status: int
+) -> None:
+    with ServedGateway(repository, *options) as gateway:
         gateway.wait_ready()
         answers: list[httpx.Response] = []
 
         def ask() -> None:
-            body = {"inputs": {"count": 5000}}
+            body = {"inputs": {"count": count}}
             answers.append(gateway.client.post("/v1/models/slow/infer", json=body))
 
         asker = threading.Thread(target=ask)
@@ -131,30 +146,10 @@ def test_ctrl_c_waits_for_what_runs(repository: Path) -> None:
         with httpx.Client(base_url=gateway.url, trust_env=False) as other:
             while not other.get("/v1/devices").json()["devices"][0]["in_flight"]:
                 assert not answers
-        gateway.send(signal.SIGINT)
+        gateway.send(number)
         assert gateway.join() == 0
         asker.join()
-        assert answers[0].status_code == 200
-
-
-def test_what_takes_too_long_gets_an_answer(repository: Path) -> None:
-    with ServedGateway(repository, "--shutdown-timeout", "0") as gateway:
-        gateway.wait_ready()
-        answers: list[httpx.Response] = []
-
-        def ask() -> None:
-            body = {"inputs": {"count": 1_000_000}}
-            answers.append(gateway.client.post("/v1/models/slow/infer", json=body))
-
-        asker = threading.Thread(target=ask)
-        asker.start()
-        with httpx.Client(base_url=gateway.url, trust_env=False) as other:
-            while not other.get("/v1/devices").json()["devices"][0]["in_flight"]:
-                assert not answers
-        gateway.send(signal.SIGTERM)
-        assert gateway.join() == 0
-        asker.join()
-        assert answers[0].status_code == 503
+        assert answers[0].status_code == status
 
 
 def test_a_killed_device_comes_back(repository: Path) -> None:
