@@ -113,11 +113,13 @@ def progress(what: str, count: int) -> Iterator[Callable[[int], None]]:
     from rich.progress import Progress
 
     step = max(1, count // 200)
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    # Drawn when there is news: a thread that draws would disturb what is measured.
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, auto_refresh=False) as bar:
         task = bar.add_task(what, total=count)
 
         def show(done: int) -> None:
             if done % step == 0:
-                bar.update(task, completed=done)
+                bar.update(task, completed=done, refresh=True)
 
         yield show
