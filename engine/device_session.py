@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from engine import control
 from engine.control import Message
-from engine.errors import EngineBug, EngineError, ExecutionFailed
+from engine.errors import Cancelled, EngineBug, EngineError, ExecutionFailed
 from engine.foresight import reads_to_come
 from engine.host_streams import HostStreams
 from engine.loading import make_executor
@@ -56,7 +56,8 @@ class DeviceSession:
     def serve(self) -> None:
         """Run what the host says until it, or `end`, closes the connection."""
         try:
-            with contextlib.suppress(OSError, EOFError):
+            # Cancelled: it was ended before it could say what became of a run.
+            with contextlib.suppress(OSError, EOFError, Cancelled):
                 while True:
                     message, fds = control.receive(self._sock)
                     control.close_all(fds)

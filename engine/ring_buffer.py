@@ -260,6 +260,8 @@ class SpscRingBuffer(Generic[T]):
         *,
         make: Callable[[], T],
     ) -> None:
+        if timeout_ns < 0:
+            raise InvalidConfig(f"timeout_ns must not be negative, got {timeout_ns}")
         self._memory = bytearray(CONTROL_SIZE)
         self._ring = RingCounters(memoryview(self._memory), num_buffers)
         self._buffers = [make() for _ in range(num_buffers)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 def one_of(names: str, *given: Any) -> Any:
@@ -16,3 +18,11 @@ def one_of(names: str, *given: Any) -> Any:
 def at_most_one_of(names: str, *given: Any) -> Any:
     """The same, and None where none is given."""
     return one_of(names, *given) if any(v is not None for v in given) else None
+
+
+def checked_callback(name: str, callback: T) -> T:
+    """`callback`, which can be called; TypeError otherwise, when it is given and not
+    when it is wanted."""
+    if not callable(callback):
+        raise TypeError(f"expected a {name} to call, got {callback!r}")
+    return callback

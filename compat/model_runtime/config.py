@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from popef.taking import expected
 
 import engine
+from model_runtime.arguments import checked_callback
 from model_runtime.device_wait import DeviceWaitConfig
 from model_runtime.devices import Device
 from model_runtime.durations import MAX_NS, Nanoseconds, nanoseconds
@@ -118,12 +119,11 @@ def _over_views(
     """The engine's callback, over views as callers of the original know them."""
     if callback is None:
         return None
-    if not callable(callback):
-        raise TypeError(f"expected a flush_callback to call, got {callback!r}")
+    asked = checked_callback("flush_callback", callback)
 
     def flush(tensor_id: str, given: dict[str, Any], wanted: dict[str, Any]) -> None:
         views = InputMemoryView(), OutputMemoryView()
-        views = callback(tensor_id, *views) or views
+        views = asked(tensor_id, *views) or views
         given.update(arrays_of(views[0], inputs))
         wanted.update(arrays_of(views[1], outputs))
 

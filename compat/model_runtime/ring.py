@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Generic, Self, TypeVar
 
 import engine
+from model_runtime.arguments import checked_callback
 from model_runtime.durations import Nanoseconds, nanoseconds
 
 T = TypeVar("T")
@@ -31,7 +32,13 @@ class SpscRingBuffer(Generic[T]):
         *,
         make: Callable[[], Any] = object,
     ) -> None:
-        timed_out = None if timeout_cb is None else lambda _: timeout_cb(self)
+        timed_out = None
+        if timeout_cb is not None:
+            callback = checked_callback("timeout_cb", timeout_cb)
+
+            def timed_out(_: engine.SpscRingBuffer[Any]) -> None:
+                callback(self)
+
         self._ring: engine.SpscRingBuffer[Any] = engine.SpscRingBuffer(
             num_buffers, label, timed_out, nanoseconds(timeout_ns), make=make
         )

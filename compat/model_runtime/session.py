@@ -15,7 +15,7 @@ from popef.taking import expected
 import engine
 import popef_io
 from engine import AnchorCallbackPolicy, PopefDataUsagePolicy
-from model_runtime.arguments import one_of
+from model_runtime.arguments import checked_callback, one_of
 from model_runtime.data_rings import InputRingBuffer, TimeoutCallback
 from model_runtime.device_wait import DeviceWaitConfig
 from model_runtime.devices import Device
@@ -67,7 +67,7 @@ class SessionConfig:
     def to_engine(self) -> engine.SessionConfig:
         predicate = self.pred_tensor_data
         return engine.SessionConfig(
-            policy=engine.LaunchPolicy(self.policy.value),
+            policy=engine.LaunchPolicy(expected(self.policy, LaunchPolicy).value),
             pred_tensor_data=(
                 None
                 if predicate is None
@@ -165,7 +165,7 @@ class Session:
         `num_buffers` user batches; the predicates say which anchors get one."""
         timed_out = None
         if timeout_cb is not None:
-            callback = timeout_cb
+            callback = checked_callback("timeout_cb", timeout_cb)
 
             def timed_out(ring: engine.SpscRingBuffer[engine.InputData]) -> None:
                 callback(InputRingBuffer.of(ring))

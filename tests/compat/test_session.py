@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from datetime import timedelta
 from functools import partial
@@ -13,7 +16,7 @@ import popef
 import pytest
 from model_runtime import AnchorCallbackPolicy, LaunchPolicy
 
-from engine import InvalidModel, UnknownAnchor
+from engine import InvalidConfig, InvalidModel, UnknownAnchor
 
 Array = np.ndarray[Any, Any]
 
@@ -244,3 +247,44 @@ def test_requests_in_tensor_memory(simple: str) -> None:
     outputs["output"] = memory.getView()
     runner.executeAsync(inputs, outputs).wait()
     assert np.frombuffer(memory, np.float32)[:4].tolist() == [3, 4, 5, 6]
+
+
+def test_arguments_of_queues_are_checked(simple: str) -> None:
+    wrong: Any = 3
+    for timeout_cb, timeout_ns in ((wrong, 0), (print, -1)):
+        with pytest.raises((TypeError, InvalidConfig), match="timeout_"):
+            model_runtime.SpscRingBuffer(2, "ring", timeout_cb, timeout_ns)
+        session = model_runtime.Session(simple)
+        with pytest.raises((TypeError, InvalidConfig), match="timeout_"):
+            session.createQueueManager(8, timeout_cb, timeout_ns)
+    config = model_runtime.SessionConfig(policy=wrong)
+    with pytest.raises(TypeError, match="expected LaunchPolicy, got int"):
+        model_runtime.Session(simple, config)
+
+
+STOPS = """
+import sys
+import model_runtime
+
+config = model_runtime.SessionConfig(policy=model_runtime.LaunchPolicy.Immediate)
+session = model_runtime.Session(sys.argv[1], config)
+for anchor in (*session.getInputAnchors(), *session.getOutputAnchors()):
+    if anchor.name() != "weights":
+        session.setCallbackForAnchor(anchor.handle(), lambda memory: session.stop())
+for _ in range(3):
+    print(session.runMainPrograms(), session.isStopped())
+    session.reload()
+"""
+
+
+def test_stopping_a_run_is_no_accident(simple: str) -> None:
+    """Neither the program nor its device has anything to complain of."""
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-c", STOPS, simple],
+        env={**os.environ, "POPGATE_POOL": f"stops-{os.getpid()}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout == "False True\n" * 3
