@@ -83,7 +83,7 @@ class BatchPlan:
             shape = tensor.shape
             got = shape[dim] if len(shape) > dim else 0
             if got != rows >= 0:
-                raise self._disagree(tensors)
+                raise self._uneven(tensors, rows)
             rows = got
         return max(rows, 0)
 
@@ -101,15 +101,20 @@ class BatchPlan:
         return units
 
     def _disagree(self, tensors: Mapping[str, Tensor]) -> InvalidInput:
+        given = {name: list(t.shape) for name, t in tensors.items()}
+        return InvalidInput(f"inputs have different batch sizes: {given}")
+
+    def _uneven(self, tensors: Mapping[str, Tensor], rows: int) -> InvalidInput:
+        """The first input has `rows` rows, and another has not."""
         shapes = {name: list(t.shape) for name, t in tensors.items()}
         (one, first), *others = shapes.items()
         for name, shape in others:
-            if shape[self.dim : self.dim + 1] != first[self.dim : self.dim + 1]:
+            if (shape[self.dim] if len(shape) > self.dim else 0) != rows:
                 return InvalidInput(
                     f"inputs {one!r} and {name!r} have different batch sizes: their "
                     f"shapes are {first} and {shape}"
                 )
-        return InvalidInput(f"inputs have different batch sizes: {shapes}")
+        return self._disagree(tensors)
 
     @property
     def mixes_rows(self) -> bool:

@@ -76,6 +76,17 @@ def test_units_of_requests(tmp_path: Path) -> None:
         plan.units({"sum/a": tensor(13, 4)})
     with pytest.raises(InvalidInput, match=r"'index': \[1\].*'sum/a': \[24, 4\]"):
         plan.units({"index": tensor(1), "sum/a": tensor(24, 4)})
+    given = {"index": tensor(1), "sum/a": tensor(12, 4), "scale/input": tensor(16, 4)}
+    with pytest.raises(InvalidInput, match=r"'scale/input': \[16, 4\]"):
+        plan.units(given)
+
+
+def test_inputs_of_different_numbers_of_rows_are_named() -> None:
+    plan = BatchPlan(0, 0, 0, 64, (), ())
+    assert plan.units({"a": tensor(3, 4), "b": tensor(3), "c": tensor(3, 1)}) == 3
+    message = "inputs 'a' and 'c' have .* their shapes are \\[3, 4\\] and \\[1, 1\\]"
+    with pytest.raises(InvalidInput, match=message):
+        plan.units({"a": tensor(3, 4), "b": tensor(3), "c": tensor(1, 1)})
 
 
 def test_what_cannot_be_regrouped(tmp_path: Path) -> None:
