@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
@@ -55,7 +55,7 @@ class Exchange:
         self.protocol = protocol
         self.path = path
         self.keep_alive = keep_alive
-        self.headers: dict[bytes, bytes] = {}
+        self.headers: Mapping[bytes, bytes] = {}
         self.body: list[bytes] = []
         self.call: InferCall | None = None
         self.missing = 0  # bytes of the body that have yet to come

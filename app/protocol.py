@@ -26,6 +26,7 @@ from app.codec.messages import Header
 from app.errors import BodyStopped, ErrorResponse, HttpError
 from app.exchange import Exchange
 from app.front import InferFront
+from app.known_head import KnownHead
 from app.stalls import Stall
 from app.streaming import wants_events
 
@@ -38,6 +39,8 @@ _MOST_URL = 16 * 1024
 _UPGRADES = (b"connection", b"upgrade", b"http2-settings")
 # Where at least so many bytes of a body are still to come, they go past the parser.
 _PAST_THE_PARSER_FROM = 64 * 1024
+# Requests in a row that were each unlike the one before: there is nothing to remember.
+_UNLIKE = 8
 
 
 class CommonHead:
@@ -75,6 +78,13 @@ class GatewayProtocol(HttpToolsProtocol):
         self._declined = b""
         self._last_url = b""
         self._last_path = ""
+        # Of the last request, where it came in one piece and the parser has seen
+        # nothing behind it; and what the bytes that are being parsed contain.
+        self._known: KnownHead | None = None
+        self._unlike = 0
+        self._messages = 0
+        self._in_message = False
+        self._begun: Exchange | None = None
 
     @classmethod
     def serving(cls, front: InferFront) -> partial[GatewayProtocol]:
@@ -83,9 +93,11 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         exchange = self._exchange
-        if exchange is None or not (
-            exchange.is_past_parser or exchange.missing >= _PAST_THE_PARSER_FROM
-        ):
+        if exchange is None:
+            if not self._answer_known(data):
+                self._parse_and_learn(data)
+            return
+        if not exchange.is_past_parser and exchange.missing < _PAST_THE_PARSER_FROM:
             self._parse(data)
             return
         # The rest of a large body needs no parser, which would copy it once more. A
@@ -97,10 +109,54 @@ class GatewayProtocol(HttpToolsProtocol):
         if exchange.missing:
             return
         self.parser = httptools.HttpRequestParser(self)
+        self._in_message = False
         self._exchange = None
         exchange.begin(self.front)
         if len(data) > missing:
-            self._parse(data[missing:])
+            self._parse_and_learn(data[missing:])
+
+    def _answer_known(self, data: bytes) -> bool:
+        """Whether `data` was a whole request like the last one, which is under way."""
+        known = self._known
+        if (
+            known is None
+            or len(data) != known.total
+            or not data.startswith(known.head)
+            or not self._is_free()
+            or known.path not in self.front.models.paths
+        ):
+            return False
+        self._unlike = 0
+        exchange = Exchange(self, known.path, keep_alive=True)
+        exchange.headers = known.headers
+        exchange.body.append(data[known.size :])
+        self.cycle = exchange  # type: ignore[assignment]
+        try:
+            exchange.begin(self.front)
+        except Exception as error:  # ours: as it would come out of the parser
+            self._answer_failed(error)
+        return True
+
+    def _parse_and_learn(self, data: bytes) -> None:
+        """`_parse`, and remember the head where `data` was one whole request.
+
+        Not for a client that hardly ever sends the same head twice.
+        """
+        learns = not self._in_message and self._unlike < _UNLIKE
+        self._known = None
+        self._messages = 0
+        self._parse(data)
+        begun, self._begun = self._begun, None
+        if not learns or begun is None or self._in_message or self._messages != 1:
+            return
+        if begun.keep_alive:
+            self._unlike += 1
+            self._known = KnownHead.of(data, begun.path, begun.headers)
+
+    def _is_free(self) -> bool:
+        """Whether an answer would be the next that goes out, and at once."""
+        cycle = self.cycle
+        return (cycle is None or cycle.response_complete) and not self.flow.write_paused
 
     def _parse(self, data: bytes) -> None:
         """As uvicorn's own, which would first look for a timer that is never set."""
@@ -137,6 +193,8 @@ class GatewayProtocol(HttpToolsProtocol):
     # -- the parser's callbacks
 
     def on_message_begin(self) -> None:
+        self._messages += 1
+        self._in_message = True
         # uvicorn makes the scope here; it is made later, where it is needed.
         self.url = b""
         self.headers = []
@@ -181,7 +239,8 @@ class GatewayProtocol(HttpToolsProtocol):
                 and self.front.coding_for(exchange.headers) is None
             ):
                 exchange.missing = int(length)
-                self.cycle = self._exchange = exchange  # type: ignore[assignment]
+                self._exchange = self._begun = exchange
+                self.cycle = exchange  # type: ignore[assignment]
                 return
         self._exchange = None
         if len(self.url) > _MOST_URL:
@@ -215,6 +274,7 @@ class GatewayProtocol(HttpToolsProtocol):
             exchange.missing -= len(body)
 
     def on_message_complete(self) -> None:
+        self._in_message = False
         if self._declined:
             return
         exchange = self._exchange
@@ -226,8 +286,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _infer_path(self) -> str:
         """The path of the request where it can go the short way, else empty."""
-        busy = self.cycle is not None and not self.cycle.response_complete
-        if busy or self.expect_100_continue or self.flow.write_paused:
+        if self.expect_100_continue or not self._is_free():
             return ""
         parser = self.parser
         if parser.get_method() != b"POST" or parser.get_http_version() != "1.1":

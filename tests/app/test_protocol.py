@@ -107,6 +107,55 @@ def test_pipelined_requests_are_answered_in_order(gateway: ServedGateway) -> Non
         assert wire.output() == expected(4)
 
 
+def test_a_head_that_comes_again_is_that_of_its_own_body(
+    gateway: ServedGateway,
+) -> None:
+    bad = request(9).replace(b'"input"', b'"wrong"')
+    with Wire(gateway) as wire:
+        for value in range(5):
+            wire.send(request(value))
+            assert wire.output() == expected(value)
+        wire.send(bad)  # of the same length
+        assert wire.answer()[0] == 400
+        wire.send(request(6) + request(7))
+        assert wire.output() == expected(6)
+        assert wire.output() == expected(7)
+        wire.send(request(8), b"GET /v1/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert wire.output() == expected(8)
+        assert wire.answer()[0] == 200
+        for value in (1, 2):
+            whole = request(value)
+            wire.send(whole)
+            assert wire.output() == expected(value)
+            for cut in (5, whole.find(b"\r\n\r\n") + 4, len(whole) - 1):
+                wire.send(whole[:cut], whole[cut:])
+                assert wire.output() == expected(value)
+        wire.send(request(3, path="/v1/models/affine/infer?"))
+        assert wire.output() == expected(3)
+        wire.send(request(4, "Connection: close"))
+        assert wire.output() == expected(4)
+        assert wire.is_closed()
+
+
+def test_a_head_that_comes_again_may_be_for_a_model_that_has_gone(
+    gateway: ServedGateway,
+) -> None:
+    management = "/v2/repository/models/affine"
+    with Wire(gateway) as wire:
+        for value in (1, 2):
+            wire.send(request(value))
+            assert wire.output() == expected(value)
+        assert gateway.client.post(f"{management}/unload").status_code == 200
+        try:
+            wire.send(request(3))
+            assert wire.answer()[0] == 503
+        finally:
+            assert gateway.client.post(f"{management}/load").status_code == 200
+        for value in (4, 5):
+            wire.send(request(value))
+            assert wire.output() == expected(value)
+
+
 def test_percent_encoding_queries_and_versions_name_the_same(
     gateway: ServedGateway,
 ) -> None:
