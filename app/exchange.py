@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from app.codec.messages import Buffer, Header
+from app.codec.messages import Body, Buffer, Header
 from app.errors import ErrorResponse
 from app.front import InferFront
 from app.infer_call import InferCall
@@ -56,7 +56,7 @@ class Exchange:
         self.path = path
         self.keep_alive = keep_alive
         self.headers: Mapping[bytes, bytes] = {}
-        self.body: list[bytes] = []
+        self.body: Body = []
         self.call: InferCall | None = None
         self.missing = 0  # bytes of the body that have yet to come
         self.is_past_parser = False
@@ -160,13 +160,14 @@ class Exchange:
         if not self.keep_alive:
             pieces.append(b"connection: close\r\n")
         pieces.append(b"\r\n")
-        if len(parts) == 1 and len(parts[0]) <= _JOIN_UP_TO:
+        if len(parts[0]) <= _JOIN_UP_TO:
             pieces.append(parts[0])
-            transport.write(b"".join(pieces))
+            parts = parts[1:]
+        if parts:
+            # In one call to the system: a small write of its own wakes the client.
+            transport.writelines([b"".join(pieces), *parts])
         else:
             transport.write(b"".join(pieces))
-            for part in parts:
-                transport.write(part)
         if not self.keep_alive:
             transport.close()
         protocol.on_response_complete()

@@ -32,7 +32,7 @@ from app.codec.compression import (
     compress,
     inflate,
 )
-from app.codec.messages import Response
+from app.codec.messages import Body, Response
 from app.codec.preamble import read_preamble
 from app.errors import (
     BodyTooLarge,
@@ -143,7 +143,7 @@ class InferFront:
     ) -> None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
 
-        async def answer(call: InferCall, body: list[bytes]) -> Response | None:
+        async def answer(call: InferCall, body: Body) -> Response | None:
             if not wants_events(headers):
                 return await self._answer(call, headers, body, receive)
             await self._answer_events(call, headers, body, receive, send)
@@ -157,7 +157,7 @@ class InferFront:
         headers: dict[bytes, bytes],
         receive: Receive,
         send: Send,
-        answer: Callable[[InferCall, list[bytes]], Awaitable[Response | None]],
+        answer: Callable[[InferCall, Body], Awaitable[Response | None]],
     ) -> None:
         """Reads the body of a request to the model at the infer path `path`.
 
@@ -201,7 +201,7 @@ class InferFront:
 
     async def _body_or_refusal(
         self, headers: dict[bytes, bytes], receive: Receive, send: Send
-    ) -> list[bytes] | None:
+    ) -> Body | None:
         """The chunks of the body; None where that was refused, or never came."""
         try:
             return await self._read_body(headers, receive)
@@ -213,12 +213,12 @@ class InferFront:
             pass
         return None
 
-    async def _inflated(self, encoding: bytes, body: list[bytes]) -> list[bytes]:
+    async def _inflated(self, encoding: bytes, body: Body) -> Body:
         limit = self.limits.max_body_bytes
         return await asyncio.to_thread(inflate, encoding, body, limit)
 
     async def load_on_demand(
-        self, path: str, headers: Mapping[bytes, bytes], body: list[bytes]
+        self, path: str, headers: Mapping[bytes, bytes], body: Body
     ) -> tuple[ModelEntry, float]:
         """What is at `path` once it is loaded, and the seconds that took.
 
@@ -243,9 +243,7 @@ class InferFront:
                 return entry, time.monotonic() - began
         raise self.models.missing(path) or UnknownModel(path)
 
-    async def _read_body(
-        self, headers: dict[bytes, bytes], receive: Receive
-    ) -> list[bytes]:
+    async def _read_body(self, headers: dict[bytes, bytes], receive: Receive) -> Body:
         """The chunks of the body, refused before the first byte if it is too long.
 
         Raises BodyRefused, InvalidRequest or ClientGone.
@@ -258,7 +256,7 @@ class InferFront:
                 raise InvalidRequest(msg)
             if len(length) > 18 or int(length) > limit:
                 raise BodyRefused(length[:40].decode(), limit)
-        chunks: list[bytes] = []
+        chunks: Body = []
         size = 0
         more = True
         while more:
@@ -279,7 +277,7 @@ class InferFront:
         self,
         call: InferCall,
         headers: dict[bytes, bytes],
-        body: list[bytes],
+        body: Body,
         receive: Receive,
     ) -> Response:
         """The response to a complete request; raises what is to be answered instead."""
@@ -302,7 +300,7 @@ class InferFront:
         self,
         call: InferCall,
         headers: dict[bytes, bytes],
-        body: list[bytes],
+        body: Body,
         receive: Receive,
         send: Send,
     ) -> None:

@@ -15,7 +15,7 @@ import orjson
 from app.codec import InferRequest, ModelCodec
 from app.codec.chunks import join
 from app.codec.json_text import parse_json
-from app.codec.messages import NanPolicy
+from app.codec.messages import Body, NanPolicy
 from app.codec.oip_json import check_json_size
 from app.codec.outputs import Output, strings_of
 from app.codec.shapes import check_depth, discover
@@ -31,7 +31,7 @@ NOT_ONE_RESPONSE = (
 )
 
 
-def decode_generate(codec: ModelCodec, body: list[bytes]) -> InferRequest:
+def decode_generate(codec: ModelCodec, body: Body) -> InferRequest:
     """The request of a flat JSON object. Raises `RequestError`."""
     spec, limits = codec.spec, codec.limits
     text = join(body)

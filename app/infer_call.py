@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from app.codec.messages import InferRequest, Response
+from app.codec.messages import Body, InferRequest, Response
 from app.errors import ModelNotReady, row_of
 from app.limits import Limits
 from app.metrics import FailureReason
@@ -56,7 +56,7 @@ class InferCall:
     def start(
         self,
         headers: Mapping[bytes, bytes],
-        body: list[bytes],
+        body: Body,
         limits: Limits,
         timeout: float,
         on_done: Callable[[Any], None],

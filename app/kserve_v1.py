@@ -19,7 +19,7 @@ from app.codec import InferRequest, ModelCodec
 from app.codec.chunks import join
 from app.codec.elements import from_base64
 from app.codec.json_text import parse_json
-from app.codec.messages import NanPolicy
+from app.codec.messages import Body, NanPolicy
 from app.codec.oip_json import check_json_size
 from app.codec.outputs import Output, strings_of
 from app.codec.shapes import discover
@@ -44,7 +44,7 @@ class Predict:
     instances: int | None
 
 
-def decode_predict(codec: ModelCodec, body: list[bytes]) -> Predict:
+def decode_predict(codec: ModelCodec, body: Body) -> Predict:
     """The request of a body. Raises `RequestError`."""
     spec, limits = codec.spec, codec.limits
     text = join(body)

@@ -22,7 +22,7 @@ from urllib.parse import unquote
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from app.codec.messages import Header
+from app.codec.messages import Buffer, Header
 from app.errors import BodyStopped, ErrorResponse, HttpError
 from app.exchange import Exchange
 from app.front import InferFront
@@ -94,14 +94,31 @@ class GatewayProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         exchange = self._exchange
         if exchange is None:
-            if not self._answer_known(data):
+            if self._answer_known(data):
+                return
+            if len(data) >= _PAST_THE_PARSER_FROM and not self._in_message:
+                self._parse_head(data)
+            else:
                 self._parse_and_learn(data)
-            return
-        if not exchange.is_past_parser and exchange.missing < _PAST_THE_PARSER_FROM:
+        elif exchange.is_past_parser or exchange.missing >= _PAST_THE_PARSER_FROM:
+            self._take_past_parser(exchange, data)
+        else:
             self._parse(data)
-            return
-        # The rest of a large body needs no parser, which would copy it once more. A
-        # new one takes over after it.
+
+    def _parse_head(self, data: bytes) -> None:
+        """Parse a request with a large body as far as its head seems to go."""
+        self._known = None
+        size = data.find(b"\r\n\r\n", 0, _MOST_HEAD) + 4
+        self._parse(data[:size])
+        exchange = self._exchange
+        if exchange is not None and exchange.missing >= _PAST_THE_PARSER_FROM:
+            self._take_past_parser(exchange, memoryview(data)[size:])
+        elif not self.transport.is_closing():
+            self._parse(data[size:])
+
+    def _take_past_parser(self, exchange: Exchange, data: Buffer) -> None:
+        """The rest of a large body needs no parser, which would copy it once more. A
+        new one takes over after it."""
         exchange.is_past_parser = True
         missing = exchange.missing
         exchange.body.append(data if len(data) <= missing else data[:missing])
@@ -113,7 +130,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._exchange = None
         exchange.begin(self.front)
         if len(data) > missing:
-            self._parse_and_learn(data[missing:])
+            self._parse_and_learn(bytes(data[missing:]))
 
     def _answer_known(self, data: bytes) -> bool:
         """Whether `data` was a whole request like the last one, which is under way."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from app.codec.messages import Buffer
+from app.codec.messages import Body, Buffer
 
 # What is larger is sent in the parts that it is made of, because joining copies it;
 # what is smaller is joined, because a message of its own costs more than the copy.
@@ -19,7 +19,7 @@ class Chunks:
 
     __slots__ = ("_chunks", "_index", "_offset", "left")
 
-    def __init__(self, chunks: Sequence[bytes], left: int) -> None:
+    def __init__(self, chunks: Body, left: int) -> None:
         self._chunks = chunks
         self._index = 0
         self._offset = 0
@@ -29,7 +29,7 @@ class Chunks:
         """Views of the next `count` bytes, none of them empty."""
         self.left -= count
         start, end = self._offset, self._offset + count
-        chunk = self._chunks[self._index] if count else b""
+        chunk: Buffer = self._chunks[self._index] if count else b""
         if end <= len(chunk):
             self._offset = end
             return (memoryview(chunk)[start:end],) if count else ()
@@ -59,9 +59,21 @@ class Chunks:
         return f"<Chunks {len(self._chunks)} chunks, {self.left} bytes left>"
 
 
-def join(chunks: Sequence[bytes]) -> bytes:
+def join(chunks: Body) -> bytes:
     """The whole body in one; the chunk itself where there is one."""
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    if len(chunks) == 1:
+        chunk = chunks[0]
+        if isinstance(chunk, bytes):
+            return chunk
+    return b"".join(chunks)
+
+
+def beginning(chunks: Body, size: int) -> bytes:
+    """The first `size` bytes of a body, or more."""
+    if chunks and (len(chunks) == 1 or len(chunks[0]) >= size):
+        chunk = chunks[0]
+        return chunk if isinstance(chunk, bytes) else bytes(chunk[:size])
+    return join(chunks)[:size]
 
 
 def in_parts(pieces: Iterable[Buffer], total: int) -> Sequence[Buffer]:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import enum
 import zlib
-from collections.abc import Iterable
 
 from app.codec.chunks import in_parts
-from app.codec.messages import Buffer, Header, Response
+from app.codec.messages import Body, Buffer, Header, Response
 from app.errors import BodyTooLarge, MalformedBody, UnsupportedMediaType
 
 _STEP = 1 << 20  # bytes inflated at once
@@ -45,7 +44,7 @@ class CompressResponses(enum.Enum):
     NEVER = "never"
 
 
-def inflate(encoding: bytes, chunks: Iterable[bytes], limit: int) -> list[bytes]:
+def inflate(encoding: bytes, chunks: Body, limit: int) -> Body:
     """The chunks of a body without its Content-Encoding.
 
     Raises UnsupportedMediaType for an encoding that is not read here, MalformedBody
@@ -67,12 +66,12 @@ def inflate(encoding: bytes, chunks: Iterable[bytes], limit: int) -> list[bytes]
         raise MalformedBody(msg) from None
 
 
-def _inflate(chunks: Iterable[bytes], limit: int) -> list[bytes]:
+def _inflate(chunks: Body, limit: int) -> Body:
     inflater = zlib.decompressobj(_EITHER)
-    out: list[bytes] = []
+    out: Body = []
     size, members = 0, 1
     for chunk in chunks:
-        pending = chunk
+        pending: Buffer = chunk
         while pending:
             if inflater.eof:  # a gzip file may have several members
                 inflater = zlib.decompressobj(_EITHER)

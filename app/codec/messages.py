@@ -14,6 +14,8 @@ from app.shared_memory import HeldPlaces, Place
 from engine import Tensor
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+#: The chunks of a body in order.
+Body: TypeAlias = list[Buffer]
 Header: TypeAlias = tuple[bytes, bytes]
 
 

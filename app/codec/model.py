@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from app.codec.chunks import join
+from app.codec.chunks import beginning
 from app.codec.classification import classified, classify
 from app.codec.document import DocumentReader
 from app.codec.inputs import Input
 from app.codec.media import encoding_of, reply_to
-from app.codec.messages import Encoding, InferRequest, Reply, Response
+from app.codec.messages import Body, Encoding, InferRequest, Reply, Response
 from app.codec.npy import decode_npy, encode_npy
 from app.codec.oip_binary import BinaryReader
 from app.codec.oip_json import JsonWriter, decode_json
@@ -78,19 +78,16 @@ class ModelCodec:
         content_type: bytes | None,
         header_length: bytes | None,
         accept: bytes | None,
-        body: list[bytes],
+        body: Body,
     ) -> InferRequest:
         """The validated request of a body, given as its chunks in order.
 
         `header_length` is the value of Inference-Header-Content-Length. Binary tensors
         are views of the chunks. Raises `app.errors.RequestError` and nothing else.
         """
-        first = body[0] if body else b""
         if header_length is not None:
             return self._decode_framed(content_type, header_length, accept, body)
-        if len(first) < _RECOGNISED_BY and len(body) > 1:
-            first = join(body)[:_RECOGNISED_BY]
-        encoding = encoding_of(content_type, first)
+        encoding = encoding_of(content_type, beginning(body, _RECOGNISED_BY))
         reply = reply_to(accept, encoding)
         if encoding is Encoding.JSON:
             request = decode_json(self._reader, self.limits, body, reply)
@@ -107,7 +104,7 @@ class ModelCodec:
         content_type: bytes | None,
         header_length: bytes,
         accept: bytes | None,
-        body: list[bytes],
+        body: Body,
     ) -> InferRequest:
         if content_type:
             encoding = encoding_of(content_type, b"{")

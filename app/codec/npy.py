@@ -19,7 +19,7 @@ from app.codec.chunks import Chunks
 from app.codec.document import count_rows, new_request
 from app.codec.inputs import Input
 from app.codec.media import NPY_MAGIC
-from app.codec.messages import Buffer, Encoding, InferRequest, Reply, Response
+from app.codec.messages import Body, Buffer, Encoding, InferRequest, Reply, Response
 from app.codec.outputs import Output, strings_of
 from app.codec.shapes import Shape, count_elements
 from app.errors import InvalidTensor, MalformedBody, NotRepresentable
@@ -121,7 +121,7 @@ def decode_npy(
     spec: ModelSpec,
     inputs: dict[str, Input],
     limits: Limits,
-    body: list[bytes],
+    body: Body,
     reply: Reply,
 ) -> InferRequest:
     """The request of a body that is the array for a model's only input.

@@ -14,7 +14,7 @@ from app.codec.chunks import Chunks
 from app.codec.document import DocumentReader, count_rows, new_request
 from app.codec.inputs import Input
 from app.codec.json_text import parse_json
-from app.codec.messages import Encoding, InferRequest, Reply
+from app.codec.messages import Body, Encoding, InferRequest, Reply
 from app.codec.oip_json import check_json_size
 from app.codec.shapes import Accepted
 from app.errors import InvalidRequest, InvalidTensor, MalformedBody
@@ -76,9 +76,7 @@ class BinaryReader:
         self._known: dict[bytes, _Known] = {}
         self.inputs = inputs
 
-    def decode(
-        self, header_length: bytes, body: list[bytes], reply: Reply
-    ) -> InferRequest:
+    def decode(self, header_length: bytes, body: Body, reply: Reply) -> InferRequest:
         """The request of a body that came with Inference-Header-Content-Length.
 
         Raises `app.errors.RequestError`.

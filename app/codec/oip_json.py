@@ -14,7 +14,7 @@ import orjson
 from app.codec.chunks import in_parts, join
 from app.codec.document import DocumentReader
 from app.codec.json_text import may_hold_booleans, parse_json
-from app.codec.messages import Buffer, Header, InferRequest, Reply, Response
+from app.codec.messages import Body, Buffer, Header, InferRequest, Reply, Response
 from app.codec.number_lists import Unusual, may_have_lists, parse_with_lists
 from app.codec.outputs import Output, json_strings, strings_of
 from app.errors import BodyTooLarge, RequestError
@@ -41,7 +41,7 @@ def check_json_size(size: int, limits: Limits) -> None:
 
 
 def decode_json(
-    reader: DocumentReader, limits: Limits, body: list[bytes], reply: Reply
+    reader: DocumentReader, limits: Limits, body: Body, reply: Reply
 ) -> InferRequest:
     """The request of a body that is JSON from end to end."""
     text = join(body)

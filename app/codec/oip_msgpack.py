@@ -16,7 +16,7 @@ import msgpack
 
 from app.codec.chunks import in_parts, join
 from app.codec.document import DocumentReader
-from app.codec.messages import Buffer, Encoding, InferRequest, Reply, Response
+from app.codec.messages import Body, Buffer, Encoding, InferRequest, Reply, Response
 from app.codec.outputs import Output, strings_of
 from app.codec.shapes import LIST_WEIGHT, too_deep, too_many_values
 from app.errors import InvalidRequest, MalformedBody, NotRepresentable
@@ -102,7 +102,7 @@ def _malformed(why: str) -> MalformedBody:
 
 
 def decode_msgpack(
-    reader: DocumentReader, limits: Limits, body: list[bytes], reply: Reply
+    reader: DocumentReader, limits: Limits, body: Body, reply: Reply
 ) -> InferRequest:
     """The request of a msgpack body."""
     return reader.read(parse_msgpack(join(body), limits), reply)

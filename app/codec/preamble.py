@@ -6,7 +6,7 @@ from app.codec.chunks import Chunks, join
 from app.codec.document import new_request, read_parameters
 from app.codec.json_text import parse_json
 from app.codec.media import encoding_of
-from app.codec.messages import Encoding, InferRequest, Reply
+from app.codec.messages import Body, Encoding, InferRequest, Reply
 from app.codec.oip_binary import parse_header_length
 from app.codec.oip_json import check_json_size
 from app.codec.oip_msgpack import parse_msgpack
@@ -17,7 +17,7 @@ from app.limits import Limits
 def read_preamble(
     content_type: bytes | None,
     header_length: bytes | None,
-    body: list[bytes],
+    body: Body,
     limits: Limits,
 ) -> InferRequest:
     """A request without tensors, with the parameters of the body.
@@ -38,7 +38,7 @@ def read_preamble(
 def _document(
     content_type: bytes | None,
     header_length: bytes | None,
-    body: list[bytes],
+    body: Body,
     limits: Limits,
 ) -> object:
     if header_length is not None:

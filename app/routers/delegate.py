@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
+from app.codec.messages import Body
 from app.codec.messages import Response as CodecResponse
 from app.front import InferFront
 from app.infer_call import InferCall
@@ -18,7 +19,7 @@ class Asked:
     """A request whose body has been read, and is no longer compressed."""
 
     headers: Mapping[bytes, bytes]
-    body: list[bytes]
+    body: Body
     receive: Receive
     send: Send
 
@@ -37,7 +38,7 @@ class FrontResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
 
-        async def answer(call: InferCall, body: list[bytes]) -> CodecResponse | None:
+        async def answer(call: InferCall, body: Body) -> CodecResponse | None:
             return await self.answer(call, Asked(headers, body, receive, send))
 
         await self.front.run_call(self._path, headers, receive, send, answer)
