@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
+from app.codec.chunks import JOIN_BELOW
 from app.codec.messages import Response
 from app.errors import ErrorResponse
 
@@ -28,6 +29,8 @@ async def send_response(send: Send, response: Response) -> None:
         }
     )
     parts = response.parts
+    if response.nbytes <= JOIN_BELOW:
+        parts = (response.body,)
     for part in parts[:-1]:
         await send({"type": "http.response.body", "body": part, "more_body": True})
     await send({"type": "http.response.body", "body": parts[-1]})

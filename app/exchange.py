@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from app.codec.messages import Body, Buffer, Header
+from app.codec.chunks import JOIN_BELOW
+from app.codec.messages import Body, Buffer, Response
 from app.errors import ErrorResponse
 from app.front import InferFront
 from app.infer_call import InferCall
@@ -18,10 +19,6 @@ from engine import Cancelled, DeadlineExceeded
 
 if TYPE_CHECKING:
     from app.protocol import GatewayProtocol
-
-# Head and body go out as one piece up to this size: joining costs less than a second
-# write then, and a copy of the body more above it.
-_JOIN_UP_TO = 32 * 1024
 
 
 class _Event:
@@ -121,7 +118,7 @@ class Exchange:
         except Exception as error:
             self._fail(call, error)
             return
-        self._write(response.status, response.headers, response.parts)
+        self._write(response)
 
     def expire(self) -> None:
         """The deadline that the client asked for has passed."""
@@ -144,30 +141,30 @@ class Exchange:
 
     def _refuse(self, error: Exception) -> None:
         answer = ErrorResponse.of(error)
-        self._write(answer.status, answer.headers, [answer.body])
+        self._write(Response(answer.status, answer.headers, [answer.body]))
 
-    def _write(
-        self, status: int, headers: list[Header], parts: Sequence[Buffer]
-    ) -> None:
+    def _write(self, response: Response) -> None:
         protocol = self.protocol
         self.response_complete = True
         transport = protocol.transport
         if transport.is_closing():
             return
-        pieces: list[Buffer] = [STATUS_LINE[status], protocol.common_head()]
-        for name, value in headers:
-            pieces += (name, b": ", value, b"\r\n")
+        pieces: list[Buffer] = [STATUS_LINE[response.status], protocol.common_head()]
+        if response.head is not None:
+            pieces.append(response.head.lines)
+        else:
+            for name, value in response.headers:
+                pieces += (name, b": ", value, b"\r\n")
         if not self.keep_alive:
             pieces.append(b"connection: close\r\n")
         pieces.append(b"\r\n")
-        if len(parts[0]) <= _JOIN_UP_TO:
-            pieces.append(parts[0])
-            parts = parts[1:]
-        if parts:
+        parts = response.parts
+        if response.nbytes <= JOIN_BELOW:
+            pieces += parts
+            transport.write(b"".join(pieces))
+        else:
             # In one call to the system: a small write of its own wakes the client.
             transport.writelines([b"".join(pieces), *parts])
-        else:
-            transport.write(b"".join(pieces))
         if not self.keep_alive:
             transport.close()
         protocol.on_response_complete()

@@ -7,8 +7,8 @@ either way.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
+from time import monotonic_ns
 from typing import Any
 
 from app.codec.messages import Body, InferRequest, Response
@@ -41,7 +41,7 @@ class InferCall:
 
     def __init__(self, entry: ModelEntry) -> None:
         self.entry = entry
-        self._began = time.monotonic_ns()
+        self._began = monotonic_ns()
         self._decoded = 0
         self._request: InferRequest | None = None
         self.submitted: Submitted | None = None
@@ -107,7 +107,7 @@ class InferCall:
         else:
             self.is_exact = True
         self.deadline = self._began / _NS + min(wanted, entry.max_timeout)
-        self._decoded = time.monotonic_ns()
+        self._decoded = monotonic_ns()
 
     def finish(self, limits: Limits, submitted: Submitted) -> Response:
         """The response to a request that is done; raises how it failed."""
@@ -115,7 +115,7 @@ class InferCall:
             raise submitted.error
         request = self._request
         assert request is not None
-        encoding = time.monotonic_ns()
+        encoding = monotonic_ns()
         response = self.entry.codec(limits).encode(request, submitted.outputs)
         self.succeed(submitted, encoding)
         return response
@@ -124,7 +124,7 @@ class InferCall:
         """Counts a request that is answered; `encoding` is when that was begun."""
         entry, request = self.entry, self._request
         assert request is not None
-        ended = time.monotonic_ns()
+        ended = monotonic_ns()
         if request.held is not None:
             request.held.release()
         entry.stats.success(
@@ -153,7 +153,7 @@ class InferCall:
             started=started,
             computed=min(started + submitted.compute_ns, encoding),
             encoded=ended,
-            sent=time.monotonic_ns(),
+            sent=monotonic_ns(),
         )
         model = (spec.name, spec.version)
         tracer.record(model, request.id, timeline, request.inputs, submitted.outputs)
@@ -169,7 +169,7 @@ class InferCall:
     def _end(self, reason: FailureReason) -> None:
         if self._request is not None and self._request.held is not None:
             self._request.held.release()
-        self.entry.stats.failure(reason, time.monotonic_ns() - self._began)
+        self.entry.stats.failure(reason, monotonic_ns() - self._began)
 
     def __repr__(self) -> str:
         return f"<InferCall {self.entry.spec.name} {self.submitted!r}>"

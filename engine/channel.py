@@ -65,6 +65,7 @@ REQUEST = Struct("<5Q")
 #: Anchor descriptors by rank: four words, then the dimensions.
 ANCHOR_BY_RANK = tuple(Struct(f"<{4 + rank}Q") for rank in range(MAX_RANK + 1))
 ANCHOR_HEAD = ANCHOR_BY_RANK[0]
+ANCHOR_2D = ANCHOR_BY_RANK[2]
 DIMS_BY_RANK = tuple(Struct(f"<{rank}Q") for rank in range(MAX_RANK + 1))
 DIMS_AT: Final = ANCHOR_HEAD.size
 
@@ -131,16 +132,17 @@ class AnchorRing:
         "capacity",
         "payload",
         "payload_at",
-        "place",
         "pool",
         "ring",
         "table_at",
         "view",
+        "words",
     )
 
     def __init__(
         self,
         memory: SharedMemory,
+        words: memoryview,
         ring: RingCounters,
         table_at: int,
         payload_at: int,
@@ -148,6 +150,8 @@ class AnchorRing:
         usual: int = 0,
     ) -> None:
         self.view = memory.view
+        #: The segment up to its payload, as 64-bit words.
+        self.words = words
         self.ring = ring
         self.table_at = table_at
         self.payload_at = payload_at
@@ -158,8 +162,6 @@ class AnchorRing:
             memory.give_back(payload_at + start, payload_at + end)
 
         self.pool = RecordPool(ring, capacity, usual, give_back)
-        #: Where a record and its descriptor have room, or -1 (producer).
-        self.place = self.pool.place
 
     def describe(
         self, ahead: int, request: int, offset: int, nbytes: int, shape: tuple[int, ...]
@@ -168,14 +170,13 @@ class AnchorRing:
         slot = self.ring.write_slot(ahead)
         self.pool.take(slot, offset, nbytes)
         rank = len(shape)
+        at = self.table_at + slot * ANCHOR_SLOT
+        if rank == 2:  # the usual, without a list of arguments to make
+            rows, width = shape
+            ANCHOR_2D.pack_into(self.view, at, request, offset, nbytes, 2, rows, width)
+            return
         ANCHOR_BY_RANK[rank].pack_into(
-            self.view,
-            self.table_at + slot * ANCHOR_SLOT,
-            request,
-            offset,
-            nbytes,
-            rank,
-            *shape,
+            self.view, at, request, offset, nbytes, rank, *shape
         )
 
     def take(self, request: int) -> tuple[tuple[int, ...], bytes] | None:
@@ -205,6 +206,10 @@ class AnchorRing:
         """(request, offset, nbytes, rank) of a published slot (consumer)."""
         at = self.table_at + slot * ANCHOR_SLOT
         return ANCHOR_HEAD.unpack_from(self.view, at)
+
+    def owner(self, slot: int) -> int:
+        """The request that a published slot belongs to (consumer)."""
+        return self.words[(self.table_at + slot * ANCHOR_SLOT) // 8]
 
     def dims(self, slot: int, rank: int) -> tuple[int, ...]:
         if rank > MAX_RANK:
@@ -250,7 +255,8 @@ class Channel:
         sizes = layout.input_bytes + layout.output_bytes
         usual = layout.usual or sizes
         for ring, size, often in zip(rings[1:], sizes, usual, strict=True):
-            anchors.append(AnchorRing(memory, ring, table_at, payload_at, size, often))
+            at = (table_at, payload_at)
+            anchors.append(AnchorRing(memory, self._words, ring, *at, size, often))
             table_at += layout.slots * ANCHOR_SLOT
             payload_at += page_aligned(size)
         self.inputs = anchors[: len(layout.input_bytes)]

@@ -34,7 +34,7 @@ class ClientChannel:
         slots = []
         for ring in self.channel.inputs:
             slot = ring.ring.try_read_lock()
-            if slot >= 0 and ring.head(slot)[0] != request:
+            if slot >= 0 and ring.owner(slot) != request:
                 ring.ring.unlock_last()
                 slot = -1
             slots.append(slot)

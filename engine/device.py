@@ -137,8 +137,10 @@ class Device:
 
     def poll(self) -> int:
         """Resolve what has finished; how many requests that was. Never blocks."""
-        with contextlib.suppress(BlockingIOError):
+        try:  # noqa: SIM105 - for every wake, where a context manager costs
             os.eventfd_read(self._result_fd)
+        except BlockingIOError:
+            pass
         with self.lock:
             connection = self._connection
             if connection is None:
@@ -148,7 +150,8 @@ class Device:
             for number, outcome, request, queue, compute, rows, text in completions:
                 channel = self._channels.get(number)
                 if channel is not None:
-                    channel.finish(outcome, request, queue, compute, rows, text)
+                    why = text if isinstance(text, str) else ""
+                    channel.finish(outcome, request, queue, compute, rows, why)
             if link.starved:
                 connection.wake()
         if completions:

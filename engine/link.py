@@ -54,8 +54,8 @@ LINK_SIZE: Final = _TEXTS_AT + _TEXT_SIZE * SLOTS
 _COMPLETION = Struct("<IIQQQQQ")
 
 
-#: (channel, outcome, request, queue ns, compute ns, rows in the batch, text)
-Completion = tuple[int, int, int, int, int, int, str]
+#: (channel, outcome, request, queue ns, compute ns, rows in the batch, text or 0)
+Completion = tuple[int, int, int, int, int, int, str | int]
 
 
 class Link:
@@ -130,8 +130,10 @@ class Link:
         while (slot := ring.try_read_lock()) >= 0:
             at = _COMPLETIONS_AT + slot * _COMPLETION_SIZE
             completion = _COMPLETION.unpack_from(view, at)
-            text = self._text(slot, completion[6]) if completion[6] else ""
-            taken.append((*completion[:6], text))
+            length = completion[6]
+            if length:
+                completion = (*completion[:6], self._text(slot, length))
+            taken.append(completion)
         if taken:
             ring.read_complete(len(taken))
         return taken
@@ -183,10 +185,12 @@ class Link:
         slot = self.completions.try_write_lock()
         if slot < 0:
             return False
-        raw = text.encode()[:_TEXT_SIZE]
-        if raw:
+        length = 0
+        if text:
+            raw = text.encode()[:_TEXT_SIZE]
+            length = len(raw)
             start = _TEXTS_AT + slot * _TEXT_SIZE
-            self.view[start : start + len(raw)] = raw
+            self.view[start : start + length] = raw
         _COMPLETION.pack_into(
             self.view,
             _COMPLETIONS_AT + slot * _COMPLETION_SIZE,
@@ -196,7 +200,7 @@ class Link:
             queue_ns,
             compute_ns,
             rows,
-            len(raw),
+            length,
         )
         self.completions.write_complete()
         return True

@@ -77,7 +77,6 @@ class ModelRunner:
         self._replicas = ReplicaSet(self._plan(), self.config)
         self._loaded = False
         self._clock = monotonic_ns if self.config.record_tracepoints else None
-        self._pick = self._replicas.pick
         try:
             self._replicas.attach(manager)
             for device in dict.fromkeys(self._replicas.devices):
@@ -187,7 +186,7 @@ class ModelRunner:
         if self.config.validate_io_params if validate is None else validate:
             self.validate(inputs)
         rows = self._batches.units(inputs)
-        channel = self._pick(replica_id, priority)
+        channel = self._replicas.pick(replica_id, priority)
         deadline_ns = 0 if deadline is None else int(deadline * 1e9)
         return channel.submit(inputs, rows, deadline_ns, on_done, began_ns)
 
@@ -236,7 +235,7 @@ class ModelRunner:
         multiplier = self.config.ring_buffer_size_multiplier
         most = max(LEAST_IN_FLIGHT, multiplier * self._batches.depth)
         while True:
-            channel = self._pick(replica_id)
+            channel = self._replicas.pick(replica_id)
             channel.wait_for_room(most, deadline)
             try:
                 result.request = self.submit(

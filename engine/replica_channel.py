@@ -7,9 +7,10 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
+from time import monotonic_ns
 from typing import TYPE_CHECKING
 
-from engine.channel import MAX_RANK, REQUEST, AnchorRing, Channel, ChannelLayout
+from engine.channel import MAX_RANK, REQUEST, Channel, ChannelLayout
 from engine.errors import (
     DeadlineExceeded,
     DeadlineUnreachable,
@@ -123,7 +124,7 @@ class ReplicaChannel:
             ahead = self._rows_ahead() if self.levels else self._rows
             promised = 0
             if ahead and deadline_ns:
-                now = time.monotonic_ns()
+                now = monotonic_ns()
                 left = deadline_ns - now
                 if (ahead + (rows or 1)) * self.pace.longest_ns > left:
                     promised = self._promise(ahead + (rows or 1), now, left)
@@ -201,7 +202,7 @@ class ReplicaChannel:
         if slot < 0:
             return False
         # Two steps, so that a request is either in all rings or in none.
-        places: list[tuple[AnchorRing, Tensor, int]] = []
+        offsets: list[int] = []
         for name, anchor in self._inputs:
             tensor = tensors.get(name)
             if tensor is None:
@@ -211,18 +212,23 @@ class ReplicaChannel:
                     f"input {name!r} has {len(tensor.shape)} dimensions, the most is "
                     f"{MAX_RANK}"
                 )
-            offset = anchor.place(tensor.nbytes)
+            offset = anchor.pool.place(tensor.nbytes)
             if offset < 0:
                 return False
-            places.append((anchor, tensor, offset))
-        for anchor, tensor, offset in places:
-            end = offset
+            offsets.append(offset)
+        count = 0
+        for name, anchor in self._inputs:
+            tensor = tensors.get(name)
+            if tensor is None:
+                continue
+            end = offset = offsets[count]
+            count += 1
             for part in tensor.parts:
                 start, end = end, end + len(part)
                 anchor.payload[start:end] = part
             anchor.describe(0, request.number, offset, tensor.nbytes, tensor.shape)
             anchor.ring.write_complete()
-        now = request.submitted_ns = time.monotonic_ns()
+        now = request.submitted_ns = monotonic_ns()
         REQUEST.pack_into(
             channel.view,
             channel.request_at(slot),

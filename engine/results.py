@@ -78,7 +78,7 @@ class Results:
                     f"output {name!r} takes {mine.nbytes} bytes, its share of "
                     f"channel_memory is {anchor.capacity}: raise channel_memory"
                 )
-            offset = anchor.place(mine.nbytes)
+            offset = anchor.pool.place(mine.nbytes)
             if offset < 0:
                 offset = self._wait_room(entry.client, anchor, mine.nbytes)
             _copy(anchor, offset, mine)
@@ -135,10 +135,12 @@ class Results:
         span = self._plan.outputs[index].span
         unit_bytes = value.nbytes // batch.rows if batch.rows else 0
         scalar = self._shape(index) == ()
+        units, shape = -1, value.shape
         for ahead, entry in enumerate(batch.entries):
             nbytes = entry.rows * unit_bytes
-            rows = entry.rows * span
-            shape = () if scalar and rows == 1 else (rows, *tail)
+            if entry.rows != units:  # most requests are as large as the one before
+                units, rows = entry.rows, entry.rows * span
+                shape = () if scalar and rows == 1 else (rows, *tail)
             anchor.describe(ahead, entry.request, offset, nbytes, shape)
             offset += nbytes
 

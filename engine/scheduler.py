@@ -7,7 +7,6 @@ batches.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import queue
@@ -56,8 +55,10 @@ class Client:
         self.channels: dict[int, tuple[ClientChannel, Replica]] = {}
 
     def wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+        try:  # noqa: SIM105 - for every batch, where a context manager costs
             os.eventfd_write(self.wake_fd, 1)
+        except BlockingIOError:
+            pass
 
     def close(self) -> None:
         self.link.close()
@@ -170,12 +171,8 @@ class Scheduler:
             self._spin_credit -= 1
 
     def _drain(self) -> None:
-        while True:
-            try:
-                command = self._commands.get_nowait()
-            except queue.Empty:
-                break
-            command()
+        while not self._commands.empty():  # this thread alone takes from it
+            self._commands.get_nowait()()
         for client in self.clients.values():
             link = client.link
             while (number := link.next_submission()) >= 0:
@@ -229,7 +226,7 @@ class Scheduler:
         deadline = time.monotonic() + ROOM_TIMEOUT
         channel.link.starved = True
         try:
-            while (offset := anchor.place(size)) < 0:
+            while (offset := anchor.pool.place(size)) < 0:
                 self._wake_clients([channel])
                 left = deadline - time.monotonic()
                 if left <= 0 or self._stopping or channel.link.gone:

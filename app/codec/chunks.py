@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from app.codec.messages import Body, Buffer
 
 # What is larger is sent in the parts that it is made of, because joining copies it;
-# what is smaller is joined, because a message of its own costs more than the copy.
+# what is smaller is joined, which costs less than to send several.
 JOIN_BELOW = 64 * 1024
 
 
@@ -76,10 +76,13 @@ def beginning(chunks: Body, size: int) -> bytes:
     return join(chunks)[:size]
 
 
-def in_parts(pieces: Iterable[Buffer], total: int) -> Sequence[Buffer]:
-    """A response body of `total` bytes as few parts, none of the large ones copied."""
+def in_parts(pieces: Sequence[Buffer], total: int) -> Sequence[Buffer]:
+    """A response body of `total` bytes in few parts, none of the large ones copied.
+
+    A small one stays in pieces: whoever sends it joins them with its head.
+    """
     if total <= JOIN_BELOW:
-        return (b"".join(pieces),)
+        return pieces
     parts: list[Buffer] = []
     small: list[Buffer] = []
     for piece in pieces:

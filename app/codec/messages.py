@@ -104,13 +104,27 @@ class InferRequest:
         )
 
 
-class Response:
-    """A response in parts, which are sent one after the other and never joined.
+class ResponseHead:
+    """The headers of responses that have the same, also as they are sent."""
 
-    Small ones have one part. `nbytes` is the sum of all parts.
+    __slots__ = ("headers", "lines")
+
+    def __init__(self, headers: list[Header]) -> None:
+        self.headers = headers
+        self.lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+
+    def __repr__(self) -> str:
+        return f"<ResponseHead {self.lines!r}>"
+
+
+class Response:
+    """A response in parts, which are sent one after the other.
+
+    Whoever sends a small one joins them. `nbytes` is the sum of all parts, `head` the
+    headers once more where they were made before.
     """
 
-    __slots__ = ("headers", "nbytes", "parts", "status")
+    __slots__ = ("head", "headers", "nbytes", "parts", "status")
 
     def __init__(
         self,
@@ -118,11 +132,13 @@ class Response:
         headers: list[Header],
         parts: Sequence[Buffer],
         nbytes: int | None = None,
+        head: ResponseHead | None = None,
     ) -> None:
         self.status = status
         self.headers = headers
         self.parts = parts
         self.nbytes = sum(map(len, parts)) if nbytes is None else nbytes
+        self.head = head
 
     @property
     def body(self) -> bytes:

@@ -42,7 +42,7 @@ def parse_header_length(value: bytes, total: int) -> int:
 class _Known:
     """What a JSON header says whose inputs are all binary."""
 
-    __slots__ = ("inputs", "reply", "request", "total")
+    __slots__ = ("inputs", "only", "reply", "request", "total")
 
     def __init__(self, request: InferRequest, reply: Reply, codec: BinaryReader):
         self.request = request
@@ -56,12 +56,14 @@ class _Known:
             )
             for name, tensor in request.inputs.items()
         ]
+        #: The only input, if it has any bytes.
+        self.only = self.inputs[0] if len(self.inputs) == 1 and self.total else None
 
 
 class BinaryReader:
     """Reads the binary requests of one model."""
 
-    __slots__ = ("_known", "_limits", "_reader", "_spec", "inputs")
+    __slots__ = ("_known", "_lengths", "_limits", "_reader", "_spec", "inputs")
 
     def __init__(
         self,
@@ -74,6 +76,8 @@ class BinaryReader:
         self._limits = limits
         self._reader = reader
         self._known: dict[bytes, _Known] = {}
+        # Of the headers that are known, by what the HTTP header says.
+        self._lengths: dict[bytes, int] = {}
         self.inputs = inputs
 
     def decode(self, header_length: bytes, body: Body, reply: Reply) -> InferRequest:
@@ -82,6 +86,20 @@ class BinaryReader:
         Raises `app.errors.RequestError`.
         """
         total = len(body[0]) if len(body) == 1 else sum(map(len, body))
+        length = self._lengths.get(header_length, 0)
+        if 0 < length < total and len(body) == 1:
+            chunk = body[0]
+            known = self._known.get(bytes(chunk[:length]))
+            if (
+                known is not None
+                and known.reply is reply
+                and known.total == total - length
+                and known.only is not None
+            ):
+                model_input, accepted, size = known.only
+                parts = (memoryview(chunk)[length:],)
+                tensor = model_input.from_bytes(parts, size, accepted)
+                return known.request.over({model_input.name: tensor})
         length = parse_header_length(header_length, total)
         chunks = Chunks(body, total)
         if length == 0:
@@ -99,7 +117,7 @@ class BinaryReader:
             and request.id is None
             and not request.region_bytes
         ):
-            self._remember(header, request, reply, total - length)
+            self._remember(header_length, header, request, reply, total - length)
         return request
 
     def _decode_known(self, known: _Known, chunks: Chunks) -> InferRequest:
@@ -110,16 +128,23 @@ class BinaryReader:
         return known.request.over(inputs)
 
     def _remember(
-        self, header: bytes, request: InferRequest, reply: Reply, tensor_bytes: int
+        self,
+        header_length: bytes,
+        header: bytes,
+        request: InferRequest,
+        reply: Reply,
+        tensor_bytes: int,
     ) -> None:
         known = _Known(request, reply, self)
         if known.total != tensor_bytes:  # some of the inputs are in the JSON
             return
         if len(self._known) >= _REMEMBERED:
             self._known.clear()
+            self._lengths.clear()
         # Without its inputs, or the first body of its kind would live for ever.
         known.request = request.over({})
         self._known[header] = known
+        self._lengths[header_length] = len(header)
 
     def _decode_raw(self, chunks: Chunks, reply: Reply) -> InferRequest:
         """The request of a body that is the data of a model's only input."""

@@ -14,7 +14,15 @@ import orjson
 from app.codec.chunks import in_parts, join
 from app.codec.document import DocumentReader
 from app.codec.json_text import may_hold_booleans, parse_json
-from app.codec.messages import Body, Buffer, Header, InferRequest, Reply, Response
+from app.codec.messages import (
+    Body,
+    Buffer,
+    Header,
+    InferRequest,
+    Reply,
+    Response,
+    ResponseHead,
+)
 from app.codec.number_lists import Unusual, may_have_lists, parse_with_lists
 from app.codec.outputs import Output, json_strings, strings_of
 from app.errors import BodyTooLarge, RequestError
@@ -26,6 +34,8 @@ _CONTENT_TYPE: dict[bool, Header] = {
     False: (b"content-type", b"application/json"),
     True: (b"content-type", b"application/octet-stream"),
 }
+
+_REMEMBERED = 128  # shapes of responses remembered for a model
 
 Outputs: TypeAlias = Mapping[str, Tensor]
 
@@ -77,11 +87,14 @@ class JsonWriter:
     joins these pieces around the numbers.
     """
 
-    __slots__ = ("_all", "_model", "_outputs")
+    __slots__ = ("_all", "_known", "_model", "_outputs", "_sized")
 
     def __init__(self, spec: ModelSpec, outputs: dict[str, Output]) -> None:
         self._outputs = outputs
         self._all = tuple(outputs)
+        # Whether shapes say how many bytes there are, which those of strings do not.
+        self._sized = all(output.kind != "s" for output in outputs.values())
+        self._known: dict[object, _Known] = {}
         self._model = b'"model_name":%b,"model_version":%b,"outputs":[' % (
             orjson.dumps(spec.name),
             orjson.dumps(spec.version),
@@ -93,6 +106,44 @@ class JsonWriter:
         Outputs that go to shared memory are written there. Raises NotRepresentable
         where the policy for NaN refuses a number.
         """
+        if (
+            request.binary
+            and self._sized
+            and request.id is None
+            and request.outputs is None
+            and request.binary_by_name is None
+            and request.held is None
+        ):
+            return self._encode_binary(request, tensors)
+        pieces, tail, tail_size = self._compose(request, tensors)
+        return _response(pieces, tail, tail_size)
+
+    def _encode_binary(self, request: InferRequest, tensors: Outputs) -> Response:
+        """The response with all outputs binary.
+
+        Where their shapes have been before, nothing else of it is new.
+        """
+        names = self._all
+        if len(names) == 1:
+            tensor = tensors[names[0]]
+            key: object = tensor.shape
+            tail = tensor.parts
+        else:
+            key = tuple([tensors[name].shape for name in names])
+            tail = [part for name in names for part in tensors[name].parts]
+        known = self._known.get(key)
+        if known is None:
+            known = _Known(*self._compose(request, tensors))
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[key] = known
+        parts = [known.json, *tail]
+        return Response(200, known.head.headers, parts, known.total, known.head)
+
+    def _compose(
+        self, request: InferRequest, tensors: Outputs
+    ) -> tuple[list[bytes], list[Buffer], int]:
+        """The pieces of the JSON, the tensors behind it, and their bytes."""
         if request.id is None:
             pieces: list[bytes] = [b"{", self._model]
         else:
@@ -124,7 +175,7 @@ class JsonWriter:
                 pieces.append(output.json_data(tensor, request.nan))
                 pieces.append(b"}")
         pieces.append(b"]}")
-        return _response(pieces, tail, tail_size)
+        return pieces, tail, tail_size
 
     def __repr__(self) -> str:
         return f"<JsonWriter outputs={list(self._all)}>"
@@ -139,10 +190,26 @@ def _string_data(tensor: Tensor) -> bytes:
 def _response(pieces: list[bytes], tail: list[Buffer], tail_size: int) -> Response:
     head_size = sum(map(len, pieces))
     total = head_size + tail_size
+    headers = _headers(head_size, tail_size)
+    return Response(200, headers, in_parts([*pieces, *tail], total), total)
+
+
+def _headers(head_size: int, tail_size: int) -> list[Header]:
     headers: list[Header] = [
         _CONTENT_TYPE[tail_size > 0],
-        (b"content-length", b"%d" % total),
+        (b"content-length", b"%d" % (head_size + tail_size)),
     ]
     if tail_size:
         headers.append((b"inference-header-content-length", b"%d" % head_size))
-    return Response(200, headers, in_parts([*pieces, *tail], total), total)
+    return headers
+
+
+class _Known:
+    """What is the same in all responses with binary tensors of these shapes."""
+
+    __slots__ = ("head", "json", "total")
+
+    def __init__(self, pieces: list[bytes], tail: list[Buffer], tail_size: int) -> None:
+        self.json = b"".join(pieces)
+        self.total = len(self.json) + tail_size
+        self.head = ResponseHead(_headers(len(self.json), tail_size))

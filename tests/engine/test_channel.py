@@ -25,7 +25,7 @@ def test_both_ends_see_the_same_rings(anchors: int) -> None:
         zip(client.inputs + client.outputs, device.inputs + device.outputs, strict=True)
     ):
         shape = tuple(range(number, number + MAX_RANK - 1))
-        offset = mine.place(10)
+        offset = mine.pool.place(10)
         mine.payload[offset : offset + 10] = bytes([number]) * 10
         mine.describe(0, 7, offset, 10, shape)
         mine.ring.write_complete()
@@ -138,7 +138,7 @@ def test_data_of_a_run_that_failed_later_on_is_dropped() -> None:
     (anchor,) = channel.outputs
     # Request 1 is published twice, 2 only by a run that failed, 3 once.
     for request, data in ((1, b"a"), (1, b"b"), (2, b"c"), (3, b"d")):
-        offset = anchor.place(1)
+        offset = anchor.pool.place(1)
         anchor.payload[offset : offset + 1] = data
         anchor.describe(0, request, offset, 1, (1,))
         anchor.ring.write_complete()

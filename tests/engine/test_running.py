@@ -129,7 +129,7 @@ def test_requests_of_a_client_that_died_end(
         }
         number = control.call(address, message, [channel.memory.fd])[0]["channel"]
         anchor, data = channel.inputs[0], np.int64(FOR_EVER).tobytes()
-        offset = anchor.place(len(data))
+        offset = anchor.pool.place(len(data))
         anchor.payload[offset : offset + len(data)] = data
         anchor.describe(0, 1, offset, len(data), ())
         anchor.ring.write_complete()
