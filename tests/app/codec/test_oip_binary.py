@@ -269,3 +269,21 @@ def test_what_a_known_header_says_stays() -> None:
     for name in names:
         assert getattr(twin, name) == getattr(said, name), name
         assert getattr(said, name) != getattr(InferRequest, name, None), name
+
+
+def test_a_header_that_is_known_is_not_trusted_with_another_body() -> None:
+    codec = samples.codec(samples.model("BOOL", (-1,)))
+    document = {"inputs": [entry("x", "BOOL", [4], 4)]}
+    for _ in range(3):
+        got = decode(document, b"\1\0\1\0", codec)
+        assert got.inputs["x"].numpy().tolist() == [True, False, True, False]
+        assert "byte with value 2" in refusal(document, b"\1\0\2\0", codec)
+        assert refusal(document, b"\1\0\1", codec)
+        assert refusal(document, b"\1\0\1\0\1", codec)
+        length = str(len(json.dumps(document))).encode()
+        assert refusal(document, b"\1\0\1\0", codec, length + b"0")
+        cut = str(len(json.dumps(document)) - 1).encode()
+        assert refusal(document, b"\1\0\1\0", codec, cut)
+        # Another header of the same length.
+        other = {"inputs": [entry("y", "BOOL", [4], 4)]}
+        assert "'y'" in refusal(other, b"\1\0\1\0", codec)

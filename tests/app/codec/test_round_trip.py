@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from engine import Tensor
 from tests.app.codec import samples
 from tests.app.codec.samples import NUMPY, SHAPES, WAYS_IN, WAYS_OUT, Array, assert_same
 
@@ -130,3 +131,39 @@ def test_binary_tensors_are_views_of_the_body() -> None:
     assert [view.obj for view in views] == [chunks[0], chunks[2], chunks[3]]
     assert_same(request.inputs["x"].numpy(), array)
     assert math.prod(request.inputs["x"].shape) == array.size
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "BOOL", "BF16", "BYTES"])
+def test_what_came_before_changes_nothing_but_the_time(datatype: str) -> None:
+    """Headers and answers are remembered by what makes them the same."""
+    codec = samples.codec(samples.model(datatype, (-1, 2)))
+    values = samples.pool(datatype)
+    for turn in range(6):
+        for rows in (1, 3, 0, 1):
+            array = samples.sample(datatype, (rows, 2), np.roll(values, turn))
+            request = samples.binary(datatype, array).decode(codec, WAYS_OUT["binary"])
+            assert_same(request.inputs["x"].numpy().view(array.dtype), array)
+            response = codec.encode(request, {"y": request.inputs["x"]})
+            assert_same(samples.read_response(response)["y"], array)
+            request.id = "an id"  # has to be in the answer
+            response = codec.encode(request, {"y": request.inputs["x"]})
+            assert b'"id":"an id"' in response.body
+            assert_same(samples.read_response(response)["y"], array)
+
+
+def test_answers_of_several_outputs_are_told_apart_by_all_shapes() -> None:
+    out = (("y", "FP32", (-1,)), ("z", "INT64", (-1,)))
+    codec = samples.codec(samples.model("FP32", (-1,), out=out))
+    for _ in range(3):
+        for counts in ((1, 2), (2, 1), (0, 3), (0, 0), (40_000, 1)):
+            y = np.arange(counts[0], dtype=np.float32)
+            z = np.arange(counts[1], dtype=np.int64)
+            request = samples.binary("FP32", y).decode(codec, WAYS_OUT["binary"])
+            outputs = {"z": Tensor.from_numpy(z), "y": Tensor.from_numpy(y)}
+            found = samples.read_response(codec.encode(request, outputs))
+            assert_same(found["y"], y)
+            assert_same(found["z"], z)
+            request.outputs = ("z",)
+            found = samples.read_response(codec.encode(request, outputs))
+            assert list(found) == ["z"]
+            assert_same(found["z"], z)
