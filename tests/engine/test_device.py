@@ -26,8 +26,8 @@ from engine import (
     ModelRunner,
     ModelRunnerConfig,
     Tensor,
+    control,
 )
-from engine.connection import Connection
 from tests.engine import models
 
 ROOT = Path(__file__).parents[2]
@@ -119,17 +119,18 @@ def test_closing_a_device_that_comes_back_ends_its_new_process(
     pids: list[int | None] = []
     closing = threading.Thread(target=own_device.close)
 
-    def link_up(*arguments: Any) -> Connection:
-        connection = Connection(*arguments)
+    def link_up(*arguments: Any) -> Any:
+        answer = ask(*arguments)
         pids.append(own_device.pid)
         closing.start()
         until(lambda: own_device.state is DeviceState.CLOSED)
-        return connection
+        return answer
 
     assert own_device.pid is not None
     os.kill(own_device.pid, signal.SIGKILL)
     until(lambda: not own_device.check())
-    monkeypatch.setattr("engine.device.Connection", link_up)
+    ask = control.ask
+    monkeypatch.setattr(control, "ask", link_up)
     with pytest.raises(DeviceClosed):
         own_device.recover()
     closing.join(20)

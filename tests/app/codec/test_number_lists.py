@@ -20,6 +20,7 @@ import numpy as np
 import orjson
 import pytest
 
+import app
 from app.codec import number_lists
 from app.errors import RequestError
 from app.limits import DEFAULT_LIMITS
@@ -27,7 +28,7 @@ from native.build import why_not
 from tests.app.codec import samples
 from tests.app.codec.test_hostile import mutate
 
-SOURCE = Path(number_lists.__file__).with_name("_numbers.c")
+SOURCE = Path(app.__file__).with_name("codec") / "_numbers.c"
 Pack = Callable[[bytes, int, int, tuple[int, ...], str], bytes | None]
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "compiles")
