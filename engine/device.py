@@ -79,8 +79,7 @@ class Device:
         self.address = address_of(self.units[0])
         self._launcher = Launcher(self.units[0], self.address, self._claims, spin_us)
         self._connection: Connection | None = None
-        #: Requests in flight of all channels, which count them here.
-        self.outstanding = 0
+        self.outstanding = 0  # requests in flight, counted by their channels
         self._result_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._channels: dict[int, ReplicaChannel] = {}
         self._runners: list[ModelRunner] = []
@@ -96,8 +95,7 @@ class Device:
         except BaseException:
             self.close()
             raise
-        text = "device %s is attached: process %s, %d threads"
-        logger.info(text, self.id, self.pid, threads)
+        logger.info("device %s is attached: process %s", self.id, self.pid)
 
     # -- what there is
 
@@ -150,7 +148,7 @@ class Device:
             for number, outcome, request, queue, compute, rows, text in completions:
                 channel = self._channels.get(number)
                 if channel is not None:
-                    why = text if isinstance(text, str) else ""
+                    why = text or ""
                     channel.finish(outcome, request, queue, compute, rows, why)
             if link.starved:
                 connection.wake()

@@ -31,7 +31,7 @@ device never waits for room in the completion ring. Ordering: see engine/ring_bu
 from __future__ import annotations
 
 from struct import Struct
-from typing import Final
+from typing import Any, Final
 
 from engine.outcome import Outcome
 from engine.ring_buffer import CONTROL_SIZE, RingCounters, full_fence
@@ -55,7 +55,7 @@ _COMPLETION = Struct("<IIQQQQQ")
 
 
 #: (channel, outcome, request, queue ns, compute ns, rows in the batch, text or 0)
-Completion = tuple[int, int, int, int, int, int, str | int]
+Completion = tuple[int, int, int, int, int, int, Any]
 
 
 class Link:

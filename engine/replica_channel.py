@@ -202,7 +202,7 @@ class ReplicaChannel:
         if slot < 0:
             return False
         # Two steps, so that a request is either in all rings or in none.
-        offsets: list[int] = []
+        places: list[tuple[AnchorRing, Tensor, int]] = []
         for name, anchor in self._inputs:
             tensor = tensors.get(name)
             if tensor is None:
@@ -215,14 +215,9 @@ class ReplicaChannel:
             offset = anchor.pool.place(tensor.nbytes)
             if offset < 0:
                 return False
-            offsets.append(offset)
-        count = 0
-        for name, anchor in self._inputs:
-            tensor = tensors.get(name)
-            if tensor is None:
-                continue
-            end = offset = offsets[count]
-            count += 1
+            places.append((anchor, tensor, offset))
+        for anchor, tensor, offset in places:
+            end = offset
             for part in tensor.parts:
                 start, end = end, end + len(part)
                 anchor.payload[start:end] = part
