@@ -148,8 +148,7 @@ class Device:
             for number, outcome, request, queue, compute, rows, text in completions:
                 channel = self._channels.get(number)
                 if channel is not None:
-                    why = text or ""
-                    channel.finish(outcome, request, queue, compute, rows, why)
+                    channel.finish(outcome, request, queue, compute, rows, text or "")
             if link.starved:
                 connection.wake()
         if completions:

@@ -10,7 +10,7 @@ from functools import partial
 from time import monotonic_ns
 from typing import TYPE_CHECKING
 
-from engine.channel import MAX_RANK, REQUEST, Channel, ChannelLayout
+from engine.channel import MAX_RANK, REQUEST, AnchorRing, Channel, ChannelLayout
 from engine.errors import (
     DeadlineExceeded,
     DeadlineUnreachable,
