@@ -102,6 +102,7 @@ class Gateway:
             drain_timeout=settings.shutdown_timeout,
             budget=MemoryBudget(settings.model_memory),
         )
+        self.table.explain = self._explain
         self._uploads = Uploads(settings.cache_dir / "uploads")
         self.control = ModelControl(
             self.repository,
@@ -182,6 +183,12 @@ class Gateway:
         elif failed and self.settings.strict_readiness:
             reasons.append("some models could not be loaded")
         return Readiness(not reasons, reasons, loading, failed)
+
+    def _explain(self, name: str) -> str | None:
+        """Why a model is not served; None if there is none of this name."""
+        if self._phase != "serving" and not self.repository.models():
+            return f"the gateway is {self._phase}"  # nobody has looked what there is
+        return self.repository.explain(name)
 
     def _equip(self, entry: ModelEntry) -> None:
         entry.tracer = self.tracing.tracer(entry.spec.name)
