@@ -26,22 +26,25 @@ from engine import DeviceState, DeviceWaitTimeout, NoDeviceAvailable
 
 PLATFORM = "popgate_popef"
 LOST = "its device is lost and being restarted"
+NOT_BACK = "its device was restarted and has not loaded it again (yet)"
 
 # The protocol's datatypes in the words of Triton's model configuration.
 _CONFIG_TYPES = {"BYTES": "TYPE_STRING"}
 
 
 def is_serving(loaded: LoadedModel | None) -> bool:
-    """Whether a version answers now: loaded, and at least one of its devices lives."""
-    return loaded is not None and any(
-        device.state is DeviceState.READY for device in loaded.runner.devices
-    )
+    """Whether a version answers now: loaded, also on one of its devices at least."""
+    return loaded is not None and loaded.runner.serving
 
 
 def why_not_serving(loaded: LoadedModel | None) -> str:
     """What keeps a loaded version from answering."""
     if loaded is not None and isinstance(loaded.runner, EnsembleRunner):
         return loaded.runner.missing or LOST
+    if loaded is not None and any(
+        device.state is DeviceState.READY for device in loaded.runner.devices
+    ):
+        return NOT_BACK
     return LOST
 
 

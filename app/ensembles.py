@@ -71,6 +71,14 @@ class EnsembleRunner:
         return tuple(found)
 
     @property
+    def serving(self) -> bool:
+        """Whether all of its members take requests."""
+        entries = [self.table.paths.get(path) for path in self._paths]
+        return all(
+            e is not None and getattr(e.runner, "serving", True) for e in entries
+        )
+
+    @property
     def missing(self) -> str:
         """The member that keeps it from running, in words; empty if there is none."""
         for step, path in zip(self.steps, self._paths, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -43,10 +44,21 @@ def handed_over(model: Model) -> Iterator[tuple[list[str], list[int]]]:
         )
     fds: list[int] = []
     try:
-        fds.extend(source.open() for source in model.sources)
+        for source in model.sources:
+            try:
+                fds.append(source.open())
+            except OSError as error:
+                raise _unreadable(source.name, error) from error
         yield list(model.paths), fds
     finally:
         close_all(fds)
+
+
+def _unreadable(name: str, error: OSError) -> InvalidModel:
+    why = error.strerror or str(error)
+    if error.errno == errno.EFAULT:  # what was mapped is beyond the end of the file
+        why = "it became shorter while it was in use"
+    return InvalidModel(f"{name} cannot be read again: {why}")
 
 
 def receive_model(

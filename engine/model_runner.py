@@ -144,6 +144,11 @@ class ModelRunner:
         return self._replicas.ready
 
     @property
+    def serving(self) -> bool:
+        """Whether some replica can take requests."""
+        return self._replicas.serving
+
+    @property
     def in_flight(self) -> int:
         return self._replicas.in_flight
 

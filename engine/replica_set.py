@@ -95,6 +95,12 @@ class ReplicaSet:
         return not self._stopped and all(c is not None and c.usable for c in channels)
 
     @property
+    def serving(self) -> bool:
+        """Whether some replica can take requests."""
+        channels = self._channels
+        return not self._stopped and any(c is not None and c.usable for c in channels)
+
+    @property
     def in_flight(self) -> int:
         return sum(c.in_flight for c in self.channels)
 

@@ -22,7 +22,13 @@ from app.dependencies import (
     read_load_request,
     read_object,
 )
-from app.describe import index_entries, is_serving, model_config, model_metadata
+from app.describe import (
+    index_entries,
+    is_serving,
+    model_config,
+    model_metadata,
+    why_not_serving,
+)
 from app.errors import HttpError, InvalidRequest, ModelNotReady
 from app.extensions import listed_extensions
 from app.gateway import Gateway
@@ -222,5 +228,5 @@ def _ready(gateway: Gateway, name: str, version: str | None = None) -> ModelRead
     if loaded is None and not gateway.on_demand.offers(name, version):
         raise ModelNotReady(name, record.problem or record.absence)
     if loaded is not None and not is_serving(loaded):
-        raise ModelNotReady(name, "its device is lost and being restarted")
+        raise ModelNotReady(name, why_not_serving(loaded))
     return ModelReady(name=name, ready=True)

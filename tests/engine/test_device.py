@@ -267,3 +267,24 @@ def test_an_unknown_message_is_answered_with_a_named_error(
     with pytest.raises(EngineBug):
         own_device.call({"op": "channel", "layout": [0, [], []]})
     assert own_device.ping()["replicas"] == 0
+
+
+def test_a_model_whose_file_was_cut_short_keeps_no_other_away(
+    tmp_path: Path, own_device: Device
+) -> None:
+    config = ModelRunnerConfig(replica_to_device={0: own_device}, auto_reset=True)
+    path, other = models.weighted(tmp_path / "a.popef"), tmp_path / "b.popef"
+    with (
+        ModelRunner(path, config) as cut,
+        ModelRunner(models.affine(other), config) as whole,
+    ):
+        assert cut.serving
+        os.truncate(path, 100)
+        assert own_device.pid is not None
+        os.kill(own_device.pid, signal.SIGKILL)
+        until(lambda: not own_device.check())
+        own_device.recover()
+        data = np.ones((1, 4), np.float32)
+        assert whole.execute({"input": data}, timeout=60)["output"].shape == (1, 4)
+        assert whole.serving
+        assert not cut.serving
