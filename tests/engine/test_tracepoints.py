@@ -62,7 +62,14 @@ def test_the_oldest_go_but_are_counted() -> None:
     assert len(tracepoints) == 3
     assert tracepoints.trace(0) == of(8).trace()
     assert tracepoints.counts().request == 10
-    assert len(of(*range(2000), size=0)) == 2000
+
+
+@pytest.mark.parametrize(("size", "kept"), [(0, 2500), (1024, 1024), (2000, 2000)])
+def test_buffers_of_any_size(size: int, kept: int) -> None:
+    tracepoints = of(*range(2500), size=size)
+    assert (tracepoints.count, len(tracepoints)) == (2500, kept)
+    assert tracepoints.trace() == of(2499).trace()
+    assert tracepoints.trace(0) == tracepoints.trace(-kept) == of(2500 - kept).trace()
 
 
 def test_nothing_recorded_is_zeros() -> None:
