@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.many_models import fill
+from bench.many_models import Ratio, fill
 from bench.models import write_models
 from bench.processes import Usage
 from bench.serving import compile_models, gateway
@@ -28,3 +28,13 @@ def test_idle_models_share_threads_and_descriptors(tmp_path: Path) -> None:
     # Threads that load models may still be ending; one for each would be 59 more.
     assert many.threads - one.threads < MANY // 4
     assert many.pss - one.pss < MANY * 2**20
+
+
+def test_a_ratio_fails_only_where_noise_does_not_explain_it() -> None:
+    assert Ratio.of([1.0] * 20) == Ratio(1.0, 1.0, 1.0)
+    ranked = [number / 20 for number in range(1, 21)]
+    assert Ratio.of(ranked[::-1]) == Ratio(0.525, 0.3, 0.75)
+    assert Ratio.of([0.5]) == Ratio(0.5, 0.5, 0.5)
+    assert Ratio(0.95, 0.7, 1.2).verdict(0.9) == "pass"
+    assert Ratio(0.84, 0.7, 1.2).verdict(0.9).startswith("not clear")
+    assert Ratio(0.84, 0.8, 0.88).verdict(0.9) == "FAIL"
