@@ -10,10 +10,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import tempfile
+import shutil
+import weakref
 from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from app.about import VERSION
@@ -75,8 +77,10 @@ class CompileCache:
                     raise PermissionError(f"{self._wanted} is not writable")
                 self._folder = self._wanted
             except OSError as e:
-                self._folder = Path(tempfile.mkdtemp(prefix="popgate-cache-"))
-                logger.warning("compiled models go to %s: %s", self._folder, e)
+                self._folder = Path(mkdtemp(prefix="popgate-cache-"))
+                # It goes with this object, at the latest at exit.
+                weakref.finalize(self, shutil.rmtree, self._folder, True)
+                logger.warning("compiled models go to %s: %s", self._folder, str(e))
         return self._folder
 
     def __repr__(self) -> str:
