@@ -24,11 +24,14 @@ if os.environ.get("POPGATE_COMPILE") == "1":
     sys.path.insert(0, str(Path(__file__).parent))
     from mypyc.build import mypycify
 
-    from native.modules import c_sources, compiled_sources
+    from native.modules import DIRECT_CALLS, c_sources, compiled_sources
 
     root = Path(__file__).parent
+    compiled = mypycify(compiled_sources(root), debug_level="0", group_name="popgate")
+    for extension in compiled:
+        extension.extra_compile_args += DIRECT_CALLS
     extensions = [
-        *mypycify(compiled_sources(root), debug_level="0", group_name="popgate"),
+        *compiled,
         *(
             Extension(path.removesuffix(".c").replace("/", "."), [path])
             for path in c_sources(root)

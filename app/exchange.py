@@ -167,7 +167,7 @@ class Exchange:
             transport.writelines([b"".join(pieces), *parts])
         if not self.keep_alive:
             transport.close()
-        protocol.on_response_complete()
+        protocol.on_exchange_complete()
 
     def __repr__(self) -> str:
         return f"<Exchange {self.path} {self.call!r}>"

@@ -112,7 +112,7 @@ class InferCall:
     def finish(self, limits: Limits, submitted: Submitted) -> Response:
         """The response to a request that is done; raises how it failed."""
         if submitted.error is not None:
-            raise submitted.error
+            raise submitted.error.again()
         request = self._request
         assert request is not None
         encoding = monotonic_ns()

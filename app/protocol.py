@@ -332,12 +332,17 @@ class GatewayProtocol(HttpToolsProtocol):
         if isinstance(cycle, Exchange):
             cycle.disconnect()
 
+    def on_exchange_complete(self) -> None:
+        """The answer to the exchange under way has been handed to the transport."""
+        if self.pipeline:
+            self.on_response_complete()
+            return
+        self.server_state.total_requests += 1
+        self._idle_since = self.loop.time()
+
     def on_response_complete(self) -> None:
-        if self.pipeline or not isinstance(self.cycle, Exchange):
-            super().on_response_complete()
-            self._unset_keepalive_if_required()
-        else:
-            self.server_state.total_requests += 1
+        super().on_response_complete()
+        self._unset_keepalive_if_required()
         self._idle_since = self.loop.time()
 
     def look_after(self, now: float, patience: float) -> None:

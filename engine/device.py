@@ -25,7 +25,7 @@ from engine.connection import Connection
 from engine.control import Message
 from engine.device_launch import STOP_TIMEOUT, Launcher
 from engine.device_lock import address_of
-from engine.device_state import DeviceState
+from engine.device_state import READY, DeviceState
 from engine.errors import (
     DeadlineExceeded,
     DeviceClosed,
@@ -197,7 +197,7 @@ class Device:
     def notify(self, channel: int) -> None:
         """A request was published: tell the device. Lock held by the caller."""
         connection = self._connection
-        if connection is None or self.state is not DeviceState.READY:
+        if connection is None or self.state is not READY:
             raise DeviceLost(f"device {self.id} is {self.state.value}")
         link = connection.link
         if not link.try_submit(channel):

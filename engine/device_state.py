@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Final
 
 
 class DeviceState(Enum):
@@ -13,3 +14,7 @@ class DeviceState(Enum):
     LOST = "lost"
     FAILED = "failed"
     CLOSED = "closed"
+
+
+#: For every request: enumerations are slow to ask.
+READY: Final = DeviceState.READY

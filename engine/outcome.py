@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
 
 from engine.errors import (
     Cancelled,
@@ -31,6 +32,10 @@ class Outcome(IntEnum):
     FAILED_BY_INPUT = 5
     BUG = 6
     NEEDS_ROWS = 7
+
+
+#: For every request: enumerations are slow to ask.
+DONE: Final = int(Outcome.DONE)
 
 
 def outcome_of(error: Exception) -> tuple[Outcome, str]:

@@ -20,7 +20,7 @@ from engine.errors import (
     QueueFull,
 )
 from engine.link import MOST_OUTSTANDING
-from engine.outcome import Outcome, error_of
+from engine.outcome import DONE, Outcome, error_of
 from engine.pace import Pace
 from engine.request import FillUp, OnDone, Request
 from engine.tensor import DataDesc, Tensor
@@ -296,7 +296,7 @@ class ReplicaChannel:
         if request is None or request.done:
             self._unwanted(outcome, queue_ns, compute_ns, rows, text)
             return
-        if compute_ns != self.pace.seen and outcome == Outcome.DONE:
+        if compute_ns != self.pace.seen and outcome == DONE:
             self._observe(rows, queue_ns, compute_ns)
         self._rows -= request.rows or 1
         if request.promised_ns:
@@ -306,7 +306,7 @@ class ReplicaChannel:
         request.queue_ns = queue_ns
         request.compute_ns = compute_ns
         request.batch_rows = rows
-        if outcome == Outcome.DONE:
+        if outcome == DONE:
             request.outputs = outputs
             if request.began_ns and self.tracepoints is not None:
                 self.tracepoints.record(request)

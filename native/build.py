@@ -18,15 +18,18 @@ import time
 from pathlib import Path
 
 from native import popgate_compiled as finder
-from native.modules import c_sources, compiled_sources
+from native.modules import DIRECT_CALLS, c_sources, compiled_sources
 
 ROOT = Path(__file__).resolve().parents[1]
 _SETUP = """
 from mypyc.build import mypycify
 from setuptools import Extension, setup
+extensions = mypycify({options!r} + {sources!r},
+    opt_level={level!r}, debug_level="0", group_name="popgate")
+for extension in extensions:
+    extension.extra_compile_args += {direct!r}
 setup(name="popgate-compiled", ext_modules=[
-    *mypycify({options!r} + {sources!r},
-        opt_level={level!r}, debug_level="0", group_name="popgate"),
+    *extensions,
     *(Extension(path.removesuffix(".c").replace("/", "."), [path],
         extra_compile_args=["-O3"]) for path in {in_c!r}),
 ])
@@ -53,7 +56,13 @@ def build(level: str) -> Path:
         script = Path(temporary, "setup.py")
         options = ["--config-file", str(ROOT / "pyproject.toml")]
         script.write_text(
-            _SETUP.format(options=options, sources=sources, level=level, in_c=in_c)
+            _SETUP.format(
+                options=options,
+                sources=sources,
+                level=level,
+                in_c=in_c,
+                direct=DIRECT_CALLS,
+            )
         )
         library = Path(temporary, "library")
         subprocess.run(

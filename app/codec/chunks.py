@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from app.codec.messages import Body, Buffer
 
 # What is larger is sent in the parts that it is made of, because joining copies it;
 # what is smaller is joined, which costs less than to send several.
-JOIN_BELOW = 64 * 1024
+JOIN_BELOW: Final = 64 * 1024
 
 
 class Chunks:
