@@ -55,7 +55,7 @@ class RingsEcho:
         number = REQUEST.unpack_from(channel.view, channel.request_at(slot))[0]
         slot = source.ring.try_read_lock()
         _, offset, nbytes, rank = source.head(slot)
-        place = target.place(nbytes)
+        place = target.pool.place(nbytes)
         data = source.payload[offset : offset + nbytes]
         target.payload[place : place + nbytes] = data
         target.describe(0, number, place, nbytes, source.dims(slot, rank))

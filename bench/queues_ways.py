@@ -76,7 +76,7 @@ class Rings:
         self._number += 1
         slot = channel.requests.try_write_lock()
         size = len(message)
-        offset = anchor.place(size)
+        offset = anchor.pool.place(size)
         anchor.payload[offset : offset + size] = message
         anchor.describe(0, self._number, offset, size, (size,))
         anchor.ring.write_complete()
