@@ -63,9 +63,7 @@ class Streams:
 
 
 def executor_of(model: Model) -> Executor:
-    executor = Executor(
-        Executable.decode(model.executable.raw()), model.metadata
-    )
+    executor = Executor(Executable.decode(model.executable.raw()), model.metadata)
     executor.run(model.metadata.program_flow.load, ProgramStreams(ModelData(model, {})))
     return executor
 
