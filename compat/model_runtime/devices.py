@@ -76,8 +76,12 @@ class DeviceManager:
         constrains: DeviceConstraints | bool | None = None,
         *,
         model: Model | None = None,
+        constraints: DeviceConstraints | bool | None = None,
     ) -> Device:
-        """A device of `num_ipus` units, or for a model; raises where there is none."""
+        """A device of `num_ipus` units, or for a model; raises where there is none.
+
+        What a device must be able to do goes by both spellings in use.
+        """
         flags, wait = _split(device_options, wait_config)
         return Device(self._manager.get_device(_io(num_ipus, model), wait, flags))
 
@@ -89,6 +93,7 @@ class DeviceManager:
         constrains: DeviceConstraints | bool | None = None,
         *,
         model: Model | None = None,
+        constraints: DeviceConstraints | bool | None = None,
     ) -> Device | None:
         """`getDevice`, but None where there is none."""
         flags, wait = _split(device_options, wait_config)
