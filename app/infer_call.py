@@ -18,6 +18,7 @@ from app.metrics import FailureReason
 from app.patience import header_timeout
 from app.table import ModelEntry, Submitted
 from app.tracing import Timeline, Tracer
+from engine import EngineError
 
 _NS = 1_000_000_000
 
@@ -111,8 +112,10 @@ class InferCall:
 
     def finish(self, limits: Limits, submitted: Submitted) -> Response:
         """The response to a request that is done; raises how it failed."""
-        if submitted.error is not None:
-            raise submitted.error.again()
+        error = submitted.error
+        if error is not None:
+            # What is raised keeps the frames it went through, and with them requests.
+            raise error.again() if isinstance(error, EngineError) else error
         request = self._request
         assert request is not None
         encoding = monotonic_ns()

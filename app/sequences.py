@@ -65,7 +65,7 @@ class SequenceRequest:
         self.end = end
         self.inner: Submitted | None = None
         self.done = False
-        self.error: EngineError | None = None
+        self.error: Exception | None = None
         self.outputs: Mapping[str, Tensor] = {}
         self.queue_ns = self.compute_ns = self.batch_rows = 0
 
@@ -75,7 +75,7 @@ class SequenceRequest:
             self.inner.abandon(error)  # which resolves this one, too
         self.resolve(error)
 
-    def resolve(self, error: EngineError | None) -> None:
+    def resolve(self, error: Exception | None) -> None:
         if self.done:
             return
         self.done = True

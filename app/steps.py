@@ -71,7 +71,7 @@ class StepRun:
         self.timer: asyncio.TimerHandle | None = None
         self.go_on: Callable[[], None] | None = None
         self.done = False
-        self.error: EngineError | None = None
+        self.error: Exception | None = None
         self.outputs: _Outputs = {}
         self.queue_ns = self.compute_ns = self.batch_rows = 0
 
@@ -87,7 +87,7 @@ class StepRun:
             self.inner.abandon(error)
         self.finish(error)
 
-    def finish(self, error: EngineError | None = None) -> None:
+    def finish(self, error: Exception | None = None) -> None:
         if self.done:
             return
         self.done = True
