@@ -33,7 +33,7 @@ FILES = {
     "ring_pipeline": ["simple.popef"],
     "sessions_share_device": ["accumulator.popef"],
     "weights_from_checkpoint": ["simple.popef"],
-    "repack_compressed": ["iterations.popef", "feed.popef"],
+    "repack_compressed": ["accumulator.popef", "feed.popef"],
     "model_runner_dynamic_batch": ["simple.popef"],
     "model_runner_iterations": ["iterations.popef"],
     "model_runner_many_requests": ["simple.popef"],

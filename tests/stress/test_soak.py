@@ -10,8 +10,8 @@ from bench.processes import Usage, named_memory
 from bench.serving import gateway
 from bench.soak import MODELS, Soak, growth, prepare, soak_server
 
-SECONDS = 4.0
-WARM_UP = 2.0
+SECONDS = 2.5
+WARM_UP = 1.0
 
 
 def test_every_client_gets_its_own_answers(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_every_client_gets_its_own_answers(tmp_path: Path) -> None:
     assert soak.wrong == []
     asked = {(job.model, job.encoding) for job in jobs}
     assert set(soak.answered) == asked
-    # Memory still settles after two seconds: that is judged by the long run. What
+    # Memory still settles after a second: that is judged by the long run. What
     # can be counted may not grow at all.
     assert [g for g in growth([u for _, u in soak.usage]) if "memory" not in g] == []
 
