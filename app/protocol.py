@@ -163,7 +163,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._known = None
         self._messages = 0
         self._parse(data)
-        begun, self._begun = self._begun, None
+        begun = self._begun
         if not learns or begun is None or self._in_message or self._messages != 1:
             return
         if begun.keep_alive:
@@ -177,6 +177,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _parse(self, data: bytes) -> None:
         """As uvicorn's own, which would first look for a timer that is never set."""
+        self._begun = None
         while data:
             self._unused += len(data)
             try:

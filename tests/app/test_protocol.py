@@ -156,6 +156,20 @@ def test_a_head_that_comes_again_may_be_for_a_model_that_has_gone(
             assert wire.output() == expected(value)
 
 
+def test_a_head_is_remembered_of_its_own_request_only(gateway: ServedGateway) -> None:
+    elsewhere = "/v1/models/nothing/infer"
+    body = bytes(70_000)
+    large = b"POST /v1/nothing HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+    for _ in range(30):  # now and then all of it is received at once
+        with Wire(gateway) as wire:
+            wire.send(request(1) + large % len(body) + body)
+            assert wire.output() == expected(1)
+            assert wire.answer()[0] == 404
+            for value in (2, 3):
+                wire.send(request(value, path=elsewhere))
+                assert wire.answer()[0] == 404
+
+
 def test_percent_encoding_queries_and_versions_name_the_same(
     gateway: ServedGateway,
 ) -> None:
