@@ -34,6 +34,7 @@ class Exchange:
     message_event: ClassVar[_Event] = _Event()
 
     __slots__ = (
+        "arrived",
         "body",
         "call",
         "disconnected",
@@ -55,6 +56,7 @@ class Exchange:
         self.headers: Mapping[bytes, bytes] = {}
         self.body: Body = []
         self.call: InferCall | None = None
+        self.arrived = 0  # when its head came, where that is traced
         self.missing = 0  # bytes of the body that have yet to come
         self.is_past_parser = False
         self.timer: asyncio.TimerHandle | None = None
@@ -89,6 +91,7 @@ class Exchange:
 
     def _start(self, front: InferFront, call: InferCall) -> None:
         self.call = call
+        call.arrived = self.arrived
         body, self.body = self.body, []
         try:
             submitted = call.start(
@@ -119,6 +122,8 @@ class Exchange:
             self._fail(call, error)
             return
         self._write(response)
+        if call.entry.tracer is not None:
+            call.sent()
 
     def expire(self) -> None:
         """The deadline that the client asked for has passed."""

@@ -165,6 +165,7 @@ class InferFront:
         response, or None where it has sent it; it raises what is to be answered
         instead.
         """
+        arrived = time.monotonic_ns()
         body = await self._body_or_refusal(headers, receive, send)
         if body is None:
             return
@@ -180,6 +181,7 @@ class InferFront:
                 await send_error(send, ErrorResponse.of(error))
                 return
         call = InferCall(entry)
+        call.arrived = arrived
         if waited:
             call.waited(waited)
         try:
@@ -198,6 +200,7 @@ class InferFront:
             return
         if response is not None:
             await send_response(send, response)
+        call.sent()
 
     async def _body_or_refusal(
         self, headers: dict[bytes, bytes], receive: Receive, send: Send

@@ -27,13 +27,16 @@ class InferCall:
     """One request to one model. Belongs to the event loop's thread.
 
     `deadline` is a `time.monotonic()` time; `is_exact` says that the client asked for
-    it, so that it should be kept to the millisecond.
+    it, so that it should be kept to the millisecond. `arrived` is when the head of the
+    request came (`time.monotonic_ns()`), where somebody has looked.
     """
 
     __slots__ = (
         "_began",
         "_decoded",
         "_request",
+        "_stamps",
+        "arrived",
         "deadline",
         "entry",
         "is_exact",
@@ -45,6 +48,9 @@ class InferCall:
         self._began = monotonic_ns()
         self._decoded = 0
         self._request: InferRequest | None = None
+        # Of an answered request that may be traced, until it is sent.
+        self._stamps: tuple[Submitted, int, int] | None = None
+        self.arrived = 0
         self.submitted: Submitted | None = None
         self.deadline = 0.0
         self.is_exact = False
@@ -139,9 +145,17 @@ class InferCall:
             input_ns=self._decoded - self._began,
             output_ns=ended - encoding,
         )
-        tracer = entry.tracer
-        if tracer is not None and tracer.wants():
-            self._trace(tracer, submitted, encoding, ended)
+        if entry.tracer is not None:
+            self._stamps = (submitted, encoding, ended)
+
+    def sent(self) -> None:
+        """The answer has been handed to the connection: trace it, if it is in the
+        sample. Does nothing the second time.
+        """
+        tracer, stamps = self.entry.tracer, self._stamps
+        self._stamps = None
+        if tracer is not None and stamps is not None and tracer.wants():
+            self._trace(tracer, *stamps)
 
     def _trace(
         self, tracer: Tracer, submitted: Submitted, encoding: int, ended: int
@@ -151,6 +165,7 @@ class InferCall:
         # Durations of the device, laid on the gateway's clock.
         started = min(self._decoded + submitted.queue_ns, encoding)
         timeline = Timeline(
+            arrived=min(self.arrived or self._began, self._began),
             received=self._began,
             decoded=self._decoded,
             started=started,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
+from time import monotonic_ns
 from typing import Any
 from urllib.parse import unquote
 
@@ -257,6 +258,8 @@ class GatewayProtocol(HttpToolsProtocol):
                 and self.front.coding_for(exchange.headers) is None
             ):
                 exchange.missing = int(length)
+                if self.front.models.paths[path].tracer is not None:
+                    exchange.arrived = monotonic_ns()
                 self._exchange = self._begun = exchange
                 self.cycle = exchange  # type: ignore[assignment]
                 return

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Required, TypeAlias
 from pydantic import ConfigDict, Field, TypeAdapter
 from typing_extensions import TypedDict
 
-MOST = 999_999_999  # of a number in trace settings
+MOST = (1 << 53) - 1  # of a number in settings: what every reader of JSON keeps
 
 _REF = "#/components/schemas/{model}"
 
@@ -59,7 +59,7 @@ class LogRequest(TypedDict, total=False):
 
 
 # A number, or the same as a text, as stock clients send it.
-_Digits = Annotated[str, Field(pattern="^[1-9][0-9]{0,8}$")]
+_Digits = Annotated[str, Field(pattern="^[1-9][0-9]{0,14}$")]
 _Rate: TypeAlias = Annotated[int, Field(ge=1, le=MOST)] | _Digits
 _Frequency: TypeAlias = Annotated[int, Field(ge=0, le=MOST)] | _Digits | Literal["0"]
 _Count: TypeAlias = Annotated[int, Field(ge=-1, le=MOST)] | _Digits | Literal["0", "-1"]

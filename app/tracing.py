@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import itertools
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -18,12 +19,14 @@ from typing import Any
 
 import orjson
 
+from app.spec import datatype_of
 from engine import Tensor
 
 logger = logging.getLogger(__name__)
 
 LEVELS = ("OFF", "TIMESTAMPS", "TENSORS")
-# Elements of the largest tensor that is written with its data.
+# Elements of the largest tensor that is written. Larger ones are left out, and so are
+# empty ones: readers of these files expect the data of every tensor that is there.
 MAX_TENSOR_ELEMENTS = 1 << 16
 
 
@@ -48,8 +51,13 @@ class TraceSettings:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """When a request reached each step, in nanoseconds of the monotonic clock."""
+    """When a request reached each step, in nanoseconds of the monotonic clock.
 
+    From its head (`arrived`) and its whole body (`received`) to the answer, complete
+    (`encoded`) and handed to the connection (`sent`).
+    """
+
+    arrived: int
     received: int
     decoded: int
     started: int
@@ -60,6 +68,7 @@ class Timeline:
     def timestamps(self, offset: int) -> list[dict[str, Any]]:
         """The steps under Triton's names, `offset` nanoseconds later."""
         steps = (
+            ("HTTP_RECV_START", self.arrived),
             ("HTTP_RECV_END", self.received),
             ("REQUEST_START", self.received),
             ("QUEUE_START", self.decoded),
@@ -68,7 +77,8 @@ class Timeline:
             ("COMPUTE_OUTPUT_START", self.computed),
             ("COMPUTE_END", self.computed),
             ("REQUEST_END", self.encoded),
-            ("HTTP_SEND_START", self.sent),
+            ("HTTP_SEND_START", self.encoded),
+            ("HTTP_SEND_END", self.sent),
         )
         return [{"name": name, "ns": ns + offset} for name, ns in steps]
 
@@ -162,6 +172,7 @@ class Tracer:
                 entries += (
                     {"id": number, "activity": activity, "tensor": _shown(key, tensor)}
                     for key, tensor in tensors.items()
+                    if 0 < math.prod(tensor.shape) <= MAX_TENSOR_ELEMENTS
                 )
         self._write(entries)
 
@@ -187,17 +198,17 @@ class Tracer:
 
 def _shown(name: str, tensor: Tensor) -> dict[str, str]:
     """A tensor as Triton's traces have it: everything is a text."""
-    array = tensor.numpy()
-    data = ""
-    if array.size <= MAX_TENSOR_ELEMENTS:
-        elements = array.reshape(-1).tolist()
-        data = ",".join(
-            e.decode("utf-8", "backslashreplace") if isinstance(e, bytes) else str(e)
-            for e in elements
-        )
+    data = ",".join(map(_element, tensor.numpy().reshape(-1).tolist()))
     shape = ",".join(map(str, tensor.shape))
-    dtype = tensor.data_type.name
+    dtype = datatype_of(tensor.data_type).name
     return {"name": name, "data": data, "shape": shape, "dtype": dtype}
+
+
+def _element(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    # Readers of these files make a number of every text that is no string.
+    return str(int(value) if isinstance(value, bool) else value)
 
 
 class Tracing:

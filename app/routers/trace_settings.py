@@ -26,7 +26,7 @@ router = APIRouter(prefix="/v2", tags=["open inference protocol"])
 _MODEL = "/models/{name}/trace/setting"
 _VERSION = "/models/{name}/versions/{version}/trace/setting"
 # As texts only in the one spelling, so that none of them is a typing mistake.
-_TEXT = re.compile(r"-1|0|[1-9][0-9]{0,8}")
+_TEXT = re.compile(r"-1|0|[1-9][0-9]{0,15}")
 # Setting, field of `TraceSettings`, smallest value.
 _NUMBERS = {
     "trace_rate": ("rate", 1),
@@ -169,6 +169,6 @@ def _number(key: str, value: object, low: int) -> int | None:
     is_text = isinstance(value, str) and _TEXT.fullmatch(value)
     number = int(str(value)) if is_text else whole_number(value)
     if number is None or not low <= number <= MOST:
-        msg = f"'{key}' must be a whole number of {low} or more, got {value!r:.80}"
+        msg = f"'{key}' must be a whole number from {low} to {MOST}, got {value!r:.80}"
         raise InvalidRequest(msg)
     return number

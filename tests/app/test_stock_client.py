@@ -14,11 +14,22 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 import tritonclient.utils.shared_memory as shm
-from tritonclient.utils import InferenceServerException
+from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
 from tests.app.serving import ServedGateway
 
 STATS = {"x-stats": "open"}
+# The spans that Triton's trace summary adds up.
+SPANS = (
+    ("HTTP_RECV_START", "HTTP_RECV_END"),
+    ("HTTP_RECV_START", "HTTP_SEND_END"),
+    ("HTTP_SEND_START", "HTTP_SEND_END"),
+    ("REQUEST_START", "REQUEST_END"),
+    ("QUEUE_START", "COMPUTE_START"),
+    ("COMPUTE_START", "COMPUTE_INPUT_END"),
+    ("COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START"),
+    ("COMPUTE_OUTPUT_START", "COMPUTE_END"),
+)
 ROW = np.array([[1, 2, 3, 4]], np.float32)
 
 
@@ -120,6 +131,46 @@ class TestTrace:
         cleared = dict.fromkeys(("trace_level", "trace_rate", "trace_count"))
         assert stock.update_trace_settings("affine", cleared) == initial
 
+    @pytest.mark.parametrize("way", ["short", "gzip", "events", "generate"])
+    def test_triton_tools_can_sum_up_what_is_traced(
+        self, stock: Any, gateway: ServedGateway, folder: Path, way: str
+    ) -> None:
+        """What they ask of a trace: the ends of every span, and datatypes by name."""
+        both = ["TIMESTAMPS", "TENSORS"]
+        wanted = {"trace_level": both, "trace_rate": "1", "trace_count": "1"}
+        stock.update_trace_settings("affine", wanted)
+        path, headers = "/v2/models/affine/infer", {"accept-encoding": "identity"}
+        body: dict[str, Any] = {"inputs": {"input": [1, 2, 3, 4]}, "id": way}
+        if way == "gzip":
+            headers = {"accept-encoding": "gzip"}
+        elif way == "events":
+            headers = {"accept": "text/event-stream"}
+        elif way == "generate":
+            path = "/v2/models/affine/generate"
+            body = {**body.pop("inputs"), "id": way}
+        response = gateway.client.post(path, json=body, headers=headers)
+        assert response.status_code == 200, response.text
+        assert stock.get_trace_settings("affine")["trace_count"] == "0"
+        traces = json.loads((folder / "trace.json").read_text())
+        number = next(t["id"] for t in traces if t.get("request_id") == way)
+        parts = [t for t in traces if t["id"] == number]
+        stamps = {s["name"]: s["ns"] for t in parts for s in t.get("timestamps", ())}
+        for start, end in SPANS:
+            assert stamps[start] <= stamps[end]
+        tensors = [t["tensor"] for t in parts if "tensor" in t]
+        names = ("input", "output")
+        assert {t["name"]: t["dtype"] for t in tensors} == dict.fromkeys(names, "FP32")
+        for tensor in tensors:
+            dtype = triton_to_np_dtype(tensor["dtype"])
+            values = np.array([float(v) for v in tensor["data"].split(",")], dtype)
+            values.reshape([int(n) for n in tensor["shape"].split(",")])
+        stock.update_trace_settings("affine", dict.fromkeys(wanted))
+
+    def test_a_rate_may_be_large(self, stock: Any) -> None:
+        changed = stock.update_trace_settings("affine", {"trace_rate": "10000000000"})
+        assert changed["trace_rate"] == "10000000000"
+        stock.update_trace_settings("affine", {"trace_rate": None})
+
     def test_the_settings_of_a_version_are_the_models(
         self, gateway: ServedGateway, initial: dict[str, Any]
     ) -> None:
@@ -137,7 +188,8 @@ class TestTrace:
             ({"trace_file": "x"}, "trace file location can not be updated"),
             ({"trace_level": ["SOME"]}, "trace_level must be a list"),
             ({"trace_level": []}, "trace_level must be a list"),
-            ({"trace_rate": "0"}, "'trace_rate' must be a whole number of 1"),
+            ({"trace_rate": "0"}, "whole number from 1 to 9007199254740991, got '0'"),
+            ({"trace_rate": "1" + 16 * "0"}, "'trace_rate' must be a whole number"),
             ({"trace_count": "many"}, "'trace_count' must be a whole number"),
             ({"log_frequency": True}, "'log_frequency' must be a whole number"),
             ({"trace_mode": "opentelemetry"}, "trace setting 'trace_mode'"),

@@ -13,7 +13,7 @@ from app.tracing import MAX_TENSOR_ELEMENTS, Timeline, TraceSettings, Tracing
 from engine import Tensor
 
 ON = TraceSettings(("TIMESTAMPS",), rate=1)
-TIMES = Timeline(1, 2, 3, 4, 5, 6)
+TIMES = Timeline(0, 1, 2, 3, 4, 5, 6)
 
 
 def record(tracing: Tracing, model: str = "m", **tensors: Tensor) -> bool:
@@ -42,8 +42,10 @@ def test_a_file_is_valid_after_every_trace(tmp_path: Path) -> None:
     head, body = entries[:2]
     assert head == {"id": 1, "model_name": "m", "model_version": 1, "request_id": "id"}
     stamps = {stamp["name"]: stamp["ns"] for stamp in body["timestamps"]}
+    assert stamps["HTTP_RECV_START"] == 100
     assert stamps["REQUEST_START"] == 101
     assert stamps["COMPUTE_END"] == 104
+    assert stamps["HTTP_SEND_END"] == 106
     assert list(stamps.values()) == sorted(stamps.values())
     tracing.close()
     assert tracing.tracer("m") is None
@@ -52,17 +54,33 @@ def test_a_file_is_valid_after_every_trace(tmp_path: Path) -> None:
 def test_tensors_are_written_as_texts(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     tracing = Tracing(path, TraceSettings(("TENSORS",), rate=1))
-    large = np.zeros(MAX_TENSOR_ELEMENTS + 1, np.uint8)
     record(
         tracing,
         x=Tensor.from_numpy(np.array([[1, -2]], np.int32)),
+        h=Tensor.from_numpy(np.array([0.5], np.float16)),
+        b=Tensor.from_numpy(np.array([True, False])),
         s=Tensor.from_numpy(np.array([b"a", b"\xff"], object)),
-        large=Tensor.from_numpy(large),
     )
-    _, x, s, big = (e.get("tensor") for e in read(path))
-    assert x == {"name": "x", "data": "1,-2", "shape": "1,2", "dtype": "S32"}
-    assert s["data"] == "a,\\xff"
-    assert (big["data"], big["shape"]) == ("", str(large.size))
+    _, x, h, b, s = (e.get("tensor") for e in read(path))
+    assert x == {"name": "x", "data": "1,-2", "shape": "1,2", "dtype": "INT32"}
+    assert (h["data"], h["dtype"]) == ("0.5", "FP16")
+    assert (b["data"], b["dtype"]) == ("1,0", "BOOL")
+    assert (s["data"], s["dtype"]) == ("a,\\xff", "BYTES")
+    tracing.close()
+
+
+@pytest.mark.parametrize("count", [0, MAX_TENSOR_ELEMENTS + 1])
+def test_tensors_whose_data_is_not_written_are_left_out(
+    tmp_path: Path, count: int
+) -> None:
+    path = tmp_path / "t.json"
+    tracing = Tracing(path, TraceSettings(("TENSORS",), rate=1))
+    record(
+        tracing,
+        other=Tensor.from_numpy(np.zeros(count, np.uint8)),
+        x=Tensor.from_numpy(np.zeros(1, np.uint8)),
+    )
+    assert [e["tensor"]["name"] for e in read(path)[1:]] == ["x"]
     tracing.close()
 
 
