@@ -32,7 +32,12 @@ from app.extensions import check_extensions
 from app.profiles import PROFILES
 from app.restrictions import Restrictions
 from app.tracing import TraceSettings
-from engine import DeviceWaitConfig, DeviceWaitStrategy
+from engine import (
+    DeviceWaitConfig,
+    DeviceWaitStrategy,
+    InvalidConfig,
+    named_devices,
+)
 
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 LogFormat = Literal["text", "json"]
@@ -187,6 +192,15 @@ class Settings(BaseSettings):
             msg = f"{value!r} is no path; write it as in /some/base"
             raise ValueError(msg)
         return path
+
+    @field_validator("devices")
+    @classmethod
+    def _check_devices(cls, value: str | None) -> str | None:
+        try:
+            named_devices(value)
+        except InvalidConfig as e:
+            raise ValueError(str(e)) from None
+        return value
 
     @field_validator("device_wait")
     @classmethod

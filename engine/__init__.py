@@ -31,7 +31,12 @@ from engine.cores import usable_cores
 from engine.description import ModelDescription, describe_model
 from engine.descriptors import raise_descriptor_limit
 from engine.device import Device
-from engine.device_manager import DeviceInfo, DeviceManager, parse_devices
+from engine.device_manager import (
+    DeviceInfo,
+    DeviceManager,
+    named_devices,
+    parse_devices,
+)
 from engine.device_state import DeviceState
 from engine.errors import (
     AnchorsNotConnected,
@@ -177,6 +182,7 @@ __all__ = [
     "and_bind",
     "describe_model",
     "keep_large_blocks",
+    "named_devices",
     "non_scalar",
     "not_assigned",
     "open_model",

@@ -52,22 +52,23 @@ START_TIMEOUT = 60.0
 class Device:
     """An attached device (Model Runtime: `Device`); made by `DeviceManager`.
 
-    `threads` is the number of threads a graph may use, `spin_us` for how long its
-    process looks for the next request before it sleeps. Thread-safe. Close it (or use
-    it as a context manager) to detach: the process ends and the device is free.
+    `threads` tells how many threads a graph may use that is loaded now, `spin_us` for
+    how long its process looks for the next request before it sleeps. Thread-safe.
+    Close it (or use it as a context manager) to detach: the process ends and the device
+    is free.
     """
 
     def __init__(
         self,
         units: Sequence[str],
         claims: Sequence[socket.socket],
-        threads: int,
+        threads: Callable[[], int],
         providers: Sequence[str] = ("CPUExecutionProvider",),
         spin_us: int = 0,
         ipu_version: int = -1,
     ) -> None:
         self.units, self.id = tuple(units), "+".join(units)
-        self.threads = threads
+        self._share = threads
         self.providers = tuple(providers)
         self.spin_us = spin_us
         self.ipu_version = ipu_version
@@ -103,6 +104,11 @@ class Device:
     def num_units(self) -> int:
         """How many units of the pool it takes (Model Runtime: number of IPUs)."""
         return len(self.units)
+
+    @property
+    def threads(self) -> int:
+        """Of a graph that is loaded now; those loaded before keep what they have."""
+        return self._share()
 
     @property
     def pid(self) -> int | None:

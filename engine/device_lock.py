@@ -14,6 +14,9 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
+#: Devices that are no unit of the pool: nobody claims them.
+MODEL_KIND = "model"
+
 
 def address_of(unit: str) -> str:
     """The abstract address of a unit ("cpu:0") in this user's pool."""
@@ -36,9 +39,21 @@ def try_claim(unit: str) -> socket.socket | None:
 
 def claimed_units(units: Sequence[str]) -> frozenset[str]:
     """Those of `units` that somebody holds now; looks without touching."""
+    names = _bound_names()
+    return frozenset(u for u in units if f"{address_of(u)}/lock" in names)
+
+
+def model_devices() -> int:
+    """How many devices outside the pool there are, of all processes."""
+    prefix = address_of(f"{MODEL_KIND}:")
+    return sum(name.startswith(prefix) for name in _bound_names())
+
+
+def _bound_names() -> frozenset[str]:
+    """The abstract names in use; none where the kernel does not show them."""
     try:
         table = Path("/proc/net/unix").read_text()
     except OSError:
         return frozenset()
-    names = {line.rpartition("@")[2] for line in table.splitlines() if "@" in line}
-    return frozenset(u for u in units if f"{address_of(u)}/lock" in names)
+    lines = table.splitlines()
+    return frozenset(line.rpartition("@")[2] for line in lines if "@" in line)

@@ -9,9 +9,9 @@ A device of kind `cpu` is a process of ours that runs graphs on the processor; o
     cuda:0       the GPU of that number
     cpu:2,cuda:0 both kinds
 
-Default: as many CPU devices as usable cores, and at least two. Attaching is exclusive
-across processes (engine/device_lock.py); `DeviceWaitConfig` says how it retries, here
-and nowhere else.
+Where a program names none, `POPGATE_DEVICES` in the environment may. Default: as many
+CPU devices as usable cores, and at least two. Attaching is exclusive across processes
+(engine/device_lock.py); `DeviceWaitConfig` says how it retries, here and nowhere else.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import os
 import re
 import socket
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -32,7 +33,13 @@ from engine import control
 from engine.config import DeviceWaitConfig, DeviceWaitStrategy
 from engine.cores import cpu_budget, usable_cores
 from engine.device import Device
-from engine.device_lock import address_of, claimed_units, try_claim
+from engine.device_lock import (
+    MODEL_KIND,
+    address_of,
+    claimed_units,
+    model_devices,
+    try_claim,
+)
 from engine.device_request import (
     SMALL_TILES,
     TILES,
@@ -51,6 +58,8 @@ from popef_io import Model
 
 logger = logging.getLogger(__name__)
 
+#: In the environment: the pool of programs that do not name one.
+VARIABLE = "POPGATE_DEVICES"
 #: More devices than this in one specification is a slip of the pen.
 MAX_DEVICES = 1024
 _ITEM = re.compile(r"(?P<kind>cpu|cuda):(?P<first>\d{1,4})(-(?P<last>\d{1,4}))?")
@@ -94,24 +103,50 @@ def parse_devices(specification: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(ids))
 
 
+def named_devices(devices: str | None) -> tuple[str, ...] | None:
+    """The ids that `devices` names, or else `POPGATE_DEVICES` in the environment; None
+    where neither does. InvalidConfig, which names the variable, where that is not
+    understood."""
+    if devices:
+        return parse_devices(devices)
+    text = os.environ.get(VARIABLE)
+    try:
+        return parse_devices(text) if text else None
+    except InvalidConfig as error:
+        raise InvalidConfig(f"{VARIABLE}: {error}") from None
+
+
 class DeviceManager:
     """Finds and attaches devices; does not own them (Model Runtime: `DeviceManager`).
 
-    `reserve_cores` are left to other work when threads are shared out (a gateway
-    keeps one): `plan` says how. Thread-safe.
+    `devices` is the pool (None: what `POPGATE_DEVICES` in the environment says, or the
+    default). `reserve_cores` are left to other work when threads are shared out (a
+    gateway keeps one): `plan` says how. Thread-safe.
     Raises InvalidConfig for devices that cannot be understood, or not be used.
     """
 
     def __init__(self, devices: str | None = None, *, reserve_cores: int = 0) -> None:
-        self.units = parse_devices(devices or f"cpu:{max(2, usable_cores())}")
-        gpus = [unit for unit in self.units if unit.startswith("cuda:")]
+        named = named_devices(devices)
+        self._is_argument, self._is_named = bool(devices), named is not None
+        self.units = named or parse_devices(f"cpu:{max(2, usable_cores())}")
+        gpus = [unit for unit in self.units if _kind(unit) == "cuda"]
         if gpus and not _has_gpu_build():
             raise InvalidConfig(
                 f"device {gpus[0]!r} needs the GPU build of ONNX Runtime; install "
                 "onnxruntime-gpu in place of onnxruntime"
             )
-        shares = 1 if devices is None else len(self.units)
-        self.plan = ThreadPlan(cpu_budget(), shares, reserve_cores)
+        self._budget = cpu_budget()
+        self._reserve_cores = reserve_cores
+
+    @property
+    def plan(self) -> ThreadPlan:
+        """How the cores are shared out: among the devices of a pool that was named,
+        and in the default pool among those that are attached at the moment, by this
+        process or another."""
+        devices = len(self.units)
+        if not self._is_named:
+            devices = len(claimed_units(self.units)) + model_devices()
+        return ThreadPlan(self._budget, max(1, devices), self._reserve_cores)
 
     def list(self) -> tuple[DeviceInfo, ...]:
         """Every device of the pool and who has it."""
@@ -132,17 +167,28 @@ class DeviceManager:
         """Attach free units as one device: so many, or as many as a model needs.
 
         `options` are device options (`engine.device_request`); a model brings its own.
-        Raises NoDeviceAvailable (policy NO_WAIT) or DeviceWaitTimeout, InvalidConfig
-        for an option with a value it cannot have.
+        Raises NoDeviceAvailable (policy NO_WAIT; at once, whatever the policy, for what
+        the pool can never give) or DeviceWaitTimeout, InvalidConfig for an option with
+        a value it cannot have.
         """
-        request = DeviceRequest.of(wanted, options)
-        if not 1 <= request.num_ipus <= len(self.units):
-            raise NoDeviceAvailable(
-                f"{request.num_ipus} devices are wanted as one, the pool has "
-                f"{len(self.units)}: "
-                f"{', '.join(self.units)}"
-            )
-        return self._attach(self.units, request, wait_config or DeviceWaitConfig())
+        return self._attach(DeviceRequest.of(wanted, options), 1, wait_config)[0]
+
+    def get_devices(
+        self,
+        count: int,
+        wanted: int | Model = 1,
+        wait_config: DeviceWaitConfig | None = None,
+        beside: Sequence[Device] = (),
+    ) -> Sequence[Device]:
+        """As many devices as a model is to have replicas, each as by `get_device`; all
+        of them, or none.
+
+        `beside` are devices that other replicas of the model have: their units will not
+        come free. Raises as `get_device`.
+        """
+        held = frozenset(unit for device in beside for unit in device.units)
+        held &= frozenset(self.units)
+        return self._attach(DeviceRequest.of(wanted), count, wait_config, held)
 
     def try_get_device(
         self,
@@ -171,7 +217,8 @@ class DeviceManager:
         if isinstance(options, Model):
             options = DeviceRequest.of(options).options
         request = DeviceRequest(1, options or {})
-        return self._attach([device_id], request, wait_config or DeviceWaitConfig())
+        claims = _claim([device_id], 1, 1, wait_config or DeviceWaitConfig())
+        return self._devices(claims, request)[0]
 
     def try_get_specific_device(
         self,
@@ -199,10 +246,14 @@ class DeviceManager:
             ipu_version = wanted.metadata.ipu_version or ipu_version
         checked_ipu_model(request.num_ipus, ipu_version, tiles_per_ipu)
         number = next(_MODEL_NUMBERS)
-        units = [f"model:{os.getpid()}.{number}.{n}" for n in range(request.num_ipus)]
-        threads = request.threads or self.plan.threads(1)
-        if tiles_per_ipu:
-            threads = max(1, threads * tiles_per_ipu // TILES)
+        units = [
+            f"{MODEL_KIND}:{os.getpid()}.{number}.{n}" for n in range(request.num_ipus)
+        ]
+
+        def threads() -> int:
+            share = request.threads or self.plan.threads(1)
+            return max(1, share * tiles_per_ipu // TILES) if tiles_per_ipu else share
+
         return Device(units, [], threads, [_CPU], self.plan.spin_us, ipu_version)
 
     def create_small_ipu_model_device(
@@ -212,43 +263,76 @@ class DeviceManager:
         return self.create_ipu_model_device(wanted, ipu_version, SMALL_TILES)
 
     def _attach(
-        self, candidates: Sequence[str], request: DeviceRequest, wait: DeviceWaitConfig
-    ) -> Device:
-        claims = self._claim(candidates, request.num_ipus, wait)
-        units = list(claims)
-        return Device(
-            units,
-            list(claims.values()),
-            request.threads or self.plan.threads(request.num_ipus),
-            _providers(units[0]),
-            self.plan.spin_us,
-        )
+        self,
+        request: DeviceRequest,
+        count: int,
+        wait: DeviceWaitConfig | None,
+        held: frozenset[str] = frozenset(),
+    ) -> Sequence[Device]:
+        """`count` devices for one request, while `held` are the caller's for good."""
+        size = request.num_ipus
+        units = [unit for unit in self.units if unit not in held]
+        if size < 1 or count > _most(units, size):
+            raise NoDeviceAvailable(self._why_never(size, count, len(held)))
+        claims = _claim(units, size, count, wait or DeviceWaitConfig())
+        return self._devices(claims, request)
 
-    def _claim(
-        self, candidates: Sequence[str], count: int, wait: DeviceWaitConfig
-    ) -> dict[str, socket.socket]:
-        end = time.monotonic() + wait.timeout
-        while True:
-            claims = _try_claim_all(candidates, count)
-            if claims:
-                return claims
-            wanted = f"{count} of {', '.join(candidates)}"
-            if wait.strategy is DeviceWaitStrategy.NO_WAIT:
-                raise NoDeviceAvailable(f"no free device: wanted {wanted}")
-            pause = max(0.001, wait.sleep_time)
-            if wait.strategy is DeviceWaitStrategy.WAIT_WITH_TIMEOUT:
-                left = end - time.monotonic()
-                if left <= 0:
-                    raise DeviceWaitTimeout(
-                        f"no device came free within {wait.timeout:g} s: "
-                        f"wanted {wanted}"
-                    )
-                pause = min(pause, left)
-            logger.info("waiting for a device: %s", wanted)
-            time.sleep(pause)
+    def _devices(
+        self, claims: Sequence[Mapping[str, socket.socket]], request: DeviceRequest
+    ) -> Sequence[Device]:
+        """The devices of claimed units, each with its process."""
+        size, spin_us = request.num_ipus, self.plan.spin_us
+
+        def threads() -> int:
+            return request.threads or self.plan.threads(size)
+
+        devices: list[Device] = []
+        try:
+            for mine in claims:
+                units, locks = list(mine), list(mine.values())
+                providers = _providers(units[0])
+                devices.append(Device(units, locks, threads, providers, spin_us))
+        except BaseException:
+            for device in devices:
+                device.close()
+            for mine in claims:
+                _free(mine)
+            raise
+        return devices
+
+    def _why_never(self, size: int, count: int, held: int) -> str:
+        """What is to be told who wants more than there is, and what to change."""
+        if size < 1:
+            return f"{size} devices are wanted as one; it takes one at least"
+        replicas = count > 1 or held > 0
+        wanted = f"{size} devices are wanted as one"
+        if replicas:
+            wanted = (
+                f"{_counted(count, 'replica')} of {_counted(size, 'device')} each were "
+                "wanted"
+            )
+        if held:
+            wanted += f" beside {_counted(held, 'device')} that other replicas have"
+        text = f"{wanted}, the pool has {len(self.units)} ({', '.join(self.units)})"
+        enough = count * size + held
+        if enough > MAX_DEVICES or any(_kind(unit) != "cpu" for unit in self.units):
+            hint = f"name more devices in {VARIABLE}"
+        else:
+            hint = f"set {VARIABLE}=cpu:{enough}"
+        if self._is_argument:
+            hint = "name more devices"
+        return f"{text}; {hint}" + " or lower replication_factor" * replicas
 
     def __repr__(self) -> str:
         return f"<DeviceManager {', '.join(self.units)}>"
+
+
+def _kind(unit: str) -> str:
+    return unit.partition(":")[0]
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" + "s" * (number != 1)
 
 
 def _providers(unit: str) -> list[str]:
@@ -265,19 +349,63 @@ def _has_gpu_build() -> bool:
     return any(Path(spec.origin).parent.glob("capi/*providers_cuda*"))
 
 
-def _try_claim_all(candidates: Sequence[str], count: int) -> dict[str, socket.socket]:
-    """Claims on `count` free units of one kind, or none at all."""
-    claims: dict[str, socket.socket] = {}
-    for kind in dict.fromkeys(unit.partition(":")[0] for unit in candidates):
+def _most(units: Sequence[str], size: int) -> int:
+    """How many devices of `size` units, each of one kind, `units` make at most."""
+    kinds = Counter(_kind(unit) for unit in units)
+    return sum(number // size for number in kinds.values())
+
+
+def _claim(
+    candidates: Sequence[str], size: int, count: int, wait: DeviceWaitConfig
+) -> Sequence[Mapping[str, socket.socket]]:
+    """Claims on `count` devices of `size` of these units; waits as configured."""
+    end = time.monotonic() + wait.timeout
+    while True:
+        claims = _try_claim(candidates, size, count)
+        if claims:
+            return claims
+        wanted = f"{count * size} of {', '.join(candidates)}"
+        if wait.strategy is DeviceWaitStrategy.NO_WAIT:
+            raise NoDeviceAvailable(f"no free device: wanted {wanted}")
+        pause = max(0.001, wait.sleep_time)
+        if wait.strategy is DeviceWaitStrategy.WAIT_WITH_TIMEOUT:
+            left = end - time.monotonic()
+            if left <= 0:
+                raise DeviceWaitTimeout(
+                    f"no device came free within {wait.timeout:g} s: wanted {wanted}"
+                )
+            pause = min(pause, left)
+        logger.info("waiting for a device: %s", wanted)
+        time.sleep(pause)
+
+
+def _try_claim(
+    candidates: Sequence[str], size: int, count: int
+) -> Sequence[Mapping[str, socket.socket]]:
+    """Claims on `count` times `size` free units of one kind. All, or none at all: two
+    who each hold what the other waits for would wait for ever."""
+    groups: list[dict[str, socket.socket]] = []
+    for kind in dict.fromkeys(_kind(unit) for unit in candidates):
+        group: dict[str, socket.socket] = {}
         for unit in candidates:
-            if unit.partition(":")[0] == kind and (sock := try_claim(unit)) is not None:
-                claims[unit] = sock
-                if len(claims) == count:
-                    return claims
-        for sock in claims.values():
-            sock.close()
-        claims.clear()
-    return claims
+            if len(groups) == count:
+                return groups
+            if _kind(unit) == kind and (sock := try_claim(unit)) is not None:
+                group[unit] = sock
+                if len(group) == size:
+                    groups.append(group)
+                    group = {}
+        _free(group)
+    if len(groups) == count:
+        return groups
+    for group in groups:
+        _free(group)
+    return []
+
+
+def _free(claims: Mapping[str, socket.socket]) -> None:
+    for sock in claims.values():
+        sock.close()
 
 
 def _info(unit: str, claimed: bool) -> DeviceInfo:

@@ -178,14 +178,19 @@ class ReplicaSet:
 
     def attach(self, manager: DeviceManager | None) -> None:
         """Give each replica its device."""
-        for replica in range(self._config.replication_factor):
-            device = self._config.replica_to_device.get(replica)
-            if device is None:
-                manager = manager or DeviceManager()
-                device = manager.get_device(
-                    self._plan.model, self._config.device_wait_config
-                )
-                self._own.append(device)
+        given, count = self._config.replica_to_device, self._config.replication_factor
+        missing = count - len(given)
+        if missing:
+            own = (manager or DeviceManager()).get_devices(
+                missing,
+                self._plan.model,
+                self._config.device_wait_config,
+                list(given.values()),
+            )
+            self._own = list(own)
+        own_devices = iter(self._own)
+        for replica in range(count):
+            device = given.get(replica) or next(own_devices)
             self._devices.append(device)
             if self._config.record_tracepoints:
                 size = self._config.request_tracepoints_buffer_size

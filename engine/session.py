@@ -51,8 +51,7 @@ class Session:
         self._own_device: Device | None = None
         self._queues: QueueManager | None = None
         if self.config.policy is LaunchPolicy.IMMEDIATE:
-            units = max(1, self._model.metadata.num_ipus)
-            device = DeviceManager().get_device(units, self.config.wait_config)
+            device = DeviceManager().get_device(self._model, self.config.wait_config)
             self._own_device = device
             try:
                 self.bind_to_device(device)

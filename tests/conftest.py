@@ -8,6 +8,7 @@ import os
 # this machine are not ours, and two test runs, or two workers of one run, do not wait
 # for each other.
 os.environ["POPGATE_POOL"] = f"tests-{os.getpid()}"
+os.environ.pop("POPGATE_DEVICES", None)
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -42,14 +42,15 @@ def validate(
     from app.compile_cache import CompileCache
     from app.preview import preview_repository
     from app.settings import default_cache_dir
-    from engine import InvalidConfig, parse_devices
+    from engine import InvalidConfig, named_devices
 
     if not root.is_dir():
         raise CommandError(f"there is no folder {root}", EXIT_USAGE)
     try:
-        count = 1 if devices is None else len(parse_devices(devices))
+        named = named_devices(devices)
     except InvalidConfig as e:
         raise CommandError(str(e), EXIT_USAGE) from None
+    count = 1 if named is None else len(named)
     cache = CompileCache(cache_dir or default_cache_dir())
     try:
         found = preview_repository(root, cache, devices=count)

@@ -69,6 +69,17 @@ def test_environment_and_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "secret" not in repr(settings)
 
 
+def test_devices_are_checked_where_they_come_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("POPGATE_DEVICES", "cpu:2-3")
+    assert Settings().devices == "cpu:2-3"
+    assert Settings(devices="cpu:1").devices == "cpu:1"
+    monkeypatch.setenv("POPGATE_DEVICES", "cpus")
+    with pytest.raises(ValidationError, match="cannot understand devices 'cpus'"):
+        Settings()
+
+
 def test_defaults_are_safe() -> None:
     settings = Settings()
     assert settings.host == "127.0.0.1"

@@ -56,6 +56,27 @@ def test_getters_until_there_is_none(
     assert manager.tryGetDevice(1) is not None
 
 
+def test_a_program_that_names_no_devices_has_those_of_the_environment(
+    simple: str, model: popef.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = model_runtime.ModelRunnerConfig()
+    config.replication_factor = 3
+    for wait in (DeviceWaitConfig(600, 15), DeviceWaitConfig()):
+        config.device_wait_config = wait
+        with pytest.raises(NoDeviceAvailable, match="set POPGATE_DEVICES=cpu:3 or"):
+            model_runtime.ModelRunner(simple, config)
+    monkeypatch.setenv("POPGATE_DEVICES", "cpu:60-62")
+    runner = model_runtime.ModelRunner(simple, config)
+    ones = np.ones((3, 4), np.float32)
+    for replica_id in range(3):
+        result = runner.execute({"tensor_A": ones, "tensor_B": ones}, None, replica_id)
+        assert result["output"][0, 0] == 1.5
+    del runner
+    # A number is a place in the pool.
+    device = model_runtime.DeviceManager().getSpecificDevice(2)
+    assert device.engine.id == "cpu:62"
+
+
 def test_replicas_on_a_device_of_the_caller(model: popef.Model) -> None:
     config = model_runtime.ModelRunnerConfig()
     config.replication_factor = 2

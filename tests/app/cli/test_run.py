@@ -109,7 +109,7 @@ def test_an_onnx_file_is_compiled_first(popgate: Call) -> None:
         (("--save", "out.txt"), 2, "expected .npz or .npy"),
         (("--save", "no/such/out.npz"), 2, "no such folder"),
         (("--devices", "what"), 2, "cannot understand devices 'what'"),
-        (("--devices", "cpu:1", "--replicas", 2), 3, "no free device"),
+        (("--devices", "cpu:1", "--replicas", 2), 3, "2 replicas of 1 device each"),
     ],
 )
 def test_mistakes_are_explained(
