@@ -51,10 +51,11 @@ def shorten(text: str, length: int = 80) -> str:
     return repr(cut)
 
 
-class PopefError(Exception):
+class PopefError(RuntimeError):
     """Root of all errors of this package.
 
-    `reason` is the sentence without the place; `where` is the place, or None.
+    A RuntimeError, as what Python makes of the original's C++ errors is. `reason` is
+    the sentence without the place; `where` is the place, or None.
     """
 
     def __init__(self, reason: str, *, where: Location | None = None) -> None:

@@ -12,6 +12,7 @@ import os
 import secrets
 import stat
 import weakref
+from collections.abc import Iterator
 
 from popef_io.errors import InvalidValueError, WriterStateError
 
@@ -31,7 +32,8 @@ class Replacement:
         directory = os.path.dirname(self.path)
         self._temporary = os.path.join(directory, f".popef-{secrets.token_hex(8)}.tmp")
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self._descriptor = os.open(self._temporary, flags, 0o666)
+        with _about(self.path):
+            self._descriptor = os.open(self._temporary, flags, 0o666)
         self._abandon = weakref.finalize(
             self, _abandon, self._descriptor, self._temporary, os.getpid()
         )
@@ -42,10 +44,11 @@ class Replacement:
         """Write all of `data` at `offset`."""
         self._check_open()
         view = memoryview(data)
-        while view:
-            count = os.pwrite(self._descriptor, view, offset)
-            view = view[count:]
-            offset += count
+        with _about(self.path):
+            while view:
+                count = os.pwrite(self._descriptor, view, offset)
+                view = view[count:]
+                offset += count
 
     def truncate(self, size: int) -> None:
         """Cut the file to `size` bytes."""
@@ -55,8 +58,9 @@ class Replacement:
     def commit(self) -> None:
         """Put the file on disk and in the target's place; OSError if that fails."""
         self._check_open()
-        os.fsync(self._descriptor)
-        os.replace(self._temporary, self.path)
+        with _about(self.path):
+            os.fsync(self._descriptor)
+            os.replace(self._temporary, self.path)
         self._abandon.detach()
         os.close(self._descriptor)
         _sync_directory(os.path.dirname(self.path))
@@ -74,6 +78,16 @@ class Replacement:
             raise WriterStateError(
                 f"the file that was to replace {self.path} is closed"
             )
+
+
+@contextlib.contextmanager
+def _about(path: str) -> Iterator[None]:
+    """Let errors of the operating system name `path`: nobody else knows of the
+    temporary file."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from None
 
 
 def _mode_of(path: str) -> int | None:

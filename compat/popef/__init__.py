@@ -4,10 +4,15 @@
 A thin face over `popef_io`: spelling and conventions are the original's, the bytes of
 the files are ours (docs/format.md). docs/migrating-from-model-runtime.md says name by
 name what works and what differs.
+
+Metadata, anchors and their kin are values: a getter is called as the field, its setter
+`set` and the field. Errors are RuntimeErrors, what is of another type is a TypeError as
+well, what the operating system says of a file an OSError as well.
 """
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -32,6 +37,9 @@ def popefTypeToNumpyDType(data_type: DataType) -> np.dtype[Any]:
     """The numpy type that carries elements of `data_type`."""
     return expected(data_type, DataType).numpy_dtype
 
+
+#: That of the distribution, PopGate.
+__version__ = version("popgate")
 
 __all__ = [
     "Anchor",

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-from operator import index
-
 import popef_io
-from popef.taking import expected, taken
+from popef.taking import Text, number, taken, text
 from popef.values import TensorInfo
 
 
@@ -21,16 +19,19 @@ class _DataInfo:
         self._executable = ""
 
     def name(self) -> str:
+        """Name of the anchors whose data these are."""
         return self._name
 
-    def setName(self, name: str) -> None:
-        self._name = expected(name, str)
+    def setName(self, name: Text) -> None:
+        """Take the name of the anchors whose data these are."""
+        self._name = text(name)
 
     def tensorInfo(self) -> TensorInfo:
         """Of one tensor."""
         return self._tensor_info
 
     def setTensorInfo(self, info: TensorInfo) -> None:
+        """Take a copy of the shape and type of one tensor."""
         self._tensor_info = taken(info, TensorInfo)
 
     def executable(self) -> str:
@@ -38,8 +39,9 @@ class _DataInfo:
         An addition of ours."""
         return self._executable
 
-    def setExecutable(self, executable: str) -> None:
-        self._executable = expected(executable, str)
+    def setExecutable(self, executable: Text) -> None:
+        """Take the name of the executable it belongs to."""
+        self._executable = text(executable)
 
 
 class TensorDataInfo(_DataInfo):
@@ -72,10 +74,12 @@ class FeedDataInfo(_DataInfo):
         self._num_tensors = 0
 
     def numTensors(self) -> int:
+        """How many tensors the feed has."""
         return self._num_tensors
 
     def setNumTensors(self, num_tensors: int) -> None:
-        self._num_tensors = index(num_tensors)
+        """Take how many tensors the feed has."""
+        self._num_tensors = number(num_tensors)
 
     @classmethod
     def from_io(cls, info: popef_io.FeedDataInfo) -> FeedDataInfo:

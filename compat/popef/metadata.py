@@ -4,10 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from operator import index
 
 import popef_io
-from popef.taking import all_taken, expected, taken
+from popef.taking import (
+    Text,
+    all_taken,
+    names_by_number,
+    number,
+    taken,
+    text,
+    truth,
+)
 from popef.values import Anchor, Option, ProgramFlow
 
 
@@ -54,100 +61,120 @@ class Metadata:
         """Name of the executable this describes."""
         return self._executable
 
-    def setExecutable(self, executable: str) -> None:
-        self._executable = expected(executable, str)
+    def setExecutable(self, executable: Text) -> None:
+        """Take the name of the executable this describes."""
+        self._executable = text(executable)
 
     def anchors(self) -> list[Anchor]:
+        """The streams between host and device."""
         return self._anchors
 
     def setAnchors(self, anchors: Iterable[Anchor]) -> None:
+        """Take copies of anchors, in place of those there are."""
         self._anchors = all_taken(anchors, Anchor)
 
     def programFlow(self) -> ProgramFlow:
+        """Which programs load, compute and save."""
         return self._program_flow
 
     def setProgramFlow(self, program_flow: ProgramFlow) -> None:
+        """Take a copy of what says which programs load, compute and save."""
         self._program_flow = taken(program_flow, ProgramFlow)
 
     def programsMap(self) -> dict[int, str]:
         """Name of each program, by its index."""
         return self._programs_map
 
-    def setProgramsMap(self, programs: Mapping[int, str]) -> None:
-        self._programs_map = {
-            index(number): expected(name, str) for number, name in programs.items()
-        }
+    def setProgramsMap(self, programs: Mapping[int, Text]) -> None:
+        """Take names of programs, by their indices."""
+        self._programs_map = names_by_number(programs)
 
     def replicationFactor(self) -> int:
         """Replicas inside the compiled graph."""
         return self._replication_factor
 
     def setReplicationFactor(self, replication_factor: int) -> None:
-        self._replication_factor = index(replication_factor)
+        """Take the number of replicas inside the compiled graph."""
+        self._replication_factor = number(replication_factor)
 
     def numIpus(self) -> int:
         """Units of a device that the programs need."""
         return self._num_ipus
 
     def setNumIpus(self, num_ipus: int) -> None:
-        self._num_ipus = index(num_ipus)
+        """Take the number of units of a device that the programs need."""
+        self._num_ipus = number(num_ipus)
 
     def ipuVersion(self) -> int:
         """Target architecture; 0: none in particular."""
         return self._ipu_version
 
     def setIpuVersion(self, ipu_version: int) -> None:
-        self._ipu_version = index(ipu_version)
+        """Take the target architecture: 1, 2 or 21; 0: none in particular."""
+        self._ipu_version = number(ipu_version)
 
     def isPOD(self) -> bool:
+        """Whether it was compiled for a Pod; nothing here depends on it."""
         return self._is_pod
 
     def setIsPOD(self, is_pod: bool) -> None:
-        self._is_pod = bool(is_pod)
+        """Say whether it was compiled for a Pod."""
+        self._is_pod = truth(is_pod)
 
     def numProcesses(self) -> int:
+        """Host processes that it was compiled for; nothing here depends on it."""
         return self._num_processes
 
     def setNumProcesses(self, num_processes: int) -> None:
-        self._num_processes = index(num_processes)
+        """Take the number of host processes that it was compiled for."""
+        self._num_processes = number(num_processes)
 
     def isInference(self) -> bool:
+        """Whether it is for inference, and not for training."""
         return self._is_inference
 
     def setIsInference(self, is_inference: bool) -> None:
-        self._is_inference = bool(is_inference)
+        """Say whether it is for inference, and not for training."""
+        self._is_inference = truth(is_inference)
 
     def engineOptions(self) -> list[Option]:
+        """What it was compiled with."""
         return self._engine_options
 
     def setEngineOptions(self, options: Iterable[Option]) -> None:
+        """Take copies of the options that it was compiled with."""
         self._engine_options = all_taken(options, Option)
 
     def deviceOptions(self) -> list[Option]:
+        """Options of the device that it needs."""
         return self._device_options
 
     def setDeviceOptions(self, options: Iterable[Option]) -> None:
+        """Take copies of the options of the device that it needs."""
         self._device_options = all_taken(options, Option)
 
     def seedHandle(self) -> str:
         """Handle of the stream that brings the random seed; empty: none."""
         return self._seed_handle
 
-    def setSeedHandle(self, seed_handle: str) -> None:
-        self._seed_handle = expected(seed_handle, str)
+    def setSeedHandle(self, seed_handle: Text) -> None:
+        """Take the handle of the stream that brings the random seed."""
+        self._seed_handle = text(seed_handle)
 
     def deviceIterations(self) -> int:
         """Iterations that one run of the main programs performs."""
         return self._device_iterations
 
     def setDeviceIterations(self, device_iterations: int) -> None:
-        self._device_iterations = index(device_iterations)
+        """Take how many iterations one run of the main programs performs."""
+        self._device_iterations = number(device_iterations)
 
     def deviceIteration(self) -> int:
         """`deviceIterations`, as it was called before June 2023."""
         return self.deviceIterations()
 
     def setDeviceIteration(self, device_iterations: int) -> None:
+        """`setDeviceIterations`, as it was called before June 2023."""
         self.setDeviceIterations(device_iterations)
 
     @classmethod

@@ -12,11 +12,17 @@ from popef.reading import (
     Reader,
     TensorReader,
 )
-from popef.taking import expected
+from popef.taking import NotPickled, Text, expected, text
 
 
-class Model:
-    """Made by `ModelBuilder`."""
+class Model(NotPickled):
+    """What runs; made by `ModelBuilder`.
+
+    `metadata` describes it, `executable` is its `ExecutableReader`; `tensors`, `feeds`
+    and `opaqueBlobs` are lists of the readers of what belongs to it.
+    """
+
+    _instead = "read its files in each process"
 
     def __init__(self, model: popef_io.Model) -> None:
         self.io = model
@@ -31,12 +37,15 @@ class Model:
         return repr(self.io)
 
 
-class ModelBuilder:
+class ModelBuilder(NotPickled):
     """Joins what a reader has read into models."""
 
     def __init__(self, reader: Reader) -> None:
         self._builder = popef_io.ModelBuilder(expected(reader, Reader).io)
 
-    def createModel(self, executable: str = "") -> Model:
-        """The model of the executable called so; without a name, of the only one."""
-        return Model(self._builder.create_model(executable or None))
+    def createModel(self, executable: Text = "") -> Model:
+        """The model of the executable called so; without a name, of the only one.
+
+        A RuntimeError where there is none, or its metadata or data do not fit it.
+        """
+        return Model(self._builder.create_model(text(executable) or None))

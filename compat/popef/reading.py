@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, BinaryIO, Generic, TypeVar
 
 import numpy as np
 
 import popef_io
 from popef.data_info import FeedDataInfo, TensorDataInfo
+from popef.errors import WrongType, files_explained
 from popef.metadata import Metadata
+from popef.taking import NotPickled, Path, got, path_of
 
 BlobReader = TypeVar(
     "BlobReader",
@@ -45,7 +46,7 @@ class _DataFace(_Face[BlobReader]):
 
 
 class ExecutableReader(_Face[popef_io.ExecutableReader]):
-    """An executable blob."""
+    """An executable blob; `name` is the executable's."""
 
     def __init__(self, reader: popef_io.ExecutableReader) -> None:
         super().__init__(reader)
@@ -62,7 +63,7 @@ class ExecutableReader(_Face[popef_io.ExecutableReader]):
 
 
 class TensorReader(_DataFace[popef_io.TensorReader]):
-    """A tensor data blob."""
+    """A tensor data blob; `info` is its `TensorDataInfo`."""
 
     def __init__(self, reader: popef_io.TensorReader) -> None:
         super().__init__(reader)
@@ -74,7 +75,7 @@ class TensorReader(_DataFace[popef_io.TensorReader]):
 
 
 class FeedReader(_DataFace[popef_io.FeedReader]):
-    """A feed data blob."""
+    """A feed data blob; `info` is its `FeedDataInfo`."""
 
     def __init__(self, reader: popef_io.FeedReader) -> None:
         super().__init__(reader)
@@ -86,7 +87,8 @@ class FeedReader(_DataFace[popef_io.FeedReader]):
 
 
 class OpaqueReader(_DataFace[popef_io.OpaqueReader]):
-    """An opaque blob."""
+    """An opaque blob: bytes called `name` that belong to `executable` (empty: to all
+    of them)."""
 
     def __init__(self, reader: popef_io.OpaqueReader) -> None:
         super().__init__(reader)
@@ -94,40 +96,55 @@ class OpaqueReader(_DataFace[popef_io.OpaqueReader]):
         self.executable = reader.executable
 
     def data(self) -> bytes:
+        """Its contents."""
         return bytes(self._reader.raw())
 
 
-class Reader:
-    """Everything in the files parsed so far.
+class Reader(NotPickled):
+    """Everything in the files parsed so far, in the order they were read.
 
-    A file that breaks a rule raises an exception and adds nothing.
+    A file that breaks a rule raises a RuntimeError and adds nothing. What is handed out
+    outlives the reader. For one thread at a time.
     """
 
     def __init__(self) -> None:
         self.io = popef_io.Reader()
         """The reader beneath."""
 
-    def parseFile(self, path: str | os.PathLike[str]) -> None:
+    def parseFile(self, path: Path) -> None:
         """Add the blobs of a file."""
-        self.io.parse_file(path)
+        with files_explained():
+            self.io.parse_file(path_of(path))
 
     def parseStream(self, stream: BinaryIO) -> None:
         """Add the blobs of a stream of bytes, which is read to its end."""
-        self.io.parse_stream(stream)
+        try:
+            is_binary = isinstance(stream.read(0), bytes)
+        except AttributeError:
+            is_binary = False
+        if not is_binary:
+            raise WrongType(f"expected a stream of bytes, {got(stream)}")
+        with files_explained():
+            self.io.parse_stream(stream)
 
     def metadata(self) -> list[Metadata]:
+        """What describes the executables; a new list, to be changed at will."""
         return [Metadata.from_io(metadata) for metadata in self.io.metadata]
 
     def executables(self) -> list[ExecutableReader]:
+        """The executable blobs."""
         return [ExecutableReader(reader) for reader in self.io.executables]
 
     def tensors(self) -> list[TensorReader]:
+        """The tensor data blobs."""
         return [TensorReader(reader) for reader in self.io.tensors]
 
     def feeds(self) -> list[FeedReader]:
+        """The feed data blobs."""
         return [FeedReader(reader) for reader in self.io.feeds]
 
     def opaqueBlobs(self) -> list[OpaqueReader]:
+        """The opaque blobs."""
         return [OpaqueReader(reader) for reader in self.io.opaque_blobs]
 
     def __repr__(self) -> str:

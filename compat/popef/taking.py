@@ -1,20 +1,38 @@
-"""Taking a value from the caller, as a setter of C++ does."""
+"""Taking a value from the caller, as a setter of C++ does.
+
+What is of another type is a `WrongType`, where it is given. Text may be bytes as well:
+the original takes both for its strings.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
-from typing import TypeVar
+import os
+from collections.abc import Iterable, Mapping
+from operator import index
+from typing import NoReturn, SupportsIndex, TypeAlias, TypeVar
+
+from popef.errors import WrongType, WrongValue
 
 T = TypeVar("T")
 
+Text: TypeAlias = str | bytes
+"""What is taken for a string of C++; bytes are UTF-8."""
+Path: TypeAlias = Text | os.PathLike[str] | os.PathLike[bytes]
+"""What is taken for the path of a file."""
+
 
 def expected(value: object, kind: type[T]) -> T:
-    """`value`, which is of this kind; TypeError otherwise."""
+    """`value`, which is of this kind; WrongType otherwise."""
     if not isinstance(value, kind):
-        what = f"expected {kind.__name__}"
-        raise TypeError(f"{what}, got {type(value).__name__}: {value!r}")
+        raise WrongType(f"expected {kind.__name__}, {got(value)}")
     return value
+
+
+def got(value: object) -> str:
+    """What came instead, for a message."""
+    text = repr(value)
+    return f"got {type(value).__name__}: {text if len(text) < 200 else text[:200]}"
 
 
 def taken(value: object, kind: type[T]) -> T:
@@ -24,4 +42,65 @@ def taken(value: object, kind: type[T]) -> T:
 
 def all_taken(values: Iterable[object], kind: type[T]) -> list[T]:
     """The same for each of them."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise WrongType(f"expected a list of {kind.__name__}, {got(values)}")
     return [taken(value, kind) for value in values]
+
+
+def text(value: object, what: str = "a string") -> str:
+    """`value` as text, of a string or of bytes in UTF-8."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, bytes):
+        raise WrongType(f"expected {what}, {got(value)}")
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise WrongValue(f"expected {what} in UTF-8, got {value!r}: {error}") from None
+
+
+def path_of(value: object) -> str:
+    """`value` as the path of a file; bytes are as the file system has them."""
+    if not isinstance(value, str | bytes | os.PathLike):
+        raise WrongType(f"expected the path of a file, {got(value)}")
+    return os.fsdecode(value)
+
+
+def number(value: SupportsIndex, what: str = "a whole number") -> int:
+    """`value` as a number of Python's own."""
+    try:
+        return index(value)
+    except TypeError:
+        raise WrongType(f"expected {what}, {got(value)}") from None
+
+
+def numbers(values: Iterable[SupportsIndex]) -> list[int]:
+    """The same for each of them."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise WrongType(f"expected a list of whole numbers, {got(values)}")
+    return [number(value) for value in values]
+
+
+def names_by_number(values: Mapping[int, Text]) -> dict[int, str]:
+    """A copy of a mapping from numbers to text."""
+    if not isinstance(values, Mapping):
+        raise WrongType(f"expected a mapping from numbers to strings, {got(values)}")
+    return {number(key): text(value) for key, value in values.items()}
+
+
+def truth(value: object) -> bool:
+    """`value` as True or False; numbers and truth values of numpy are good as well."""
+    if not hasattr(value, "__bool__"):
+        raise WrongType(f"expected True or False, {got(value)}")
+    return bool(value)
+
+
+class NotPickled:
+    """A base of what cannot be taken to another process, which says so."""
+
+    __slots__ = ()
+    _instead = "make one in each process"
+
+    def __reduce__(self) -> NoReturn:
+        name = type(self).__name__
+        raise WrongType(f"cannot pickle or copy {name} objects: {self._instead}")

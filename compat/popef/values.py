@@ -10,13 +10,12 @@ guide names none, are zero, false and empty.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from operator import index
 from typing import Any
 
 import numpy as np
 
 import popef_io
-from popef.taking import expected, taken
+from popef.taking import Text, expected, numbers, taken, text, truth
 from popef_io import DataType, TensorType
 
 
@@ -25,21 +24,25 @@ class Option:
 
     __slots__ = ("_name", "_value")
 
-    def __init__(self, name: str = "", value: str = "") -> None:
-        self._name = expected(name, str)
-        self._value = expected(value, str)
+    def __init__(self, name: Text = "", value: Text = "") -> None:
+        self._name = text(name)
+        self._value = text(value)
 
     def name(self) -> str:
+        """What is set."""
         return self._name
 
-    def setName(self, name: str) -> None:
-        self._name = expected(name, str)
+    def setName(self, name: Text) -> None:
+        """Say what is set: text, or bytes in UTF-8."""
+        self._name = text(name)
 
     def value(self) -> str:
+        """What it is set to."""
         return self._value
 
-    def setValue(self, value: str) -> None:
-        self._value = expected(value, str)
+    def setValue(self, value: Text) -> None:
+        """Say what it is set to, as text whatever it means."""
+        self._value = text(value)
 
     @classmethod
     def from_io(cls, option: popef_io.Option) -> Option:
@@ -75,16 +78,20 @@ class TensorInfo:
         return self._shape
 
     def setShape(self, shape: Iterable[int]) -> None:
-        self._shape = [index(size) for size in shape]
+        """Take dimensions; none of them is a scalar."""
+        self._shape = numbers(shape)
         self._has_rank = True
 
     def dataType(self) -> DataType:
+        """Type of one element; BOOL until it is set."""
         return self._data_type
 
     def setDataType(self, data_type: DataType) -> None:
+        """Take the type of one element."""
         self._data_type = expected(data_type, DataType)
 
     def numpyDType(self) -> np.dtype[Any]:
+        """The numpy type that carries one element."""
         return self._data_type.numpy_dtype
 
     def sizeInBytes(self) -> int:
@@ -128,22 +135,28 @@ class ProgramFlow:
         self._save: list[int] = []
 
     def load(self) -> list[int]:
+        """Numbers of the programs that bring weights to the device."""
         return self._load
 
     def setLoad(self, programs: Iterable[int]) -> None:
-        self._load = [index(number) for number in programs]
+        """Take the numbers of the load programs, in the order in which they run."""
+        self._load = numbers(programs)
 
     def main(self) -> list[int]:
+        """Numbers of the programs that compute."""
         return self._main
 
     def setMain(self, programs: Iterable[int]) -> None:
-        self._main = [index(number) for number in programs]
+        """Take the numbers of the main programs, in the order in which they run."""
+        self._main = numbers(programs)
 
     def save(self) -> list[int]:
+        """Numbers of the programs that bring back what the device has."""
         return self._save
 
     def setSave(self, programs: Iterable[int]) -> None:
-        self._save = [index(number) for number in programs]
+        """Take the numbers of the save programs, in the order in which they run."""
+        self._save = numbers(programs)
 
     @classmethod
     def from_io(cls, flow: popef_io.ProgramFlow) -> ProgramFlow:
@@ -189,28 +202,35 @@ class Anchor:
         self._is_per_replica = False
 
     def name(self) -> str:
+        """Name of the tensor, by which requests and data know it."""
         return self._name
 
-    def setName(self, name: str) -> None:
-        self._name = expected(name, str)
+    def setName(self, name: Text) -> None:
+        """Take the name of the tensor."""
+        self._name = text(name)
 
     def handle(self) -> str:
         """The key of the stream, unique in a model."""
         return self._handle
 
-    def setHandle(self, handle: str) -> None:
-        self._handle = expected(handle, str)
+    def setHandle(self, handle: Text) -> None:
+        """Take the key of the stream."""
+        self._handle = text(handle)
 
     def tensorInfo(self) -> TensorInfo:
+        """Shape and type of one transfer."""
         return self._tensor_info
 
     def setTensorInfo(self, info: TensorInfo) -> None:
+        """Take a copy of the shape and type of one transfer."""
         self._tensor_info = taken(info, TensorInfo)
 
     def type(self) -> TensorType:
+        """Which way the data go; UNKNOWN until it is set."""
         return self._type
 
     def setType(self, tensor_type: TensorType) -> None:
+        """Say which way the data go: INPUT is to the device."""
         self._type = expected(tensor_type, TensorType)
 
     def programs(self) -> list[int]:
@@ -218,13 +238,16 @@ class Anchor:
         return self._programs
 
     def setPrograms(self, programs: Iterable[int]) -> None:
-        self._programs = [index(number) for number in programs]
+        """Take the numbers of the programs that use the stream."""
+        self._programs = numbers(programs)
 
     def isPerReplica(self) -> bool:
+        """Whether each replica has data of its own."""
         return self._is_per_replica
 
     def setIsPerReplica(self, is_per_replica: bool) -> None:
-        self._is_per_replica = bool(is_per_replica)
+        """Say whether each replica has data of its own."""
+        self._is_per_replica = truth(is_per_replica)
 
     @classmethod
     def from_io(cls, anchor: popef_io.Anchor) -> Anchor:

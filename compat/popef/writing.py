@@ -10,34 +10,53 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import weakref
 from collections.abc import Iterable
 from enum import Enum
+from operator import index
 from typing import Any
 
 import numpy as np
 
 import popef_io
 from popef.data_info import FeedDataInfo, TensorDataInfo
+from popef.errors import WrongType, WrongValue, files_explained
 from popef.metadata import Metadata
-from popef.taking import expected
+from popef.taking import (
+    NotPickled,
+    Path,
+    Text,
+    expected,
+    got,
+    number,
+    path_of,
+    text,
+    truth,
+)
 
 logger = logging.getLogger(__name__)
 
-Buffer = bytes | bytearray | memoryview | np.ndarray[Any, Any]
+Buffer = str | bytes | bytearray | memoryview | np.ndarray[Any, Any]
 
 
-class BlobWriter:
-    """Takes the bytes of one blob; made by a `Writer`."""
+class BlobWriter(NotPickled):
+    """Takes the bytes of one blob, until it is closed or the next one is begun; made by
+    a `Writer`, which it holds.
+
+    Text is written in UTF-8, memory that is not contiguous in row-major order.
+    """
 
     def __init__(self, blob: popef_io.BlobWriter, writer: object) -> None:
         self._blob = blob
         self._writer = writer  # which must live until the blob is written
 
     def write(self, data: Buffer, size: int | None = None) -> None:
-        """Append the first `size` bytes of `data`; all of them without it."""
-        self._blob.write(_first(data, size))
+        """Append the first `size` bytes of `data`; all of them without it.
+
+        A RuntimeError for more bytes than described, and where the blob is closed.
+        """
+        with files_explained():
+            self._blob.write(_first(data, size))
 
     @property
     def stream(self) -> BlobWriter:
@@ -45,72 +64,98 @@ class BlobWriter:
         return self
 
     def close(self) -> None:
-        """Finish the blob."""
-        self._blob.close()
+        """Finish the blob; a RuntimeError where bytes of its description are
+        missing."""
+        with files_explained():
+            self._blob.close()
 
     def __repr__(self) -> str:
         return repr(self._blob)
 
 
-class FeedsWriter:
+class FeedsWriter(NotPickled):
     """Takes the tensors of several feeds in turns; made by a `Writer`."""
 
     def __init__(self, feeds: popef_io.FeedsWriter, writer: object) -> None:
         self._feeds = feeds
         self._writer = writer
 
-    def write(self, name: str, data: Buffer, size: int | None = None) -> None:
+    def write(self, name: Text, data: Buffer, size: int | None = None) -> None:
         """Append the first `size` bytes of `data` to the feed called `name`."""
-        self._feeds.write(name, _first(data, size))
+        with files_explained():
+            self._feeds.write(text(name), _first(data, size))
 
     def close(self) -> None:
-        """Finish all feeds."""
-        self._feeds.close()
+        """Finish all feeds; a RuntimeError where one lacks tensors."""
+        with files_explained():
+            self._feeds.close()
 
     def __repr__(self) -> str:
         return repr(self._feeds)
 
 
-class Writer:
-    """Writes a new container at `path`, in the place of what is there."""
+class Writer(NotPickled):
+    """Writes a new container at `path`, in the place of what is there.
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._begin(popef_io.Writer(path))
+    Nothing of it is there before `close`. For one thread.
+    """
+
+    def __init__(self, path: Path) -> None:
+        with files_explained():
+            self._begin(popef_io.Writer(path_of(path)))
 
     def _begin(self, writer: popef_io.Writer) -> None:
         self._io = writer
         self._finish = weakref.finalize(self, _close_forgotten, writer)
 
     def writeMetadata(self, metadata: Metadata) -> None:
-        self._io.write(expected(metadata, Metadata).to_io())
+        """Write a metadata blob."""
+        with files_explained():
+            self._io.write(expected(metadata, Metadata).to_io())
 
     def write(self, metadata: Metadata) -> None:
         """`writeMetadata`, as it is called in C++."""
         self.writeMetadata(metadata)
 
-    def createExecutable(self, name: str, compress: bool = False) -> BlobWriter:
-        return BlobWriter(self._io.create_executable(name, compress), self)
+    def createExecutable(self, name: Text, compress: bool = False) -> BlobWriter:
+        """Begin an executable blob; `compress` deflates what is written to it."""
+        with files_explained():
+            blob = self._io.create_executable(text(name), truth(compress))
+        return BlobWriter(blob, self)
 
     def createTensorData(self, info: TensorDataInfo) -> BlobWriter:
+        """Begin a tensor data blob, of exactly the bytes that `info` describes."""
         description = expected(info, TensorDataInfo).to_io()
-        return BlobWriter(self._io.create_tensor_data(description), self)
+        with files_explained():
+            return BlobWriter(self._io.create_tensor_data(description), self)
 
     def createFeedData(self, info: FeedDataInfo) -> BlobWriter:
+        """Begin a feed data blob, whose tensors are written one after another."""
         description = expected(info, FeedDataInfo).to_io()
-        return BlobWriter(self._io.create_feed_data(description), self)
+        with files_explained():
+            return BlobWriter(self._io.create_feed_data(description), self)
 
     def createFeeds(self, infos: Iterable[FeedDataInfo]) -> FeedsWriter:
         """Several feeds that are written in turns."""
         descriptions = [expected(info, FeedDataInfo).to_io() for info in infos]
-        return FeedsWriter(self._io.create_feeds(descriptions), self)
+        with files_explained():
+            return FeedsWriter(self._io.create_feeds(descriptions), self)
 
-    def createOpaqueBlob(self, name: str, executable: str = "") -> BlobWriter:
-        return BlobWriter(self._io.create_opaque_blob(name, executable), self)
+    def createOpaqueBlob(self, name: Text, executable: Text = "") -> BlobWriter:
+        """Begin a blob of any bytes, which belongs to an executable, or to all."""
+        with files_explained():
+            blob = self._io.create_opaque_blob(text(name), text(executable))
+        return BlobWriter(blob, self)
 
     def close(self) -> None:
-        """Finish the last blob and put the file in its place."""
+        """Finish the last blob and put the file in its place; once is enough.
+
+        A RuntimeError, and nothing is left of the file, where no blob was written, one
+        lacks bytes, or the disk does not take it.
+        """
         self._finish.detach()
-        self._io.close()
+        with files_explained():
+            self._io.close()
 
     def __repr__(self) -> str:
         return repr(self._io)
@@ -124,23 +169,32 @@ class FileWriter(Writer):
 
         APPEND = 0
 
-    def __init__(
-        self, path: str | os.PathLike[str], mode: FileWriter.Mode = Mode.APPEND
-    ) -> None:
+    def __init__(self, path: Path, mode: FileWriter.Mode = Mode.APPEND) -> None:
         self.mode = expected(mode, FileWriter.Mode)
-        self._begin(popef_io.FileWriter(path))
+        with files_explained():
+            self._begin(popef_io.FileWriter(path_of(path)))
 
 
-def _first(data: Buffer, size: int | None) -> Buffer:
+def _first(data: Buffer, size: int | None) -> memoryview:
+    """The first `size` bytes of `data`, in row-major order; all of them without it."""
+    if isinstance(data, str):
+        data = data.encode()
+    try:
+        view = data.data if isinstance(data, np.ndarray) else memoryview(data)
+        if view.format == "O":
+            raise TypeError("objects have no bytes of their own")
+        if not view.c_contiguous:
+            view = memoryview(view.tobytes())
+        view = view.cast("B") if view.nbytes else memoryview(b"")
+    except (TypeError, ValueError, BufferError) as error:
+        raise WrongType(
+            f"expected bytes, text or an array of numbers, {got(data)} ({error})"
+        ) from None
     if size is None:
-        return data
-    if isinstance(data, np.ndarray):
-        data = np.ascontiguousarray(data).data
-    view = memoryview(data).cast("B")
-    if not 0 <= size <= len(view):
-        msg = f"size is {size}, the data have {len(view)} bytes"
-        raise ValueError(msg)
-    return view[:size]
+        return view
+    if not 0 <= number(size) <= len(view):
+        raise WrongValue(f"size is {size}, the data have {len(view)} bytes")
+    return view[: index(size)]
 
 
 def _close_forgotten(writer: popef_io.Writer) -> None:

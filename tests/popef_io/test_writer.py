@@ -250,7 +250,8 @@ def test_nothing_is_left_at_exit(tmp_path: Path, end: str) -> None:
 
 
 def test_full_disk(tmp_path: Path) -> None:
-    """The error is the system's, and nothing is left."""
+    """The error is the system's and names the file, and nothing is left."""
+    path = tmp_path / "file"
     code = (
         "import resource, signal, sys, popef_io\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
@@ -264,12 +265,12 @@ def test_full_disk(tmp_path: Path) -> None:
         "    except (OSError, popef_io.PopefError) as error:\n"
         "        print(type(error).__name__, error)\n"
     )
-    command = [sys.executable, "-c", code, str(tmp_path / "file")]
+    command = [sys.executable, "-c", code, str(path)]
     done = subprocess.run(
         command, capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.splitlines() == [
-        "OSError [Errno 27] File too large",
+        f"OSError [Errno 27] File too large: '{path}'",
         "WriterStateError POPLAR_EXECUTABLE 'net' is failed",
         "WriterStateError POPLAR_EXECUTABLE 'net' is failed",
     ]
@@ -311,7 +312,7 @@ def test_full_disk_while(tmp_path: Path, call: str) -> None:
     done = subprocess.run(
         command, capture_output=True, text=True, check=True, timeout=60
     )
-    assert done.stdout == "[Errno 27] File too large\n"
+    assert done.stdout == f"[Errno 27] File too large: '{path}'\n"
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["file"]
 

@@ -1,0 +1,49 @@
+"""Errors of the two faces that have a kind of Python's own as well.
+
+What C++ throws reaches Python as RuntimeError, and programs written for the original
+catch that; arguments of another type are TypeErrors there as here, and a file that is
+not there is an OSError in Python. Each of these is both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+
+class WrongType(TypeError, RuntimeError):
+    """An argument is of another type than is taken here."""
+
+
+class WrongValue(ValueError, RuntimeError):
+    """An argument has the right type and a value it cannot have."""
+
+
+class FileError(OSError, RuntimeError):
+    """The operating system could not do what was asked for with a file."""
+
+
+class FileMissing(FileError, FileNotFoundError):
+    """There is no such file, or no such directory to put it in."""
+
+
+class FileRefused(FileError, PermissionError):
+    """The file may not be read, or not be written."""
+
+
+@contextlib.contextmanager
+def files_explained() -> Iterator[None]:
+    """Raise what the operating system says as a `FileError`, with its number, words and
+    path."""
+    try:
+        yield
+    except FileError:
+        raise
+    except OSError as error:
+        kind = FileError
+        if isinstance(error, FileNotFoundError):
+            kind = FileMissing
+        elif isinstance(error, PermissionError):
+            kind = FileRefused
+        args = (error.errno, error.strerror, error.filename)
+        raise (kind(*args) if error.filename else kind(*error.args)) from error
