@@ -47,7 +47,7 @@ from struct import Struct
 from typing import Final
 
 from engine.errors import InvalidInput
-from engine.memory_pool import RecordPool
+from engine.record_pool import RecordPool
 from engine.ring_buffer import CONTROL_SIZE, RingCounters
 from engine.shared_memory import PAGE, SharedMemory, page_aligned
 

@@ -7,15 +7,12 @@ import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum, IntEnum
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from engine.errors import InvalidConfig
-
-if TYPE_CHECKING:
-    from engine.device import Device
 
 #: Each level has a channel of its own in each replica.
 MAX_PRIORITY_LEVELS = 32
@@ -68,6 +65,13 @@ class DeviceWaitConfig:
         return cls(DeviceWaitStrategy.WAIT_WITH_TIMEOUT, timeout, sleep_time)
 
 
+class AttachedDevice(Protocol):
+    """A `Device`, as far as a configuration knows one: a runner takes nothing else."""
+
+    @property
+    def id(self) -> str: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ModelRunnerConfig:
     """Options of a `ModelRunner`.
@@ -116,7 +120,7 @@ class ModelRunnerConfig:
     replica_to_save_programs_outputs: Mapping[int, Mapping[str, npt.NDArray[Any]]] = (
         field(default_factory=dict)
     )
-    replica_to_device: Mapping[int, Device] = field(default_factory=dict)
+    replica_to_device: Mapping[int, AttachedDevice] = field(default_factory=dict)
     device_wait_config: DeviceWaitConfig = field(default_factory=DeviceWaitConfig)
     check_package_hash: bool = True
     validate_io_params: bool = True

@@ -24,6 +24,8 @@ from engine.errors import DeviceLost, EngineBug, EngineError, InvalidModel
 from popef_io import PopefError
 
 MAX_MESSAGE = 192 * 1024
+#: A message of a session's run has at most so many bytes.
+RUN_MESSAGE = 16 * 1024
 #: What the kernel takes at once (SCM_MAX_FD).
 MAX_FDS = 253
 _CREDENTIALS = struct.Struct("3i")

@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from engine import control
 from engine.back_off import BackOff
@@ -35,18 +35,21 @@ from engine.errors import (
     QueueFull,
 )
 from engine.faults import DeviceFault
-from engine.request import Request
+from engine.request import Request, RequestChannel
 from engine.session_seat import SessionSeat
 from engine.waiting import BlockingDriver
-
-if TYPE_CHECKING:
-    from engine.model_runner import ModelRunner
-    from engine.replica_channel import ReplicaChannel
 
 logger = logging.getLogger(__name__)
 
 #: Seconds a device process may take to start and answer for the first time.
 START_TIMEOUT = 60.0
+
+
+class DeviceUser(Protocol):
+    """Who has models on a device (a model runner)."""
+
+    def reload(self, device: Device) -> None:
+        """Load them again: the device has a new process. Raises EngineError."""
 
 
 class Device:
@@ -82,8 +85,8 @@ class Device:
         self._connection: Connection | None = None
         self.outstanding = 0  # requests in flight, counted by their channels
         self._result_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._channels: dict[int, ReplicaChannel] = {}
-        self._runners: list[ModelRunner] = []
+        self._channels: dict[int, RequestChannel] = {}
+        self._runners: list[DeviceUser] = []
         self._on_lost: list[Callable[[Device], None]] = []
         self._lost_by: str | DeviceFault = "it has not started yet"
         self._back_off = BackOff()
@@ -121,7 +124,7 @@ class Device:
         return self.outstanding
 
     @property
-    def runners(self) -> tuple[ModelRunner, ...]:
+    def runners(self) -> tuple[DeviceUser, ...]:
         return tuple(self._runners)
 
     # -- driving
@@ -228,7 +231,7 @@ class Device:
         return answer
 
     def open_channel(
-        self, mine: ReplicaChannel, channel: Channel, layout: ChannelLayout
+        self, mine: RequestChannel, channel: Channel, layout: ChannelLayout
     ) -> int:
         """Hand a channel over to the process; its number in completions."""
         message = {
@@ -244,7 +247,7 @@ class Device:
             self._channels[number] = mine
         return number
 
-    def close_channel(self, mine: ReplicaChannel) -> None:
+    def close_channel(self, mine: RequestChannel) -> None:
         with self.lock:
             self._channels.pop(mine.number, None)
         with contextlib.suppress(EngineError, OSError):
@@ -253,10 +256,10 @@ class Device:
             self.call(message, timeout=STOP_TIMEOUT)
         mine.close()
 
-    def register(self, runner: ModelRunner) -> None:
+    def register(self, runner: DeviceUser) -> None:
         self._runners.append(runner)
 
-    def unregister(self, runner: ModelRunner) -> None:
+    def unregister(self, runner: DeviceUser) -> None:
         if runner in self._runners:
             self._runners.remove(runner)
 

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from engine import control
 from engine.control import Message
 from engine.errors import Cancelled, EngineBug, EngineError, ExecutionFailed
+from engine.executor import make_executor
 from engine.foresight import reads_to_come
 from engine.host_streams import HostStreams
-from engine.loading import make_executor
 from engine.model_data import ModelData
 from engine.model_file import receive_model
 from engine.onnx_session import make_run_options

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from engine.assembler import Assembler
 from engine.dataflow import Dataflow
@@ -24,9 +24,9 @@ from engine.executable import Executable, Execute, StreamIn
 from engine.onnx_session import OnnxSession, RunOptions, onnx_number
 from engine.program import walk
 from engine.streams import Array, Step, Streams
-from popef_io import DataType, Metadata
+from popef_io import DataType, Metadata, Model
 
-__all__ = ("Executor", "RunOptions", "Streams")
+__all__ = ("Executor", "RunOptions", "Streams", "make_executor")
 
 _log = logging.getLogger(__name__)
 
@@ -240,3 +240,16 @@ def _weights_loaded_by(
         if written & weights:
             loads[number] = frozenset(written & weights)
     return loads
+
+
+def make_executor(model: Model, message: Mapping[str, Any]) -> Executor:
+    """The executor of a model, as a message of the owner's says."""
+    return Executor(
+        Executable.decode(
+            model.executable.raw(),
+            check_digests=bool(message.get("check_package_hash", True)),
+        ),
+        model.metadata,
+        threads=int(message["threads"]),
+        providers=tuple(message.get("providers", ("CPUExecutionProvider",))),
+    )

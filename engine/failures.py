@@ -11,17 +11,13 @@ import signal
 import time
 from collections.abc import Iterable
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from engine.errors import EngineBug, InvalidInput
 from engine.executor import Executor
 from engine.faults import DeviceFault, DeviceFaulted, FaultKind, RecoveryAction
 from engine.onnx_session import RunOptions
+from engine.replica import Replica
 from engine.streams import Streams
-
-if TYPE_CHECKING:
-    from engine.device import Device
-    from engine.replica import Replica
 
 #: "1" lets a device process take the order to fail.
 VARIABLE = "POPGATE_INJECT_FAILURES"
@@ -54,14 +50,6 @@ class Failure(Enum):
         if self.name in FaultKind.__members__:
             return DeviceFault(FaultKind[self.name], text)
         return DeviceFault(FaultKind.RECOVERABLE, text, RecoveryAction[self.name])
-
-
-def inject(device: Device, failure: Failure, *, after: int = 0) -> None:
-    """Let each replica of `device` fail in its next run, or `after` so many runs.
-
-    Raises InvalidInput where its process does not take such orders.
-    """
-    device.call({"op": "inject", "failure": failure.value, "after": after})
 
 
 def obey(replicas: Iterable[Replica], failure: object, after: int) -> None:

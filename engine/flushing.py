@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from engine.config import FlushCallback
 from engine.errors import EngineError
+from engine.replica_channel import ReplicaChannel
 from engine.request import Request
 from engine.tensor import Array, Tensor
-
-if TYPE_CHECKING:
-    from engine.replica_channel import ReplicaChannel
 
 logger = logging.getLogger(__name__)
 

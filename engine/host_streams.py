@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 
 from engine import control
-from engine.control import Message
+from engine.control import RUN_MESSAGE, Message
 from engine.errors import (
     AnchorsNotConnected,
     Cancelled,
@@ -55,8 +55,6 @@ from engine.stream_places import (
 from engine.tensor import Array
 from popef_io import Anchor, DataType, TensorType, decode_strings, encode_strings
 
-#: A message of a run has at most so many bytes.
-RUN_MESSAGE = 16 * 1024
 #: Outputs of one stream that wait for the host before the program waits too.
 _WRITES_AHEAD = 4
 #: Reads that are asked for ahead of need, over all streams; "unlimited" means this.

@@ -11,7 +11,7 @@ from engine.batch import AnchorTable
 from engine.batch_plan import BatchPlan
 from engine.errors import InvalidModel
 from engine.executable import Executable
-from engine.executor import Executor
+from engine.executor import Executor, make_executor
 from engine.model_data import ModelData, ProgramStreams
 from engine.model_file import receive_model
 from engine.regrouping import RegroupingReplica
@@ -91,19 +91,6 @@ def _rules(
         look_ahead=int(message["look_ahead"]),
     )
     return plan, policy
-
-
-def make_executor(model: Model, message: Mapping[str, Any]) -> Executor:
-    """The executor of a model, as a message of the owner's says."""
-    return Executor(
-        Executable.decode(
-            model.executable.raw(),
-            check_digests=bool(message.get("check_package_hash", True)),
-        ),
-        model.metadata,
-        threads=int(message["threads"]),
-        providers=tuple(message.get("providers", ("CPUExecutionProvider",))),
-    )
 
 
 def _regroups(plan: BatchPlan, policy: BatchingPolicy) -> bool:

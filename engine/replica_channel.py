@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import monotonic_ns
-from typing import TYPE_CHECKING
 
 from engine.channel import MAX_RANK, REQUEST, AnchorRing, Channel, ChannelLayout
+from engine.device import Device
 from engine.errors import (
     DeadlineExceeded,
     DeadlineUnreachable,
@@ -22,13 +22,12 @@ from engine.errors import (
 from engine.link import MOST_OUTSTANDING
 from engine.outcome import DONE, Outcome, error_of
 from engine.pace import Pace
-from engine.request import FillUp, OnDone, Request
+from engine.request import FillUp, OnDone, Request, RequestChannel
 from engine.tensor import DataDesc, Tensor
 from engine.tracepoints import Tracepoints
 
-if TYPE_CHECKING:
-    from engine.device import Device
-    from engine.flushing import Flusher
+#: Called with a channel and the name of the input that a run of its replica waits for.
+Flush = Callable[["ReplicaChannel", str], None]
 
 _REQUEST_NUMBERS = itertools.count(1)
 #: When a full queue is said to have room again: before anything is known of its pace,
@@ -37,7 +36,7 @@ UNKNOWN_ROOM_NS = 1_000_000_000
 MIN_ROOM_NS = 1_000_000
 
 
-class ReplicaChannel:
+class ReplicaChannel(RequestChannel):
     """The rings to one replica on one device, and the requests on their way.
 
     `limit` requests at most are in flight. Those for which the rings have no room yet
@@ -69,7 +68,7 @@ class ReplicaChannel:
         self.pace = pace
         self.priority = priority
         self.levels: tuple[ReplicaChannel, ...] = ()
-        self.flusher: Flusher | None = None
+        self.flusher: Flush | None = None
         self.tracepoints: Tracepoints | None = None
         self._rows = 0
         self._in_flight: dict[int, Request] = {}
@@ -345,6 +344,13 @@ class ReplicaChannel:
     def usable(self) -> bool:
         """Whether requests can be taken: false once closed or lost."""
         return not self._closed
+
+    def wait(self, request: Request, timeout: float | None) -> bool:
+        return self.device.wait(request, timeout)
+
+    def join(self) -> None:
+        with self._lock:  # under which requests are resolved
+            pass
 
     def abandon(self, request: Request, error: EngineError) -> None:
         """Resolve a request now; the device drops it, or its result is discarded."""

@@ -20,7 +20,13 @@ from engine.control import Message
 from engine.device import Device
 from engine.device_manager import DeviceManager
 from engine.device_state import DeviceState
-from engine.errors import DeviceLost, EngineError, InvalidInput, RunnerClosed
+from engine.errors import (
+    DeviceLost,
+    EngineError,
+    InvalidConfig,
+    InvalidInput,
+    RunnerClosed,
+)
 from engine.flushing import Flusher
 from engine.frozen import frozen_tensors
 from engine.model_file import handed_over
@@ -178,7 +184,7 @@ class ReplicaSet:
 
     def attach(self, manager: DeviceManager | None) -> None:
         """Give each replica its device."""
-        given, count = self._config.replica_to_device, self._config.replication_factor
+        given, count = self._given(), self._config.replication_factor
         missing = count - len(given)
         if missing:
             own = (manager or DeviceManager()).get_devices(
@@ -195,6 +201,17 @@ class ReplicaSet:
             if self._config.record_tracepoints:
                 size = self._config.request_tracepoints_buffer_size
                 self._tracepoints.append(Tracepoints(size, device.lock))
+
+    def _given(self) -> dict[int, Device]:
+        """The devices that the configuration gives to replicas."""
+        given = {}
+        for replica, device in self._config.replica_to_device.items():
+            if not isinstance(device, Device):
+                kind = type(device).__name__
+                msg = f"replica_to_device[{replica}] must be a Device, got {kind}"
+                raise InvalidConfig(msg)
+            given[replica] = device
+        return given
 
     def load(self) -> None:
         """Load the model on every replica."""

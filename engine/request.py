@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from engine.channel import FILLS_UP
 from engine.errors import Cancelled, EngineError
 from engine.tensor import Tensor
-
-if TYPE_CHECKING:
-    from engine.replica_channel import ReplicaChannel
 
 OnDone = Callable[["Request"], None]
 
@@ -50,7 +47,7 @@ class Request:
 
     def __init__(
         self,
-        channel: ReplicaChannel,
+        channel: RequestChannel,
         number: int,
         rows: int,
         deadline_ns: int,
@@ -91,7 +88,7 @@ class Request:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until it is done, at most `timeout` seconds; whether it is."""
-        return self.channel.device.wait(self, timeout)
+        return self.channel.wait(self, timeout)
 
     def __repr__(self) -> str:
         state = "waiting"
@@ -105,3 +102,59 @@ class FillUp(Request):
 
     flags = FILLS_UP
     __slots__ = ()
+
+
+class RequestChannel(ABC):
+    """The way of requests to one replica, as its device and they see it.
+
+    Runners implement it (engine/replica_channel.py). A device calls `finish`,
+    `fail_all` and `close` with its lock held, in the thread that polls.
+    """
+
+    #: Of the replica in its device process, and of the channel in completions.
+    replica: int
+    number: int
+    #: A level of the model, 1 the highest; 0 where there are no levels.
+    priority: int
+
+    @property
+    @abstractmethod
+    def in_flight(self) -> int:
+        """How many requests."""
+
+    @property
+    @abstractmethod
+    def waiting(self) -> list[Request]:
+        """The requests in flight, oldest first."""
+
+    @abstractmethod
+    def finish(
+        self,
+        outcome: int,
+        number: int,
+        queue_ns: int,
+        compute_ns: int,
+        rows: int,
+        text: str,
+    ) -> None:
+        """A completion of request `number` has come."""
+
+    @abstractmethod
+    def abandon(self, request: Request, error: EngineError) -> None:
+        """Resolve a request now, with `error`. From any thread."""
+
+    @abstractmethod
+    def wait(self, request: Request, timeout: float | None) -> bool:
+        """Block until a request is done, at most `timeout` seconds; whether it is."""
+
+    @abstractmethod
+    def join(self) -> None:
+        """Return once a thread that resolves requests just now, if any, is done."""
+
+    @abstractmethod
+    def fail_all(self, error: EngineError) -> None:
+        """Resolve all requests with `error`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Take no more requests, and give the memory back."""

@@ -60,9 +60,7 @@ class ExecuteResult(Mapping[str, Array]):
         if request is None or not request.wait(timeout):
             return False
         if not self._taken:
-            # It is being taken by the thread that resolves it, under this lock.
-            with request.channel.device.lock:
-                pass
+            request.channel.join()  # it is being taken by the thread that resolves it
         error = request.error or self._failure
         if error is not None:
             raise error.again()

@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, NoReturn
 from engine import control
 from engine.bindings import Sink, Source
 from engine.connections import Connections
-from engine.control import Message
+from engine.control import RUN_MESSAGE, Message
 from engine.errors import (
     DeadlineExceeded,
     EngineBug,
     EngineError,
     ExecutionFailed,
 )
-from engine.host_streams import RUN_MESSAGE
 from engine.shared_memory import SharedMemory
 
 if TYPE_CHECKING:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from engine.errors import DeviceBusy
 
-if TYPE_CHECKING:
-    from engine.residence import Residence
-
 #: Seconds that somebody waits for programs of another session, or thread, to end.
 TURN_TIMEOUT = 10.0
+
+
+class Resident(Protocol):
+    """Who sits on the seat, as the session that wants it next sees it."""
+
+    def leave(self, *, save: bool) -> None: ...
 
 
 class SessionSeat:
@@ -24,7 +27,7 @@ class SessionSeat:
 
     def __init__(self) -> None:
         #: Changed by who has the turn only.
-        self.resident: Residence | None = None
+        self.resident: Resident | None = None
         self._lock = threading.Lock()
         self._holder: int | None = None
 

@@ -5,14 +5,22 @@ from __future__ import annotations
 import select
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from engine.device import Device
-    from engine.request import Request
+from engine.request import Request
 
 #: Seconds after which a waiting thread looks again whether it should drive.
 _LOOK_AGAIN = 0.5
+
+
+class Driven(Protocol):
+    """What the driver needs of a device (engine/device.py says what it does)."""
+
+    def fileno(self) -> int: ...
+    def lost_fileno(self) -> int: ...
+    def poll(self) -> int: ...
+    def check(self) -> bool: ...
+    def expire(self) -> int: ...
 
 
 class BlockingDriver:
@@ -22,7 +30,7 @@ class BlockingDriver:
     descriptors and calls `poll`, for all of them. Thread-safe.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Driven) -> None:
         self.adopted = False
         self._device = device
         self._driver = threading.Lock()

@@ -20,7 +20,7 @@ from engine import (
     ModelRunnerConfig,
     Tensor,
 )
-from engine.failures import VARIABLE, Failure, inject
+from engine.failures import VARIABLE, Failure
 from engine.faults import DeviceFault, FaultKind, RecoveryAction
 from tests.engine import models
 
@@ -43,6 +43,11 @@ def devices() -> Iterator[list[Device]]:
         patch.setenv(VARIABLE, "1")
         with manager.get_device() as first, manager.get_device() as second:
             yield [first, second]
+
+
+def inject(device: Device, failure: Failure, *, after: int = 0) -> None:
+    """Let each replica of `device` fail in its next run, or `after` so many runs."""
+    device.call({"op": "inject", "failure": failure.value, "after": after})
 
 
 def config(devices: list[Device], *, auto_reset: bool) -> ModelRunnerConfig:
