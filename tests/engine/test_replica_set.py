@@ -100,17 +100,18 @@ def test_without_an_id_the_least_busy_takes_it(
 
 def test_fewer_devices_than_replicas_end_as_the_wait_policy_says(affine: Path) -> None:
     manager = DeviceManager("cpu:50-51")
-    three = ModelRunnerConfig(replication_factor=3)
-    with pytest.raises(NoDeviceAvailable):
-        ModelRunner(affine, three, manager=manager)
+    two = ModelRunnerConfig(replication_factor=2)
     timeout = ModelRunnerConfig(
-        replication_factor=3,
+        replication_factor=2,
         device_wait_config=DeviceWaitConfig.with_timeout(0.05, 0.01),
     )
-    with pytest.raises(DeviceWaitTimeout):
-        ModelRunner(affine, timeout, manager=manager)
-    # What was attached for the first two is free again.
-    assert [info.state for info in manager.list()] == ["free", "free"]
+    with manager.get_specific_device("cpu:51"):
+        with pytest.raises(NoDeviceAvailable):
+            ModelRunner(affine, two, manager=manager)
+        with pytest.raises(DeviceWaitTimeout):
+            ModelRunner(affine, timeout, manager=manager)
+        # What could have been the first one's is free again.
+        assert [info.state for info in manager.list()] == ["free", "attached"]
 
 
 def test_a_device_that_comes_free_in_time_is_taken(affine: Path) -> None:
