@@ -96,13 +96,18 @@ def read_section(kind: type[T], document: Mapping[str, Any]) -> T:
 
 
 def _unknown(name: str, known: Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
+    close = difflib.get_close_matches(name[:100], known, n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""
-    return f"unknown key {name!r}{hint}; known keys are {', '.join(sorted(known))}"
+    return (
+        f"unknown key {_shown(name)}{hint}; known keys are {', '.join(sorted(known))}"
+    )
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # a number of more digits than Python writes
+        return f"a {type(value).__name__} that is too large"
     return text if len(text) <= 100 else text[:97] + "..."
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from app.model_files import file_inside, read_array, shown
 from engine import Array
 from popef_io import Anchor, DataType, Model, TensorType
 
@@ -77,14 +78,14 @@ def frozen_arrays(model: Model, values: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def _file(folder: Path, name: str) -> FrozenFile:
-    path = (folder / name).resolve()
-    if not path.is_relative_to(folder.resolve()):
-        msg = f"frozen_inputs: file {name!r} is not in the model's folder"
-        raise ValueError(msg)
+    try:
+        path = file_inside(folder, name)
+    except ValueError as e:
+        raise ValueError(f"frozen_inputs: file {shown(name)} {e}") from None
     try:
         found = path.stat()
     except OSError as e:
-        msg = f"frozen_inputs: file {name!r} cannot be read: {e.strerror}"
+        msg = f"frozen_inputs: file {shown(name)} cannot be read: {e.strerror}"
         raise ValueError(msg) from e
     return FrozenFile(path, found.st_size, found.st_mtime_ns)
 
@@ -95,8 +96,10 @@ def _array(anchor: Anchor, value: Any) -> Array:
         msg = f"the model has no folder in which {value!r} could be"
         raise ValueError(msg)
     if isinstance(value, FrozenFile):
-        found: Array = np.load(value.path, mmap_mode="r", allow_pickle=False)
-        return found
+        try:
+            return read_array(value.path)
+        except ValueError as e:
+            raise ValueError(f"file {shown(value.path.name)} {e}") from None
     kind = info.data_type.name
     if info.data_type in _BITS or info.data_type is DataType.STRING:
         msg = f"{kind} cannot be written here; use a {SUFFIX} file"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from app.model_files import file_inside, read_text, shown
+
 MAX_LABEL_BYTES = 1 << 20  # of one file: 50,000 names of 20 letters
 _MAX_OUTPUTS = 1000
 
@@ -33,22 +35,8 @@ def read_labels(folder: Path, name: str) -> tuple[str, ...]:
 
     Raises ValueError for a file that is not there, lies elsewhere or is too large.
     """
-    path = (folder / name).resolve()
-    if not path.is_relative_to(folder.resolve()):
-        msg = f"labels file {name!r} is not in the model's folder"
-        raise ValueError(msg)
     try:
-        with path.open("rb") as file:
-            text = file.read(MAX_LABEL_BYTES + 1)
-    except OSError as e:
-        msg = f"labels file {name!r} cannot be read: {e.strerror}"
-        raise ValueError(msg) from e
-    if len(text) > MAX_LABEL_BYTES:
-        msg = f"labels file {name!r} is larger than {MAX_LABEL_BYTES} bytes"
-        raise ValueError(msg)
-    try:
-        lines = text.decode("utf-8-sig").splitlines()
-    except UnicodeDecodeError as e:
-        msg = f"labels file {name!r} is not UTF-8: {e.reason} at byte {e.start}"
-        raise ValueError(msg) from None
-    return tuple(line.rstrip() for line in lines)
+        text = read_text(file_inside(folder, name), MAX_LABEL_BYTES)
+    except ValueError as e:
+        raise ValueError(f"labels file {shown(name)} {e}") from None
+    return tuple(line.rstrip() for line in text.splitlines())

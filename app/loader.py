@@ -94,12 +94,13 @@ class ModelLoader:
             memory = self._memory(files, config)
             runner = self._open(label, files, config)
         try:
-            spec = make_spec(name, source, config, runner)
-            warmed = _warm_up(spec, runner, source, config, replaces)
-            scheduler = make_scheduler(spec, runner, source, config)
-        except (ValueError, WarmupFailed) as e:
+            with explained(label):
+                spec = make_spec(name, source, config, runner)
+                warmed = _warm_up(spec, runner, source, config, replaces)
+                scheduler = make_scheduler(spec, runner, source, config)
+        except BaseException:
             runner.close()
-            raise LoadError(str(e)) from e
+            raise
         seconds = time.monotonic() - start
         logger.debug("model %s is loaded (%.3f s)", label, seconds)
         if scheduler is not None:
@@ -151,7 +152,7 @@ def explained(label: str) -> Iterator[None]:
         yield
     except LoadError:
         raise
-    except (EngineError, PopefError, ValueError) as e:
+    except (EngineError, PopefError, ValueError, WarmupFailed) as e:
         raise LoadError(str(e)) from e
     except OSError as e:
         raise LoadError(f"cannot be read: {e}") from e

@@ -13,6 +13,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from app.config_keys import (
     KeyProblem,
     boolean,
@@ -31,6 +33,7 @@ from app.config_keys import (
 from app.ensemble_config import EnsembleConfig
 from app.frozen_inputs import check_frozen, with_frozen_files
 from app.labels import check_labels, read_labels
+from app.model_files import read_text
 from app.priorities import PriorityLevel, check_levels
 from app.saved_state import save_folder
 from app.sequence_config import SequenceConfig
@@ -67,6 +70,14 @@ def _batching_dim(value: Any) -> int | None:
     except ValueError:
         raise ValueError('"auto" or the number of a dimension') from None
     return found
+
+
+def _example(value: Any) -> Mapping[str, Any]:
+    try:
+        orjson.dumps(value)
+    except orjson.JSONEncodeError as e:
+        raise ValueError(f"a table of what JSON can hold ({e})") from None
+    return table(value)
 
 
 def _devices(value: Any) -> tuple[int, ...]:
@@ -169,7 +180,7 @@ class ModelConfig:
         None, section(EnsembleConfig), "the graph of other models that this one is"
     )
     example: Mapping[str, Any] = key(
-        dict, table, "values of inputs by name, for the documentation page"
+        dict, _example, "values of inputs by name, for the documentation page"
     )
 
     def __post_init__(self) -> None:
@@ -210,13 +221,15 @@ class ModelConfig:
 def read_document(path: Path) -> dict[str, Any]:
     """The tables of a ``config.toml``, unchecked. Raises `ModelConfigError`."""
     try:
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            msg = f"{path.name} is larger than {MAX_CONFIG_BYTES} bytes"
-            raise ModelConfigError(msg)
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as e:
-        msg = f"{path.name} cannot be read: {e}"
-        raise ModelConfigError(msg) from e
+        text = read_text(path, MAX_CONFIG_BYTES)
+    except ValueError as e:
+        raise ModelConfigError(f"{path.name} {e}") from None
+    try:
+        return tomllib.loads(text)
+    except (ValueError, ArithmeticError, RecursionError, MemoryError) as e:
+        # A date that no calendar has, a number of thousands of digits, tables in
+        # tables: the grammar allows more than Python can hold.
+        raise ModelConfigError(f"{path.name} cannot be read: {e}") from None
 
 
 def with_files(config: ModelConfig, folder: Path, name: str) -> ModelConfig:
@@ -234,7 +247,7 @@ def with_files(config: ModelConfig, folder: Path, name: str) -> ModelConfig:
             output: read_labels(folder, value) if isinstance(value, str) else value
             for output, value in config.labels.items()
         }
-    except ValueError as e:
+    except (ValueError, OSError) as e:
         raise ModelConfigError(f"{name}: {e}") from None
     return replace(
         config, labels=labels, frozen_inputs=frozen, save_outputs=save_outputs

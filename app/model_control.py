@@ -202,7 +202,8 @@ class ModelControl:
     ) -> ModelSource:
         """The model in the folder. Raises `RepositoryError` where there is none."""
         folder = root or self._repository.root
-        source = await self._pool.run(lambda: scan_model(folder, name, config))
+        scan = partial(scan_model, folder, name, config, is_upload=root is not None)
+        source = await self._pool.run(scan)
         if source is None:
             msg = (
                 f"failed to load '{name}', failed to poll from model repository: "
@@ -221,6 +222,9 @@ class ModelControl:
             problem = record.problem
         except (RepositoryError, OSError) as e:
             problem = record.reason = str(e)
+        except Exception as e:  # whatever is wrong with one keeps no other away
+            logger.exception("model %s: unexpected", name)
+            problem = record.reason = f"{type(e).__name__}: {e}; this is a bug"
         record.is_pending = False
         if problem:
             logger.error("failed to load '%s': %s", name, problem)
@@ -254,7 +258,12 @@ class ModelControl:
                 self._unsettled[name] = stamp
             else:
                 del self._unsettled[name]
-                await self._follow(name, source)
+                try:
+                    await self._follow(name, source)
+                except Exception as e:
+                    logger.exception("model %s: unexpected", name)
+                    reason = f"{type(e).__name__}: {e}; this is a bug"
+                    self._repository.record(name).reason = reason
 
     async def _follow(self, name: str, source: ModelSource | None) -> None:
         if source is None:

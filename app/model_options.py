@@ -7,7 +7,7 @@ each over the one before; none is needed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,20 @@ from app.triton import (
 )
 
 OVERRIDE = "the config of the load request"
+_KEYS = frozenset(item.name for item in fields(ModelConfig))
+#: What a load request may set: how a model runs, and nothing of what it may do to the
+#: machine. Who may load models may not therefore write files (`save_outputs`), or take
+#: more memory than the operator gives (`memory`).
+REQUESTABLE = frozenset(
+    {
+        "batching", "batching_dim", "channel_memory", "check_package_hash",
+        "default_priority", "devices", "ensemble", "example", "frozen_inputs",
+        "instances", "labels", "max_batch_size", "max_queue_delay", "max_queue_size",
+        "max_request_rows", "max_timeout", "optional_inputs", "preferred_batch_sizes",
+        "priority", "priority_levels", "responses", "sequence", "timeout", "versions",
+        "warmup",
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +63,13 @@ def read_options(
     pbtxt: Path | None,
     toml: Path | None,
     override: str | None = None,
+    *,
+    is_upload: bool = False,
 ) -> ModelOptions:
     """The options of model `name`, whose files are in `folder`; `override` is JSON.
 
-    Raises `ModelConfigError`.
+    `is_upload`: the files came with a load request as well. Raises `ModelConfigError`,
+    also where such a request sets what is the operator's to set.
     """
     try:
         triton = Translation()
@@ -67,14 +84,12 @@ def read_options(
     layers.append((OVERRIDE, changes.options))
     merged: dict[str, Any] = {}
     for label, layer in layers:
+        if is_upload or label == OVERRIDE:
+            _check_requestable(label, layer)
         parse_model_config(layer, label)
         merged |= layer
     together = " and ".join(label for label, layer in layers if layer)
     config = parse_model_config(merged, together)
-    if "save_outputs" in changes.options:
-        # Who may load models may not therefore write anywhere.
-        msg = f"{OVERRIDE}: save_outputs can be set in config.toml only"
-        raise ModelConfigError(msg)
     if folder is not None:
         config = with_files(config, folder, together)
     return ModelOptions(
@@ -86,6 +101,14 @@ def read_options(
         changes.filename or triton.filename,
         triton.notes + changes.notes,
     )
+
+
+def _check_requestable(label: str, layer: Mapping[str, Any]) -> None:
+    for key in layer:
+        if key in _KEYS and key not in REQUESTABLE:
+            where = label if label == OVERRIDE else f"{label} of the load request"
+            msg = f"{where}: {key} can be set in the model repository only"
+            raise ModelConfigError(msg)
 
 
 def _override(name: str, override: str | None) -> Translation:

@@ -22,6 +22,7 @@ from app.scan import (
     WARMUP_FOLDER,
     ModelSource,
     VersionSource,
+    is_folder,
     is_version,
     names_in,
     scan_model,
@@ -159,7 +160,8 @@ class _Previewer:
         preview = VersionPreview(source.version, tuple(p.name for p in source.files))
         try:
             if config.ensemble is not None:
-                return replace(preview, spec=self._ensemble(name, source, config))
+                with explained(f"{name}/{source.version}"):
+                    return replace(preview, spec=self._ensemble(name, source, config))
             with explained(f"{name}/{source.version}"):
                 spec, memory = self._loadable(name, source, config)
         except LoadError as e:
@@ -235,11 +237,13 @@ def _placed(name: str, text: str, place: str = "") -> str:
 
 def _odd_entries(folder: Path) -> Iterator[str]:
     """Notes on what lies in a model's folder and looks as if somebody meant it."""
-    if not folder.is_dir():
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError:  # there is none, or it is told elsewhere
         return
-    for entry in sorted(folder.iterdir()):
+    for entry in entries:
         name = entry.name
-        if entry.is_dir():
+        if is_folder(entry):
             if any(c.isdigit() for c in name) and not is_version(name):
                 yield (
                     f"{folder.name}/{name}: this is no version and is not served; "

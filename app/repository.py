@@ -251,6 +251,10 @@ class ModelRepository:
         except LoadError as e:
             self.budget.give(reserved)
             return e
+        except Exception as e:  # whatever is wrong with one keeps no other away
+            self.budget.give(reserved)
+            logger.exception("model %s/%s: unexpected", record.name, source.version)
+            return LoadError(f"{type(e).__name__}: {e}; this is a bug")
         self.budget.correct(reserved, loaded.memory)
         if self._closing:
             loaded.runner.close()

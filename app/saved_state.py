@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 import numpy as np
 
+from app.model_files import shown
 from engine import Array, EngineError, ModelRunner
 
 logger = logging.getLogger(__name__)
@@ -28,7 +29,12 @@ def save_folder(name: str, folder: Path) -> str:
 
     Files that come and go there would be taken for another version.
     """
-    path = (folder / name).resolve()
+    try:
+        path = (folder / name).resolve()
+        path.exists()  # it need not, but must be a name that a folder can have
+    except (OSError, RuntimeError) as e:
+        why = getattr(e, "strerror", None) or "its links lead in a circle"
+        raise ValueError(f"save_outputs {shown(name)}: {why}") from None
     try:
         parts = path.relative_to(folder.resolve()).parts
     except ValueError:

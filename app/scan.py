@@ -18,9 +18,9 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -36,6 +36,7 @@ TRITON_MODEL = "model.onnx"  # what Triton takes where there are several
 SUFFIXES = (".popef", ".onnx")
 SINGLE_FILE_VERSION = 1
 MAX_FILES = 10_000  # in one folder of a model
+MAX_PROBLEM = 2000  # characters of what is wrong with a model
 
 Stamp: TypeAlias = tuple[tuple[object, ...], ...]
 """Names, sizes and times of files: what changes when they do."""
@@ -123,12 +124,14 @@ def names_in(root: Path) -> tuple[list[str], list[str]]:
 
 
 def scan_model(
-    root: Path, name: str, override: str | None = None
+    root: Path, name: str, override: str | None = None, *, is_upload: bool = False
 ) -> ModelSource | None:
     """The model of that name as it lies there now; None where there is none.
 
-    `override` is a configuration in JSON that has the last word. What is wrong with
-    the model is told in `problem`. Raises OSError if the folder cannot be listed.
+    `override` is a configuration in JSON that has the last word; `is_upload` says that
+    the files came with it. Whatever is wrong with the model is told in `problem`: one
+    of them never keeps others from being found. Raises OSError if the folder cannot be
+    listed.
     """
     if not is_model_name(name):
         return None
@@ -142,12 +145,19 @@ def scan_model(
     stamp: Stamp = ()
     try:
         stamp = _stamp_of(root.resolve(), entries)
-        found = _read_model(root.resolve(), name, sorted(entries), override)
+        read = partial(read_options, override=override, is_upload=is_upload)
+        found = _read_model(root.resolve(), name, sorted(entries), read)
         return replace(found, stamp=stamp)
     except (ScanError, ModelConfigError) as e:
-        return ModelSource(name, problem=str(e), stamp=stamp)
+        problem = str(e)
     except OSError as e:
-        return ModelSource(name, problem=f"cannot be read: {e}", stamp=stamp)
+        problem = f"cannot be read: {e}"
+    except Exception as e:
+        logger.exception("model %s: unexpected", name)
+        problem = f"cannot be read: {type(e).__name__}: {e}; this is a bug"
+    if len(problem) > MAX_PROBLEM:
+        problem = f"{problem[:MAX_PROBLEM]}..."
+    return ModelSource(name, problem=problem, stamp=stamp)
 
 
 def _stamp_of(root: Path, entries: Iterable[Path]) -> Stamp:
@@ -155,12 +165,12 @@ def _stamp_of(root: Path, entries: Iterable[Path]) -> Stamp:
     paths: list[Path] = []
     for entry in entries:
         paths.append(entry)
-        if not _is_inside(root, entry) or not entry.is_dir():
+        if not _is_inside(root, entry) or not is_folder(entry):
             continue
         for inner in _listed(entry):
             paths.append(inner)
             read = is_version(inner.name) or inner.name == WARMUP_FOLDER
-            if read and inner.is_dir():
+            if read and is_folder(inner):
                 paths += _listed(inner) if _is_inside(root, inner) else ()
     return _stamp(paths)
 
@@ -189,26 +199,41 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def _is_inside(root: Path, path: Path) -> bool:
-    return path.resolve().is_relative_to(root)
+    return _resolved(path).is_relative_to(root)
+
+
+def _resolved(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except RuntimeError:  # what older Pythons make of it
+        raise ScanError(f"{path.name} is a link that leads in a circle") from None
+
+
+def is_folder(path: Path) -> bool:
+    """Whether it can be seen to be one: a link may lead where nobody may look."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
 
 
 def _name_of(entry: Path) -> str | None:
     """The model that an entry of the repository belongs to."""
     if entry.name.startswith("."):
         return None
-    if entry.suffix in SUFFIXES and not entry.is_dir():
+    if entry.suffix in SUFFIXES and not is_folder(entry):
         return entry.stem
-    return entry.name if entry.is_dir() else None
+    return entry.name if is_folder(entry) else None
 
 
 def _read_model(
-    root: Path, name: str, entries: list[Path], override: str | None
+    root: Path, name: str, entries: list[Path], read: Callable[..., ModelOptions]
 ) -> ModelSource:
     folders = [e for e in entries if _inside(root, e).is_dir()]
     files = [_inside(root, e) for e in entries if e not in folders]
     folder = folders[0] if folders else None
     pbtxt, toml = (_option_file(root, folder, n) for n in (PBTXT_NAME, CONFIG_NAME))
-    options = read_options(name, folder, pbtxt, toml, override)
+    options = read(name, folder, pbtxt, toml)
     versions: list[VersionSource] = []
     if folder is not None:
         versions += _read_versions(root, folder, options)
@@ -264,7 +289,7 @@ def _read_versions(
     root: Path, folder: Path, options: ModelOptions
 ) -> Iterator[VersionSource]:
     for entry in folder.iterdir():
-        if not is_version(entry.name) or not entry.is_dir():
+        if not is_version(entry.name) or not is_folder(entry):
             continue
         version = int(entry.name)
         if (
@@ -280,6 +305,9 @@ def _read_versions(
             yield VersionSource(version, files, stamp=stamp)
         except ScanError as e:
             yield VersionSource(version, problem=str(e), stamp=stamp)
+        except OSError as e:
+            problem = f"version {version} cannot be read: {e.strerror}"
+            yield VersionSource(version, problem=problem, stamp=stamp)
 
 
 def _read_version(root: Path, folder: Path, filename: str) -> tuple[Path, ...]:
@@ -308,7 +336,7 @@ def _read_version(root: Path, folder: Path, filename: str) -> tuple[Path, ...]:
 
 def _inside(root: Path, path: Path) -> Path:
     """`path` with links followed; raises `ScanError` if that leaves the repository."""
-    resolved = path.resolve()
+    resolved = _resolved(path)
     if not resolved.is_relative_to(root):
         msg = f"{path.name} is a link out of the model repository"
         raise ScanError(msg)

@@ -63,7 +63,10 @@ def parse_size(value: object) -> int:
         raise ValueError(msg)
     number, unit, binary = match.groups()
     decimal = bool(unit) and not binary and str(value).strip().lower().endswith("b")
-    return int(float(number) * (1000 if decimal else 1024) ** _POWER[unit.lower()])
+    size = float(number) * (1000 if decimal else 1024) ** _POWER[unit.lower()]
+    if not math.isfinite(size):
+        raise ValueError("a size of hundreds of digits is none")
+    return int(size)
 
 
 def size_text(size: int) -> str:

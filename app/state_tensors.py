@@ -17,6 +17,7 @@ import numpy as np
 
 from app.config_keys import integer, key, text
 from app.limits import DEFAULT_LIMITS
+from app.model_files import file_inside, read_array, shown
 from app.spec import ModelSpec, TensorSpec
 from engine import Tensor
 
@@ -123,15 +124,10 @@ def _zeros(
 
 
 def _read_array(tensor: TensorSpec, folder: Path, name: str) -> np.ndarray[Any, Any]:
-    path = folder / name
     try:
-        if path.stat().st_size > MAX_STATE_BYTES:
-            msg = f"{name} is larger than {MAX_STATE_BYTES} bytes"
-            raise ValueError(msg)
-        array: np.ndarray[Any, Any] = np.load(path, allow_pickle=False)
-    except (OSError, EOFError) as e:
-        msg = f"the initial state {name} cannot be read: {e}"
-        raise ValueError(msg) from None
+        array = read_array(file_inside(folder, name), MAX_STATE_BYTES)
+    except ValueError as e:
+        raise ValueError(f"the initial state {shown(name)} {e}") from None
     if not tensor.type.item_size or array.dtype != tensor.type.dtype:
         msg = f"{name} holds {array.dtype}, input '{tensor.name}' is {tensor.datatype}"
         raise ValueError(msg)

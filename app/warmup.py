@@ -17,6 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from app.limits import DEFAULT_LIMITS
+from app.model_files import file_inside, read_array, read_bytes
+from app.scan import WARMUP_FOLDER
 from app.spec import ModelSpec, TensorSpec
 from app.warmup_config import WarmupConfig, WarmupInput, WarmupSample
 from engine import Array, EngineError, ModelRunner, Tensor
@@ -225,16 +227,18 @@ def _from_file(
     if folder is None:
         msg = f"file {wanted.file}: a model without a folder has no files"
         raise ValueError(msg)
-    path = folder / "warmup" / wanted.file
-    if not path.resolve().is_relative_to(folder.resolve()):
-        msg = f"file {wanted.file} is a link out of the model's folder"
-        raise ValueError(msg)
+    try:
+        path = file_inside(folder, f"{WARMUP_FOLDER}/{wanted.file}")
+        if path.suffix == ".npy":
+            array = read_array(path)
+        else:
+            data = read_bytes(path, DEFAULT_LIMITS.max_body_bytes)
+    except ValueError as e:
+        raise ValueError(f"file {wanted.file} {e}") from None
     if path.suffix == ".npy":
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
         data_type = tensor.data_type if array.dtype == tensor.type.dtype else None
         return Tensor.from_numpy(np.ascontiguousarray(array), data_type)
     shape = _shape(tensor, rows, wanted)
-    data = path.read_bytes()
     expected = math.prod(shape) * tensor.type.item_size
     if tensor.type.item_size and len(data) != expected:
         msg = (

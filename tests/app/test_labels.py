@@ -25,7 +25,7 @@ def test_one_a_line(tmp_path: Path) -> None:
         ("/etc/passwd", "not in the model's folder"),
         ("link.txt", "not in the model's folder"),
         ("large.txt", "is larger than"),
-        ("latin.txt", "is not UTF-8"),
+        ("latin.txt", "it is not UTF-8"),
         (".", "cannot be read"),
     ],
 )

@@ -264,7 +264,7 @@ def test_an_empty_configuration_is_enough(served: ServedGateway) -> None:
             "config.pbtxt: input 'INPUT0' is declared as FP32, but the model has",
         ),
         ("typo", "config.pbtxt: unknown field 'max_batchsize' in ModelConfig (line 1,"),
-        ("cold", "warm-up: [Errno 2] No such file or directory"),
+        ("cold", "warm-up: file one cannot be read: No such file"),
     ],
 )
 def test_what_is_wrong_is_told(served: ServedGateway, name: str, message: str) -> None:

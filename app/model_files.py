@@ -1,0 +1,126 @@
+"""Reading the small files beside a model: options, labels, values of tensors.
+
+Whoever can write into a repository can put anything in their place, at any time. So
+nothing is waited for (a pipe), nothing but regular files is read, at most as much as
+was agreed, and nothing of them stays mapped: a mapped file that is cut short ends the
+process that looks at it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from app.settings import size_text
+
+_STEP = 1 << 20  # bytes read at once
+
+
+def shown(name: str) -> str:
+    """A name as it stands in a message: quoted, not too long."""
+    text = repr(name)
+    return text if len(text) <= 300 else text[:297] + "..."
+
+
+def file_inside(folder: Path, name: str) -> Path:
+    """The file called `name` in a model's folder, with links followed.
+
+    Raises ValueError, whose text follows the name, where it would be elsewhere, or is
+    no name that a file can have.
+    """
+    try:
+        path = (folder / name).resolve()
+        inside = path.is_relative_to(folder.resolve())
+    except OSError as e:
+        raise ValueError(f"cannot be read: {e.strerror}") from None
+    except RuntimeError:  # what older Pythons make of links that lead in a circle
+        raise ValueError("cannot be read: its links lead in a circle") from None
+    if not inside:
+        raise ValueError("is not in the model's folder")
+    return path
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """What is in a regular file of at most `most` bytes; links are followed.
+
+    Raises ValueError, whose text follows the name of the file, where it cannot be read,
+    is none or is larger.
+    """
+    with _opened(path) as descriptor:
+        parts: list[bytes] = []
+        size = 0
+        while part := os.read(descriptor, min(_STEP, most + 1 - size)):
+            parts.append(part)
+            size += len(part)
+            if size > most:
+                raise ValueError(f"is larger than {size_text(most)}")
+        return b"".join(parts)
+
+
+def read_text(path: Path, most: int) -> str:
+    """`read_bytes`, as UTF-8 with or without a mark at its beginning."""
+    data = read_bytes(path, most)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as e:
+        raise ValueError(
+            f"cannot be read: it is not UTF-8: {e.reason} at byte {e.start}"
+        ) from None
+
+
+def read_array(path: Path, most: int | None = None) -> npt.NDArray[Any]:
+    """The array in an ``.npy`` file of at most `most` bytes, read-only.
+
+    A copy, which takes as much memory as the file has bytes. Raises ValueError as
+    `read_bytes` does, and for what holds no array or less than it announces.
+    """
+    with _opened(path) as descriptor:
+        size = os.fstat(descriptor).st_size
+        if most is not None and size > most:
+            raise ValueError(f"is larger than {size_text(most)}")
+        copy = os.memfd_create("npy", os.MFD_CLOEXEC)
+        try:
+            position = 0
+            while position < size:
+                sent = os.sendfile(copy, descriptor, position, size - position)
+                if not sent:
+                    break
+                position += sent
+            # As a map of the copy: what it announces is compared with what is there.
+            name = f"/proc/self/fd/{copy}"
+            found = np.load(name, mmap_mode="r", allow_pickle=False)
+        except OSError as e:
+            raise ValueError(f"cannot be read: {e.strerror or e}") from None
+        except Exception as e:  # numpy evaluates what the header says
+            text = str(e).replace(name, "it")
+            raise ValueError(f"is no .npy file: {text}") from None
+        finally:
+            os.close(copy)
+    if not isinstance(found, np.ndarray):
+        raise ValueError("is no .npy file: it is an archive")
+    return found.view(np.ndarray)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """A descriptor of a regular file. Raises ValueError."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as e:
+        raise ValueError(f"cannot be read: {e.strerror}") from None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("cannot be read: it is no regular file")
+        yield descriptor
+    except OSError as e:
+        raise ValueError(f"cannot be read: {e.strerror}") from None
+    finally:
+        os.close(descriptor)
