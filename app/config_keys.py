@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, field, fields
 from typing import Any, TypeAlias, TypeVar
 
-from app.settings import parse_size
+from app.sizes import parse_size
 
 T = TypeVar("T")
 Check: TypeAlias = Callable[[Any], Any]

@@ -25,13 +25,13 @@ subclass needs a row only where it differs.
 
 from __future__ import annotations
 
+import enum
 import logging
 import math
 from typing import NamedTuple
 
 import orjson
 
-from app.metrics import FailureReason
 from engine import (
     Cancelled,
     Closed,
@@ -55,6 +55,15 @@ from engine import (
 logger = logging.getLogger(__name__)
 
 Header = tuple[bytes, bytes]
+
+
+class FailureReason(enum.Enum):
+    """Why a request failed: the values of Triton's label ``reason``."""
+
+    REJECTED = "REJECTED"  # not admitted: queue full, shutting down, device lost
+    CANCELED = "CANCELED"  # the client went away
+    BACKEND = "BACKEND"  # the model failed on it
+    OTHER = "OTHER"  # everything else: bad input, deadline, our own faults
 
 
 class RequestError(Exception):

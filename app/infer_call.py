@@ -12,9 +12,8 @@ from time import monotonic_ns
 from typing import Any
 
 from app.codec.messages import Body, InferRequest, Response
-from app.errors import ModelNotReady, row_of
+from app.errors import FailureReason, ModelNotReady, row_of
 from app.limits import Limits
-from app.metrics import FailureReason
 from app.patience import header_timeout
 from app.table import ModelEntry, Submitted
 from app.tracing import Timeline, Tracer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.settings import size_text
+from app.sizes import size_text
 
 
 class MemoryBudget:

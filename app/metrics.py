@@ -11,11 +11,12 @@ takes a lock. Everything is cumulative and never goes down, except the gauges.
 
 from __future__ import annotations
 
-import enum
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+
+from app.errors import FailureReason
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -33,15 +34,6 @@ LATENCY_BUCKETS = (
 )  # fmt: skip
 _BOUNDS_NS = tuple(round(bound * NS_PER_SECOND) for bound in LATENCY_BUCKETS)
 _LE = (*(f"{bound:g}" for bound in LATENCY_BUCKETS), "+Inf")
-
-
-class FailureReason(enum.Enum):
-    """Why a request failed: the values of Triton's label ``reason``."""
-
-    REJECTED = "REJECTED"  # not admitted: queue full, shutting down, device lost
-    CANCELED = "CANCELED"  # the client went away
-    BACKEND = "BACKEND"  # the model failed on it
-    OTHER = "OTHER"  # everything else: bad input, deadline, our own faults
 
 
 class Histogram:

@@ -33,9 +33,8 @@ from app.config_keys import (
 from app.ensemble_config import EnsembleConfig
 from app.frozen_inputs import check_frozen, with_frozen_files
 from app.labels import check_labels, read_labels
-from app.model_files import read_text
+from app.model_files import read_text, shown
 from app.priorities import PriorityLevel, check_levels
-from app.saved_state import save_folder
 from app.sequence_config import SequenceConfig
 from app.steps_config import StepsConfig
 from app.version_policy import ALL_VERSIONS, VersionPolicy, check_versions
@@ -242,7 +241,7 @@ def with_files(config: ModelConfig, folder: Path, name: str) -> ModelConfig:
         return config
     try:
         frozen = with_frozen_files(config.frozen_inputs, folder)
-        save_outputs = config.save_outputs and save_folder(config.save_outputs, folder)
+        save_outputs = config.save_outputs and _save_folder(config.save_outputs, folder)
         labels = {
             output: read_labels(folder, value) if isinstance(value, str) else value
             for output, value in config.labels.items()
@@ -262,3 +261,24 @@ def parse_model_config(
         return read_section(ModelConfig, document)
     except KeyProblem as e:
         raise ModelConfigError(f"{name}: {e}") from None
+
+
+def _save_folder(name: str, folder: Path) -> str:
+    """Where it is, seen from the model's folder. Raises ValueError where versions are.
+
+    Files that come and go there would be taken for another version.
+    """
+    try:
+        path = (folder / name).resolve()
+        path.exists()  # it need not, but must be a name that a folder can have
+    except (OSError, RuntimeError) as e:
+        why = getattr(e, "strerror", None) or "its links lead in a circle"
+        raise ValueError(f"save_outputs {shown(name)}: {why}") from None
+    try:
+        parts = path.relative_to(folder.resolve()).parts
+    except ValueError:
+        return str(path)
+    if not parts or parts[0].isdecimal():
+        msg = f"save_outputs {name!r} is where the model's versions are"
+        raise ValueError(msg)
+    return str(path)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from app.settings import size_text
+from app.sizes import size_text
 
 _STEP = 1 << 20  # bytes read at once
 

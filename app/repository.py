@@ -25,7 +25,7 @@ from app.metrics import MetricsRegistry
 from app.model_record import ModelRecord, State, VersionRecord
 from app.priorities import timeouts
 from app.scan import ModelSource, VersionSource
-from app.settings import size_text
+from app.sizes import size_text
 from app.table import ModelEntry, ModelTable
 
 logger = logging.getLogger(__name__)

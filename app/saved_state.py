@@ -18,31 +18,9 @@ from urllib.parse import quote
 
 import numpy as np
 
-from app.model_files import shown
 from engine import Array, EngineError, ModelRunner
 
 logger = logging.getLogger(__name__)
-
-
-def save_folder(name: str, folder: Path) -> str:
-    """Where it is, seen from the model's folder. Raises ValueError where versions are.
-
-    Files that come and go there would be taken for another version.
-    """
-    try:
-        path = (folder / name).resolve()
-        path.exists()  # it need not, but must be a name that a folder can have
-    except (OSError, RuntimeError) as e:
-        why = getattr(e, "strerror", None) or "its links lead in a circle"
-        raise ValueError(f"save_outputs {shown(name)}: {why}") from None
-    try:
-        parts = path.relative_to(folder.resolve()).parts
-    except ValueError:
-        return str(path)
-    if not parts or parts[0].isdecimal():
-        msg = f"save_outputs {name!r} is where the model's versions are"
-        raise ValueError(msg)
-    return str(path)
 
 
 def save_state(runner: ModelRunner, folder: Path, version: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from app.config_keys import integer, key, seconds, sections, text
-from app.state_tensors import StateConfig
+from app.state_config import StateConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,49 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from app.config_keys import integer, key, text
-from app.limits import DEFAULT_LIMITS
 from app.model_files import file_inside, read_array, shown
 from app.spec import ModelSpec, TensorSpec
+from app.state_config import StateConfig
 from engine import Tensor
 
 #: A state is held for every sequence, so its size is bounded, in bytes.
 MAX_STATE_BYTES = 1 << 30
-
-
-def _dimensions(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list) or len(value) > DEFAULT_LIMITS.max_rank:
-        raise ValueError("a list of dimensions")
-    check = integer(0, 1 << 31)
-    return tuple(check(dim) for dim in value)
-
-
-@dataclass(frozen=True, slots=True)
-class StateConfig:
-    """``[[….state]]``: the output of a run that is an input of the next."""
-
-    input: str = key("", text(), "the input that takes the state")
-    output: str = key("", text(), "the output that is the state from then on")
-    initial: str = key(
-        "", text(255), "an .npy file beside the model with the first value; else zeros"
-    )
-    shape: tuple[int, ...] | None = key(
-        None, _dimensions, "of the zeros, where the input leaves dimensions free"
-    )
-
-    def __post_init__(self) -> None:
-        if not self.input or not self.output:
-            raise ValueError("input and output must both be named")
-        if self.initial and Path(self.initial).name != self.initial:
-            raise ValueError(f"initial must be the name of a file, got {self.initial}")
-        if self.initial and self.shape is not None:
-            raise ValueError("the file of initial has a shape of its own; leave it out")
 
 
 class States:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from app.config_keys import integer, key, sections, text
-from app.state_tensors import StateConfig
+from app.state_config import StateConfig
 
 Parameter: TypeAlias = bool | int | float | str
 

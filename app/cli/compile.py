@@ -173,7 +173,7 @@ def _targets(
 
 
 def _options(*, batch: str, weights_from: str, **values: Any) -> CompileOptions:
-    from app.settings import parse_size
+    from app.sizes import parse_size
     from engine import InvalidConfig
     from engine.compiler import CompileOptions
 

@@ -120,7 +120,7 @@ def _print(root: Path, found: RepositoryPreview) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from app.settings import size_text
+    from app.sizes import size_text
 
     console = Console()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -151,7 +151,7 @@ def _print(root: Path, found: RepositoryPreview) -> None:
 
 
 def _rows(model: ModelPreview) -> list[tuple[str, ...]]:
-    from app.settings import size_text
+    from app.sizes import size_text
 
     if not model.versions:
         return [(model.name, "-", "not served", "", "", "")]

@@ -10,8 +10,7 @@ import pytest
 
 import app.errors
 import engine.errors
-from app.errors import ErrorResponse, HttpError, row_of
-from app.metrics import FailureReason
+from app.errors import ErrorResponse, FailureReason, HttpError, row_of
 from engine import DeviceLost, EngineBug, EngineError, ExecutionFailed, QueueFull
 
 

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from app.errors import FailureReason
 from app.front import InferFront, ModelTable
 from app.limits import Limits
-from app.metrics import FailureReason, ModelMetrics
+from app.metrics import ModelMetrics
 from engine import DeviceLost, ExecutionFailed, QueueFull
 from tests.app import fronts
 from tests.app.codec import samples

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.errors import FailureReason
 from app.metrics import (
     LATENCY_BUCKETS,
-    FailureReason,
     Family,
     Histogram,
     MetricsRegistry,

@@ -15,7 +15,7 @@ from app.errors import InvalidRequest
 from app.sequence_config import SequenceConfig
 from app.sequences import SequenceRequest, SequenceScheduler
 from app.spec import ModelSpec, TensorSpec
-from app.state_tensors import StateConfig
+from app.state_config import StateConfig
 from engine import (
     Cancelled,
     DeviceLost,

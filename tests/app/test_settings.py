@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from app.settings import Settings, parse_device_wait, parse_size
+from app.settings import Settings, parse_device_wait
+from app.sizes import parse_size
 from engine import DeviceWaitStrategy
 
 

@@ -13,7 +13,7 @@ import pytest
 from app.codec import Encoding, InferRequest
 from app.errors import InvalidRequest
 from app.spec import ModelSpec, TensorSpec
-from app.state_tensors import StateConfig
+from app.state_config import StateConfig
 from app.steps import StepRun, StepScheduler
 from app.steps_config import StepsConfig
 from engine import Cancelled, DeviceLost, EngineError, Tensor

@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from app.about import VERSION
-from app.settings import Settings, parse_size
+from app.settings import Settings
+from app.sizes import parse_size
 from tests.app.cli.calls import Call
 
 COMMANDS = ("compile", "serve", "infer", "dump", "devices", "openapi")

@@ -1,0 +1,38 @@
+"""Sizes in bytes, as people write and read them."""
+
+from __future__ import annotations
+
+import math
+import re
+
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
+_POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def parse_size(value: object) -> int:
+    """Bytes of ``67108864``, ``64MiB``, ``64MB`` or ``1.5g`` (with i: powers of 1024).
+
+    A letter without ``i`` or ``b`` (``64m``) counts as a power of 1024, as most tools
+    have it. Raises ValueError on anything else.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    match = _SIZE.fullmatch(str(value))
+    if match is None:
+        msg = f"{value!r} is not a size; write bytes or a number with KiB, MiB, GiB"
+        raise ValueError(msg)
+    number, unit, binary = match.groups()
+    decimal = bool(unit) and not binary and str(value).strip().lower().endswith("b")
+    size = float(number) * (1000 if decimal else 1024) ** _POWER[unit.lower()]
+    if not math.isfinite(size):
+        raise ValueError("a size of hundreds of digits is none")
+    return int(size)
+
+
+def size_text(size: int) -> str:
+    """Bytes for a person: ``1.5 GiB``."""
+    value, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{value:.3g} {units[0]}" if value < 1000 else f"{value:.0f} {units[0]}"
