@@ -24,10 +24,15 @@ from app.spec import TensorSpec
 from app.triton import DeclaredTensor
 from engine import DeviceState, DeviceWaitTimeout, NoDeviceAvailable
 
-PLATFORM = "popgate_popef"
 LOST = "its device is lost and being restarted"
 NOT_BACK = "its device was restarted and has not loaded it again (yet)"
 
+# What runs a platform.
+_BACKENDS = {
+    "ensemble": "",
+    "onnxruntime_onnx": "onnxruntime",
+    "popgate_popef": "popgate",
+}
 # The protocol's datatypes in the words of Triton's model configuration.
 _CONFIG_TYPES = {"BYTES": "TYPE_STRING"}
 
@@ -49,7 +54,10 @@ def why_not_serving(loaded: LoadedModel | None) -> str:
 
 
 def platform_of(loaded: LoadedModel) -> str:
-    return PLATFORM if loaded.config.ensemble is None else "ensemble"
+    """What a version is, in Triton's words: its kind of file, or an ensemble."""
+    if loaded.config.ensemble is not None:
+        return "ensemble"
+    return "onnxruntime_onnx" if loaded.source.is_onnx else "popgate_popef"
 
 
 def version_status(record: VersionRecord) -> VersionStatus:
@@ -100,12 +108,12 @@ def model_metadata(record: ModelRecord, loaded: LoadedModel) -> ModelMetadata:
 
 def model_config(loaded: LoadedModel) -> dict[str, Any]:
     """Triton's model configuration document, as far as it applies."""
-    spec, config = loaded.spec, loaded.config
+    spec, config, files = loaded.spec, loaded.config, loaded.source.files
     is_decoupled = config.responses is not None and bool(config.responses.more)
     document: dict[str, Any] = {
         "name": spec.name,
         "platform": platform_of(loaded),
-        "backend": "popgate",
+        "backend": _BACKENDS[platform_of(loaded)],
         "version_policy": _version_policy(loaded),
         "max_batch_size": spec.max_batch_size,
         "input": [_config_input(loaded, t) for t in spec.inputs],
@@ -117,7 +125,7 @@ def model_config(loaded: LoadedModel) -> dict[str, Any]:
                 "count": config.instances,
             }
         ],
-        "default_model_filename": "",
+        "default_model_filename": files[0].name if len(files) == 1 else "",
         "parameters": {},
         "model_warmup": [],
         "model_transaction_policy": {"decoupled": is_decoupled},

@@ -9,6 +9,7 @@ RequestError            the request cannot be answered as it was asked
   UnknownModel            no such model or version
     UnknownModelRun         the same, asked to run
     UnknownModelTraced      the same, in other words
+    VersionNotAvailable     a known model whose version does not take requests
   UnknownRegion           no such shared memory
   ModelNotReady           there is such a model, but not now
   BodyTooLarge            more bytes than the limits allow
@@ -60,10 +61,11 @@ Header = tuple[bytes, bytes]
 class FailureReason(enum.Enum):
     """Why a request failed: the values of Triton's label ``reason``."""
 
-    REJECTED = "REJECTED"  # not admitted: queue full, shutting down, device lost
+    # Not run, or not in time: queue full, shutting down, device lost, deadline passed.
+    REJECTED = "REJECTED"
     CANCELED = "CANCELED"  # the client went away
     BACKEND = "BACKEND"  # the model failed on it
-    OTHER = "OTHER"  # everything else: bad input, deadline, our own faults
+    OTHER = "OTHER"  # everything else: bad input, our own faults
 
 
 class RequestError(Exception):
@@ -138,6 +140,18 @@ class UnknownModelTraced(UnknownModel):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.args = (f"Request for unknown model : {name}",)
+
+
+class VersionNotAvailable(UnknownModel):
+    """No version, or not the one asked for, of a known model takes requests."""
+
+    triton_status = 400
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.args = (
+            f"requested model version is not available for model '{name:.255}'",
+        )
 
 
 class UnknownRegion(RequestError):
@@ -224,7 +238,7 @@ ERRORS: dict[type[BaseException], Row] = {
     DeadlineUnreachable: Row(429, "deadline_unreachable", _REJECTED),
     NoDeviceAvailable: Row(503, "no_device", _REJECTED),
     Refused: Row(503, "refused", _REJECTED),
-    DeadlineExceeded: Row(504, "deadline_exceeded", _OTHER),
+    DeadlineExceeded: Row(504, "deadline_exceeded", _REJECTED),
     TimedOut: Row(504, "timed_out", _OTHER),
     # A status that only logs and metrics see: the client has gone.
     Cancelled: Row(499, "cancelled", _CANCELED),

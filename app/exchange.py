@@ -129,9 +129,7 @@ class Exchange:
         """The deadline that the client asked for has passed."""
         submitted = self.call and self.call.submitted
         if submitted and not submitted.done:
-            submitted.abandon(
-                DeadlineExceeded("the deadline of the request passed before its result")
-            )
+            submitted.abandon(DeadlineExceeded())
 
     def disconnect(self) -> None:
         """The client has gone: give up what it asked for."""

@@ -18,6 +18,7 @@ from app.compile_cache import CompileCache
 from app.devices import GatewayDevices
 from app.loader import ModelLoader
 from app.log import LogControl
+from app.machine import Processors
 from app.memory_budget import MemoryBudget
 from app.metrics import MetricsRegistry
 from app.model_control import ControlMode, ModelControl
@@ -72,6 +73,7 @@ class Gateway:
             settings.trace_settings,
             clock_offset=time.time_ns() - time.monotonic_ns(),
         )
+        self.processors = Processors()
         self.regions = _regions(settings)
         self.table = ModelTable()
         self.table.equip = self._equip

@@ -327,8 +327,12 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelMetrics], Histogram]], ...] = 
 )  # fmt: skip
 
 
-def render_models(models: Iterable[ModelMetrics]) -> Iterator[str]:
+def render_models(
+    models: Iterable[ModelMetrics], awaiting: Callable[[ModelMetrics], int]
+) -> Iterator[str]:
     """The text of the model metrics in pieces, one a family.
+
+    `awaiting` is asked how many requests to a model no execution has taken yet.
 
     Histograms are written for models that have answered something: hundreds of idle
     models must not make every scrape megabytes.
@@ -349,18 +353,23 @@ def render_models(models: Iterable[ModelMetrics]) -> Iterator[str]:
         f"# TYPE {name} counter",
     ]
     lines += [
-        f'{name}{{{labels[id(m)]},reason="{reason.value}"}} {count}'
+        # In alphabetical order, as all labels are: some readers compare text.
+        f'{name}{{model="{escape_label(m.name)}",reason="{reason.value}",'
+        f'version="{escape_label(m.version)}"}} {count}'
         for m in models
         for reason, count in m.failures.items()
     ]
     yield "\n".join(lines) + "\n"
-    name = "nv_inference_pending_request_count"
-    lines = [
-        f"# HELP {name} Inference requests taken in and not yet answered",
-        f"# TYPE {name} gauge",
-    ]
-    lines += [f"{name}{{{labels[id(m)]}}} {m.pending}" for m in models]
-    yield "\n".join(lines) + "\n"
+    gauges: tuple[tuple[str, str, Callable[[ModelMetrics], int]], ...] = (
+        ("nv_inference_pending_request_count",
+         "Inference requests awaiting execution", awaiting),
+        ("popgate_requests_in_flight",
+         "Inference requests taken in and not yet answered", lambda m: m.pending),
+    )  # fmt: skip
+    for name, text, value in gauges:
+        lines = [f"# HELP {name} {text}", f"# TYPE {name} gauge"]
+        lines += [f"{name}{{{labels[id(m)]}}} {value(m)}" for m in models]
+        yield "\n".join(lines) + "\n"
     busy = [m for m in models if m.successes]
     for name, text, histogram in _HISTOGRAMS:
         lines = [f"# HELP {name} {text}", f"# TYPE {name} histogram"]

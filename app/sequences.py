@@ -145,6 +145,11 @@ class SequenceScheduler:
     def __len__(self) -> int:
         return len(self._sequences)
 
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for the one before them in their sequence."""
+        return sum(len(sequence.waiting) for sequence in self._sequences.values())
+
     def submit(
         self, request: InferRequest, deadline: float, on_done: Callable[[Any], None]
     ) -> SequenceRequest:

@@ -190,11 +190,7 @@ class ResponseStream:
             self._changed.set_result(None)
 
     def _expire(self) -> None:
-        self._give_up(
-            DeadlineExceeded(
-                "the deadline of the request passed before its last result"
-            )
-        )
+        self._give_up(DeadlineExceeded())
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

@@ -46,9 +46,7 @@ class Waiting:
     def expire(self) -> None:
         """Gives the request up because its deadline has passed."""
         if self.submitted is not None and not self.submitted.done:
-            self.submitted.abandon(
-                DeadlineExceeded("the deadline of the request passed before its result")
-            )
+            self.submitted.abandon(DeadlineExceeded())
 
     async def watch(self) -> None:
         """Gives the request up when the client disconnects."""

@@ -103,7 +103,7 @@ class ModelRunnerConfig:
     `record_tracepoints` says to record any.
 
     Ours: `max_batch_size` rows run together at most (0: as the model says);
-    `preferred_batch_sizes` are formed where the rows that wait can fill one, without
+    `preferred_batch_sizes` are formed where the requests that wait make one up, without
     delay; `max_queue_delay` seconds a free device waits for more rows where a run takes
     any number of them (0: never);
     `max_queue_size` requests may wait in one replica; `priority_levels` of requests,

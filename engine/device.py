@@ -191,7 +191,7 @@ class Device:
             for channel in self._channels.values():
                 for request in channel.waiting if channel.in_flight else ():
                     if 0 < request.deadline_ns < now and not request.done:
-                        request.abandon(DeadlineExceeded("the deadline passed"))
+                        request.abandon(DeadlineExceeded())
                         count += 1
         if count:
             self._blocking.tell()

@@ -95,6 +95,9 @@ class DeviceWaitTimeout(TimedOut):
 class DeadlineExceeded(TimedOut):
     """The deadline of a request, or the timeout of a wait, has passed."""
 
+    def __init__(self, message: str = "Request timeout expired") -> None:
+        super().__init__(message)
+
 
 class Closed(EngineError):
     """The caller closed the thing that is being used."""

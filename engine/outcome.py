@@ -56,7 +56,7 @@ def error_of(outcome: int, text: str) -> EngineError:
     """What the caller of a request gets that ended like this."""
     match outcome:
         case Outcome.EXPIRED:
-            return DeadlineExceeded("the deadline passed before the result was there")
+            return DeadlineExceeded()
         case Outcome.CANCELLED:
             return Cancelled("the request was cancelled")
         case Outcome.INVALID:

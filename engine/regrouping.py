@@ -12,6 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -220,11 +221,20 @@ class RegroupingReplica(Replica):
             wanted -= entry.rows - entry.ran
             if wanted <= 0:
                 break
+        self._tell_taken(len(entries))
         self._batch.begin(entries, entries[0].ran, runs)
         error = self._execute(now)
         if error is not None:
             self._settle(entries, error, now)
         self._forget_ended()
+
+    def _tell_taken(self, count: int) -> None:
+        """The first so many of the open requests run now; the others wait on."""
+        behind = dict.fromkeys(self._held, 0)
+        for entry in islice(self._open, count, None):
+            behind[entry.client] += 1
+        for client, waiting in behind.items():
+            client.channel.requests.tell_taken(waiting)
 
     def _settle(
         self, entries: Sequence[OpenEntry], error: Exception, started: int

@@ -46,9 +46,11 @@ class BatchingPolicy:
     `max_rows` 0: one request at a time. `delay_ns`: how long a free device waits for
     more rows. `same_shapes`: requests must agree in all but the batch dimension, which
     has to be looked at because the model leaves them free. `conditional`: what a run
-    reads and writes depends on the request. `preferred` sizes,
-    ascending: a batch is as large as the largest of them that the rows that wait can
-    fill, and starts without delay where there is one.
+    reads and writes depends on the request. `preferred` sizes, ascending: a batch has
+    the largest of them that the requests that wait, in their order, make up exactly,
+    and starts without delay where there is one; so does one that the next request
+    would take beyond the largest. Where there is none, or the delay is over, all that
+    wait run together.
 
     Where runs take a fixed number of rows (engine/regrouping.py): an incomplete
     compiled batch waits `fill_batch_ns` for more, an incomplete run of complete batches
@@ -132,27 +134,34 @@ class Replica:
         policy = self.policy
         if not policy.delay_ns or not policy.max_rows:
             return now
-        rows, oldest = self._waiting(now)
-        enough = policy.preferred[0] if policy.preferred else policy.max_rows
-        return now if rows >= enough else oldest + policy.delay_ns
+        rows, oldest, preferred = self._waiting(self._turns.coming(), now)
+        enough = policy.preferred[-1] if policy.preferred else policy.max_rows
+        return now if preferred or rows >= enough else oldest + policy.delay_ns
 
-    def _waiting(self, now: int) -> tuple[int, int]:
-        """Rows that wait, and when the oldest of them was submitted."""
-        rows, oldest = 0, now
-        for client in self.channels:
-            for submitted, waiting in client.peek():
-                rows += waiting
+    def _waiting(
+        self, order: Sequence[ClientChannel], now: int
+    ) -> tuple[int, int, int]:
+        """Rows that wait, when the oldest of them was submitted, and how many of them
+        the preferred sizes want to run at once (0: as many as there are)."""
+        sizes = self.policy.preferred
+        rows, oldest, best = 0, now, 0
+        for client in order:
+            for submitted, more in client.peek():
+                if sizes and rows and not best and rows + more > sizes[-1]:
+                    best = rows
+                rows += more
                 oldest = min(oldest, submitted)
-        return rows, oldest
+                if rows in sizes:
+                    best = rows
+        return rows, oldest, best
 
-    def _room(self, now: int) -> int:
+    def _room(self, order: Sequence[ClientChannel], now: int) -> int:
         """Rows of the next batch at most."""
         policy = self.policy
         if policy.preferred:
-            rows, _ = self._waiting(now)
-            fitting = [size for size in policy.preferred if size <= rows]
-            if fitting:
-                return fitting[-1]
+            _, oldest, best = self._waiting(order, now)
+            if best and not 0 < policy.delay_ns <= now - oldest:
+                return best
         return policy.max_rows
 
     # -- running
@@ -167,6 +176,8 @@ class Replica:
             taken[one.client] = taken.get(one.client, 0) + 1
         for entry in entries:
             taken[entry.client] = taken.get(entry.client, 0) + 1
+        for client in taken:
+            client.channel.requests.tell_taken()
         if entries:
             self._run(entries, now)
         for one in dropped:
@@ -179,9 +190,10 @@ class Replica:
     def _take(self, now: int, dropped: list[Dropped]) -> list[Entry]:
         """Whole requests of all channels in turn, up to `max_rows` rows."""
         entries: list[Entry] = []
-        room = self._room(now)
+        order = self._turns.next()
+        room = self._room(order, now)
         self._shape = None
-        for client in self._turns.next():
+        for client in order:
             hopeless = self._hopeless(client, now)
             while client.pending:
                 slot = client.channel.requests.try_read_lock()

@@ -92,6 +92,14 @@ class ReplicaChannel(RequestChannel):
         return len(self._in_flight)
 
     @property
+    def awaiting(self) -> int:
+        """Requests in flight that no run has taken yet."""
+        with self._lock:
+            if self._closed:
+                return 0
+            return len(self._backlog) + self._channel.requests.untaken
+
+    @property
     def rows(self) -> int:
         """Rows in flight for which somebody waits; a request without rows has one."""
         return self._rows

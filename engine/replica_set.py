@@ -120,6 +120,7 @@ class ReplicaSet:
             replicas=len(self._channels),
             ready=sum(c is not None for c in self._channels),
             in_flight=sum(c.in_flight for c in channels),
+            awaiting=sum(c.awaiting for c in channels),
             late=sum(c.late for c in channels),
             restarts=sum(device.restarts for device in self._devices),
         )

@@ -9,6 +9,7 @@ descriptors in shared memory, or a list of objects where both sides are threads)
     control + 0     u64  written   slots published since the beginning    producer
     control + 8     u64  valid     0 = invalidated                        either side
     control + 64    u64  read      slots released since the beginning     consumer
+    control + 72    u64  taken     slots set to work on, for who asks     consumer
     control + 128   end of the control block
     slot i          at  i * slot_size  of the ring's slot table
 
@@ -52,8 +53,9 @@ from typing import Generic, TypeVar
 from engine.errors import EngineBug, InvalidConfig, QueueClosed
 
 CONTROL_SIZE = 128
-#: Words of the control block; the middle one is free.
+#: Words of the control block.
 _READ_WORD = 64 // 8
+_TAKEN_WORD = _READ_WORD + 1
 
 T = TypeVar("T")
 
@@ -151,6 +153,15 @@ class RingCounters:
             _fence()
         return self._write - read, read % self.capacity
 
+    @property
+    def untaken(self) -> int:
+        """How many slots are published and not said to be worked on (producer side).
+
+        Only true at a moment: the other side goes on.
+        """
+        taken = max(self._control[_TAKEN_WORD], self._control[_READ_WORD])
+        return max(0, self._write - taken)
+
     # -- consumer
 
     def try_read_lock(self) -> int:
@@ -202,6 +213,10 @@ class RingCounters:
         """Put all read-locked slots back at the front."""
         self._next = self._read
 
+    def tell_taken(self, but: int = 0) -> None:
+        """Say that what is read-locked is worked on now, but for the last so many."""
+        self._control[_TAKEN_WORD] = self._next - but
+
     @property
     def held(self) -> int:
         """How many slots are read-locked."""
@@ -225,6 +240,7 @@ class RingCounters:
     def reset(self) -> None:
         """Empty and valid again; neither side may use the ring meanwhile."""
         self._control[0] = self._control[1] = self._control[_READ_WORD] = 0
+        self._control[_TAKEN_WORD] = 0
         self._load()
 
     def release(self) -> None:

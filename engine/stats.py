@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RunnerStats:
-    """Of a `ModelRunner`: replicas and how many are ready, requests in flight,
-    late answers that nobody waited for, restarts of its devices."""
+    """Of a `ModelRunner`: replicas and how many are ready, requests in flight, those
+    of them that no run has taken yet, late answers that nobody waited for, restarts of
+    its devices."""
 
     name: str
     replicas: int
     ready: int
     in_flight: int
+    awaiting: int
     late: int
     restarts: int

@@ -42,27 +42,33 @@ class Turns:
 
     def next(self) -> Sequence[ClientChannel]:
         """The channels in the order in which the next batch is taken from them."""
+        order = self.coming()
+        self._turn += 1
+        return order
+
+    def coming(self) -> Sequence[ClientChannel]:
+        """What `next` will return, if nothing more comes."""
         if len(self.channels) < 2:
             return self.channels
-        self._turn += 1
-        levels = self._levels
-        if len(levels) > 1 and self._turn % SHARE_OF_LOWER == 0:
-            levels = self._lower_first()
-        return [channel for level in levels for channel in self._rotated(level)]
+        turn, levels = self._turn + 1, self._levels
+        if len(levels) > 1 and turn % SHARE_OF_LOWER == 0:
+            levels = self._lower_first(turn)
+        return [channel for level in levels for channel in _rotated(level, turn)]
 
-    def _rotated(self, level: list[ClientChannel]) -> list[ClientChannel]:
-        if len(level) == 1:
-            return level
-        first = self._turn % len(level)
-        return level[first:] + level[:first]
-
-    def _lower_first(self) -> list[list[ClientChannel]]:
+    def _lower_first(self, turn: int) -> list[list[ClientChannel]]:
         waiting = [lv for lv in self._levels if any(c.pending for c in lv)]
         if len(waiting) < 2:
             return self._levels
         lower = waiting[1:]
-        chosen = lower[self._turn // SHARE_OF_LOWER % len(lower)]
+        chosen = lower[turn // SHARE_OF_LOWER % len(lower)]
         return [chosen, *(level for level in self._levels if level is not chosen)]
 
     def __repr__(self) -> str:
         return f"<Turns of {len(self.channels)} channels, {len(self._levels)} levels>"
+
+
+def _rotated(level: list[ClientChannel], turn: int) -> list[ClientChannel]:
+    if len(level) == 1:
+        return level
+    first = turn % len(level)
+    return level[first:] + level[:first]

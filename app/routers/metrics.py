@@ -7,6 +7,7 @@ import os
 import resource
 import threading
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 
 from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse, StreamingResponse
@@ -14,9 +15,17 @@ from fastapi.responses import PlainTextResponse, StreamingResponse
 from app.about import VERSION
 from app.dependencies import GatewayOf
 from app.gateway import Gateway
-from app.metrics import CONTENT_TYPE, Family, render_families, render_models
+from app.machine import memory
+from app.metrics import (
+    CONTENT_TYPE,
+    Family,
+    ModelMetrics,
+    render_families,
+    render_models,
+)
 from app.model_record import State
-from engine import DeviceState
+from app.sequences import SequenceScheduler
+from engine import DeviceState, ModelRunner
 
 router = APIRouter(tags=["metrics"])
 
@@ -32,11 +41,26 @@ async def metrics(gateway: GatewayOf) -> StreamingResponse:
 
 
 async def _render(gateway: Gateway) -> AsyncIterator[str]:
-    for text in render_models(gateway.metrics.models()):
+    for text in render_models(gateway.metrics.models(), partial(_awaiting, gateway)):
         yield text
         await asyncio.sleep(0)  # hundreds of models: let requests in between
     for text in render_families(_families(gateway)):
         yield text
+
+
+def _awaiting(gateway: Gateway, model: ModelMetrics) -> int:
+    """Requests to a version that no execution has taken yet.
+
+    An ensemble has none: its steps wait, each for its own model.
+    """
+    record = gateway.repository.get(model.name)
+    loaded = record and record.serving.get(int(model.version))
+    if not loaded or not isinstance(loaded.runner, ModelRunner):
+        return 0
+    waiting = loaded.runner.stats.awaiting
+    if isinstance(loaded.scheduler, SequenceScheduler):
+        waiting += loaded.scheduler.waiting
+    return waiting
 
 
 def _families(gateway: Gateway) -> Iterator[Family]:
@@ -94,7 +118,20 @@ def _families(gateway: Gateway) -> Iterator[Family]:
         [({}, gateway.readiness().ready)],
     )
     yield Family("popgate_info", "gauge", "Version", [({"version": VERSION}, 1)])
+    yield from _machine(gateway)
     yield from _process(gateway)
+
+
+def _machine(gateway: Gateway) -> Iterator[Family]:
+    """The machine, under the names that dashboards for Triton have."""
+    total, used = memory()
+    for name, text, value in (
+        ("nv_cpu_utilization", "CPU utilization rate [0.0 - 1.0]",
+         gateway.processors.utilization()),
+        ("nv_cpu_memory_total_bytes", "CPU total memory (RAM), in bytes", total),
+        ("nv_cpu_memory_used_bytes", "CPU used memory (RAM), in bytes", used),
+    ):  # fmt: skip
+        yield Family(name, "gauge", text, [({}, value)])
 
 
 def _process(gateway: Gateway) -> Iterator[Family]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from enum import Enum
-from typing import Any
 
 from fastapi import APIRouter, Request
 
@@ -18,10 +17,9 @@ from app.dependencies import (
     read_load_request,
 )
 from app.describe import memory_kind, model_details, model_summary
-from app.errors import HttpError, UnknownModel
+from app.errors import HttpError, VersionNotAvailable
 from app.gateway import Gateway
-from app.metrics import ModelMetrics
-from app.model_record import ModelRecord, RepositoryError
+from app.model_record import ModelRecord, RepositoryError, State
 from app.request_bodies import LoadRequest, documented
 from app.schemas import (
     DeviceList,
@@ -65,7 +63,7 @@ async def get_version(
 
 @router.get("/models/{name}/stats", summary="Count what a model has done", tags=_TAGS)
 async def get_stats(gateway: GatewayOf, name: ModelName) -> StatisticsList:
-    """Cumulative counts and durations of every version that is or was served."""
+    """Cumulative counts and durations of every version that is served."""
     return StatisticsList(model_stats=statistics(gateway, name))
 
 
@@ -116,31 +114,31 @@ async def list_devices(gateway: GatewayOf) -> DeviceList:
 def statistics(
     gateway: GatewayOf, name: str | None, version: str | None = None
 ) -> list[ModelStatistics]:
-    """The numbers of a version, a model or all models. Raises `UnknownModel`."""
+    """The numbers of a version, of a model or of all, as far as they take requests.
+
+    Raises `UnknownModel` where what is named does not.
+    """
+    records = [find_model(gateway, name)] if name else gateway.repository.models()
     found = [
-        ModelStatistics.model_validate({**m.statistics(), **_memory(gateway, m)})
-        for m in gateway.metrics.models()
-        if (name is None or m.name == name) and version in (None, m.version)
+        _statistics(gateway, record, number)
+        for record in records
+        for number, entry in sorted(record.versions.items())
+        if entry.loaded is not None or entry.state is State.ON_DEMAND
+        if version in (None, str(number))
     ]
     if name is not None and not found:
-        record = find_model(gateway, name)
-        if version is not None:
-            find_version(record, version)
-            raise UnknownModel(name, version)
+        raise VersionNotAvailable(name)
     return found
 
 
-def _memory(gateway: Gateway, model: ModelMetrics) -> dict[str, Any]:
-    """What a version takes in memory, where it is loaded."""
-    record = gateway.repository.get(model.name)
-    serving = record.serving.values() if record is not None else ()
-    return {
-        "memory_usage": [
+def _statistics(gateway: Gateway, record: ModelRecord, number: int) -> ModelStatistics:
+    loaded = record.versions[number].loaded
+    document = gateway.metrics.model(record.name, str(number)).statistics()
+    if loaded is not None:
+        document["memory_usage"] = [
             {"type": memory_kind(loaded), "id": 0, "byte_size": loaded.memory}
-            for loaded in serving
-            if loaded.version == model.version
         ]
-    }
+    return ModelStatistics.model_validate(document)
 
 
 def _state(record: ModelRecord) -> ModelState:

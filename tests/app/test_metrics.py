@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.errors import FailureReason
+from app.machine import Processors, memory
 from app.metrics import (
     LATENCY_BUCKETS,
     Family,
@@ -88,7 +91,7 @@ def test_a_request_larger_than_its_batch_counts_as_one_execution() -> None:
 
 
 def test_text_has_tritons_names_and_our_histograms() -> None:
-    text = "".join(render_models([used_metrics()]))
+    text = "".join(render_models([used_metrics()], lambda m: 7))
     assert "_total" not in text
     samples = parse(text)
     assert set(samples) >= TRITON_NAMES
@@ -98,7 +101,11 @@ def test_text_has_tritons_names_and_our_histograms() -> None:
     assert failure[model_labels(reason="REJECTED")] == 0
     assert samples["nv_inference_request_duration_us"][model_labels()] == 7000
     assert samples["nv_inference_compute_input_duration_us"][model_labels()] == 40
-    assert samples["nv_inference_pending_request_count"][model_labels()] == 1
+    assert samples["nv_inference_pending_request_count"][model_labels()] == 7
+    assert samples["popgate_requests_in_flight"][model_labels()] == 1
+    # Readers that compare text rely on the order.
+    labels = '{model="digits",reason="BACKEND",version="3"}'
+    assert f"nv_inference_request_failure{labels} 1\n" in text
     for name in HISTOGRAMS:
         assert samples[f"{name}_count"][model_labels()] == 2
         assert samples[f"{name}_bucket"][model_labels(le="+Inf")] == 2
@@ -110,24 +117,40 @@ def test_text_has_tritons_names_and_our_histograms() -> None:
     assert total == 0.007
 
 
+def awaits_none(metrics: ModelMetrics) -> int:
+    return 0
+
+
 def test_idle_models_write_no_histograms() -> None:
-    text = "".join(render_models([ModelMetrics("idle", "1")]))
+    text = "".join(render_models([ModelMetrics("idle", "1")], awaits_none))
     assert "_bucket" not in text
     assert parse(text)["nv_inference_request_success"]
 
 
 def test_no_models_is_valid_text() -> None:
-    assert parse("".join(render_models([]))) == {}
+    assert parse("".join(render_models([], awaits_none))) == {}
 
 
 def test_labels_are_escaped() -> None:
     hostile = 'a"b\\c\nd'
     assert escape_label(hostile) == 'a\\"b\\\\c\\nd'
-    text = "".join(render_models([ModelMetrics(hostile, "1")]))
+    text = "".join(render_models([ModelMetrics(hostile, "1")], awaits_none))
     text += "".join(render_families([Family("x", "gauge", "X", [({"l": hostile}, 1)])]))
     samples = parse(text)
     assert (("l", hostile),) in samples["x"]
     assert (("model", hostile), ("version", "1")) in samples["nv_inference_count"]
+
+
+def test_the_machine() -> None:
+    processors = Processors(seconds=0.0)
+    end = time.monotonic() + 30
+    while not processors.utilization() and time.monotonic() < end:
+        sum(range(100_000))  # at least this keeps one busy
+    assert 0 < processors.utilization() <= 1
+    once = Processors(seconds=1000.0)
+    assert once.utilization() == 0.0
+    total, used = memory()
+    assert 1 << 20 < used < total
 
 
 def test_buckets_hold_their_upper_bound() -> None:

@@ -214,6 +214,30 @@ def test_polling_takes_no_requests(polled: ServedGateway, verb: str) -> None:
     assert polled.infer("first", input=ROW)["output"] == AFFINE
 
 
+def test_statistics_are_of_what_is_served(polled: ServedGateway) -> None:
+    root, ask = root_of(polled), polled.client.get
+
+    def listed(path: str) -> list[str]:
+        found = ask(f"/v2/models/{path}").json()["model_stats"]
+        return [f"{s['name']}/{s['version']}" for s in found]
+
+    add(root, "counted")
+    add(root, "counted", version=2)
+    until(lambda: "counted/2" in index(polled, ready=True))
+    assert {"counted/1", "counted/2"} <= set(listed("stats"))
+    shutil.rmtree(root / "counted" / "1")
+    until(lambda: "counted/1" not in index(polled))
+    assert listed("counted/stats") == ["counted/2"]
+    assert "counted/1" not in listed("stats")
+    gone = ask("/v2/models/counted/versions/1/stats")
+    text = "requested model version is not available for model 'counted'"
+    assert (gone.status_code, gone.json()["error"]) == (404, text)
+    assert 'model="counted",version="1"' in ask("/metrics").text
+    shutil.rmtree(root / "counted")
+    until(lambda: "counted/2" not in index(polled))
+    assert ask("/v2/models/counted/stats").status_code == 404
+
+
 def test_explicit_loads_what_is_named(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         add(tmp_path, name)

@@ -301,7 +301,7 @@ def test_a_client_that_goes_away_leaves_nothing_in_flight(
     with Wire(gateway) as wire:
         wire.send(request(2))
         assert wire.output() == expected(2)
-    pending = 'nv_inference_pending_request_count{model="slow",version="1"} 0'
+    pending = 'popgate_requests_in_flight{model="slow",version="1"} 0'
     for _ in range(1000):
         if pending in gateway.client.get("/metrics").text:
             return

@@ -148,6 +148,12 @@ def test_metrics_are_prometheus_text(gateway: ServedGateway) -> None:
     devices = families["popgate_device_up"].samples
     assert [(s.labels, s.value) for s in devices] == [({"device": "cpu:0"}, 1)]
     assert 'nv_inference_count{model="affine",version="1"}' in response.text
+    used, total = (
+        families[f"nv_cpu_memory_{n}_bytes"].samples[0] for n in ("used", "total")
+    )
+    assert 0 < used.value < total.value
+    assert used.labels == total.labels == {}
+    assert 0 <= families["nv_cpu_utilization"].samples[0].value <= 1
     assert families["process_resident_memory_bytes"].samples[0].value > 1 << 20
     states = {s.labels["state"]: s.value for s in families["popgate_models"].samples}
     assert {k for k, v in states.items() if v} == {"READY", "UNAVAILABLE"}

@@ -7,11 +7,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.app.serving import WAIT, Serve, ServedGateway
 from tests.engine import models
@@ -113,6 +115,7 @@ def test_a_deadline_frees_the_device(
     response = gateway.client.post("/v1/models/slow/infer", json=body, headers=headers)
     assert response.status_code == 504
     assert response.json()["code"] == "deadline_exceeded"
+    assert response.json()["error"] == "Request timeout expired"
     until(lambda: in_flight(gateway) == 0)
     assert len(gateway.infer("slow", count=1)["output"]) == 128 * 128
 
@@ -131,6 +134,36 @@ def busy(gateway: ServedGateway) -> Iterator[list[Asking]]:
     for one in asking:
         one.leave()
     until(lambda: in_flight(gateway) == 0)
+
+
+def metric(gateway: ServedGateway, name: str, **labels: str) -> float:
+    text = gateway.client.get("/metrics").text
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name == name and labels.items() <= sample.labels.items():
+                return sample.value
+    raise AssertionError(f"no {name} {labels}")
+
+
+def test_metrics_tell_who_waits_from_who_runs(
+    gateway: ServedGateway, busy: list[Asking]
+) -> None:
+    pending = partial(metric, gateway, "nv_inference_pending_request_count")
+    busy += (Asking(gateway, "slow", {"inputs": {"count": 1}}) for _ in range(3))
+    until(lambda: in_flight(gateway) == 4)
+    until(lambda: pending(model="slow") == 3)
+    assert metric(gateway, "popgate_requests_in_flight", model="slow") == 4
+    assert pending(model="levels") == 0
+
+
+def test_a_timeout_in_the_queue_is_a_rejection(
+    gateway: ServedGateway, busy: list[Asking]
+) -> None:
+    failed = partial(metric, gateway, "nv_inference_request_failure_total")
+    before = failed(model="slow", reason="REJECTED")
+    late = ask(gateway, "slow", 1, timeout=50_000)
+    assert (late.status_code, late.json()["error"]) == (504, "Request timeout expired")
+    assert failed(model="slow", reason="REJECTED") == before + 1
 
 
 def test_what_cannot_finish_in_time_is_refused(gateway: ServedGateway) -> None:

@@ -48,6 +48,14 @@ def open_runner(path: Path, shared_device: Device) -> Iterator[Opener]:
         runner.close()
 
 
+def until(condition: Callable[[], bool]) -> None:
+    """Waits for what another process does."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
 def count(value: int) -> dict[str, Tensor]:
     return {"count": Tensor.from_numpy(np.array(value, np.int64))}
 
@@ -190,17 +198,82 @@ def test_preferred_batch_sizes(
     assert [r.batch_rows for r in requests] == [n for n in sizes for _ in range(n)]
 
 
-def test_a_preferred_size_ends_the_delay(tmp_path: Path, shared_device: Device) -> None:
+def rows(number: int) -> dict[str, Tensor]:
+    return {"input": Tensor.from_numpy(np.ones((number, 4), np.float32))}
+
+
+@pytest.mark.parametrize(
+    ("requests", "ran_with"),
+    [
+        ([1, 3], [4, 4]),  # no preferred size: all that waits
+        ([1, 1, 3], [2, 2, 3]),
+        ([1, 3, 2, 1], [6, 6, 6, 1]),
+        ([3, 4], [3, 4]),  # beyond the largest of them
+        ([7, 1], [7, 1]),
+    ],
+)
+def test_requests_that_make_up_no_preferred_size(
+    tmp_path: Path,
+    shared_device: Device,
+    open_runner: Opener,
+    requests: list[int],
+    ran_with: list[int],
+) -> None:
     config = ModelRunnerConfig(
         replica_to_device={0: shared_device},
-        preferred_batch_sizes=(4,),
+        max_batch_size=8,
+        preferred_batch_sizes=(2, 6),
+    )
+    with ModelRunner(models.affine(tmp_path / "m.popef"), config) as runner:
+        busy = open_runner().submit(count(3 * SOME))
+        submitted = [runner.submit(rows(number)) for number in requests]
+        assert busy.wait(30)
+        assert all(request.wait(30) for request in submitted)
+    assert [request.batch_rows for request in submitted] == ran_with
+
+
+@pytest.mark.parametrize("requests", [[1, 1, 1, 1], [1, 3], [3, 3], [4]])
+def test_a_preferred_size_ends_the_delay(
+    tmp_path: Path, shared_device: Device, requests: list[int]
+) -> None:
+    config = ModelRunnerConfig(
+        replica_to_device={0: shared_device},
+        max_batch_size=8,
+        preferred_batch_sizes=(4, 6),
         max_queue_delay=60,
     )
     with ModelRunner(models.affine(tmp_path / "m.popef"), config) as runner:
-        row = {"input": Tensor.from_numpy(np.ones((1, 4), np.float32))}
-        requests = [runner.submit(row) for _ in range(4)]
-        assert all(request.wait(30) for request in requests)
-        assert {request.batch_rows for request in requests} == {4}
+        submitted = [runner.submit(rows(number)) for number in requests]
+        assert all(request.wait(30) for request in submitted)
+        assert {request.batch_rows for request in submitted} == {sum(requests)}
+
+
+def test_what_the_delay_has_held_back_long_enough_runs_together(
+    tmp_path: Path, shared_device: Device
+) -> None:
+    config = ModelRunnerConfig(
+        replica_to_device={0: shared_device},
+        max_batch_size=8,
+        preferred_batch_sizes=(6,),
+        max_queue_delay=0.2,
+    )
+    with ModelRunner(models.affine(tmp_path / "m.popef"), config) as runner:
+        submitted = [runner.submit(rows(number)) for number in (1, 3)]
+        assert all(request.wait(30) for request in submitted)
+        assert {request.batch_rows for request in submitted} == {4}
+
+
+def test_who_waits_and_who_runs_are_told_apart(open_runner: Opener) -> None:
+    runner = open_runner()
+    requests = [runner.submit(count(1 << 40)) for _ in range(4)]
+    until(lambda: runner.stats.awaiting == 3)
+    assert runner.in_flight == 4
+    requests[0].cancel()
+    until(lambda: runner.stats.awaiting == 2)
+    for request in requests:
+        request.cancel()
+    assert runner.drain(30)
+    until(lambda: runner.stats.awaiting == 0)
 
 
 @pytest.mark.parametrize(

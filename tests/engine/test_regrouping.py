@@ -113,6 +113,18 @@ def test_without_a_timeout_a_partial_run_waits_for_ever(
         check(second, numbers(9, 4, start=50))
 
 
+def test_who_fills_no_run_is_awaiting_one(
+    tmp_path: Path, shared_device: Device
+) -> None:
+    path = models.regular(tmp_path / "m.popef", (3, 4), iterations=4)
+    with ModelRunner(path, on(shared_device, timeout_ns=0)) as runner:
+        one = {"input": numbers(3, 4)}
+        check([runner.execute_async(one) for _ in range(5)][3], numbers(3, 4))
+        assert runner.stats.awaiting == 1
+        check([runner.execute_async(one) for _ in range(3)][2], numbers(3, 4))
+        assert runner.stats.awaiting == 0
+
+
 def test_iterations_of_a_free_batch_are_equal_parts(
     tmp_path: Path, shared_device: Device
 ) -> None:

@@ -270,3 +270,21 @@ def test_an_empty_configuration_is_enough(served: ServedGateway) -> None:
 def test_what_is_wrong_is_told(served: ServedGateway, name: str, message: str) -> None:
     failed = served.client.get("/v1/health/ready").json()["failed"]
     assert message in failed[name]
+
+
+@pytest.mark.parametrize(
+    ("model", "platform", "backend", "filename"),
+    [
+        ("simple", "onnxruntime_onnx", "onnxruntime", "model.onnx"),
+        ("minimal", "onnxruntime_onnx", "onnxruntime", "model.onnx"),
+        ("both", "ensemble", "", ""),
+    ],
+)
+def test_what_runs_a_model_is_what_its_folder_says(
+    served: ServedGateway, model: str, platform: str, backend: str, filename: str
+) -> None:
+    _, triton = client(served)
+    assert triton.get_model_metadata(model)["platform"] == platform
+    config = triton.get_model_config(model)
+    assert (config["platform"], config["backend"]) == (platform, backend)
+    assert config["default_model_filename"] == filename

@@ -1,0 +1,56 @@
+"""What the machine as a whole is doing: processors and memory, as the kernel says."""
+
+from __future__ import annotations
+
+import time
+
+# Counters of the first line of /proc/stat that are time in which nothing runs.
+_IDLE = (3, 4)  # idle, waiting for a disk
+_STAT, _MEMINFO = "/proc/stat", "/proc/meminfo"
+
+
+class Processors:
+    """How busy the processors are, between two looks at least `seconds` apart.
+
+    Who asks sooner gets the last answer again, so that several who ask do not spoil
+    each other's. The first answer is of the time since this was made.
+    """
+
+    def __init__(self, seconds: float = 1.0) -> None:
+        self._seconds = seconds
+        self._looked = time.monotonic()
+        self._busy, self._total = _ticks()
+        self._utilization = 0.0
+
+    def utilization(self) -> float:
+        """The busy share of all processors' time, 0.0 to 1.0."""
+        now = time.monotonic()
+        busy, total = _ticks()
+        if total > self._total and now - self._looked >= self._seconds:
+            share = (busy - self._busy) / (total - self._total)
+            self._utilization = min(1.0, max(0.0, share))
+            self._looked, self._busy, self._total = now, busy, total
+        return self._utilization
+
+    def __repr__(self) -> str:
+        return f"<Processors {self._utilization:.0%} busy>"
+
+
+def _ticks() -> tuple[int, int]:
+    """Busy time and all time of all processors since the machine started."""
+    with open(_STAT, encoding="ascii") as file:
+        ticks = [int(word) for word in file.readline().split()[1:9]]
+    total = sum(ticks)
+    return total - sum(ticks[i] for i in _IDLE), total
+
+
+def memory() -> tuple[int, int]:
+    """Bytes of the machine's memory: all, and those that are not to be had."""
+    found = {}
+    with open(_MEMINFO, encoding="ascii") as file:
+        for line in file:
+            name, _, value = line.partition(":")
+            if name in ("MemTotal", "MemAvailable"):
+                found[name] = int(value.split()[0]) * 1024
+    total = found["MemTotal"]
+    return total, total - found["MemAvailable"]
