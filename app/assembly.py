@@ -6,7 +6,10 @@ Used to load it, and to say what would be loaded.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
+
+import numpy as np
 
 from app.frozen_inputs import frozen_arrays
 from app.model_config import ModelConfig
@@ -16,7 +19,8 @@ from app.sequences import SequenceScheduler
 from app.spec import DescribesTensors, ModelSpec
 from app.steps import StepScheduler
 from app.table import Runner
-from engine import Device, ModelRunnerConfig
+from app.triton import GraphChanges
+from engine import Array, Device, ModelRunnerConfig, Tensor
 from popef_io import Model
 
 #: `channel_memory` of models that do not say, at least and at most.
@@ -70,10 +74,45 @@ def runner_config(
     )
 
 
-def make_spec(
-    name: str, source: VersionSource, config: ModelConfig, model: DescribesModel
-) -> ModelSpec:
-    """The spec of all tensors of a version. Raises ValueError where options differ."""
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """A version as it is run and as requests see it.
+
+    `spec` is of all its tensors, `visible` of those that requests have.
+    """
+
+    spec: ModelSpec
+    visible: ModelSpec
+    scheduler: Scheduler | None
+
+
+def graph_changes(source: VersionSource, config: ModelConfig) -> GraphChanges:
+    """What is changed of the model before it is compiled."""
+    declared = source.declared
+    return GraphChanges(
+        declared.reshapes, declared.is_batched, named_optional_inputs(config)
+    )
+
+
+def named_optional_inputs(config: ModelConfig) -> tuple[str, ...]:
+    """The inputs that may be left out one by one, as the options say."""
+    optional = config.optional_inputs
+    return optional if isinstance(optional, tuple) else ()
+
+
+def assemble(
+    name: str,
+    source: VersionSource,
+    config: ModelConfig,
+    model: DescribesModel,
+    runner: Runner,
+    defaults: Mapping[str, Array | None],
+) -> Assembled:
+    """What requests see of a version that `runner` runs.
+
+    `defaults` are those of its inputs (`CompileCache.defaults`). Raises ValueError
+    where its options or what is declared differ from `model`.
+    """
     optional = config.optional_inputs
     spec = ModelSpec.from_runner(
         name,
@@ -81,14 +120,43 @@ def make_spec(
         model,
         max_rows=config.max_request_rows,
         # Those who choose a model of a fused one leave out the others' inputs.
-        optional_inputs=model.is_fused if optional is None else optional,
+        optional_inputs=optional if isinstance(optional, bool) else model.is_fused,
         labels=config.labels,
     )
-    source.declared.check(spec)
-    return spec
+    spec = source.declared.applied(spec, config.max_batch_size)
+    spec = replace(spec, defaults=_defaults(spec, defaults))
+    scheduler = _scheduler(spec, runner, source, config)
+    visible = spec if scheduler is None else scheduler.visible
+    return Assembled(spec, source.declared.visible(visible, spec), scheduler)
 
 
-def make_scheduler(
+def _defaults(
+    spec: ModelSpec, arrays: Mapping[str, Array | None]
+) -> Mapping[str, Tensor]:
+    """The defaults of inputs, each of one row where the model is batched."""
+    found = {}
+    for name, array in arrays.items():
+        tensor = spec.inputs_by_name.get(name)
+        if tensor is None:
+            continue
+        if array is None:  # which nobody looks at
+            shape = [max(1, dim) for dim in tensor.shape or ()]
+            array = np.zeros(shape, tensor.type.dtype)
+            if not tensor.type.item_size:
+                array = np.full(shape, b"", dtype=np.object_)
+        if spec.is_batched and array.shape[:1] != (1,):
+            msg = (
+                f"input '{name}' is optional, and its default has shape "
+                f"{list(array.shape)}; where rows are counted it must have one"
+            )
+            raise ValueError(msg)
+        if tensor.type.item_size:
+            array = np.ascontiguousarray(array).view(tensor.type.dtype)
+        found[name] = Tensor.from_numpy(array, tensor.data_type)
+    return found
+
+
+def _scheduler(
     spec: ModelSpec, runner: Runner, source: VersionSource, config: ModelConfig
 ) -> Scheduler | None:
     """What fills in the inputs that requests do not see. Raises ValueError."""

@@ -12,19 +12,19 @@ import logging
 import os
 import shutil
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
 from app.about import VERSION
-from app.triton import Reshapes
-from engine import InvalidModel
+from app.triton import GraphChanges, input_defaults
+from engine import Array, InvalidModel
 
 logger = logging.getLogger(__name__)
 
-NO_RESHAPES = Reshapes()
+NO_CHANGES = GraphChanges()
 _FORMAT = "popgate-compiled-2"
 
 
@@ -39,11 +39,11 @@ class CompileCache:
         self._wanted = folder
         self._folder: Path | None = None
 
-    def popef_for(self, source: Path, reshapes: Reshapes = NO_RESHAPES) -> Path:
+    def popef_for(self, source: Path, changes: GraphChanges = NO_CHANGES) -> Path:
         """The compiled file of an ONNX file; compiles it if there is none yet.
 
-        `reshapes` are put into the model. Blocks as long as compiling takes. Raises
-        what `compile_model` raises, ValueError for reshapes that do not fit, OSError
+        `changes` are made to the model. Blocks as long as compiling takes. Raises
+        what `compile_model` raises, ValueError for changes that do not fit, OSError
         where a file cannot be read or written.
         """
         # The compiler and what it needs take a tenth of a second and tens of MiB,
@@ -51,22 +51,34 @@ class CompileCache:
         from engine.compiler import CompileOptions, compile_model, give_back_memory
 
         options = CompileOptions()
-        key = _digest(source, f"{options!r}{reshapes!r}" if reshapes else repr(options))
+        if changes.counts_rows and not changes.are_of_the_graph:
+            # Without its data: a change of names is no reason to read that.
+            shapes = changes.row_shapes(_load(source, load_external_data=False))
+            options = CompileOptions(shapes=shapes)
+        key = repr(options) + (repr(changes) if changes.are_of_the_graph else "")
+        key = _digest(source, key)
         target = self._usable_folder() / key[:2] / f"{key}.popef"
         if target.is_file():
             logger.debug("%s: compiled before, %s", source.name, target)
             return target
         target.parent.mkdir(parents=True, exist_ok=True)
         logger.info("%s: compiling", source.name)
-        if reshapes:
+        if changes.are_of_the_graph:
             model = _load(source)  # with its external data
-            inputs, outputs = reshapes.apply(model)
+            inputs, outputs = changes.apply(model)
             options = CompileOptions(name=source.stem, inputs=inputs, outputs=outputs)
             compile_model(model, target, options)
         else:
             compile_model(source, target, options)
         give_back_memory()
         return target
+
+    def defaults(self, source: Path, names: Collection[str]) -> dict[str, Array | None]:
+        """What those of the inputs `names` are that a request may leave out.
+
+        None is an input that the model does not use. Raises what `popef_for` raises.
+        """
+        return input_defaults(_load(source), names) if names else {}
 
     def _usable_folder(self) -> Path:
         """The folder of the cache, or one for temporary files if it is read-only."""
@@ -87,9 +99,13 @@ class CompileCache:
         return f"<CompileCache {self._folder or self._wanted}>"
 
 
-def _digest(source: Path, options: str) -> str:
+def _check_regular(source: Path) -> None:
     if not source.is_file():  # a pipe would be waited for
         raise InvalidModel(f"{source.name} is no regular file")
+
+
+def _digest(source: Path, options: str) -> str:
+    _check_regular(source)
     digest = hashlib.sha256()
     onnxruntime = metadata.version("onnxruntime")
     digest.update(f"{_FORMAT}\n{VERSION}\n{onnxruntime}\n{options}\n".encode())
@@ -120,6 +136,7 @@ def _load(source: Path, **options: Any) -> Any:
     """The model in a file. Raises OSError, ValueError where there is none."""
     import onnx
 
+    _check_regular(source)
     try:
         return onnx.load(source, **options)
     except OSError:

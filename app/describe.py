@@ -136,7 +136,7 @@ def model_config(loaded: LoadedModel) -> dict[str, Any]:
         }
     elif config.sequence is not None:
         document["sequence_batching"] = _sequence_batching(config.sequence)
-    elif spec.is_batched:
+    elif spec.is_batched and loaded.runner.max_batch_size:
         document["dynamic_batching"] = _dynamic_batching(loaded)
     return document
 
@@ -242,7 +242,7 @@ def _config_input(loaded: LoadedModel, tensor: TensorSpec) -> dict[str, Any]:
         **_reshape(declared),
         "is_shape_tensor": False,
         "allow_ragged_batch": False,
-        "optional": loaded.spec.optional_inputs,
+        "optional": loaded.spec.optional_inputs or tensor.name in loaded.spec.defaults,
     }
 
 
@@ -265,7 +265,7 @@ def _declared(
 def _reshape(declared: DeclaredTensor | None) -> dict[str, Any]:
     if declared is None or declared.reshape is None:
         return {}
-    return {"reshape": {"shape": list(declared.reshape.shape)}}
+    return {"reshape": {"shape": list(declared.reshape)}}
 
 
 _CONTROL_KINDS = {"correlation_id": "CORRID"}

@@ -9,7 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.assembly import Scheduler, make_scheduler, make_spec, runner_config
+from app.assembly import (
+    Scheduler,
+    assemble,
+    graph_changes,
+    named_optional_inputs,
+    runner_config,
+)
 from app.compile_cache import CompileCache
 from app.devices import GatewayDevices
 from app.ensembles import EnsembleRunner
@@ -18,7 +24,7 @@ from app.saved_state import save_state
 from app.scan import VersionSource
 from app.spec import ModelSpec
 from app.warmup import WarmupFailed, warm_up
-from engine import EngineError, ModelRunner, open_model
+from engine import Array, EngineError, ModelRunner, open_model
 from popef_io import PopefError
 
 logger = logging.getLogger(__name__)
@@ -90,23 +96,28 @@ class ModelLoader:
         start = time.monotonic()
         label = f"{name}/{source.version}"
         with explained(label):
-            files = self._files(source)
+            files = self._files(source, config)
+            defaults = input_defaults(source, config, self._cache)
             memory = self._memory(files, config)
             runner = self._open(label, files, config)
         try:
             with explained(label):
-                spec = make_spec(name, source, config, runner)
-                warmed = _warm_up(spec, runner, source, config, replaces)
-                scheduler = make_scheduler(spec, runner, source, config)
+                made = assemble(name, source, config, runner, runner, defaults)
+                warmed = _warm_up(made.spec, runner, source, config, replaces)
         except BaseException:
             runner.close()
             raise
         seconds = time.monotonic() - start
         logger.debug("model %s is loaded (%.3f s)", label, seconds)
-        if scheduler is not None:
-            spec = scheduler.visible
         return LoadedModel(
-            spec, runner, config, source, memory, time.time(), warmed, scheduler
+            made.visible,
+            runner,
+            config,
+            source,
+            memory,
+            time.time(),
+            warmed,
+            made.scheduler,
         )
 
     def memory_of(self, source: VersionSource, config: ModelConfig) -> int:
@@ -115,12 +126,10 @@ class ModelLoader:
         Raises `LoadError`.
         """
         with explained(str(source.version)):
-            return self._memory(self._files(source), config)
+            return self._memory(self._files(source, config), config)
 
-    def _files(self, source: VersionSource) -> list[Path]:
-        if source.problem:
-            raise LoadError(source.problem)
-        return compiled_files(source, self._cache)
+    def _files(self, source: VersionSource, config: ModelConfig) -> list[Path]:
+        return compiled_files(source, config, self._cache)
 
     def _memory(self, files: list[Path], config: ModelConfig) -> int:
         if config.memory is not None:
@@ -135,14 +144,27 @@ class ModelLoader:
         return ModelRunner(model, options, name=label)
 
 
-def compiled_files(source: VersionSource, cache: CompileCache) -> list[Path]:
+def compiled_files(
+    source: VersionSource, config: ModelConfig, cache: CompileCache
+) -> list[Path]:
     """The PopEF files of a version; compiles where needed. Raises what that raises."""
-    reshapes = source.declared.reshapes
+    if source.problem:
+        raise LoadError(source.problem)
+    changes = graph_changes(source, config)
     if source.is_onnx:
-        return [cache.popef_for(source.files[0], reshapes)]
-    if reshapes:
+        return [cache.popef_for(source.files[0], changes)]
+    if changes.reshapes:
         raise LoadError("config.pbtxt: reshape needs an .onnx file")
     return list(source.files)
+
+
+def input_defaults(
+    source: VersionSource, config: ModelConfig, cache: CompileCache
+) -> dict[str, Array | None]:
+    """What the inputs are that requests may leave out. Raises what compiling does."""
+    if not source.is_onnx:
+        return {}
+    return cache.defaults(source.files[0], named_optional_inputs(config))
 
 
 @contextmanager

@@ -61,6 +61,15 @@ def _auto_or_bool(value: Any) -> bool | None:
     raise ValueError('"auto", true or false')
 
 
+def _optional_inputs(value: Any) -> bool | tuple[str, ...] | None:
+    if isinstance(value, list) and all(isinstance(name, str) for name in value):
+        return tuple(value)
+    try:
+        return _auto_or_bool(value)
+    except ValueError:
+        raise ValueError('"auto", true, false or a list of inputs') from None
+
+
 def _batching_dim(value: Any) -> int | None:
     if value == "auto":
         return None
@@ -110,8 +119,8 @@ class ModelConfig:
     batching_dim: int | None = key(
         None, _batching_dim, "the dimension in which requests may have any size"
     )
-    optional_inputs: bool | None = key(
-        None, _auto_or_bool, "whether requests may leave inputs out"
+    optional_inputs: bool | tuple[str, ...] | None = key(
+        None, _optional_inputs, "whether requests may leave inputs out, or which"
     )
     max_batch_size: int = key(0, integer(0, 65536), "rows in a batch at most")
     max_request_rows: int = key(

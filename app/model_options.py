@@ -88,16 +88,18 @@ def read_options(
             _check_requestable(label, layer)
         parse_model_config(layer, label)
         merged |= layer
+    declared = triton.declared.changed_by(changes.declared)
+    if declared.max_batch_size == 0 and not any(
+        "batching" in layer for _, layer in layers[1:]
+    ):
+        merged["batching"] = False
     together = " and ".join(label for label, layer in layers if layer)
     config = parse_model_config(merged, together)
     if folder is not None:
         config = with_files(config, folder, together)
     return ModelOptions(
         config,
-        DeclaredTensors(
-            triton.declared.inputs + changes.declared.inputs,
-            triton.declared.outputs + changes.declared.outputs,
-        ),
+        declared,
         changes.filename or triton.filename,
         triton.notes + changes.notes,
     )

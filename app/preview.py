@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from app.assembly import make_scheduler, make_spec, runner_config
+from app.assembly import assemble, named_optional_inputs, runner_config
 from app.compile_cache import CompileCache
 from app.ensemble_graph import compose, label_of
-from app.loader import LoadError, compiled_files, explained
+from app.loader import LoadError, compiled_files, explained, input_defaults
 from app.model_config import ModelConfig
 from app.scan import (
     CONFIG_NAME,
@@ -30,7 +30,7 @@ from app.scan import (
 from app.spec import ModelSpec
 from app.table import Submitted
 from app.triton import PBTXT_NAME
-from app.warmup import WarmupFailed, check_warmup
+from app.warmup import check_warmup
 from engine import RunnerClosed, describe_model, open_model
 from popef_io import Reader
 
@@ -44,6 +44,7 @@ class VersionPreview:
     spec: ModelSpec | None = None
     memory: int = 0
     problem: str = ""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,13 @@ class _Previewer:
                 f"{name}/{CONFIG_NAME}: devices names number {missing[0]}, but "
                 f"{self._devices} would be attached, from 0; change it, or --devices"
             )
-        return replace(preview, versions=tuple(versions), problems=tuple(problems))
+        notes += [f"{name}/{v.version}: {note}" for v in versions for note in v.notes]
+        return replace(
+            preview,
+            versions=tuple(versions),
+            problems=tuple(problems),
+            notes=tuple(notes),
+        )
 
     def _version(
         self, name: str, source: VersionSource, config: ModelConfig
@@ -164,32 +171,29 @@ class _Previewer:
                     return replace(preview, spec=self._ensemble(name, source, config))
             with explained(f"{name}/{source.version}"):
                 spec, memory = self._loadable(name, source, config)
+                notes = tuple(_needed(spec, config))
         except LoadError as e:
             text = str(e).replace(f"{self._root.resolve()}/", "")
             return replace(preview, problem=text)
-        return replace(preview, spec=spec, memory=memory)
+        return replace(preview, spec=spec, memory=memory, notes=notes)
 
     def _loadable(
         self, name: str, source: VersionSource, config: ModelConfig
     ) -> tuple[ModelSpec, int]:
         """What requests see, and what it takes. Raises anything."""
-        if source.problem:
-            raise LoadError(source.problem)
-        files = compiled_files(source, self._cache)
+        files = compiled_files(source, config, self._cache)
+        defaults = input_defaults(source, config, self._cache)
         model = open_model(files)
         _verify(files)
         described = describe_model(model, runner_config(config, model, {}))
-        spec = make_spec(name, source, config, described)
-        try:
-            check_warmup(spec, config.warmup, source.folder)
-        except WarmupFailed as e:
-            raise LoadError(str(e)) from e
-        scheduler = make_scheduler(spec, _NoRunner(), source, config)
+        made = assemble(name, source, config, described, _NoRunner(), defaults)
+        sizes = config.preferred_batch_sizes
+        check_warmup(made.spec, config.warmup, source.folder, sizes)
         memory = config.memory
         if memory is None:
             used = min(config.instances, len(config.devices) or self._devices)
             memory = used * sum(path.stat().st_size for path in files)
-        return (spec if scheduler is None else scheduler.visible), memory
+        return made.visible, memory
 
     def _ensemble(
         self, name: str, source: VersionSource, config: ModelConfig
@@ -217,6 +221,18 @@ class _Previewer:
             return compose(name, version, config.ensemble, specs).spec
         except ValueError as e:
             raise LoadError(str(e)) from None
+
+
+def _needed(spec: ModelSpec, config: ModelConfig) -> Iterator[str]:
+    """Notes on inputs that are said to be optional and cannot be left out."""
+    if spec.optional_inputs:
+        return
+    for name in named_optional_inputs(config):
+        if name in spec.inputs_by_name and name not in spec.defaults:
+            yield (
+                f"{name!r} is optional, but the model needs it and has no default "
+                f"(an initializer of that name): requests must have it"
+            )
 
 
 def _verify(files: Sequence[Path]) -> None:

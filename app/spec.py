@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from engine import DataDesc
+from engine import DataDesc, Tensor
 from popef_io import DataType
 
 
@@ -141,7 +141,8 @@ class ModelSpec:
     requests; otherwise the first dimension of every input and output is the batch,
     and the inputs of a request must agree on it. The engine splits a request with
     more rows than that; `max_rows`, if not 0, refuses one with more rows than
-    `max_rows` instead. With `optional_inputs` a request may leave inputs out.
+    `max_rows` instead. With `optional_inputs` a request may leave inputs out. Those
+    that have `defaults` may be left out of any, and are these then, one for each row.
     """
 
     name: str
@@ -151,6 +152,7 @@ class ModelSpec:
     max_batch_size: int = 0
     max_rows: int = 0
     optional_inputs: bool = False
+    defaults: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     inputs_by_name: Mapping[str, TensorSpec] = field(init=False, repr=False)
     outputs_by_name: Mapping[str, TensorSpec] = field(init=False, repr=False)
 
@@ -168,6 +170,14 @@ class ModelSpec:
     @property
     def is_batched(self) -> bool:
         return self.max_batch_size > 0
+
+    def default(self, name: str, rows: int) -> Tensor:
+        """The value of an input that a request of so many rows has left out."""
+        one = self.defaults[name]
+        if not self.is_batched or rows == 1:
+            return one
+        shape = (rows, *one.shape[1:])
+        return Tensor(one.data_type, shape, tuple(one.parts) * rows, one.nbytes * rows)
 
     def without(self, inputs: Container[str], outputs: Container[str]) -> ModelSpec:
         """This spec as seen by those who know nothing of some inputs and outputs."""

@@ -103,14 +103,20 @@ class _Budget:
 
 
 def check_warmup(
-    spec: ModelSpec, config: WarmupConfig | None, folder: Path | None
+    spec: ModelSpec,
+    config: WarmupConfig | None,
+    folder: Path | None,
+    preferred: Sequence[int] = (),
 ) -> None:
-    """Makes the samples that would be run. Raises `WarmupFailed`."""
+    """Makes what `warm_up` would have to run, and runs nothing.
+
+    Raises `WarmupFailed`.
+    """
     if config is None or not config.enabled:
         return
     try:
-        for sample in config.samples:
-            _sample_run(spec, sample, folder)
+        for _ in _runs(spec, config, folder, preferred):
+            pass
     except (ValueError, OSError) as e:
         raise WarmupFailed(f"warm-up: {e}") from e
 
@@ -163,11 +169,37 @@ def _sample_run(spec: ModelSpec, sample: WarmupSample, folder: Path | None) -> _
     rows = (sample.batch_size or 1) if spec.is_batched else 0
     inputs = {}
     for tensor in spec.inputs:
-        wanted = sample.inputs.get(tensor.name, WarmupInput())
+        wanted = sample.inputs.get(tensor.name)
+        if wanted is None and tensor.name in spec.defaults:
+            inputs[tensor.name] = spec.default(tensor.name, rows)
+            continue
+        wanted = wanted or WarmupInput()
         make = _from_file if wanted.file else _made_up
-        inputs[tensor.name] = make(tensor, spec, rows, wanted, folder)
+        inputs[tensor.name] = _checked(tensor, make(tensor, spec, rows, wanted, folder))
+    counts = {name: made.shape[0] for name, made in inputs.items() if made.shape}
+    if spec.is_batched and len(set(counts.values())) > 1:
+        raise ValueError(f"inputs have different numbers of rows: {counts}")
     label = f"sample {sample.name!r}" if sample.name else "a sample"
     return _Run(label, inputs, sample.count)
+
+
+def _checked(tensor: TensorSpec, made: Tensor) -> Tensor:
+    """What was made for an input, if that takes it. Raises ValueError."""
+    if made.data_type is not tensor.data_type:
+        msg = f"input '{tensor.name}' is {tensor.datatype}, got {made.data_type.name}"
+        raise ValueError(msg)
+    expected, shape = tensor.shape, made.shape
+    fits = expected is None or (
+        len(expected) == len(shape)
+        and all(want in (-1, got) for want, got in zip(expected, shape, strict=True))
+    )
+    if not fits:
+        msg = (
+            f"input '{tensor.name}' expects shape {list(expected or ())}, "
+            f"got {list(shape)}"
+        )
+        raise ValueError(msg)
+    return made
 
 
 def _shape(tensor: TensorSpec, rows: int, wanted: WarmupInput) -> tuple[int, ...]:
@@ -238,12 +270,39 @@ def _from_file(
     if path.suffix == ".npy":
         data_type = tensor.data_type if array.dtype == tensor.type.dtype else None
         return Tensor.from_numpy(np.ascontiguousarray(array), data_type)
-    shape = _shape(tensor, rows, wanted)
-    expected = math.prod(shape) * tensor.type.item_size
-    if tensor.type.item_size and len(data) != expected:
+    return _from_bytes(tensor, _shape(tensor, rows, wanted), data, rows, wanted.file)
+
+
+def _from_bytes(
+    tensor: TensorSpec, shape: tuple[int, ...], data: bytes, rows: int, name: str
+) -> Tensor:
+    """Bytes of all rows, or of one that every row is. Raises ValueError."""
+    count, size = math.prod(shape), tensor.type.item_size
+    if size:
+        found, rest = divmod(len(data), size)
+        found = -1 if rest else found
+    else:
+        found = _strings_in(data)
+    repeats = 1
+    if found != count and rows and found * rows == count:
+        repeats = rows
+    elif found != count:
+        what = f"{len(data)} bytes" if size else f"{max(0, found)} strings"
+        per_row = count * (size or 1) // max(1, rows)
+        one = f" (one row: {per_row})" if rows > 1 else ""
         msg = (
-            f"file {wanted.file} has {len(data)} bytes, but input '{tensor.name}' of "
-            f"shape {list(shape)} takes {expected}"
+            f"file {name} has {what}, but input '{tensor.name}' of shape "
+            f"{list(shape)} takes {count * (size or 1)}{one}"
         )
         raise ValueError(msg)
-    return Tensor(tensor.data_type, shape, (data,), len(data))
+    parts = (data,) * repeats if data else ()
+    return Tensor(tensor.data_type, shape, parts, len(data) * repeats)
+
+
+def _strings_in(data: bytes) -> int:
+    """The elements of a BYTES tensor in the protocol's form; -1 where it is not."""
+    at = count = 0
+    while at + 4 <= len(data):
+        at += 4 + int.from_bytes(data[at : at + 4], "little")
+        count += 1
+    return count if at == len(data) else -1

@@ -102,7 +102,18 @@ class DocumentReader:
         return request
 
     def _are_enough(self, request: InferRequest) -> bool:
-        return self.spec.optional_inputs and len(request.inputs) > 0
+        """Whether what is missing may be; it gets what it is by default."""
+        given, spec = request.inputs, self.spec
+        if spec.optional_inputs:
+            return len(given) > 0
+        defaults = spec.defaults
+        missing = [name for name in self._inputs if name not in given]
+        if any(name not in defaults for name in missing):
+            return False
+        rows = next((t.shape[0] for t in given.values() if t.shape), 1)
+        for name in missing:
+            given[name] = spec.default(name, rows)
+        return True
 
     def _read_shorthand(
         self, request: InferRequest, inputs: object, maybe_bool: bool
@@ -253,9 +264,14 @@ class DocumentReader:
         return model_input.from_bytes(parts, size, accepted)
 
     def _wrong_count(self, given: dict[str, Tensor]) -> InvalidTensor:
-        missing = [name for name in self._inputs if name not in given]
+        defaults = self.spec.defaults
+        missing = [n for n in self._inputs if n not in given and n not in defaults]
+        wanted = f"{self._expected} inputs"
+        least = sum(name not in defaults for name in self._inputs)
+        if 0 < least < self._expected:
+            wanted = f"number of inputs between {least} and {self._expected}"
         return InvalidTensor(
-            f"expected {self._expected} inputs but got {len(given)} inputs for model "
+            f"expected {wanted} but got {len(given)} inputs for model "
             f"'{self.spec.name}'. Got input(s) {list(given)}, but missing required "
             f"input(s) {missing}. Please provide all required input(s)."
         )

@@ -218,6 +218,7 @@ def _mock_llm() -> Model:
         {
             "PROMPT": ("STRING", one),
             "STREAM": ("BOOL", one),
+            "input_ids": ("INT32", (1, "L")),
             "STEP": ("INT64", scalar),
             "REPETITION": ("INT64", scalar),
             "DELAY": ("FLOAT", scalar),
@@ -250,6 +251,7 @@ def _mock_llm() -> Model:
         ],
         """\
 batching = false
+optional_inputs = ["input_ids"]
 [responses]
 more = "MORE"
 emit = "EMIT"

@@ -108,7 +108,7 @@ _MESSAGES: Mapping[str, str] = {
     "HistogramOptions histogram_options",
     "Metrics": "*MetricControl metric_control",
     "ModelConfig": "string name; string platform; string backend; string runtime; "
-    "VersionPolicy version_policy; int32 max_batch_size; *Input input; "
+    "VersionPolicy version_policy; int32 max_batch_size/batch; *Input input; "
     "*Output output; *BatchInput batch_input; *BatchOutput batch_output; "
     "Optimization optimization; DynamicBatching dynamic_batching/scheduling; "
     "SequenceBatching sequence_batching/scheduling; "

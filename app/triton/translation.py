@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
 
 from app.model_config import ModelConfig
-from app.triton.declared import DeclaredTensors, declared_tensors
+from app.triton.declared import DeclaredTensors, declared_states, declared_tensors
 from app.triton.reading import TritonConfigError
 from app.triton.sequences import sequence_section
 
@@ -61,14 +61,19 @@ def translate(
             handle(work, value)
         elif descriptor.name not in _READ:
             work.note(f"{descriptor.name} has no effect here")
-    is_ensemble = message.WhichOneof("scheduling") == "ensemble_scheduling"
-    if message.max_batch_size == 0 and message.input and not (partial or is_ensemble):
-        work.options["batching"] = False
+    max_batch_size = None
+    if message.HasField("max_batch_size") or (message.input and not partial):
+        max_batch_size = message.max_batch_size
+    states = message.sequence_batching.state
     return Translation(
         work.options,
         DeclaredTensors(
-            declared_tensors(message.input, message.max_batch_size, label),
-            declared_tensors(message.output, message.max_batch_size, label),
+            declared_tensors(message.input, label),
+            declared_tensors(message.output, label),
+            max_batch_size,
+            declared_states(states, "input_name", label),
+            declared_states(states, "output_name", label),
+            label,
         ),
         message.default_model_filename,
         tuple(work.notes),
@@ -122,13 +127,18 @@ def _outputs(work: _Work, outputs: Any) -> None:
     _tensors(work, outputs)
 
 
+def _inputs(work: _Work, inputs: Any) -> None:
+    optional = [tensor.name for tensor in inputs if tensor.optional]
+    if optional:
+        work.options["optional_inputs"] = optional
+    _tensors(work, inputs)
+
+
 def _tensors(work: _Work, tensors: Any) -> None:
     for tensor in tensors:
         for name in ("is_shape_tensor", "allow_ragged_batch"):
             if getattr(tensor, name, False):
                 work.refuse(f"{tensor.name!r} has {name}, which is not supported")
-        if getattr(tensor, "optional", False):
-            work.note(f"{tensor.name!r} is optional, but every input is needed here")
         if getattr(tensor, "format", 0):
             work.note(f"the format of {tensor.name!r} has no effect here")
 
@@ -183,7 +193,18 @@ def _queue_policy(work: _Work, policy: Any) -> dict[str, Any]:
     return found
 
 
+def _made_by_the_server(name: str) -> Callable[[_Work, Any], None]:
+    """Refuses what clients would have to send, or to undo, in the server's place."""
+
+    def refuse(work: _Work, value: Any) -> None:
+        work.refuse(f"{name} is not supported: the tensors of it are not made here")
+
+    return refuse
+
+
 def _sequences(work: _Work, sequences: Any) -> None:
+    if work.message.max_batch_size > 0:
+        work.options["batching"] = True
     try:
         section, notes = sequence_section(sequences)
     except ValueError as e:
@@ -248,8 +269,10 @@ _GROUP_WORDS = frozenset(
 _HANDLERS: Mapping[str, Callable[[_Work, Any], None]] = {
     "max_batch_size": _max_batch_size,
     "version_policy": _version_policy,
-    "input": _tensors,
+    "input": _inputs,
     "output": _outputs,
+    "batch_input": _made_by_the_server("batch_input"),
+    "batch_output": _made_by_the_server("batch_output"),
     "instance_group": _instances,
     "dynamic_batching": _dynamic_batching,
     "sequence_batching": _sequences,

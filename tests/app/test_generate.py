@@ -95,10 +95,16 @@ def test_an_error_as_the_first_event_is_the_status(triton: ServedGateway) -> Non
 @pytest.mark.parametrize(
     ("body", "text"),
     [
-        ({}, "expected 2 inputs but got 0 inputs for model 'mock_llm'"),
-        ({"abc": 123}, "expected 2 inputs but got 0"),
-        ({"PROMPT": "hello"}, "expected 2 inputs but got 1"),
-        ({"STREAM": False, "other": "param"}, "expected 2 inputs but got 1"),
+        (
+            {},
+            "between 2 and 3 but got 0 inputs for model 'mock_llm'",
+        ),
+        ({"abc": 123}, "expected number of inputs between 2 and 3 but got 0"),
+        ({"PROMPT": "hello"}, "expected number of inputs between 2 and 3 but got 1"),
+        (
+            {"STREAM": False, "other": "param"},
+            "expected number of inputs between 2 and 3 but got 1",
+        ),
         (prompt(PROMPT=123), "attempt to access JSON non-string as string"),
         (prompt(STREAM="false"), "attempt to access JSON non-boolean as boolean"),
         ({"PROMPT": True, "STREAM": 1}, "attempt to access JSON non-string as string"),

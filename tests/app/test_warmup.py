@@ -105,7 +105,7 @@ def test_files_are_npy_or_raw(tmp_path: Path, devices: list[Device]) -> None:
     ("inputs", "message"),
     [
         ({"other": {}}, "the model has no input other"),
-        ({"input": {"shape": [5]}}, "failed"),
+        ({"input": {"shape": [5]}}, "expects shape"),
         ({"input": {"file": "none"}}, "No such file"),
         ({"input": {"file": "short"}}, "has 3 bytes, but input 'input' of shape"),
         ({"input": {"file": "link"}}, "is not in the model's folder"),
@@ -142,3 +142,23 @@ def test_a_file_has_a_name_and_no_path() -> None:
         read_section(
             WarmupConfig, {"samples": [{"inputs": {"x": {"file": "../../etc/x"}}}]}
         )
+
+
+def test_a_file_may_hold_one_row_for_all(tmp_path: Path, devices: list[Device]) -> None:
+    folder = tmp_path / "warmup"
+    folder.mkdir()
+    (folder / "row").write_bytes(np.arange(4, dtype=np.float32).tobytes())
+    (folder / "word").write_bytes(b"\3\0\0\0abc")
+    for make, wanted in (
+        (models.affine, {"shape": [4], "file": "row"}),
+        (models.text, {"file": "word"}),
+    ):
+        path = make(tmp_path / "m.popef")
+        sample = {"batch_size": 8, "inputs": {"input": wanted}}
+        assert run(path, devices, {"samples": [sample]}, folder=tmp_path)[0]
+    wanted = {"shape": [3], "file": "row"}
+    sample = {"batch_size": 8, "inputs": {"input": wanted}}
+    path = models.affine(tmp_path / "m.popef")
+    message = r"has 16 bytes, but .* takes 96 \(one row: 12\)"
+    with pytest.raises(WarmupFailed, match=message):
+        run(path, devices, {"samples": [sample]}, folder=tmp_path)

@@ -11,10 +11,10 @@ EVENTS = "text/event-stream; charset=utf-8"
 NOT_ONE = "generate expects model to produce exactly 1 response"
 # What is wrong with a request, and what of it has to be said.
 WRONG = [
-    ({}, "expected 2 inputs but got 0"),
-    ({"abc": 123}, "expected 2 inputs but got 0"),
-    ({"PROMPT": TEXT}, "expected 2 inputs but got 1"),
-    ({"STREAM": False, "other": "param"}, "expected 2 inputs but got 1"),
+    ({}, "inputs between 2 and 3 but got 0"),
+    ({"abc": 123}, "inputs between 2 and 3 but got 0"),
+    ({"PROMPT": TEXT}, "inputs between 2 and 3 but got 1"),
+    ({"STREAM": False, "other": "param"}, "inputs between 2 and 3 but got 1"),
     ({"PROMPT": 123, "STREAM": False}, "attempt to access JSON non-string as string"),
     (
         {"PROMPT": TEXT, "STREAM": "false"},
