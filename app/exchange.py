@@ -132,11 +132,19 @@ class Exchange:
             submitted.abandon(DeadlineExceeded())
 
     def disconnect(self) -> None:
-        """The client has gone: give up what it asked for."""
+        """The client has gone: give up what it asked for, and all that it sent."""
         self.disconnected = True
+        self.body = []
+        if self.loading is not None:
+            self.loading.cancel()
         submitted = self.call and self.call.submitted
         if submitted and not submitted.done:
             submitted.abandon(Cancelled("the client has disconnected"))
+
+    def give_up(self) -> None:
+        """The rest of its body will not come, and it has been answered."""
+        self.body = []
+        self.response_complete = True
 
     def _fail(self, call: InferCall, error: Exception) -> None:
         call.fail(error)

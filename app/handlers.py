@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -58,6 +59,8 @@ class ErrorGuard:
 
         try:
             await self._app(scope, receive, watched_send)
+        except ClientDisconnect:
+            pass  # while its body was read: there is nobody to answer
         except Exception as e:
             if started:
                 raise

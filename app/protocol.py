@@ -8,19 +8,26 @@ what a small request costs (bench/LOG.md). Everything else goes uvicorn's way, t
 ASGI, including all that is unusual about an inference: no Content-Length, too long a
 body, compression, an answer in events, Expect, HTTP/1.0.
 
-To uvicorn an `Exchange` is the cycle of a request like its own: it queues pipelined
-requests behind it and ends it in an orderly way.
+To uvicorn an `Exchange` is the cycle of a request like its own, which it ends in an
+orderly way.
+
+One request of a connection is looked at at a time. What a client sends behind it waits
+as bytes, few of which are read, until the answer has been handed on: answers keep their
+order, also those to what is no HTTP, and a client that goes away leaves one run behind.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import select
 from functools import partial
 from time import monotonic_ns
 from typing import Any
 from urllib.parse import unquote
 
 import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from app.codec.messages import Buffer, Header
@@ -37,7 +44,15 @@ logger = logging.getLogger(__name__)
 _MOST_HEAD = 64 * 1024
 _MOST_URL = 16 * 1024
 # What asks for another protocol, which is never spoken here.
-_UPGRADES = (b"connection", b"upgrade", b"http2-settings")
+_UPGRADES = (b"upgrade", b"http2-settings")
+_VERSIONS = ("1.1", "1.0")
+# Where a head, and a body in chunks, end; the parser lets no line end in another way.
+_END = b"\r\n\r\n"
+# Bytes that may wait behind a request; with so many, no more are read.
+_MOST_BEHIND = 64 * 1024
+# Seconds for which what a client still sends is read and dropped before its connection
+# is closed: closing it with bytes unread takes the answer away from it.
+_LINGER = 1.0
 # Where at least so many bytes of a body are still to come, they go past the parser.
 _PAST_THE_PARSER_FROM = 64 * 1024
 # Requests in a row that were each unlike the one before: there is nothing to remember.
@@ -60,6 +75,18 @@ class CommonHead:
         return self._bytes
 
 
+class Reading(FlowControl):
+    """uvicorn's, which reads on whenever a request is answered, or waits for more."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__(transport)
+        self.is_full = False
+
+    def resume_reading(self) -> None:
+        if not self.is_full:
+            super().resume_reading()
+
+
 class GatewayProtocol(HttpToolsProtocol):
     """One connection. `front` answers inference, and is the ASGI application."""
 
@@ -73,6 +100,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._exchange: Exchange | None = None
         self._idle_since = self.loop.time()
         self._stall = Stall()
+        self._send_stall = Stall()
         self._arrived = 0
         # Bytes that were parsed since something was made of them.
         self._unused = 0
@@ -80,12 +108,25 @@ class GatewayProtocol(HttpToolsProtocol):
         self._last_url = b""
         self._last_path = ""
         # Of the last request, where it came in one piece and the parser has seen
-        # nothing behind it; and what the bytes that are being parsed contain.
+        # nothing behind it.
         self._known: KnownHead | None = None
         self._unlike = 0
-        self._messages = 0
+        # The message that is being parsed: whether there is one, whether its head has
+        # made a cycle, bytes of its body to come (where that has a length, and no
+        # exchange counts them), and the last of it if its end may be cut in two.
         self._in_message = False
+        self._has_cycle = False
+        self._missing = 0
+        self._tail = b""
+        # Messages that ended in the bytes that are being parsed, and the last exchange.
+        self._ended = 0
         self._begun: Exchange | None = None
+        # What came behind the request under way, from an index on.
+        self._behind = b""
+        self._behind_at = 0
+        self._goes_on = False
+        self._reading: Reading
+        self._closing: asyncio.TimerHandle | None = None
 
     @classmethod
     def serving(cls, front: InferFront) -> partial[GatewayProtocol]:
@@ -95,27 +136,114 @@ class GatewayProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         exchange = self._exchange
         if exchange is None:
-            if self._answer_known(data):
-                return
-            if len(data) >= _PAST_THE_PARSER_FROM and not self._in_message:
-                self._parse_head(data)
-            else:
-                self._parse_and_learn(data)
+            if not self._answer_known(data):
+                self._take(data, 0)
         elif exchange.is_past_parser or exchange.missing >= _PAST_THE_PARSER_FROM:
             self._take_past_parser(exchange, data)
         else:
-            self._parse(data)
+            self._take(data, 0)
 
-    def _parse_head(self, data: bytes) -> None:
-        """Parse a request with a large body as far as its head seems to go."""
+    def _take(self, data: bytes, at: int) -> None:
+        """Parse one message of `data[at:]`, or what there is of it; the rest waits.
+
+        The parser gets no more at once than one message may have, so that where it ends
+        is known. Remembers the head where `data` was one whole request; not for a
+        client that hardly ever sends the same head twice.
+        """
+        learns = not (at or self._in_message) and self._unlike < _UNLIKE
         self._known = None
-        size = data.find(b"\r\n\r\n", 0, _MOST_HEAD) + 4
-        self._parse(data[:size])
-        exchange = self._exchange
-        if exchange is not None and exchange.missing >= _PAST_THE_PARSER_FROM:
-            self._take_past_parser(exchange, memoryview(data)[size:])
-        elif not self.transport.is_closing():
-            self._parse(data[size:])
+        self._begun = None
+        self._ended = 0
+        size = len(data)
+        while at < size:
+            if self._closing is not None:
+                return  # nothing is answered any more
+            if not self._in_message and (self._ended or not self._is_free()):
+                self._hold(data, at)
+                return
+            exchange = self._exchange
+            if exchange is not None:
+                if exchange.missing >= _PAST_THE_PARSER_FROM:
+                    self._take_past_parser(exchange, memoryview(data)[at:])
+                    return
+                end = at + exchange.missing
+            elif self._missing:
+                end = at + self._missing
+            else:
+                end = self._end_of_head(data, at)
+            piece = data if at == 0 and end >= size else data[at:end]
+            self._unused += len(piece)
+            try:
+                self.parser.feed_data(piece)
+            except httptools.HttpParserUpgrade as upgrade:
+                # The parser gives the body away to the other protocol. So it gets the
+                # request once more, as if that had not been asked for.
+                data = self._declined + data[at + upgrade.args[0] :]
+                at, size, learns = 0, len(data), False
+                self._declined = b""
+                self.parser = self._new_parser()
+                continue
+            except httptools.HttpParserCallbackError as error:
+                self._answer_failed(error.__context__ or error)
+                return
+            except httptools.HttpParserError:
+                self.send_400_response("")
+                return
+            if self._unused > _MOST_HEAD:
+                self._answer_failed(_too_long("head"))
+                return
+            at = end
+        begun = self._begun
+        if learns and begun is not None and self._ended == 1 and begun.keep_alive:
+            self._unlike += 1
+            self._known = KnownHead.of(data, begun.path, begun.headers)
+
+    def _end_of_head(self, data: bytes, at: int) -> int:
+        """Where a head that goes on at `data[at:]`, or a body in chunks, may end."""
+        tail = self._tail
+        if tail:
+            seam = (tail + data[at : at + 3]).find(_END)
+            if seam >= 0:
+                self._tail = b""
+                return at + seam + len(_END) - len(tail)
+        end = data.find(_END, at)
+        if end < 0:
+            self._tail = (tail + data[-3:])[-3:]
+            return len(data)
+        self._tail = b""
+        return end + len(_END)
+
+    def _hold(self, data: bytes, at: int) -> None:
+        """Keep `data[at:]` until the request before it is answered."""
+        if self._behind:
+            data, at = self._behind[self._behind_at :] + data[at:], 0
+        self._behind, self._behind_at = data, at
+        if len(data) - at >= _MOST_BEHIND:
+            self._reading.is_full = True
+            self._reading.pause_reading()
+        self._go_on_soon()
+
+    def _go_on_soon(self) -> None:
+        """Take up what waits, if its turn has come: after everybody else's."""
+        if self._behind and not self._goes_on and self._is_idle():
+            self._goes_on = True
+            self.loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._goes_on = False
+        if self.transport.is_closing() or not self._is_idle():
+            return
+        data, at = self._behind, self._behind_at
+        self._behind, self._behind_at = b"", 0
+        self._take(data, at)
+        self._reading.is_full = len(self._behind) - self._behind_at >= _MOST_BEHIND
+        self._reading.resume_reading()
+
+    def _new_parser(self) -> Any:
+        parser = httptools.HttpRequestParser(self)
+        # As uvicorn's own: what follows `Connection: close` is not looked at.
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return parser
 
     def _take_past_parser(self, exchange: Exchange, data: Buffer) -> None:
         """The rest of a large body needs no parser, which would copy it once more. A
@@ -126,12 +254,12 @@ class GatewayProtocol(HttpToolsProtocol):
         exchange.missing = missing - min(missing, len(data))
         if exchange.missing:
             return
-        self.parser = httptools.HttpRequestParser(self)
+        self.parser = self._new_parser()
         self._in_message = False
         self._exchange = None
         exchange.begin(self.front)
         if len(data) > missing:
-            self._parse_and_learn(bytes(data[missing:]))
+            self._hold(bytes(data[missing:]), 0)
 
     def _answer_known(self, data: bytes) -> bool:
         """Whether `data` was a whole request like the last one, which is under way."""
@@ -155,49 +283,14 @@ class GatewayProtocol(HttpToolsProtocol):
             self._answer_failed(error)
         return True
 
-    def _parse_and_learn(self, data: bytes) -> None:
-        """`_parse`, and remember the head where `data` was one whole request.
-
-        Not for a client that hardly ever sends the same head twice.
-        """
-        learns = not self._in_message and self._unlike < _UNLIKE
-        self._known = None
-        self._messages = 0
-        self._parse(data)
-        begun = self._begun
-        if not learns or begun is None or self._in_message or self._messages != 1:
-            return
-        if begun.keep_alive:
-            self._unlike += 1
-            self._known = KnownHead.of(data, begun.path, begun.headers)
-
-    def _is_free(self) -> bool:
+    def _is_idle(self) -> bool:
         """Whether an answer would be the next that goes out, and at once."""
         cycle = self.cycle
         return (cycle is None or cycle.response_complete) and not self.flow.write_paused
 
-    def _parse(self, data: bytes) -> None:
-        """As uvicorn's own, which would first look for a timer that is never set."""
-        self._begun = None
-        while data:
-            self._unused += len(data)
-            try:
-                self.parser.feed_data(data)
-            except httptools.HttpParserUpgrade as upgrade:
-                # The parser gives the body away to the other protocol. So it gets the
-                # request once more, as if that had not been asked for.
-                data = self._declined + data[upgrade.args[0] :]
-                self._declined = b""
-                self.parser = httptools.HttpRequestParser(self)
-                continue
-            except httptools.HttpParserCallbackError as error:
-                self._answer_failed(error.__context__ or error)
-            except httptools.HttpParserError:
-                self.send_400_response("")
-            else:
-                if self._unused > _MOST_HEAD:
-                    self._answer_failed(_too_long("head"))
-            return
+    def _is_free(self) -> bool:
+        """Whether what comes now is the next to be looked at."""
+        return not self._behind and self._is_idle()
 
     def _answer_failed(self, error: BaseException) -> None:
         """Answers what was raised in a callback of the parser, and ends it there.
@@ -212,8 +305,9 @@ class GatewayProtocol(HttpToolsProtocol):
     # -- the parser's callbacks
 
     def on_message_begin(self) -> None:
-        self._messages += 1
         self._in_message = True
+        self._has_cycle = False
+        self._missing = 0
         # uvicorn makes the scope here; it is made later, where it is needed.
         self.url = b""
         self.headers = []
@@ -228,19 +322,23 @@ class GatewayProtocol(HttpToolsProtocol):
         name = name.lower()
         if name == b"expect" and value.lower() == b"100-continue":
             self.expect_100_continue = True
+        if value and value[-1] <= 32:  # white space around a value is not part of it
+            value = value.rstrip(b" \t")
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
+        if self._unused > _MOST_HEAD:
+            raise _too_long("head")
         self._unused = 0
         if self.parser.should_upgrade():
-            self._declined = self._head_without(_UPGRADES)
+            self._declined = self._head_without_upgrade()
             return
-        base = self.front.base_path
-        if base and self.url.startswith(base):
-            # As a proxy would do that forwards what is below a path.
-            rest = self.url[len(base) :]
-            if rest[:1] in (b"/", b"?", b""):
-                self.url = rest if rest[:1] == b"/" else b"/" + rest
+        if len(self.url) > _MOST_URL:
+            raise _too_long("URL")
+        if self.url[:1] != b"/":
+            self.url = _origin_form(self.url)
+        if self.front.base_path:
+            self.url = _below(self.front.base_path, self.url)
         path = self._infer_path()
         if path:
             keep_alive = self.parser.should_keep_alive()
@@ -261,19 +359,26 @@ class GatewayProtocol(HttpToolsProtocol):
                 if self.front.models.paths[path].tracer is not None:
                     exchange.arrived = monotonic_ns()
                 self._exchange = self._begun = exchange
+                self._has_cycle = True
                 self.cycle = exchange  # type: ignore[assignment]
                 return
         self._exchange = None
-        if len(self.url) > _MOST_URL:
-            raise _too_long("URL")
+        version = self.parser.get_http_version()
+        if version not in _VERSIONS:
+            msg = f"HTTP/{version} is not spoken here; expected HTTP/1.1 or HTTP/1.0"
+            raise HttpError(505, msg, "http_version_not_supported")
         url, headers, expect = self.url, self.headers, self.expect_100_continue
         super().on_message_begin()
         self.url, self.expect_100_continue = url, expect
         self.headers[:] = headers
         super().on_headers_complete()
+        self._has_cycle = True
+        for name, value in headers:
+            if name == b"content-length":  # the parser has seen that it is a number
+                self._missing = int(value)
 
-    def _head_without(self, names: tuple[bytes, ...]) -> bytes:
-        """The request line and the headers again, but for some."""
+    def _head_without_upgrade(self) -> bytes:
+        """The request line and the headers again, but for the other protocol."""
         if self.parser.get_method() == b"CONNECT":
             allow = ((b"allow", b"GET, POST"),)
             msg = "Method Not Allowed: this is no proxy"
@@ -281,7 +386,12 @@ class GatewayProtocol(HttpToolsProtocol):
         lines = [b"%b %b HTTP/%b" % (
             self.parser.get_method(), self.url, self.parser.get_http_version().encode()
         )]  # fmt: skip
-        lines += [b"%b: %b" % (k, v) for k, v in self.headers if k not in names]
+        for name, value in self.headers:
+            if name == b"connection":
+                tokens = [token.strip() for token in value.split(b",")]
+                value = b", ".join(t for t in tokens if t.lower() not in _UPGRADES)
+            if value and name not in _UPGRADES:
+                lines.append(b"%b: %b" % (name, value))
         return b"\r\n".join([*lines, b"", b""])
 
     def on_body(self, body: bytes) -> None:
@@ -289,6 +399,8 @@ class GatewayProtocol(HttpToolsProtocol):
         exchange = self._exchange
         if exchange is None:
             self._arrived += len(body)
+            if self._missing:
+                self._missing -= len(body)
             super().on_body(body)
         else:
             exchange.body.append(body)
@@ -298,6 +410,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._in_message = False
         if self._declined:
             return
+        self._ended += 1
         exchange = self._exchange
         if exchange is None:
             super().on_message_complete()
@@ -307,7 +420,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _infer_path(self) -> str:
         """The path of the request where it can go the short way, else empty."""
-        if self.expect_100_continue or not self._is_free():
+        if self.expect_100_continue:
             return ""
         parser = self.parser
         if parser.get_method() != b"POST" or parser.get_http_version() != "1.1":
@@ -330,32 +443,58 @@ class GatewayProtocol(HttpToolsProtocol):
     def common_head(self) -> bytes:
         return self._common.of(self.server_state.default_headers)
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.flow = self._reading = Reading(transport)
+
     def connection_lost(self, exc: Exception | None) -> None:
         cycle = self.cycle
         super().connection_lost(exc)
         if isinstance(cycle, Exchange):
             cycle.disconnect()
+        elif cycle is not None:
+            cycle.body = bytearray()
+        if self._closing is not None:
+            self._closing.cancel()
+        # A cycle and its connection know each other. Nothing that they hold may wait
+        # for the garbage collector, which comes by rarely.
+        self.cycle = None  # type: ignore[assignment]
+        self._exchange = self._begun = self._known = None
+        self._behind = b""
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._go_on_soon()
 
     def on_exchange_complete(self) -> None:
         """The answer to the exchange under way has been handed to the transport."""
-        if self.pipeline:
-            self.on_response_complete()
-            return
         self.server_state.total_requests += 1
         self._idle_since = self.loop.time()
+        if self._behind:
+            self._go_on_soon()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._unset_keepalive_if_required()
         self._idle_since = self.loop.time()
+        self._go_on_soon()
 
-    def look_after(self, now: float, patience: float) -> None:
-        """Close the connection if nothing has happened on it for too long, or if a
-        body has stopped coming for more than `patience` seconds.
+    def look_after(self, now: float, patience: float, send_patience: float) -> None:
+        """Close the connection if nothing has happened on it for too long, if a body
+        has stopped coming for more than `patience` seconds, or if its client has taken
+        nothing of what is there for it for `send_patience`.
 
         One look at all connections every few seconds, where uvicorn sets and cancels a
         timer for every request.
         """
+        unsent = self.transport.get_write_buffer_size()
+        if unsent:
+            self._idle_since = now
+            if self._send_stall.stands_still(self, unsent, now) > send_patience:
+                self.transport.abort()
+                return
+        else:
+            self._send_stall.forget()
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
             self._stall.forget()
@@ -368,20 +507,40 @@ class GatewayProtocol(HttpToolsProtocol):
                 self._give_up(stood)
         else:
             self._stall.forget()
+            # Nobody notices on a connection that is not read from.
+            if self.flow.read_paused and _has_gone(self.transport):
+                self.transport.abort()
 
     def _give_up(self, stood: float) -> None:
         """End a request whose body has stopped coming, and its connection."""
-        if not getattr(self.cycle, "response_started", False):
-            self._end_with(ErrorResponse.of(BodyStopped(stood), close=True))
-        else:
-            self.transport.close()
+        self._end_with(ErrorResponse.of(BodyStopped(stood), close=True))
 
     def _end_with(self, answer: ErrorResponse) -> None:
-        """Send the connection's last answer."""
+        """Send the connection's last answer: to the message that is being parsed."""
+        cycle = self.cycle if self._has_cycle else None
+        if cycle is not None and (
+            cycle.response_complete or getattr(cycle, "response_started", False)
+        ):
+            self.transport.close()  # it has its answer, or half of one
+            return
         head = b"".join(b"%b: %b\r\n" % header for header in answer.headers)
         status = STATUS_LINE[answer.status]
         self.transport.write(b"%b%b\r\n%b" % (status, head, answer.body))
-        self.transport.close()
+        if isinstance(cycle, Exchange):
+            cycle.give_up()
+        elif cycle is not None:  # whoever reads its body is told that there is no more
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self._close_gently()
+
+    def _close_gently(self) -> None:
+        """Close the connection when its client has had time to read the last answer."""
+        self._exchange = self._known = None
+        self._behind = b""
+        self.transport.write_eof()
+        self._reading.is_full = False
+        self._reading.resume_reading()
+        self._closing = self.loop.call_later(_LINGER, self.transport.close)
 
     def finish(self) -> None:
         """Make the request that is being answered the connection's last."""
@@ -400,3 +559,25 @@ def _too_long(what: str) -> HttpError:
         return HttpError(414, msg, "url_too_long")
     msg = f"the head of the request has more than {_MOST_HEAD} bytes"
     return HttpError(431, msg, "head_too_long")
+
+
+def _origin_form(url: bytes) -> bytes:
+    """The path and the query of an absolute URL; others are left as they are."""
+    parsed = httptools.parse_url(url)
+    path = parsed.path or b"/"
+    return path if parsed.query is None else b"%b?%b" % (path, parsed.query)
+
+
+def _below(base: bytes, url: bytes) -> bytes:
+    """As a proxy would do that forwards what is below a path."""
+    rest = url[len(base) :] if url.startswith(base) else url
+    if rest[:1] not in (b"/", b"?", b""):
+        return url
+    return rest if rest[:1] == b"/" else b"/" + rest
+
+
+def _has_gone(transport: asyncio.Transport) -> bool:
+    """Whether the other end has closed a connection that nobody reads from."""
+    look = select.poll()
+    look.register(transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
+    return bool(look.poll(0))

@@ -126,7 +126,8 @@ def refuse_new_connections(listener: socket.socket) -> None:
 class GatewayServer(uvicorn.Server):
     """Runs one ASGI application on sockets that already listen.
 
-    A body that does not get on for `upload_timeout` seconds is given up (0: never).
+    A body that does not get on for `upload_timeout` seconds is given up, and so is an
+    answer of which nothing is taken for `send_timeout` (0: never).
     `side` is another application with sockets of its own, which lives as long.
     `on_drain` is called when the end begins (from a signal handler: it may only set
     things), `abort` when the time is up: it must make every request in flight end soon.
@@ -140,6 +141,7 @@ class GatewayServer(uvicorn.Server):
         drain_grace: float = 0.0,
         shutdown_timeout: float = 30.0,
         upload_timeout: float = 30.0,
+        send_timeout: float = 30.0,
         side: tuple[InferFront, list[socket.socket]] | None = None,
         on_drain: Callable[[], None] = lambda: None,
         abort: Callable[[], Awaitable[None]] | None = None,
@@ -164,6 +166,7 @@ class GatewayServer(uvicorn.Server):
         self._drain_grace = drain_grace
         self._shutdown_timeout = shutdown_timeout
         self._upload_timeout = upload_timeout or math.inf
+        self._send_timeout = send_timeout or math.inf
         self._side_app, self._side_sockets = side or (app, [])
         self._on_drain = on_drain
         self._abort = abort
@@ -270,7 +273,7 @@ class GatewayServer(uvicorn.Server):
         now = asyncio.get_running_loop().time()
         for connection in list(self.server_state.connections):
             if isinstance(connection, GatewayProtocol):
-                connection.look_after(now, self._upload_timeout)
+                connection.look_after(now, self._upload_timeout, self._send_timeout)
 
     async def _abort_requests(self) -> None:
         tasks = self.server_state.tasks

@@ -59,6 +59,13 @@ def run_popgate(*arguments: str | Path, **variables: str) -> Any:
     )
 
 
+def memory_of(gateway: ServedGateway) -> int:
+    """Bytes of memory that its process has."""
+    status = Path(f"/proc/{gateway.process.pid}/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1]) << 10
+
+
 class ServedGateway:
     """`popgate serve` on a free port, with a device pool of its own. A context manager.
 

@@ -345,14 +345,25 @@ def test_a_wish_for_another_protocol_is_passed_over(
         (b"GET /v2 HTTP/1.1\r\nX: " + b"y" * 65_520, 431, "head_too_long"),
         (b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\n\r\n", 414, "url_too_long"),
         (b"CONNECT x:1 HTTP/1.1\r\n\r\n", 405, "method_not_allowed"),
+        (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n", 431, "head_too_long"),
         (b"GET http://[ HTTP/1.1\r\n\r\n", 400, "bad_http"),
+        (b"GET /\xff HTTP/1.1\r\n\r\n", 400, "bad_http"),
+        (b"GET /v2 HTTP/2.0\r\n\r\n", 505, "http_version_not_supported"),
+        (b"GET /v2 HTTP/0.9\r\n\r\n", 505, "http_version_not_supported"),
+        (b"GET /v2\r\n\r\n", 505, "http_version_not_supported"),
+        (
+            request(1, version="2.0", path="/v1/models/slow/infer"),
+            505,
+            "http_version_not_supported",
+        ),
     ],
 )
+@pytest.mark.parametrize("step", [1 << 20, 4096])
 def test_heads_that_are_refused(
-    gateway: ServedGateway, sent: bytes, status: int, code: str
+    gateway: ServedGateway, sent: bytes, status: int, code: str, step: int
 ) -> None:
     with Wire(gateway) as wire:
-        wire.send(sent)
+        wire.send(*(sent[at : at + step] for at in range(0, len(sent), step)))
         found, headers, body = wire.answer()
         assert (found, json.loads(body)["code"]) == (status, code)
         assert headers["connection"] == "close"
@@ -370,4 +381,58 @@ def test_what_stands_between_chunks_is_bounded(gateway: ServedGateway) -> None:
         wire.send(b"5;" + b"e" * 65_536)
         status, _, body = wire.answer()
         assert (status, json.loads(body)["code"]) == (431, "head_too_long")
+        assert wire.is_closed()
+
+
+@pytest.mark.parametrize("step", [1 << 20, 4096])
+def test_the_bound_on_heads_does_not_depend_on_how_they_come(
+    gateway: ServedGateway, step: int
+) -> None:
+    bare = len(b"GET /v1/health/live HTTP/1.1\r\nHost: x\r\nX: \r\n\r\n")
+    for size, status in ((65_536, 200), (65_537, 431)):
+        pad = b"y" * (size - bare)
+        sent = b"GET /v1/health/live HTTP/1.1\r\nHost: x\r\nX: %b\r\n\r\n" % pad
+        with Wire(gateway) as wire:
+            wire.send(*(sent[at : at + step] for at in range(0, size, step)))
+            assert wire.answer()[0] == status
+
+
+@pytest.mark.parametrize("target", ["http://x", "http://x?y=1", "https://u@x:8/"])
+def test_an_absolute_url_may_have_no_path(gateway: ServedGateway, target: str) -> None:
+    with Wire(gateway) as wire:
+        wire.send(f"GET {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        there = wire.answer()[0]
+        wire.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert wire.answer()[0] == there < 500
+        wire.send(request(1, path=target))
+        assert wire.answer()[0] < 500
+        wire.send(request(2, path="http://x/v1/models/affine/infer?x"))
+        assert wire.output() == expected(2)
+
+
+@pytest.mark.parametrize("path", ["/v1/models/affine/infer", "/v1/models/none/infer"])
+def test_white_space_around_a_length_is_no_part_of_it(
+    gateway: ServedGateway, path: str
+) -> None:
+    spaced = request(1, path=path).replace(b"37\r\n", b"37 \t\r\n")
+    with Wire(gateway) as wire:
+        for sent in (request(1, path=path), spaced):
+            wire.send(sent)
+            status, _, body = wire.answer()
+            assert status == (200 if "affine" in path else 404), body
+
+
+def test_an_offer_of_another_protocol_changes_nothing_else(
+    gateway: ServedGateway,
+) -> None:
+    offer = "Upgrade: h2c"
+    with Wire(gateway) as wire:
+        kept = (offer, "Connection: keep-alive, Upgrade")
+        wire.send(request(1, *kept) + request(2, offer, "Connection: Upgrade, close"))
+        assert wire.output() == expected(1)
+        assert wire.output() == expected(2)
+        assert wire.is_closed()
+    with Wire(gateway) as wire:
+        wire.send(request(3, offer, "Connection: Upgrade", version="1.0") + request(4))
+        assert wire.output() == expected(3)
         assert wire.is_closed()
