@@ -237,7 +237,7 @@ def _needed(spec: ModelSpec, config: ModelConfig) -> Iterator[str]:
 
 def _verify(files: Sequence[Path]) -> None:
     """What loading would read only when it is used. Raises `PopefError`."""
-    with Reader() as reader:
+    with Reader(detached=True) as reader:
         for file in files:
             reader.parse_file(file)
         reader.verify()

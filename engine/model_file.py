@@ -17,12 +17,16 @@ ModelSource = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Model
 
 
 def open_model(source: ModelSource, executable: str | None = None) -> Model:
-    """The model in these files; every fault of them is an InvalidModel."""
+    """The model in these files; every fault of them is an InvalidModel.
+
+    Nothing that becomes of the files later ends this process: only device processes
+    look at mapped files.
+    """
     if isinstance(source, Model):
         return source
     paths = _paths_of(source)
     try:
-        return load_model(*paths, executable_name=executable)
+        return load_model(*paths, executable_name=executable, detached=True)
     except PopefError as error:
         raise InvalidModel(str(error)) from error
     except OSError as error:

@@ -98,7 +98,7 @@ class Blob:
     def descriptor(self) -> memoryview:
         """The descriptor's bytes, as in the file."""
         begin = self.offset + HEADER_SIZE
-        return self.source.view[begin : begin + self.header.descriptor_size]
+        return self.source.read(begin, begin + self.header.descriptor_size)
 
     def payload(self) -> memoryview:
         """The payload's bytes, as in the file (compressed, if it is).
@@ -106,7 +106,7 @@ class Blob:
         Raises CorruptError if they do not agree with their checksum.
         """
         begin = self.offset + self.header.payload_offset
-        view = self.source.view[begin : begin + self.header.payload_size]
+        view = self.source.read(begin, begin + self.header.payload_size)
         if not self._verified:
             if zlib.crc32(view) != self.header.payload_crc:
                 raise CorruptError(

@@ -140,15 +140,24 @@ def align(offset: int) -> int:
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
-def read_header(view: memoryview, offset: int, index: int, source: str) -> BlobHeader:
+def read_header(
+    view: memoryview,
+    offset: int,
+    index: int,
+    source: str,
+    raw: memoryview | None = None,
+) -> BlobHeader:
     """Read and check the header of blob `index`, which begins at `offset` of `view`.
+
+    `raw` is a copy of its bytes, where `view` is not to be looked at.
 
     What is true afterwards: the checksum holds, the version is known, no reserved bit
     is set, the sizes agree with each other and are bounded, and the whole blob lies
     inside `view`.  Raises the errors of `PopefError` that are about files.
     """
     where = Location(source, offset, index)
-    raw = view[offset : offset + HEADER_SIZE]
+    if raw is None:
+        raw = view[offset : offset + HEADER_SIZE]
     _check_magic(raw, where)
     if len(raw) < HEADER_SIZE:
         raise TruncatedError(

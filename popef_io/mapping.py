@@ -4,7 +4,10 @@ A mapping lives as long as anything refers to its bytes: a view, an array made o
 view, a reader.  Nobody closes it, so nobody can close it too early.  Replacing the file
 by rename, as `Writer` does, leaves the mapped bytes as they are; a file that is cut
 short in place under a mapping makes the kernel end the process that touches the lost
-pages (SIGBUS), as with any memory-mapped file.
+pages (SIGBUS), as with any memory-mapped file.  A process that must outlive that asks
+for a detached source: it never touches mapped pages itself but has the kernel copy what
+is read, which then is an error (EFAULT) and no signal.  The mapping is only what keeps
+the bytes of a file that has been replaced.
 
 Hundreds of models are mapped in one process, and a file descriptor each would use up
 what a process may have (1024 by default).  `mmap.mmap` keeps one until Python 3.13
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import mmap
 import os
 import stat
@@ -24,9 +28,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from popef_io.errors import Location, NotPopefError
+from popef_io.errors import CorruptError, Location, NotPopefError
 
 _STREAM_STEP = 1 << 20  # bytes read at once from a stream
+_SMALL = 1 << 16  # bytes that are not worth a mapping of their own
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,9 +40,33 @@ class Source:
 
     name: str
     view: memoryview
-    """All bytes, read-only, aligned to a page."""
+    """All bytes, read-only, aligned to a page. Not to be looked at where `detached`."""
     file: tuple[int, int, int] | None = None
     """(device, inode, bytes) of the file that is mapped; None for a stream."""
+    detached: bool = False
+
+    def read(self, begin: int, end: int) -> memoryview:
+        """The bytes from `begin` to `end`, as far as there are any: in place, or a copy
+        where it is detached.
+
+        Raises CorruptError where the file has become shorter since.
+        """
+        part = self.view[begin:end]
+        if not self.detached or not part:
+            return part
+        copy = os.memfd_create("popef", os.MFD_CLOEXEC)
+        try:
+            self._copy_to(copy, part)
+            if len(part) <= _SMALL:
+                return memoryview(os.pread(copy, len(part), 0))
+            return map_descriptor(copy, len(part))
+        except OSError as error:
+            if error.errno != errno.EFAULT:
+                raise
+            where = Location(self.name, begin)
+            raise CorruptError("the file became shorter", where=where) from None
+        finally:
+            os.close(copy)
 
     def open(self) -> int:
         """A descriptor of these very bytes, for another process; the caller's.
@@ -46,28 +75,39 @@ class Source:
         """
         if self.file is not None:
             with contextlib.suppress(OSError):
-                descriptor = os.open(self.name, os.O_RDONLY | os.O_CLOEXEC)
+                # There may be a pipe by now, which is not to be waited for.
+                flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+                descriptor = os.open(self.name, flags)
                 if _identity(os.fstat(descriptor)) == self.file:
                     return descriptor
                 os.close(descriptor)
         descriptor = os.memfd_create("popef", os.MFD_CLOEXEC)
         try:
-            with os.fdopen(descriptor, "wb", closefd=False) as copy:
-                copy.write(self.view)
+            self._copy_to(descriptor, self.view)
         except BaseException:
             os.close(descriptor)
             raise
         return descriptor
 
+    @staticmethod
+    def _copy_to(descriptor: int, view: memoryview) -> None:
+        """Write `view`, touching nothing of it here: OSError (EFAULT) where it lies
+        beyond the end of its file."""
+        done = 0
+        while done < len(view):
+            done += os.write(descriptor, view[done:])
+
     def __repr__(self) -> str:
         return f"<Source {self.name} {len(self.view)} bytes>"
 
 
-def map_file(path: str | os.PathLike[str]) -> Source:
+def map_file(path: str | os.PathLike[str], *, detached: bool = False) -> Source:
     """Map the file at `path`; no descriptor stays open.
 
-    Raises OSError if it is missing or may not be read, NotPopefError for what is no
-    regular file (a directory, a pipe, a device).  Never blocks on a pipe.
+    `detached`: what is read of it is copied, so that nothing that becomes of the file
+    ends this process.  Raises OSError if it is missing or may not be read,
+    NotPopefError for what is no regular file (a directory, a pipe, a device).  Never
+    blocks on a pipe.
     """
     name = os.fspath(path)
     descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -79,7 +119,7 @@ def map_file(path: str | os.PathLike[str]) -> Source:
         if status.st_size == 0:  # cannot be mapped
             return Source(name, memoryview(b""))
         view = map_descriptor(descriptor, status.st_size)
-        return Source(name, view, _identity(status))
+        return Source(name, view, _identity(status), detached)
     finally:
         os.close(descriptor)
 

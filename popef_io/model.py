@@ -156,10 +156,15 @@ class ModelBuilder:
 
 
 def load_model(
-    *paths: str | os.PathLike[str], executable_name: str | None = None
+    *paths: str | os.PathLike[str],
+    executable_name: str | None = None,
+    detached: bool = False,
 ) -> Model:
-    """The model in the files at `paths`, which may share its blobs out among them."""
-    with Reader() as reader:
+    """The model in the files at `paths`, which may share its blobs out among them.
+
+    `detached`: see `Reader`.
+    """
+    with Reader(detached=detached) as reader:
         for path in paths:
             reader.parse_file(path)
         return ModelBuilder(reader).create_model(executable_name)

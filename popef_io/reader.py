@@ -71,7 +71,8 @@ class Reader:
     Not for several threads at once; what it hands out is.  `verify_payloads=False`
     leaves out the payload checksums, for files that were just written or checked;
     `max_executable_size` bounds what a compressed executable may decompress to, in
-    bytes.
+    bytes. `detached` copies what is read of files instead of mapping it, for a process
+    that is to outlive whatever is done to them.
     """
 
     def __init__(
@@ -79,7 +80,9 @@ class Reader:
         *,
         verify_payloads: bool = True,
         max_executable_size: int = MAX_EXECUTABLE_SIZE,
+        detached: bool = False,
     ) -> None:
+        self._detached = detached
         self._verify_payloads = verify_payloads
         self._max_executable_size = max_executable_size
         self._contents: list[Content] = []
@@ -121,7 +124,7 @@ class Reader:
         Raises the errors of `PopefError` that are about files, and OSError if the file
         is missing or may not be read.
         """
-        self._add(map_file(path))
+        self._add(map_file(path, detached=self._detached))
 
     def parse_stream(self, stream: BinaryIO, name: str = "<stream>") -> None:
         """Read `stream` to its end into memory and add its blobs.
@@ -204,7 +207,8 @@ def _walk(source: Source, verify_payloads: bool) -> Iterator[Blob]:
     view = source.view
     offset = index = 0
     while True:
-        header = read_header(view, offset, index, source.name)
+        raw = source.read(offset, offset + HEADER_SIZE)
+        header = read_header(view, offset, index, source.name, raw)
         yield _read_blob(source, index, offset, header, verify_payloads)
         offset += header.total_size
         index += 1
@@ -232,10 +236,9 @@ def _walk(source: Source, verify_payloads: bool) -> Iterator[Blob]:
 def _read_blob(
     source: Source, index: int, offset: int, header: BlobHeader, verify_payload: bool
 ) -> Blob:
-    view = source.view
     where = Location(source.name, offset, index, header.type_name)
     begin = offset + HEADER_SIZE
-    data = bytes(view[begin : begin + header.descriptor_size])
+    data = bytes(source.read(begin, begin + header.descriptor_size))
     if zlib.crc32(data) != header.descriptor_crc:
         raise CorruptError(
             "the checksum of the descriptor does not hold",
@@ -255,11 +258,10 @@ def _check_padding(blob: Blob) -> None:
         (blob.offset + HEADER_SIZE + header.descriptor_size, payload),
         (payload + header.payload_size, blob.offset + header.total_size),
     ):
-        position = find_nonzero(blob.source.view, begin, end)
+        position = find_nonzero(blob.source.read(begin, end), 0, end - begin)
         if position is not None:
-            raise CorruptError(
-                "padding is not zero", where=replace(blob.where, offset=position)
-            )
+            where = replace(blob.where, offset=begin + position)
+            raise CorruptError("padding is not zero", where=where)
 
 
 def _check_payload_size(blob: Blob) -> None:

@@ -98,7 +98,7 @@ class Writer(Draft):
         blob.payload()
         header = blob.header.with_last(False)
         begin = blob.offset
-        data = blob.source.view[begin : begin + header.total_size]
+        data = blob.source.read(begin, begin + header.total_size)
         try:
             self._output.write_at(self._end, data)
             self._output.write_at(self._end, header.encode())

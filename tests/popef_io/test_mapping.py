@@ -209,3 +209,36 @@ def test_streams_are_aligned(tmp_path: Path) -> None:
     array = reader.tensors[0].data()
     assert array.ctypes.data % 64 == 0
     np.testing.assert_array_equal(array, WEIGHT)
+
+
+def test_a_detached_file_that_is_cut_short_ends_nobody(tmp_path: Path) -> None:
+    path = write_small(tmp_path / "file")
+    code = (
+        "import os, sys, popef_io\n"
+        "model = popef_io.load_model(sys.argv[1], detached=True)\n"
+        "before = model.tensors['w'].data()\n"
+        "os.truncate(sys.argv[1], 0)\n"
+        "print(before.sum())\n"
+        "try:\n"
+        "    model.tensors['w'].data()\n"
+        "except popef_io.CorruptError as error:\n"
+        "    print('became shorter' in str(error))\n"
+        "try:\n"
+        "    model.sources[0].open()\n"
+        "except OSError as error:\n"
+        "    print(error.strerror)\n"
+    )
+    assert run(code, path) == "15.0\nTrue\nBad address\n"
+
+
+def test_what_became_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    path = write_small(tmp_path / "file")
+    content = path.read_bytes()
+    (source,) = load_model(path).sources
+    path.unlink()
+    os.mkfifo(path)
+    descriptor = source.open()
+    try:
+        assert os.pread(descriptor, len(content) + 1, 0) == content
+    finally:
+        os.close(descriptor)
