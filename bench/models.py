@@ -91,6 +91,17 @@ def large() -> onnx.ModelProto:
     )
 
 
+def doubled(elements: int) -> onnx.ModelProto:
+    """y = x * 2 on float32[elements]: as many bytes out as in, and little between."""
+    shape: Shape = [elements]
+    return _model(
+        [helper.make_node("Mul", ["x", "two"], ["y"])],
+        {"x": (TensorProto.FLOAT, shape)},
+        {"y": (TensorProto.FLOAT, shape)},
+        {"two": np.array(2, np.float32)},
+    )
+
+
 def mixing() -> onnx.ModelProto:
     """Softmax over the first dimension: rows depend on each other, never batch it."""
     return _model(

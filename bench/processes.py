@@ -56,6 +56,11 @@ def cpu_seconds(pids: list[int]) -> float:
     return nanoseconds / 1e9
 
 
+def page_faults(pid: int) -> int:
+    """Minor page faults of a process so far: memory touched for the first time."""
+    return int(_read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()[7])
+
+
 def usage(pids: list[int], *, pss: bool = True) -> Usage:
     """What the processes hold now. `pss=False` spares a walk through their maps."""
     living = [pid for pid in pids if alive(pid)]

@@ -186,21 +186,28 @@ class AnchorRing:
         Requests of a channel end in the order of their numbers. What belongs to an
         earlier one was published by a run that failed later on, and is dropped.
         """
-        while True:
-            slot = self.ring.peek()
-            if slot < 0:
-                return None
-            at = self.table_at + slot * ANCHOR_SLOT
-            owner, offset, nbytes, rank = ANCHOR_HEAD.unpack_from(self.view, at)
-            if owner == request:
-                break
-            if owner > request:
-                return None
-            self.ring.skip()
-        shape = DIMS_BY_RANK[rank].unpack_from(self.view, at + DIMS_AT)
+        slot = self.find(request)
+        if slot < 0:
+            return None
+        _, offset, nbytes, rank = self.head(slot)
+        shape = self.dims(slot, rank)
         data = bytes(self.payload[offset : offset + nbytes])
         self.ring.skip()
         return shape, data
+
+    def find(self, request: int) -> int:
+        """The slot with the data of `request`, to be released with `ring.skip`; -1
+        where the next data belongs to a later one (consumer)."""
+        while True:
+            slot = self.ring.peek()
+            if slot < 0:
+                return -1
+            owner = self.owner(slot)
+            if owner == request:
+                return slot
+            if owner > request:
+                return -1
+            self.ring.skip()
 
     def head(self, slot: int) -> tuple[int, int, int, int]:
         """(request, offset, nbytes, rank) of a published slot (consumer)."""

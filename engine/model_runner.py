@@ -18,13 +18,15 @@ from engine.channel_layout import plan_layout
 from engine.config import ModelRunnerConfig
 from engine.device import Device
 from engine.device_manager import DeviceManager
-from engine.errors import EngineError, QueueFull
+from engine.errors import EngineError, InvalidInput, QueueFull
 from engine.flushing import Flusher
 from engine.iterations import split_iterations
 from engine.model_file import ModelSource, open_model
+from engine.output_arrays import OutputArrays
 from engine.replica_set import ReplicaPlan, ReplicaSet
 from engine.request import OnDone, Request
 from engine.result import ExecuteResult
+from engine.result_memory import RESULT_MEMORY
 from engine.save_outputs import SaveOutputs
 from engine.stats import RunnerStats
 from engine.tensor import Array, DataDesc, Tensor
@@ -71,6 +73,10 @@ class ModelRunner:
         self.request_inputs = plan.request_descs(self.execute_inputs, plan.inputs)
         self.request_outputs = plan.request_descs(self.execute_outputs, plan.outputs)
         self._request_descs = {desc.name: desc for desc in self.request_inputs}
+        self._output_names = [desc.name for desc in self.execute_outputs]
+        self._last_descs: tuple[int, tuple[DataDesc, ...]] = (-1, ())
+        most = self.config.ring_buffer_size_multiplier * plan.depth
+        self._most_in_flight = max(LEAST_IN_FLIGHT, most)
         self._save = SaveOutputs(
             self._model, self.config.replica_to_save_programs_outputs
         )
@@ -178,6 +184,7 @@ class ModelRunner:
         priority: int = 0,
         validate: bool | None = None,
         began_ns: int = 0,
+        into: OutputArrays | None = None,
     ) -> Request:
         """Queue one request; never blocks. Resolved by `Device.poll`.
 
@@ -185,7 +192,8 @@ class ModelRunner:
         replica takes it. `priority` is a level of a model that has levels, 1 the
         highest; 0 and levels it does not have are the default. With `began_ns`
         (`time.monotonic_ns()`) its times are recorded, from then on, where the
-        configuration says to record any. Raises QueueFull, DeadlineUnreachable,
+        configuration says to record any. The outputs are copied `into` arrays, or else
+        are `Request.outputs`. Raises QueueFull, DeadlineUnreachable,
         RunnerClosed, DeviceLost, InvalidInput, UnknownAnchor; nothing is queued then.
         """
         if self.config.validate_io_params if validate is None else validate:
@@ -193,7 +201,7 @@ class ModelRunner:
         rows = self._batches.units(inputs)
         channel = self._replicas.pick(replica_id, priority)
         deadline_ns = 0 if deadline is None else int(deadline * 1e9)
-        return channel.submit(inputs, rows, deadline_ns, on_done, began_ns)
+        return channel.submit(inputs, rows, deadline_ns, on_done, began_ns, into)
 
     def execute(
         self,
@@ -232,24 +240,23 @@ class ModelRunner:
         self._replicas.recover_if_lost(replica_id)
         tensors = {name: self._tensor(name, array) for name, array in inputs.items()}
         deadline = None if timeout is None else time.monotonic() + timeout
-        result = ExecuteResult(self.execute_outputs, outputs)
+        if outputs is not None:
+            self._check_names(outputs)
         validate = self.config.validate_io_params
+        if validate:
+            self.validate(tensors)
+        units = self._batches.units(tensors)
         if validate and outputs is not None:
-            self._validate_both(tensors, outputs)
-            validate = False
-        multiplier = self.config.ring_buffer_size_multiplier
-        most = max(LEAST_IN_FLIGHT, multiplier * self._batches.depth)
+            check_outputs(self._result_descs(units), outputs)
+        into = OutputArrays(outputs)
+        result = ExecuteResult(into)
+        deadline_ns = 0 if deadline is None else int(deadline * 1e9)
         while True:
             channel = self._replicas.pick(replica_id)
-            channel.wait_for_room(most, deadline)
+            channel.wait_for_room(self._most_in_flight, deadline)
             try:
-                result.request = self.submit(
-                    tensors,
-                    deadline=deadline,
-                    on_done=result.take,
-                    replica_id=replica_id,
-                    began_ns=began_ns,
-                    validate=validate,
+                result.request = channel.submit(
+                    tensors, units, deadline_ns, None, began_ns, into
                 )
             except QueueFull:
                 # Another thread was faster, unless it is the device that is full.
@@ -262,13 +269,19 @@ class ModelRunner:
         """Check names, data types, shapes and sizes of a request."""
         check_inputs(self.name, self._request_descs, inputs)
 
-    def _validate_both(
-        self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Array]
-    ) -> None:
-        self.validate(inputs)
-        units = self._batches.units(inputs)
-        descs = self._batches.result_descs(self.request_outputs, units)
-        check_outputs(descs, outputs)
+    def _check_names(self, outputs: Mapping[str, Array]) -> None:
+        names = self._output_names
+        for name in outputs:
+            if name not in names:
+                raise InvalidInput(f"the model has no output {name!r}; it has {names}")
+
+    def _result_descs(self, units: int) -> tuple[DataDesc, ...]:
+        """The outputs of a request of so many units; most have as many as the last."""
+        of, descs = self._last_descs
+        if of != units:
+            descs = self._batches.result_descs(self.request_outputs, units)
+            self._last_descs = units, descs
+        return descs
 
     # -- life
 
@@ -312,6 +325,7 @@ class ModelRunner:
         for device in self._replicas.devices:
             device.unregister(self)
         self._replicas.close()
+        RESULT_MEMORY.give_back()
         if failures:
             raise failures[0]
 

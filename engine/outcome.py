@@ -52,6 +52,13 @@ def outcome_of(error: Exception) -> tuple[Outcome, str]:
     return Outcome.BUG, f"{type(error).__name__}: {error}"
 
 
+def not_copied(output: str, error: Exception) -> EngineError:
+    """What the caller gets of a request whose result could not be copied out."""
+    if isinstance(error, MemoryError):
+        return ExecutionFailed(f"there is no memory for a copy of output {output!r}")
+    return EngineBug(f"copying output {output!r}: {type(error).__name__}: {error}")
+
+
 def error_of(outcome: int, text: str) -> EngineError:
     """What the caller of a request gets that ended like this."""
     match outcome:

@@ -14,6 +14,9 @@ from engine.ring_buffer import RingCounters
 #: Records begin at multiples of this: every item of every data type is aligned, and
 #: rows of equal size usually touch, so that a batch of them is one array.
 RECORD_ALIGNMENT = 8
+#: So many bytes must be free at the start of the memory for a pool to go back there
+#: before its end: rows side by side make one array, and it tears them apart.
+WORTH_TURNING = 1 << 20
 
 
 class RecordPool:
@@ -21,7 +24,9 @@ class RecordPool:
 
     The producer remembers where the record of each slot begins; the oldest slot the
     consumer has not released marks the end of the free space. When all is released
-    the pool starts over at 0, so that a lightly used ring stays in the cache.
+    the pool starts over at 0, so that a lightly used ring stays in the cache, and goes
+    back to 0 early where enough is free there, so that what is touched stays about
+    twice what was in use at once.
 
     The first `usual` bytes are gone round in for as long as they do (0: all). What was
     used beyond them, by records larger than usual, is handed to `give_back` (from, to)
@@ -72,6 +77,8 @@ class RecordPool:
             return -1
         head, tail = self._head, self._starts[oldest]
         if head > tail:
+            if tail >= WORTH_TURNING and tail >= head - tail + size:
+                return 0  # room for as much again as is in use: memory that is warm
             if self._usual - head >= size:
                 return head
             if size <= tail:

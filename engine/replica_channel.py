@@ -20,7 +20,8 @@ from engine.errors import (
     QueueFull,
 )
 from engine.link import MOST_OUTSTANDING
-from engine.outcome import DONE, Outcome, error_of
+from engine.outcome import DONE, Outcome, error_of, not_copied
+from engine.output_arrays import OutputArrays
 from engine.pace import Pace
 from engine.request import FillUp, OnDone, Request, RequestChannel
 from engine.tensor import DataDesc, Tensor
@@ -116,11 +117,13 @@ class ReplicaChannel(RequestChannel):
         deadline_ns: int = 0,
         on_done: OnDone | None = None,
         began_ns: int = 0,
+        into: OutputArrays | None = None,
     ) -> Request:
         """Copy the tensors into their slots and wake the device; never blocks.
 
         The tensors' memory must stay as it is until the request is done. `began_ns`:
-        record where its time went, in `tracepoints`. Raises
+        record where its time went, in `tracepoints`. `into`: what its outputs are
+        copied to, instead of `Request.outputs`. Raises
         QueueFull where `limit` requests are in flight, DeadlineUnreachable where what
         waits takes longer than until `deadline_ns` (a replica that has nothing to do
         tries), InvalidInput where a tensor can never fit. Nothing is queued then.
@@ -136,7 +139,7 @@ class ReplicaChannel(RequestChannel):
                 if (ahead + (rows or 1)) * self.pace.longest_ns > left:
                     promised = self._promise(ahead + (rows or 1), now, left)
             number = next(_REQUEST_NUMBERS)
-            request = Request(self, number, rows, deadline_ns, on_done)
+            request = Request(self, number, rows, deadline_ns, on_done, into)
             request.promised_ns = promised
             request.began_ns = began_ns
             self._queue(request, tensors)
@@ -290,14 +293,10 @@ class ReplicaChannel(RequestChannel):
     ) -> None:
         """A completion has come: take the outputs out of their slots and resolve."""
         request = self._in_flight.pop(number, None)
-        outputs: dict[str, Tensor] = {}
-        for name, data_type, anchor in self._outputs:
-            taken = anchor.take(number)
-            if taken is not None:
-                shape, data = taken
-                outputs[name] = Tensor(data_type, shape, (data,), len(data))
         if request is not None:
             self.device.outstanding -= 1
+        wanted = request is not None and not request.done and outcome == DONE
+        failure = self._collect(number, request if wanted else None)
         if self._backlog:
             self._refill()
         if request is None or request.done:
@@ -313,13 +312,43 @@ class ReplicaChannel(RequestChannel):
         request.queue_ns = queue_ns
         request.compute_ns = compute_ns
         request.batch_rows = rows
-        if outcome == DONE:
-            request.outputs = outputs
+        if failure is not None:
+            request.resolve(failure)
+        elif outcome == DONE:
             if request.began_ns and self.tracepoints is not None:
                 self.tracepoints.record(request)
             request.resolve()
         else:
             request.resolve(error_of(outcome, text))
+
+    def _collect(self, number: int, request: Request | None) -> EngineError | None:
+        """Copy the outputs of request `number` out of their slots, where `request` is
+        there to have them, and release the slots; what kept them from being copied."""
+        failure: EngineError | None = None
+        outputs: dict[str, Tensor] = {}
+        for name, data_type, anchor in self._outputs:
+            slot = anchor.find(number)
+            if slot < 0:
+                continue
+            if request is not None and failure is None:
+                try:
+                    _, start, nbytes, rank = anchor.head(slot)
+                    shape = anchor.dims(slot, rank)
+                    payload, into = anchor.payload, request.into
+                    if into is not None:
+                        into.take(name, data_type, shape, payload, start, nbytes)
+                    else:
+                        data = bytes(payload[start : start + nbytes])
+                        outputs[name] = Tensor(data_type, shape, (data,), nbytes)
+                except Exception as error:
+                    # It must end, whatever it was: a lack of memory, or a bug.
+                    failure = not_copied(name, error)
+            anchor.ring.skip()
+        if request is not None:
+            request.outputs = outputs
+            if request.into is not None:
+                request.into.end()
+        return failure
 
     def _unwanted(
         self, outcome: int, queue_ns: int, compute_ns: int, rows: int, text: str
@@ -355,10 +384,6 @@ class ReplicaChannel(RequestChannel):
 
     def wait(self, request: Request, timeout: float | None) -> bool:
         return self.device.wait(request, timeout)
-
-    def join(self) -> None:
-        with self._lock:  # under which requests are resolved
-            pass
 
     def abandon(self, request: Request, error: EngineError) -> None:
         """Resolve a request now; the device drops it, or its result is discarded."""

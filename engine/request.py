@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from engine.channel import FILLS_UP
 from engine.errors import Cancelled, EngineError
+from engine.output_arrays import OutputArrays
 from engine.tensor import Tensor
 
 OnDone = Callable[["Request"], None]
@@ -15,7 +16,8 @@ OnDone = Callable[["Request"], None]
 class Request:
     """One request to a replica; resolved exactly once, by `poll`, `cancel` or death.
 
-    `outputs` (owned copies, by name) is set where `error` is None. `submitted_ns` is
+    `outputs` (owned copies, by name) is set where `error` is None, unless they were
+    copied `into` arrays (engine/output_arrays.py). `submitted_ns` is
     when it was put into its queue (CLOCK_MONOTONIC), `queue_ns` the time from then on
     until its batch started, `compute_ns` how long the batch ran, `batch_rows` how many
     rows it had. `began_ns` is when the caller began, where the request's times are to
@@ -35,6 +37,7 @@ class Request:
         "deadline_ns",
         "done",
         "error",
+        "into",
         "number",
         "on_done",
         "outputs",
@@ -52,6 +55,7 @@ class Request:
         rows: int,
         deadline_ns: int,
         on_done: OnDone | None,
+        into: OutputArrays | None = None,
     ) -> None:
         self.channel = channel
         self.number = number
@@ -60,6 +64,7 @@ class Request:
         self.began_ns = 0
         self.promised_ns = 0
         self.on_done = on_done
+        self.into = into
         self.done = False
         self.error: EngineError | None = None
         self.outputs: Mapping[str, Tensor] = {}
@@ -146,10 +151,6 @@ class RequestChannel(ABC):
     @abstractmethod
     def wait(self, request: Request, timeout: float | None) -> bool:
         """Block until a request is done, at most `timeout` seconds; whether it is."""
-
-    @abstractmethod
-    def join(self) -> None:
-        """Return once a thread that resolves requests just now, if any, is done."""
 
     @abstractmethod
     def fail_all(self, error: EngineError) -> None:

@@ -54,12 +54,14 @@ class Tensor:
         if data_type is DataType.STRING:
             encoded = encode_strings(array)
             return cls(data_type, array.shape, (encoded,), len(encoded))
-        shape = array.shape
-        array = np.ascontiguousarray(array)
-        if array.nbytes == 0:
+        shape, nbytes = array.shape, array.nbytes
+        if nbytes == 0:
             return cls(data_type, shape, (), 0)
-        view = array.reshape(-1).view(np.uint8).data
-        return cls(data_type, shape, (view,), array.nbytes)
+        try:
+            view = array.data.cast("B")
+        except (TypeError, ValueError):  # not contiguous, or a type only numpy knows
+            view = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        return cls(data_type, shape, (view,), nbytes)
 
     @property
     def buffer(self) -> memoryview:
@@ -117,7 +119,7 @@ class DataDesc:
     def accepts_shape(self, shape: tuple[int, ...]) -> bool:
         """Whether a tensor of this shape may be given under this name."""
         mine = self.shape
-        if mine is None:
+        if mine is None or mine == shape:
             return True
         return len(mine) == len(shape) and all(
             a in (-1, b) for a, b in zip(mine, shape, strict=True)

@@ -66,10 +66,10 @@ def _check(desc: DataDesc, tensor: Tensor) -> None:
         raise InvalidInput(
             f"input {desc.name!r} expects shape {expected}, got {list(tensor.shape)}"
         )
-    size = tensor.data_type.item_size
+    size = item_size = desc.data_type.item_size
     for dim in tensor.shape:
         size *= dim
-    if tensor.data_type.item_size and size != tensor.nbytes:
+    if item_size and size != tensor.nbytes:
         raise InvalidInput(
             f"input {desc.name!r} of shape {list(tensor.shape)} takes {size} bytes, "
             f"got {tensor.nbytes}"

@@ -58,7 +58,7 @@ class OutputFutureMemory(Mapping[str, Array]):
 
     def memory(self) -> OutputMemory:
         """The outputs as plain arrays (ours: what `execute` returns)."""
-        return OutputMemory(self._result)
+        return OutputMemory(self._result.arrays())
 
     def __getitem__(self, name: str) -> FuturePyArray | FuturePyArrayView:
         return self._result[name].view(self._array)

@@ -139,15 +139,18 @@ def test_strings_travel_and_mix(tmp_path: Path, shared_device: Device) -> None:
 
 
 class SlowMemory(dict[str, np.ndarray[Any, Any]]):
-    """Memory for outputs that takes its time to be found."""
+    """Memory for outputs that takes its time to be found in other threads."""
 
     def __init__(self, **arrays: np.ndarray[Any, Any]) -> None:
         super().__init__(**arrays)
-        self.go = threading.Event()
+        self.maker = threading.get_ident()
+        self.asked, self.go = threading.Event(), threading.Event()
 
-    def __getitem__(self, name: str) -> np.ndarray[Any, Any]:
-        assert self.go.wait(30)
-        return super().__getitem__(name)
+    def get(self, name: str, default: Any = None) -> Any:
+        if threading.get_ident() != self.maker:
+            self.asked.set()
+            assert self.go.wait(30)
+        return super().get(name, default)
 
 
 def test_a_result_is_whole_for_every_thread(
@@ -159,8 +162,8 @@ def test_a_result_is_whole_for_every_thread(
         assert result.request is not None
         with ThreadPoolExecutor(2) as pool:
             first = pool.submit(result.wait)
-            while not result.request.done:
-                time.sleep(0)
+            assert memory.asked.wait(30)
+            assert not result.request.done
             second = pool.submit(lambda: result["output"].tolist())
             with pytest.raises(TimeoutError):
                 second.result(0.05)

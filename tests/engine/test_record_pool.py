@@ -13,7 +13,7 @@ from engine.ring_buffer import CONTROL_SIZE, RingCounters
 @pytest.mark.parametrize("seed", range(20))
 def test_records_never_overlap(seed: int) -> None:
     rng = random.Random(seed)
-    slots, capacity = rng.choice([1, 2, 7, 32]), rng.choice([64, 256, 1000 * 8])
+    slots, capacity = rng.choice([1, 2, 7, 32]), rng.choice([64, 256, 8000, 24 << 20])
     memory = memoryview(bytearray(CONTROL_SIZE))
     producer, consumer = RingCounters(memory, slots), RingCounters(memory, slots)
     pool = RecordPool(producer, capacity, rng.choice([0, capacity // 2]))
@@ -94,3 +94,21 @@ def test_what_is_larger_than_usual_gives_its_memory_back() -> None:
     ((start, end),) = given
     assert start == 1_000
     assert 6_000 <= end <= 7_000
+
+
+@pytest.mark.parametrize("in_use", [1, 3, 8])
+def test_a_pool_that_is_never_empty_stays_in_memory_it_has_touched(in_use: int) -> None:
+    memory = memoryview(bytearray(CONTROL_SIZE))
+    producer, consumer = RingCounters(memory, 64), RingCounters(memory, 64)
+    size, reached = 4 << 20, 0
+    pool = RecordPool(producer, 256 << 20)
+    for number in range(500):
+        offset = pool.place(size)
+        assert offset >= 0
+        pool.take(producer.write_slot(0), offset, size)
+        producer.write_complete()
+        reached = max(reached, offset + size)
+        if number >= in_use:
+            consumer.try_read_lock()
+            consumer.read_complete()
+    assert reached <= (2 * in_use + 3) * size
