@@ -6,7 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from app.ensemble_config import EnsembleConfig, StepConfig
+from app.model_config import ModelConfig
 from app.spec import ModelSpec, TensorSpec
+from app.triton import DeclaredTensor, DeclaredTensors
+
+NOTHING_DECLARED = DeclaredTensors()
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +31,32 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Face:
+    """An input or output of an ensemble: its shape for clients, and for the steps."""
+
+    name: str
+    outer: tuple[int, ...] | None
+    inner: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
 class EnsembleGraph:
     """The steps in the order in which they were written, and the whole as a model."""
 
     spec: ModelSpec
     steps: tuple[Step, ...]
+    inputs: tuple[Face, ...] = ()
+    outputs: tuple[Face, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is known of a tensor, from whom, and whether its first dimension counts
+    rows."""
+
+    where: str
+    spec: TensorSpec
+    batched: bool
 
 
 def label_of(number: int, step: StepConfig) -> str:
@@ -40,36 +65,132 @@ def label_of(number: int, step: StepConfig) -> str:
 
 
 def compose(
-    name: str, version: str, config: EnsembleConfig, members: Sequence[ModelSpec]
+    name: str,
+    version: str,
+    config: EnsembleConfig,
+    members: Sequence[ModelSpec],
+    declared: DeclaredTensors = NOTHING_DECLARED,
 ) -> EnsembleGraph:
     """The graph of an ensemble whose steps run `members`, in the same order.
+
+    `declared` is what is said of its own inputs and outputs. Where that, or one step,
+    counts rows and another step does not, tensors in between get or lose a first
+    dimension of 1.
 
     Raises ValueError for a tensor that a model does not have, one that two steps give,
     types and shapes that do not fit, and steps that wait for each other.
     """
     steps = [
-        _step(label_of(n, step), step, spec)
+        _step(label_of(n, step), step, spec, config)
         for n, (step, spec) in enumerate(zip(config.step, members, strict=True))
     ]
     producers = _producers(steps)
-    tensors = _tensors(steps, members, producers)
-    inputs = [name for name in tensors if name not in producers]
+    known = _tensors(steps, members, producers, declared)
+    inputs = [name for name in known if name not in producers]
     _check_inputs(config, steps, inputs)
     outputs = _outputs(config, steps, producers)
     batched = all(member.is_batched for member in members)
-    rows = [member.max_rows for member in members if member.max_rows]
+    most = min(member.max_batch_size for member in members) if batched else 0
+    if declared.max_batch_size is not None:
+        most, batched = declared.max_batch_size, declared.is_batched
+        _check_rows(steps, members, declared)
+    rows = [m.max_rows for m in members if m.max_rows and m.is_batched]
+    taken = [
+        _face(known[name], declared.input(name), batched)
+        for name in config.inputs or inputs
+    ]
+    given = [
+        _given_face(known[name], declared.output(name), batched) for name in outputs
+    ]
     spec = ModelSpec(
         name,
         version,
-        tuple(tensors[name] for name in config.inputs or inputs),
-        tuple(tensors[name] for name in outputs),
-        min(member.max_batch_size for member in members) if batched else 0,
+        tuple(replace(known[f.name].spec, shape=f.outer) for f in taken),
+        tuple(replace(known[f.name].spec, shape=f.outer) for f in given),
+        most,
         min(rows, default=0) if batched else 0,
     )
-    return EnsembleGraph(spec, _linked(steps, producers))
+    return EnsembleGraph(spec, _linked(steps, producers), tuple(taken), tuple(given))
 
 
-def _step(label: str, config: StepConfig, spec: ModelSpec) -> Step:
+def described(spec: ModelSpec, config: ModelConfig) -> ModelSpec:
+    """The spec with what the ensemble's own options say. Raises ValueError."""
+    unknown = set(config.labels).difference(spec.outputs_by_name)
+    if unknown:
+        msg = f"there are labels for {sorted(unknown)}, which are no outputs"
+        raise ValueError(msg)
+    if config.max_request_rows and not spec.is_batched:
+        msg = "max_request_rows is for ensembles of which every model is batched"
+        raise ValueError(msg)
+    most = [rows for rows in (spec.max_rows, config.max_request_rows) if rows]
+    return replace(
+        spec,
+        outputs=tuple(
+            replace(output, labels=config.labels.get(output.name, output.labels))
+            for output in spec.outputs
+        ),
+        max_rows=min(most, default=0),
+    )
+
+
+def _check_rows(
+    steps: Sequence[Step], members: Sequence[ModelSpec], declared: DeclaredTensors
+) -> None:
+    """Raises ValueError where a step takes fewer rows than the ensemble says."""
+    most = declared.max_batch_size or 0
+    for step, member in zip(steps, members, strict=True):
+        if member.is_batched and 0 < member.max_rows < most:
+            msg = (
+                f"{declared.label}: max_batch_size is {most}, but {step.label} takes "
+                f"at most {member.max_rows} rows"
+            )
+            raise ValueError(msg)
+
+
+def _face(known: _Known, declared: DeclaredTensor | None, batched: bool) -> Face:
+    """An input, whose tensor is already as it is declared."""
+    shape = known.spec.shape
+    if declared is None or declared.reshape is None:
+        return Face(known.spec.name, shape, shape)
+    return Face(known.spec.name, declared.shape(batched=batched), shape)
+
+
+def _given_face(known: _Known, declared: DeclaredTensor | None, batched: bool) -> Face:
+    """An output. Raises ValueError where it cannot be as it is declared."""
+    name, shape = known.spec.name, known.spec.shape
+    if declared is None:
+        return Face(name, shape, shape)
+    _check_type(declared, known.spec, known.where)
+    inner = declared.inner_shape(batched=batched)
+    if inner is None:
+        return Face(name, shape, shape)
+    try:
+        inner = fitting(inner, batched, shape, known.batched)
+    except ValueError:
+        msg = (
+            f"{declared.label}: output '{name}' is declared with shape "
+            f"{_shown(declared.inner_shape(batched=batched))}, {known.where} has "
+            f"{_shown(shape)}"
+        )
+        raise ValueError(msg) from None
+    outer = inner
+    if declared.reshape is not None:
+        outer = declared.shape(batched=batched)
+    return Face(name, outer, inner)
+
+
+def _check_type(declared: DeclaredTensor, spec: TensorSpec, where: str) -> None:
+    if declared.datatype and declared.datatype != spec.datatype:
+        msg = (
+            f"{declared.label}: '{declared.name}' is declared as {declared.datatype}, "
+            f"{where} is {spec.datatype}"
+        )
+        raise ValueError(msg)
+
+
+def _step(
+    label: str, config: StepConfig, spec: ModelSpec, ensemble: EnsembleConfig
+) -> Step:
     for kind, given, known in (
         ("input", config.inputs, spec.inputs_by_name),
         ("output", config.outputs, spec.outputs_by_name),
@@ -78,7 +199,12 @@ def _step(label: str, config: StepConfig, spec: ModelSpec) -> Step:
             if name not in known:
                 msg = f"{label}: the model has no {kind} {name!r}, it has {list(known)}"
                 raise ValueError(msg)
-    inputs = tuple((n, config.inputs.get(n, n)) for n in spec.inputs_by_name)
+    inputs = tuple(
+        (n, config.inputs.get(n, n))
+        for n in spec.inputs_by_name
+        # What may be left out is, unless somebody means it.
+        if n not in spec.defaults or n in config.inputs or n in ensemble.inputs
+    )
     outputs = tuple(config.outputs.items()) or tuple(
         (n, n) for n in spec.outputs_by_name
     )
@@ -99,40 +225,88 @@ def _producers(steps: Sequence[Step]) -> dict[str, int]:
 
 
 def _tensors(
-    steps: Sequence[Step], members: Sequence[ModelSpec], producers: dict[str, int]
-) -> dict[str, TensorSpec]:
+    steps: Sequence[Step],
+    members: Sequence[ModelSpec],
+    producers: dict[str, int],
+    declared: DeclaredTensors,
+) -> dict[str, _Known]:
     """Every tensor, with what is known of its type and shape."""
-    found: dict[str, tuple[str, TensorSpec]] = {}
+    found: dict[str, _Known] = {}
     for step, member in zip(steps, members, strict=True):
         for own, tensor in step.outputs:
             spec = replace(member.outputs_by_name[own], name=tensor)
-            found[tensor] = f"output {own!r} of {step.label}", spec
+            where = f"output {own!r} of {step.label}"
+            found[tensor] = _Known(where, spec, member.is_batched)
     for step, member in zip(steps, members, strict=True):
         for own, tensor in step.inputs:
             where = f"input {own!r} of {step.label}"
             spec = replace(member.inputs_by_name[own], name=tensor)
+            taken = _Known(where, spec, member.is_batched)
             if tensor not in found:
-                found[tensor] = where, spec
-                continue
-            other, known = found[tensor]
-            if known.datatype != spec.datatype:
-                msg = (
-                    f"tensor {tensor!r}: {other} is {known.datatype}, {where} is "
-                    f"{spec.datatype}"
-                )
-                raise ValueError(msg)
-            try:
-                shape = common_shape(known.shape, spec.shape)
-            except ValueError:
-                msg = (
-                    f"tensor {tensor!r}: {other} has shape {_shown(known.shape)}, "
-                    f"{where} takes {_shown(spec.shape)}"
-                )
-                raise ValueError(msg) from None
+                first = _from_outside(taken, declared)
+                if first is None:
+                    found[tensor] = taken
+                    continue
+                found[tensor] = first
+            known = found[tensor]
+            shape = _joined(tensor, known, taken)
             # What a step gives has the shape that the step says.
             if tensor not in producers:
-                found[tensor] = other, replace(known, shape=shape)
-    return {tensor: spec for tensor, (_, spec) in found.items()}
+                found[tensor] = replace(known, spec=replace(known.spec, shape=shape))
+    return found
+
+
+def _from_outside(taken: _Known, declared: DeclaredTensors) -> _Known | None:
+    """An input of the ensemble as it is declared; None where it is not."""
+    said = declared.input(taken.spec.name)
+    if said is None:
+        return None
+    shape = said.inner_shape(batched=declared.is_batched)
+    if shape is None:
+        return None
+    _check_type(said, taken.spec, taken.where)
+    spec = replace(taken.spec, shape=shape, multiple=1)
+    where = f"the input that {declared.label} declares"
+    return _Known(where, spec, declared.is_batched)
+
+
+def _joined(tensor: str, known: _Known, taken: _Known) -> tuple[int, ...] | None:
+    """The shape that suits both who gives a tensor and who takes it, as it is given.
+
+    Raises ValueError where there is none.
+    """
+    if known.spec.datatype != taken.spec.datatype:
+        msg = (
+            f"tensor {tensor!r}: {known.where} is {known.spec.datatype}, "
+            f"{taken.where} is {taken.spec.datatype}"
+        )
+        raise ValueError(msg)
+    mine, theirs = known.spec.shape, taken.spec.shape
+    try:
+        return fitting(mine, known.batched, theirs, taken.batched)
+    except ValueError:
+        msg = (
+            f"tensor {tensor!r}: {known.where} has shape {_shown(mine)}, "
+            f"{taken.where} takes {_shown(theirs)}"
+        )
+        raise ValueError(msg) from None
+
+
+def fitting(
+    mine: tuple[int, ...] | None,
+    batched: bool,
+    theirs: tuple[int, ...] | None,
+    others_batched: bool,
+) -> tuple[int, ...] | None:
+    """The shape `mine` with what is known from `theirs`, which may have one dimension
+    more or less where only one of both counts rows. Raises ValueError."""
+    if mine is not None and theirs is not None and batched != others_batched:
+        if others_batched and len(theirs) == len(mine) + 1:
+            return common_shape(mine, theirs[1:])
+        if batched and len(mine) == len(theirs) + 1:
+            common = common_shape(mine[1:], theirs)
+            return (mine[0], *(common or ()))
+    return common_shape(mine, theirs)
 
 
 def common_shape(

@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from app.ensemble_config import EnsembleConfig, StepConfig
-from app.ensemble_graph import EnsembleGraph, compose, label_of
-from app.ensembles import EnsembleRunner
-from app.loader import LoadedModel, LoadError
+from app.ensemble_graph import EnsembleGraph, compose, described, label_of
+from app.ensembles import EnsembleRunner, EnsembleScheduler
+from app.loader import LoadedModel, LoadError, explained
+from app.model_config import ModelConfig
 from app.model_record import ModelRecord, State, VersionRecord
 from app.scan import VersionSource
+from app.sequences import SequenceScheduler
 from app.spec import ModelSpec
+from app.steps import StepScheduler
 from app.table import ModelTable, infer_path
 
+NO_PLACE = "its requests go by [sequence] or [responses], which have no place here"
 _TICK = 0.02  # seconds between looks at a member that is being loaded
+
+
+def assemble_ensemble(
+    name: str, source: VersionSource, config: ModelConfig, specs: Sequence[ModelSpec]
+) -> EnsembleGraph:
+    """The ensemble whose steps run models of these `specs`. Raises ValueError."""
+    assert config.ensemble is not None
+    version = str(source.version)
+    graph = compose(name, version, config.ensemble, specs, source.declared)
+    return replace(graph, spec=described(graph.spec, config))
 
 
 class Members(Protocol):
@@ -53,17 +67,20 @@ class EnsembleLoader:
                 specs.append(await self._member(record.name, step))
             except LoadError as e:
                 raise LoadError(f"{label}: {e}") from None
-        try:
-            graph = compose(record.name, str(source.version), config, specs)
-            spec = _described(graph.spec, record)
-        except ValueError as e:
-            raise LoadError(str(e)) from None
-        runner = EnsembleRunner(
-            config, EnsembleGraph(spec, graph.steps), specs, self._table
-        )
-        now = time.time()
+        with explained(f"{record.name}/{source.version}"):
+            graph = assemble_ensemble(record.name, source, record.config, specs)
+        runner = EnsembleRunner(config, graph, specs, self._table, source.declared)
         # Its models have run before they were ready; it has nothing to run itself.
-        return LoadedModel(spec, runner, record.config, source, 0, now, warmed=False)
+        return LoadedModel(
+            graph.spec,
+            runner,
+            record.config,
+            source,
+            memory=0,
+            loaded_at=time.time(),
+            warmed=False,
+            scheduler=EnsembleScheduler(runner),
+        )
 
     async def _member(self, ensemble: str, step: StepConfig) -> ModelSpec:
         """What the model of a step takes and gives, once it is loaded."""
@@ -88,11 +105,8 @@ class EnsembleLoader:
         if entry is None:
             missing = self._table.missing(infer_path(step.model, step.version))
             raise LoadError(str(missing))
-        if entry.scheduler is not None:
-            msg = (
-                "its requests go by [sequence] or [responses], which have no place here"
-            )
-            raise LoadError(msg)
+        if isinstance(entry.scheduler, SequenceScheduler | StepScheduler):
+            raise LoadError(NO_PLACE)
         return entry.spec
 
     def _check_circle(self, ensemble: str, member: str) -> None:
@@ -110,24 +124,3 @@ class EnsembleLoader:
             found = self._members.get(name)
             config: EnsembleConfig | None = found.config.ensemble if found else None
             below += [step.model for step in config.step] if config else []
-
-
-def _described(spec: ModelSpec, record: ModelRecord) -> ModelSpec:
-    """The spec with what the ensemble's own options say. Raises ValueError."""
-    config = record.config
-    unknown = set(config.labels).difference(spec.outputs_by_name)
-    if unknown:
-        msg = f"there are labels for {sorted(unknown)}, which are no outputs"
-        raise ValueError(msg)
-    if config.max_request_rows and not spec.is_batched:
-        msg = "max_request_rows is for ensembles of which every model is batched"
-        raise ValueError(msg)
-    most = [rows for rows in (spec.max_rows, config.max_request_rows) if rows]
-    return replace(
-        spec,
-        outputs=tuple(
-            replace(output, labels=config.labels.get(output.name, output.labels))
-            for output in spec.outputs
-        ),
-        max_rows=min(most, default=0),
-    )

@@ -9,17 +9,28 @@ with whatever else its model has to do. Everything here belongs to the event loo
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from app.codec import InferRequest
 from app.ensemble_config import EnsembleConfig
-from app.ensemble_graph import EnsembleGraph, common_shape, compose
+from app.ensemble_graph import (
+    NOTHING_DECLARED,
+    EnsembleGraph,
+    Face,
+    Step,
+    common_shape,
+    compose,
+)
 from app.errors import InvalidTensor, ModelNotReady, RequestError, row_of
 from app.patience import MAX_TIMEOUT, Patience
 from app.spec import ModelSpec
 from app.table import ModelEntry, ModelTable, Submitted, infer_path
+from app.triton import DeclaredTensors
 from engine import (
     Cancelled,
     Device,
@@ -30,6 +41,7 @@ from engine import (
 )
 
 _DRAIN_TICK = 0.01  # seconds
+_REMEMBERED = 64  # choices of outputs whose plans are remembered
 
 
 class EnsembleRunner:
@@ -46,13 +58,17 @@ class EnsembleRunner:
         graph: EnsembleGraph,
         members: list[ModelSpec],
         table: ModelTable,
+        declared: DeclaredTensors = NOTHING_DECLARED,
     ) -> None:
         self.spec = graph.spec
+        self.graph = graph
         self.steps = graph.steps
         self.table = table
         self.config = ModelRunnerConfig()
         self._ensemble = config
         self._members = members
+        self._declared = declared
+        self._plans: dict[tuple[str, ...], Plan] = {}
         self._paths = [infer_path(step.model, step.version) for step in graph.steps]
         self._requests: set[EnsembleRequest] = set()
         self._closed = False
@@ -87,6 +103,18 @@ class EnsembleRunner:
         return ""
 
     @property
+    def is_current(self) -> bool:
+        """Whether its models are still those that it was made for, or are loaded when
+        they are needed."""
+        entries = [self.table.paths.get(path) for path in self._paths]
+        return all(
+            self.table.offers(path) if entry is None else entry.spec is spec
+            for entry, path, spec in zip(
+                entries, self._paths, self._members, strict=True
+            )
+        )
+
+    @property
     def in_flight(self) -> int:
         return len(self._requests)
 
@@ -97,15 +125,27 @@ class EnsembleRunner:
         deadline: float | None = None,
         on_done: Callable[[Any], None] | None = None,
         priority: int = 0,
+        outputs: Sequence[str] | None = None,
     ) -> EnsembleRequest:
-        """Start a request. Raises RunnerClosed; what goes wrong in a step is the
+        """Start a request, for these `outputs` (all of them), which runs no step that
+        leads to none of them. Raises RunnerClosed; what goes wrong in a step is the
         request's error."""
         if self._closed:
             raise RunnerClosed(f"ensemble {self.spec.name!r} was unloaded")
-        request = EnsembleRequest(self, inputs, deadline, on_done, priority)
+        plan = self.plan(tuple(outputs or self.spec.outputs_by_name))
+        request = EnsembleRequest(self, plan, inputs, deadline, on_done, priority)
         self._requests.add(request)
         request.start()
         return request
+
+    def plan(self, outputs: tuple[str, ...]) -> Plan:
+        """What is run for these outputs."""
+        found = self._plans.get(outputs)
+        if found is None:
+            if len(self._plans) >= _REMEMBERED:
+                self._plans.clear()
+            found = self._plans[outputs] = Plan.of(self.steps, outputs)
+        return found
 
     def forget(self, request: EnsembleRequest) -> None:
         self._requests.discard(request)
@@ -138,7 +178,7 @@ class EnsembleRunner:
             if self.table.offers(path):
                 return None
             missing = self.table.missing(path)
-            raise ModelNotReady(self.steps[number].model, str(missing or "not loaded"))
+            raise missing or ModelNotReady(self.steps[number].model, "not loaded")
         if entry.spec is not self._members[number]:
             self._take_over()
         return entry
@@ -159,7 +199,9 @@ class EnsembleRunner:
         mine = self.spec
         why = "the ensemble would take or give other tensors than before"
         try:
-            graph = compose(mine.name, mine.version, self._ensemble, members)
+            graph = compose(
+                mine.name, mine.version, self._ensemble, members, self._declared
+            )
         except ValueError as e:
             why = str(e)
         else:
@@ -173,6 +215,64 @@ class EnsembleRunner:
         return (
             f"<EnsembleRunner {self.spec.name!r} {len(self.steps)} steps, "
             f"{self.in_flight} in flight>"
+        )
+
+
+class EnsembleScheduler:
+    """Tells an ensemble which outputs a request wants."""
+
+    def __init__(self, runner: EnsembleRunner) -> None:
+        self._runner = runner
+
+    def submit(
+        self, request: InferRequest, deadline: float, on_done: Callable[[Any], None]
+    ) -> EnsembleRequest:
+        """Raises RunnerClosed."""
+        return self._runner.submit(
+            request.inputs,
+            deadline=deadline,
+            on_done=on_done,
+            priority=request.priority,
+            outputs=request.outputs,
+        )
+
+    def __repr__(self) -> str:
+        return f"<EnsembleScheduler {self._runner!r}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The steps that lead to some `outputs`, by number, and what each is asked for.
+
+    A step that is not among them is not run.
+    """
+
+    outputs: frozenset[str]
+    asked: Mapping[int, tuple[str, ...]]
+
+    @classmethod
+    def of(cls, steps: Sequence[Step], outputs: Iterable[str]) -> Plan:
+        producers = {
+            tensor: number
+            for number, step in enumerate(steps)
+            for _, tensor in step.outputs
+        }
+        wanted: set[str] = set()
+        needed: set[int] = set()
+        left = list(outputs)
+        while left:
+            tensor = left.pop()
+            wanted.add(tensor)
+            number = producers.get(tensor)
+            if number is not None and number not in needed:
+                needed.add(number)
+                left += [name for _, name in steps[number].inputs]
+        return cls(
+            frozenset(outputs),
+            {
+                number: tuple(own for own, t in steps[number].outputs if t in wanted)
+                for number in sorted(needed)
+            },
         )
 
 
@@ -190,6 +290,8 @@ class EnsembleRequest:
         "_left",
         "_needs",
         "_on_done",
+        "_outputs",
+        "_plan",
         "_priority",
         "_runner",
         "_running",
@@ -205,18 +307,21 @@ class EnsembleRequest:
     def __init__(
         self,
         runner: EnsembleRunner,
+        plan: Plan,
         inputs: Mapping[str, Tensor],
         deadline: float | None,
         on_done: Callable[[Any], None] | None,
         priority: int,
     ) -> None:
         self._runner = runner
+        self._plan = plan
         self._deadline = deadline
         self._on_done = on_done
         self._priority = priority
         self._tensors = dict(inputs)
+        self._outputs: dict[str, Tensor] = {}
         self._needs = [step.needs for step in runner.steps]
-        self._left = len(runner.steps)
+        self._left = len(plan.asked)
         self._running: dict[int, Submitted] = {}
         self._began = [0] * len(runner.steps)
         self._fetching: set[asyncio.Task[None]] = set()
@@ -228,8 +333,17 @@ class EnsembleRequest:
 
     def start(self) -> None:
         """Start the steps that wait for no other."""
-        for number, step in enumerate(self._runner.steps):
-            if not step.needs:
+        runner, tensors = self._runner, self._tensors
+        try:
+            for face in runner.graph.inputs:
+                if face.outer != face.inner and face.name in tensors:
+                    tensor, batched = tensors[face.name], runner.spec.is_batched
+                    tensors[face.name] = _reshaped(tensor, face.inner, batched=batched)
+        except InvalidTensor as error:
+            self._resolve(error)
+            return
+        for number in self._plan.asked:
+            if not runner.steps[number].needs:
                 self._start(number)
 
     def abandon(self, error: EngineError) -> None:
@@ -252,16 +366,28 @@ class EnsembleRequest:
         if not entry.ready:
             raise ModelNotReady(entry.spec.name)
         step, tensors = self._runner.steps[number], self._tensors
-        feed = {own: tensors[name] for own, name in step.inputs}
-        rows = _check(entry.spec, feed)
+        spec, runner = entry.spec, entry.runner
+        feed = {
+            own: _with_rank(tensors[name], spec.inputs_by_name[own].shape, spec)
+            for own, name in step.inputs
+        }
+        rows = _check(spec, feed)
+        for name in spec.defaults:
+            if name not in feed and name in spec.inputs_by_name:
+                feed[name] = spec.default(name, rows)
         self._began[number] = time.monotonic_ns()
         entry.stats.begin()
         try:
-            submitted = entry.runner.submit(
+            on_done = partial(self._ended, number, entry, rows)
+            options: dict[str, Any] = {}
+            if isinstance(runner, EnsembleRunner):
+                options["outputs"] = self._plan.asked[number]
+            submitted = runner.submit(
                 feed,
                 deadline=self._deadline,
-                on_done=partial(self._ended, number, entry, rows),
+                on_done=on_done,
                 priority=self._priority,
+                **options,
             )
         except Exception as error:
             entry.stats.failure(row_of(error).reason)
@@ -290,16 +416,31 @@ class EnsembleRequest:
         self.queue_ns += queue_ns
         self.compute_ns += compute_ns
         step = self._runner.steps[number]
+        outputs = submitted.outputs
         for own, name in step.outputs:
-            self._tensors[name] = submitted.outputs[own]
+            if own in outputs:  # a part that is an ensemble gives what is needed of it
+                self._tensors[name] = outputs[own]
         self._left -= 1
         if not self._left:
-            self._resolve(None)
+            self._end()
             return
         for follower in step.followers:
             self._needs[follower] -= 1
-            if not self._needs[follower]:
+            if not self._needs[follower] and follower in self._plan.asked:
                 self._start(follower)
+
+    def _end(self) -> None:
+        """All steps are done: the outputs, as the ensemble gives them."""
+        spec = self._runner.spec
+        try:
+            for face in self._runner.graph.outputs:
+                if face.name in self._plan.outputs:
+                    tensor = _with_rank(self._tensors[face.name], face.inner, spec)
+                    self._outputs[face.name] = _given(tensor, face, spec)
+        except InvalidTensor as error:
+            self._resolve(error)
+            return
+        self._resolve(None)
 
     def _fetch(self, number: int) -> None:
         """Start a step once its model is loaded on demand."""
@@ -323,8 +464,7 @@ class EnsembleRequest:
             return
         self.done, self.error = True, error
         if error is None:
-            names = (output.name for output in self._runner.spec.outputs)
-            self.outputs = {name: self._tensors[name] for name in names}
+            self.outputs = self._outputs
         self._tensors = {}
         self._runner.forget(self)
         for task in self._fetching:
@@ -351,10 +491,65 @@ def named(error: Exception, label: str) -> Exception:
     return copy
 
 
+def _with_rank(
+    tensor: Tensor, expected: tuple[int, ...] | None, spec: ModelSpec
+) -> Tensor:
+    """A tensor with or without rows, as `spec` counts them or not: one row is added
+    to, or taken from, what has one dimension too few or too many."""
+    shape = tensor.shape
+    if expected is None or len(shape) == len(expected):
+        return tensor
+    if spec.is_batched and len(shape) + 1 == len(expected):
+        shape = (1, *shape)
+    elif not spec.is_batched and len(shape) == len(expected) + 1 and shape[0] == 1:
+        shape = shape[1:]
+    else:
+        return tensor
+    return Tensor(tensor.data_type, shape, tensor.parts, tensor.nbytes)
+
+
+def _given(tensor: Tensor, face: Face, spec: ModelSpec) -> Tensor:
+    """An output as clients see it. Raises InvalidTensor where it cannot be."""
+    try:
+        common_shape(face.inner, tensor.shape)
+    except ValueError:
+        msg = (
+            f"output {face.name!r} of ensemble {spec.name!r} has shape "
+            f"{list(tensor.shape)}, and {list(face.inner or ())} is declared"
+        )
+        raise InvalidTensor(msg) from None
+    if face.outer == face.inner:
+        return tensor
+    return _reshaped(tensor, face.outer, batched=spec.is_batched)
+
+
+def _reshaped(
+    tensor: Tensor, wanted: tuple[int, ...] | None, *, batched: bool
+) -> Tensor:
+    """The elements in another shape, with the same rows; -1 is what is left of them.
+
+    Raises InvalidTensor where they do not make it up.
+    """
+    shape, dims = tensor.shape, wanted or ()
+    rows, inner, dims = (
+        (shape[:1], shape[1:], dims[1:]) if batched else ((), shape, dims)
+    )
+    count = math.prod(inner)
+    known = math.prod(dim for dim in dims if dim >= 0)
+    if -1 in dims and known and count % known == 0:
+        dims = tuple(count // known if dim < 0 else dim for dim in dims)
+    if -1 in dims or math.prod(dims) != count:
+        msg = f"{list(shape)} cannot be reshaped to {list(wanted or ())}"
+        raise InvalidTensor(msg)
+    return Tensor(tensor.data_type, (*rows, *dims), tensor.parts, tensor.nbytes)
+
+
 def _check(spec: ModelSpec, feed: Mapping[str, Tensor]) -> int:
     """The rows of a step's inputs, which must fit its model. Raises InvalidTensor."""
     rows = -1
     for item in spec.inputs:
+        if item.name not in feed:
+            continue
         shape = feed[item.name].shape
         try:
             common_shape(item.shape, shape)

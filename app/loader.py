@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.assembly import (
-    Scheduler,
     assemble,
     graph_changes,
     named_optional_inputs,
@@ -23,6 +22,7 @@ from app.model_config import ModelConfig
 from app.saved_state import save_state
 from app.scan import VersionSource
 from app.spec import ModelSpec
+from app.table import RequestScheduler
 from app.warmup import WarmupFailed, warm_up
 from engine import Array, EngineError, ModelRunner, open_model
 from popef_io import PopefError
@@ -49,7 +49,7 @@ class LoadedModel:
     memory: int
     loaded_at: float
     warmed: bool
-    scheduler: Scheduler | None = None
+    scheduler: RequestScheduler | None = None
 
     @property
     def version(self) -> str:

@@ -89,7 +89,10 @@ def read_options(
         parse_model_config(layer, label)
         merged |= layer
     declared = triton.declared.changed_by(changes.declared)
-    if declared.max_batch_size == 0 and not any(
+    if "ensemble" in merged:
+        if "max_batch_size" in changes.options:
+            del merged["max_batch_size"]  # declared of it; what it runs has its own
+    elif declared.max_batch_size == 0 and not any(
         "batching" in layer for _, layer in layers[1:]
     ):
         merged["batching"] = False

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from app.assembly import assemble, named_optional_inputs, runner_config
 from app.compile_cache import CompileCache
-from app.ensemble_graph import compose, label_of
+from app.ensemble_graph import label_of
+from app.ensemble_loader import NO_PLACE, assemble_ensemble
 from app.loader import LoadError, compiled_files, explained, input_defaults
 from app.model_config import ModelConfig
 from app.scan import (
@@ -216,11 +217,11 @@ class _Previewer:
             spec = wanted[-1].spec
             assert spec is not None
             specs.append(spec)
-        try:
-            version = str(source.version)
-            return compose(name, version, config.ensemble, specs).spec
-        except ValueError as e:
-            raise LoadError(str(e)) from None
+            assert member is not None
+            if member.config.sequence or member.config.responses:
+                raise LoadError(f"{label_of(number, step)}: {NO_PLACE}")
+        with explained(f"{name}/{source.version}"):
+            return assemble_ensemble(name, source, config, specs).spec
 
 
 def _needed(spec: ModelSpec, config: ModelConfig) -> Iterator[str]:

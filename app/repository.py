@@ -19,6 +19,7 @@ from pathlib import Path
 
 from app.background import DaemonPool
 from app.ensemble_loader import EnsembleLoader
+from app.ensembles import EnsembleRunner
 from app.loader import LoadedModel, LoadError, ModelLoader
 from app.memory_budget import MemoryBudget
 from app.metrics import MetricsRegistry
@@ -386,4 +387,7 @@ def _is_new(record: ModelRecord, version: VersionSource, source: ModelSource) ->
     entry = record.versions.get(version.version)
     if entry is None or entry.loaded is None:
         return True
+    runner = entry.loaded.runner
+    if isinstance(runner, EnsembleRunner) and not runner.is_current:
+        return True  # its models are not those that it was made for, or not there
     return not entry.loaded.is_from(version, source.config)

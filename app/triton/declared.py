@@ -166,6 +166,12 @@ class DeclaredTensors:
             if t.reshape is not None
         )
 
+    def input(self, name: str) -> DeclaredTensor | None:
+        return next((t for t in self.inputs if t.name == name), None)
+
+    def output(self, name: str) -> DeclaredTensor | None:
+        return next((t for t in self.outputs if t.name == name), None)
+
     def changed_by(self, other: DeclaredTensors) -> DeclaredTensors:
         """These, with what `other` says instead."""
         said = other.max_batch_size is not None

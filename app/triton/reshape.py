@@ -6,6 +6,7 @@ when it runs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,10 @@ class Reshape:
         for dims in (self.dims, self.shape):
             if sum(dim < 0 for dim in dims) > 1:
                 return f"{list(dims)} has more than one free dimension"
+        known = [math.prod(abs(dim) for dim in d) for d in (self.dims, self.shape)]
+        free = [any(dim < 0 for dim in d) for d in (self.dims, self.shape)]
+        if not any(free) and known[0] != known[1]:
+            return f"{list(self.dims)} and {list(self.shape)} differ in size"
         return ""
 
 

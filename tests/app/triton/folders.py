@@ -124,3 +124,36 @@ def identity(
         + tensors("output", {n: (word, given) for n, _, _ in outs})
     )
     write_config(root, name, f"{config}\n{more}")
+
+
+def ensemble(
+    root: Path,
+    name: str,
+    steps: Sequence[tuple[str, Mapping[str, str], Mapping[str, str]]],
+    inputs: Mapping[str, tuple[str, str]],
+    outputs: Mapping[str, tuple[str, str]],
+    *,
+    max_batch_size: int = 0,
+) -> None:
+    """Steps are (model, input map, output map); a model may be ``name:version``."""
+
+    def entries(word: str, names: Mapping[str, str]) -> str:
+        return " ".join(
+            f'{word} {{ key: "{key}" value: "{value}" }}'
+            for key, value in names.items()
+        )
+
+    written = ",\n".join(
+        f'{{ model_name: "{model.partition(":")[0]}" '
+        f"model_version: {model.partition(':')[2] or -1} "
+        f"{entries('input_map', taken)} {entries('output_map', given)} }}"
+        for model, taken, given in steps
+    )
+    (root / name / "1").mkdir(parents=True)
+    write_config(
+        root,
+        name,
+        f'platform: "ensemble" max_batch_size: {max_batch_size}\n'
+        f"{tensors('input', inputs)}\n{tensors('output', outputs)}\n"
+        f"ensemble_scheduling {{ step [ {written} ] }}",
+    )
