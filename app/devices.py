@@ -9,10 +9,11 @@ for what blocks. A device that has nothing to do costs the expiry timer, no more
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from app.background import DaemonPool
 from engine import (
@@ -31,11 +32,15 @@ logger = logging.getLogger(__name__)
 EXPIRE_INTERVAL = 0.1
 # Cores that are not the devices' when there is more than one: the event loop's.
 RESERVED_CORES = 1
+# Seconds at most until a device that keeps failing is tried again, if requests need it.
+WANTED_PAUSE = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceSummary:
-    """An attached device as people see it. `restarts`: how often it was lost."""
+    """An attached device as people see it. `restarts`: how often it was lost, `lost_by`
+    why it was the last time; `back_off`: seconds between two tries to start it again,
+    0 where the last one succeeded."""
 
     id: str
     state: str
@@ -44,6 +49,8 @@ class DeviceSummary:
     models: int
     in_flight: int
     restarts: int
+    lost_by: str | None
+    back_off: float
 
 
 class GatewayDevices:
@@ -104,14 +111,14 @@ class GatewayDevices:
             for device in devices:
                 device.close()
             raise
+        for device in devices:
+            device.patience = self._patience
         self._devices = devices
 
     def watch(self) -> None:
         """Lets the running event loop drive the attached devices from now on."""
         loop = asyncio.get_running_loop()
-        self._watches = [
-            DeviceWatch(d, loop, self._pool, self._patience) for d in self._devices
-        ]
+        self._watches = [DeviceWatch(d, loop, self._pool) for d in self._devices]
 
     def place(self, instances: int, wanted: Sequence[int]) -> dict[int, Device]:
         """A device for each instance: the wanted ones in turn, or all in turn.
@@ -142,6 +149,8 @@ class GatewayDevices:
                 len(d.runners),
                 d.in_flight,
                 d.restarts,
+                d.lost_by,
+                d.back_off,
             )
             for d in self._devices
         ]
@@ -164,9 +173,9 @@ class GatewayDevices:
 class DeviceWatch:
     """One device on the event loop.
 
-    A device that has work and does not answer a ping within `patience` seconds hangs
-    and is killed: its requests fail, it is started again. A long batch is no reason:
-    pings are answered beside it.
+    A device that does not answer a ping within its `patience` hangs and is killed: its
+    requests fail, it is started again. A long batch is no reason, nor is a model that
+    is being loaded: pings are answered beside it.
     """
 
     def __init__(
@@ -174,7 +183,6 @@ class DeviceWatch:
         device: Device,
         loop: asyncio.AbstractEventLoop,
         pool: DaemonPool,
-        patience: float,
     ) -> None:
         self.device = device
         self._loop = loop
@@ -183,13 +191,15 @@ class DeviceWatch:
         self._lost_fd = -1
         self._result_fd = device.fileno()
         device.adopt()
+        self._wanted = asyncio.Event()
         device.on_lost(self._lost)
+        device.on_wanted(self._want)
         loop.add_reader(self._result_fd, device.poll)
         self._watch_life()
         self._expire()
         self._pings: asyncio.Task[None] | None = None
-        if patience > 0:
-            self._pings = loop.create_task(self._ping(patience))
+        if device.patience > 0:
+            self._pings = loop.create_task(self._ping(device.patience))
 
     @property
     def is_recovering(self) -> bool:
@@ -208,31 +218,30 @@ class DeviceWatch:
         device = self.device
         while True:
             await asyncio.sleep(patience / 2)
-            if device.state is not DeviceState.READY or not device.in_flight:
-                continue
-            try:
-                await self._pool.run(partial(device.ping, patience))
-            except EngineError:
-                if device.state is DeviceState.READY and device.check():
-                    self._forget_life()
-                    device.kill(f"it has not answered for {patience:g} s")
+            if device.state is DeviceState.READY:
+                await self._pool.run(device.look_after)
 
     def _expire(self) -> None:
         self.device.expire()
         self._timer = self._loop.call_later(EXPIRE_INTERVAL, self._expire)
 
     def _watch_life(self) -> None:
-        self._lost_fd = self.device.lost_fileno()
-        if self._lost_fd >= 0:
-            self._loop.add_reader(self._lost_fd, self._check)
+        with self.device.lock:
+            fd = self.device.lost_fileno()
+            if fd < 0:
+                return
+            # One of our own: whoever else notices the death closes the device's, whose
+            # number the next connection has.
+            self._lost_fd = os.dup(fd)
+        self._loop.add_reader(self._lost_fd, self._check)
 
     def _forget_life(self) -> None:
         fd, self._lost_fd = self._lost_fd, -1
         if fd >= 0:
             self._loop.remove_reader(fd)
+            os.close(fd)
 
     def _check(self) -> None:
-        # Off the loop before `check` may close it: its number will be used again.
         self._forget_life()
         if self.device.check():
             self._watch_life()
@@ -240,6 +249,11 @@ class DeviceWatch:
     def _lost(self, device: Device) -> None:
         """Called by the device, in whichever thread has noticed."""
         self._loop.call_soon_threadsafe(self._begin_recovery)
+
+    def _want(self) -> None:
+        """Called by the device, in the thread of a request that is refused."""
+        if not self._wanted.is_set():
+            self._loop.call_soon_threadsafe(self._wanted.set)
 
     def _begin_recovery(self) -> None:
         self._forget_life()
@@ -249,7 +263,7 @@ class DeviceWatch:
     async def _recover(self) -> None:
         device = self.device
         while device.state is DeviceState.LOST:
-            await asyncio.sleep(device.back_off)
+            await self._pause(device.back_off)
             logger.info("device %s: starting it again", device.id)
             try:
                 await self._pool.run(device.recover)
@@ -259,6 +273,15 @@ class DeviceWatch:
         if device.state is DeviceState.READY:
             self._watch_life()
             logger.info("device %s is back, process %s", device.id, device.pid)
+
+    async def _pause(self, seconds: float) -> None:
+        """Before the next try; a short one where a request has needed the device since
+        the pause before."""
+        await asyncio.sleep(min(seconds, WANTED_PAUSE))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, seconds - WANTED_PAUSE)):
+                await self._wanted.wait()
+        self._wanted.clear()
 
     def _give_up_half_loaded(self) -> None:
         """A process that lives, but without all its models, is replaced too."""

@@ -36,7 +36,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-DEVICE_THREADS = 2  # attaching, and bringing back lost devices
+# Never the bound, and started as needed: to attach the devices, and for each of them a
+# ping and bringing it back, none of which must wait for another one that hangs.
+DEVICE_THREADS = 2048
 
 
 @dataclass(frozen=True, slots=True)

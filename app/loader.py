@@ -24,7 +24,7 @@ from app.scan import VersionSource
 from app.spec import ModelSpec
 from app.table import RequestScheduler
 from app.warmup import WarmupFailed, warm_up
-from engine import Array, EngineError, ModelRunner, open_model
+from engine import Array, DeviceLost, EngineError, ModelRunner, open_model
 from popef_io import PopefError
 
 logger = logging.getLogger(__name__)
@@ -141,7 +141,16 @@ class ModelLoader:
         placement = self._devices.place(config.instances, config.devices)
         model = open_model(files)
         options = runner_config(config, model, placement, self._largest_body)
-        return ModelRunner(model, options, name=label)
+        try:
+            return ModelRunner(model, options, name=label)
+        except DeviceLost as e:
+            # That need not be this model's doing, and the device is started again. A
+            # model whose doing it is fails for good the second time.
+            logger.warning("model %s: %s; it is loaded once more", label, e)
+            for device in placement.values():
+                if not device.check():
+                    device.recover()
+            return ModelRunner(model, options, name=label)
 
 
 def compiled_files(

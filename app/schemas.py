@@ -201,6 +201,10 @@ class DeviceStatus(Body):
     models: int
     in_flight: int
     restarts: int
+    lost_by: str | None = Field(description="Why it was lost last; null: it never was.")
+    back_off: float = Field(
+        description="Seconds between two tries to start it; 0: the last succeeded."
+    )
 
 
 class DeviceList(Body):

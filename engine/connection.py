@@ -21,16 +21,23 @@ class Connection:
 
     __slots__ = ("cancel_bell", "doorbell", "link", "number", "sock")
 
-    def __init__(self, address: str, result_fd: int, timeout: float) -> None:
+    def __init__(
+        self,
+        address: str,
+        result_fd: int,
+        timeout: float,
+        watch: control.Watch | None = None,
+    ) -> None:
         """Link up with the process at `address`, which rings `result_fd`.
 
-        Raises DeviceLost where it does not answer within `timeout` seconds.
+        Raises DeviceLost where it does not answer within `timeout` seconds, and what
+        `watch` raises meanwhile.
         """
         self.link = link = Link.create()
         self.sock = control.connect(address, timeout)
         try:
             fds = [link.memory.fd, result_fd]
-            answer, bells = control.ask(self.sock, {"op": "link"}, fds)
+            answer, bells = control.ask(self.sock, {"op": "link"}, fds, watch)
         except BaseException as error:
             self.sock.close()
             link.close()

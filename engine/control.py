@@ -12,10 +12,12 @@ while a model of gigabytes is being loaded.
 from __future__ import annotations
 
 import os
+import select
 import socket
 import struct
-from collections.abc import Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import msgpack
 
@@ -29,8 +31,17 @@ RUN_MESSAGE = 16 * 1024
 #: What the kernel takes at once (SCM_MAX_FD).
 MAX_FDS = 253
 _CREDENTIALS = struct.Struct("3i")
+_TIMEVAL = struct.Struct("@ll")
 
 Message = dict[str, Any]
+
+
+class Watch(NamedTuple):
+    """Looks after the other side while it is silent: `look` is called after each
+    `interval` seconds without an answer, and what it raises ends the wait."""
+
+    interval: float
+    look: Callable[[], object]
 
 
 def send(sock: socket.socket, message: Message, fds: Sequence[int] = ()) -> None:
@@ -70,22 +81,36 @@ def call(
     message: Message,
     fds: Sequence[int] = (),
     timeout: float | None = None,
+    watch: Watch | None = None,
 ) -> tuple[Message, list[int]]:
     """Ask the device process at `address` and wait for its answer.
 
     Raises the engine error the other side named, DeviceLost where it is not there or
-    goes away meanwhile, TimeoutError after `timeout` seconds (None: wait for ever).
+    goes away meanwhile, TimeoutError after `timeout` seconds (None: wait for ever, or
+    as long as `watch` says).
     """
-    with connect(address, timeout) as sock:
-        return ask(sock, message, fds)
+    with connect(address, timeout, watch) as sock:
+        return ask(sock, message, fds, watch)
 
 
-def connect(address: str, timeout: float | None = None) -> socket.socket:
-    """A connection to the device process at an abstract address."""
+def connect(
+    address: str, timeout: float | None = None, watch: Watch | None = None
+) -> socket.socket:
+    """A connection to the device process at an abstract address, with this timeout."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    patience = timeout if timeout is not None else watch.interval if watch else 0.0
     try:
+        # Not the timeout of Python's, with which a full backlog fails at once.
+        limit_blocking(sock, socket.SO_SNDTIMEO, patience)
+        while True:
+            try:
+                sock.connect(f"\0{address}")
+                break
+            except BlockingIOError:
+                if timeout is not None or watch is None:
+                    raise TimeoutError(f"{address} takes no connection") from None
+                watch.look()
         sock.settimeout(timeout)
-        sock.connect(f"\0{address}")
         if peer_uid(sock) not in (os.getuid(), 0):
             raise DeviceLost(f"device {address} is held by another user")
     except (ConnectionError, FileNotFoundError) as error:
@@ -97,12 +122,25 @@ def connect(address: str, timeout: float | None = None) -> socket.socket:
     return sock
 
 
+def limit_blocking(sock: socket.socket, direction: int, seconds: float) -> None:
+    """Let what blocks on a socket without a timeout raise BlockingIOError after so long
+    (0: never). `direction` is SO_RCVTIMEO or SO_SNDTIMEO, which connecting is too."""
+    whole = int(seconds)
+    raw = _TIMEVAL.pack(whole, int((seconds - whole) * 1e6))
+    sock.setsockopt(socket.SOL_SOCKET, direction, raw)
+
+
 def ask(
-    sock: socket.socket, message: Message, fds: Sequence[int] = ()
+    sock: socket.socket,
+    message: Message,
+    fds: Sequence[int] = (),
+    watch: Watch | None = None,
 ) -> tuple[Message, list[int]]:
-    """One question and its answer on an open connection."""
+    """One question and its answer on an open connection. Raises as `call`."""
     try:
         send(sock, message, fds)
+        if watch is not None:
+            _await_answer(sock, watch)
         answer, answer_fds = receive(sock)
     except (ConnectionError, EOFError) as error:
         raise DeviceLost("the device process went away") from error
@@ -110,6 +148,21 @@ def ask(
         close_all(answer_fds)
         raise to_error(answer)
     return answer, answer_fds
+
+
+def _await_answer(sock: socket.socket, watch: Watch) -> None:
+    """Return when there is one, or the end; TimeoutError after the socket's timeout."""
+    timeout = sock.gettimeout()
+    end = None if timeout is None else time.monotonic() + timeout
+    poller = select.poll()
+    poller.register(sock, select.POLLIN)
+    while True:
+        left = watch.interval if end is None else end - time.monotonic()
+        if poller.poll(max(0.0, min(watch.interval, left)) * 1000):
+            return
+        if end is not None and time.monotonic() >= end:
+            raise TimeoutError("no answer in time")
+        watch.look()
 
 
 def from_error(error: BaseException) -> Message:

@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds a device process may take to start and answer for the first time.
 START_TIMEOUT = 60.0
+#: Seconds it may take to answer a ping, where nobody says otherwise.
+PATIENCE = 10.0
 
 
 class DeviceUser(Protocol):
@@ -88,7 +90,12 @@ class Device:
         self._channels: dict[int, RequestChannel] = {}
         self._runners: list[DeviceUser] = []
         self._on_lost: list[Callable[[Device], None]] = []
-        self._lost_by: str | DeviceFault = "it has not started yet"
+        self._on_wanted: Callable[[], None] | None = None
+        self._lost_by: str | DeviceFault | None = None
+        self._killed_for = ""
+        #: Seconds the process may take to answer a ping while somebody waits for it; 0:
+        #: any time. One that takes longer hangs, and is killed.
+        self.patience = PATIENCE
         self._back_off = BackOff()
         self._recovering = threading.RLock()
         self._blocking = BlockingDriver(self)
@@ -176,6 +183,36 @@ class Device:
         self._lose("its process died")
         return False
 
+    def look_after(self) -> bool:
+        """Whether the process answers within `patience` seconds; one that does not is
+        killed. Blocks meanwhile.
+
+        Whoever waits for it, however long, does so from time to time: the process
+        answers beside whatever it is doing.
+        """
+        if self.state is not DeviceState.READY:
+            return False
+        process, patience = self._launcher.process, self.patience
+        if patience <= 0:
+            return True
+        try:
+            self.ping(patience)
+        except DeviceClosed:
+            return False
+        except DeviceLost:
+            # It may have died, and there may be another one by now.
+            if self.state is DeviceState.READY and process is self._launcher.process:
+                self._kill(f"it has not answered for {patience:g} s")
+            return False
+        return True
+
+    @property
+    def watch(self) -> control.Watch | None:
+        """For whoever waits for the process; None where `patience` is 0."""
+        if self.patience <= 0:
+            return None
+        return control.Watch(self.patience / 2, self._assure)
+
     def expire(self) -> int:
         """Fail the requests whose deadline has passed; how many there were.
 
@@ -224,11 +261,22 @@ class Device:
     def call(
         self, message: Message, fds: Sequence[int] = (), timeout: float | None = None
     ) -> Message:
-        """A control message to the process and its answer."""
-        self._refuse_if_closed()
-        answer, answer_fds = control.call(self.address, message, fds, timeout)
+        """A control message to the process and its answer; raises as `ask`."""
+        answer, answer_fds = self.ask(message, fds, timeout)
         control.close_all(answer_fds)
         return answer
+
+    def ask(
+        self, message: Message, fds: Sequence[int] = (), timeout: float | None = None
+    ) -> tuple[Message, list[int]]:
+        """A control message to the process, its answer, and the descriptors beside it,
+        which are the caller's.
+
+        Raises what the answer says, TimeoutError after `timeout` seconds, DeviceClosed,
+        and DeviceLost where the process dies, or is found hanging, meanwhile.
+        """
+        self._refuse_if_closed()
+        return control.call(self.address, message, fds, timeout, self.watch)
 
     def open_channel(
         self, mine: RequestChannel, channel: Channel, layout: ChannelLayout
@@ -267,19 +315,48 @@ class Device:
 
     def ping(self, timeout: float = 5.0) -> Message:
         """Ask the process how it is; DeviceLost where it does not answer in time."""
+        self._refuse_if_closed()
         try:
-            return self.call({"op": "ping"}, timeout=timeout)
+            answer, fds = control.call(self.address, {"op": "ping"}, (), timeout)
         except TimeoutError as error:
             raise DeviceLost(f"device {self.id} does not answer") from error
+        control.close_all(fds)
+        return answer
 
     def kill(self, why: str) -> None:
         """End a process that hangs; its requests fail with DeviceLost."""
         self._launcher.kill()
         self._lose(why)
 
+    def _kill(self, why: str) -> None:
+        """`kill` for any thread: where an event loop drives, it notices the death, as
+        what follows belongs to its thread."""
+        self._killed_for = why
+        self._launcher.end(kill=True)
+        if not self._blocking.adopted:
+            self._lose(why)
+
+    def _assure(self) -> None:
+        """DeviceLost where `look_after` finds it lost."""
+        if not self.look_after():
+            self._refuse_if_closed()
+            if self.state is DeviceState.READY:  # nobody has noticed its death yet
+                raise DeviceLost(f"device {self.id} was lost: {self._killed_for}")
+            raise self.loss()
+
     def on_lost(self, callback: Callable[[Device], None]) -> None:
         """Call back (in the thread that notices) when the process dies."""
         self._on_lost.append(callback)
+
+    def on_wanted(self, callback: Callable[[], None]) -> None:
+        """Call back (in the thread of a request) when one needs the device while it is
+        lost."""
+        self._on_wanted = callback
+
+    @property
+    def lost_by(self) -> str | None:
+        """Why it was lost last; None where it never was."""
+        return None if self._lost_by is None else str(self._lost_by)
 
     @property
     def back_off(self) -> float:
@@ -322,10 +399,12 @@ class Device:
         for channel in list(self._channels.values()):
             channel.fail_all(DeviceClosed(f"device {self.id} was closed"))
         if idle:
-            with contextlib.suppress(EngineError, OSError):
+            try:
                 control.close_all(
                     control.call(self.address, {"op": "stop"}, (), STOP_TIMEOUT)[1]
                 )
+            except (EngineError, OSError):
+                idle = False  # it has died, or hangs
         self._launcher.end(kill=not idle)
         with self._recovering:  # who is at it notices, and ends what it has started
             self._drop_link()
@@ -337,9 +416,21 @@ class Device:
     def _start(self) -> None:
         """Start the process and link up; DeviceClosed where it is too late for that."""
         process = self._launcher.start()
+        self._killed_for = ""
+
+        def look() -> None:
+            if not process.has_worked():
+                raise DeviceLost(
+                    f"device {self.id} does not start: process {process.pid} does "
+                    "nothing"
+                )
+
+        watch = None
+        if self.patience > 0:
+            watch = control.Watch(max(self.patience, PATIENCE), look)
         try:
             self._refuse_if_closed()
-            connection = Connection(self.address, self._result_fd, START_TIMEOUT)
+            connection = Connection(self.address, self._result_fd, START_TIMEOUT, watch)
             with self.lock:
                 self._connection = connection  # whoever closes us drops it
                 self._refuse_if_closed()
@@ -366,7 +457,7 @@ class Device:
             fault = connection.last_words()
             curable = fault is None or fault.resettable
             self.state = DeviceState.LOST if curable else DeviceState.FAILED
-            self._lost_by = fault or why
+            self._lost_by = fault or self._killed_for or why
             process = self._launcher.process  # there may be another one soon
             self.poll()  # results that came before it died are results
             error = self.loss()
@@ -387,9 +478,15 @@ class Device:
             if connection is not None:
                 connection.close()
 
+    def want(self) -> DeviceLost:
+        """A request needs the device, which is lost: the error to refuse it with."""
+        if self._on_wanted is not None and self.state is DeviceState.LOST:
+            self._on_wanted()
+        return self.loss()
+
     def loss(self) -> DeviceLost:
         """The error of all requests from when the process was lost until it is back."""
-        why = self._lost_by
+        why = self._lost_by or "it has not started yet"
         if isinstance(why, DeviceFault):
             return DeviceFailed(f"device {self.id} failed: {why}", why)
         return DeviceLost(f"device {self.id} was lost: {why}")

@@ -88,6 +88,7 @@ class LaunchedProcess:
         spin_us: int,
     ) -> None:
         self._ending = threading.Lock()
+        self._ticks = 0
         self.has_ended = False
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         read_end, self._owner_pipe = os.pipe()
@@ -116,6 +117,18 @@ class LaunchedProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def has_worked(self) -> bool:
+        """Whether it has used the processor since this was asked last; one that starts
+        does, on however busy a machine."""
+        before = self._ticks
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+        except OSError:
+            return False
+        user, system = stat.rpartition(")")[2].split()[11:13]
+        self._ticks = int(user) + int(system)
+        return self._ticks != before
 
     def kill(self) -> None:
         """End it at once, whatever it is doing."""

@@ -159,7 +159,7 @@ class ReplicaSet:
         device = self._devices[replica]
         if device.state is DeviceState.READY:
             return DeviceLost(f"model {self._plan.name!r} is not loaded at the moment")
-        return device.loss()
+        return device.want()
 
     def _unloaded(self) -> RunnerClosed:
         return RunnerClosed(f"model {self._plan.name!r} was unloaded")
@@ -235,7 +235,7 @@ class ReplicaSet:
         message = {"op": "save", "replica": channel.replica}
         device = channel.device
         try:
-            answer, fds = control.call(device.address, message, timeout=SAVE_TIMEOUT)
+            answer, fds = device.ask(message, timeout=SAVE_TIMEOUT)
         except TimeoutError as error:
             raise DeviceLost(f"device {device.id} does not answer") from error
         try:

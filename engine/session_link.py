@@ -58,9 +58,13 @@ class SessionLink:
         #: What the next run will read, if it is one of these programs.
         self._next: tuple[list[int] | None, list[Wish]] = None, []
         self.ended = False
-        self._sock = control.connect(device.address)
+        watch = device.watch
+        self._sock = control.connect(device.address, None, watch)
         try:
-            answer, _ = control.ask(self._sock, message, list(fds))
+            answer, _ = control.ask(self._sock, message, list(fds), watch)
+            if watch is not None:
+                for direction in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                    control.limit_blocking(self._sock, direction, watch.interval)
         except BaseException:
             self._sock.close()
             raise
@@ -129,10 +133,13 @@ class SessionLink:
     # -- for the conversation
 
     def send(self, message: Message, fds: Iterable[int] = ()) -> None:
-        try:
-            control.send(self._sock, message, list(fds))
-        except OSError:
-            raise SessionEnded from None
+        while True:
+            try:
+                return control.send(self._sock, message, list(fds))
+            except BlockingIOError:
+                self._look_after()
+            except OSError:
+                raise SessionEnded from None
 
     @property
     def has_news(self) -> bool:
@@ -140,14 +147,18 @@ class SessionLink:
 
     def receive(self) -> Message:
         """The next message of the device; its new segments are mapped."""
-        if self._deadline is not None:
-            left = self._deadline - time.monotonic()
-            if left <= 0 or not self._poller.poll(left * 1000):
-                self._too_late()
-        try:
-            message, fds = control.receive(self._sock, RUN_MESSAGE)
-        except (EOFError, OSError):
-            raise SessionEnded from None
+        while True:
+            if self._deadline is not None:
+                left = self._deadline - time.monotonic()
+                if left <= 0 or not self._poller.poll(left * 1000):
+                    self._too_late()
+            try:
+                message, fds = control.receive(self._sock, RUN_MESSAGE)
+                break
+            except BlockingIOError:
+                self._look_after()
+            except (EOFError, OSError):
+                raise SessionEnded from None
         try:
             for (number, size), fd in zip(message.get("new", []), fds, strict=True):
                 memory = SharedMemory.attach(os.dup(fd), int(size))
@@ -174,6 +185,11 @@ class SessionLink:
         except OSError:
             gone = True
         if gone:
+            raise SessionEnded
+
+    def _look_after(self) -> None:
+        """The device has been silent for a while; SessionEnded where it hangs."""
+        if not self._device.look_after():
             raise SessionEnded
 
     def _too_late(self) -> NoReturn:

@@ -21,6 +21,9 @@ class Driven(Protocol):
     def poll(self) -> int: ...
     def check(self) -> bool: ...
     def expire(self) -> int: ...
+    def look_after(self) -> bool: ...
+    @property
+    def patience(self) -> float: ...
 
 
 class BlockingDriver:
@@ -36,6 +39,7 @@ class BlockingDriver:
         self._driver = threading.Lock()
         self._turn = threading.Condition()
         self._followers = 0
+        self._heard = 0.0  # when there was an event, or a look, last
 
     def tell(self) -> None:
         """Something was resolved: the threads that wait should look."""
@@ -89,8 +93,14 @@ class BlockingDriver:
         device.poll()
         if any(fd == lost for fd, _ in events):
             device.check()
-        if not events:
-            device.expire()
+        if events:
+            self._heard = time.monotonic()
+            return
+        device.expire()
+        # Where there is an event loop it sees to that.
+        if time.monotonic() - self._heard > device.patience / 2 > 0:
+            device.look_after()
+            self._heard = time.monotonic()
 
     def __repr__(self) -> str:
         who = "an event loop" if self.adopted else f"{self._followers} threads wait"

@@ -64,8 +64,8 @@ _MaxBodySize = Annotated[
 ]  # fmt: skip
 _DeviceTimeout = Annotated[
     float | None,
-    typer.Option(metavar="SECONDS", help="A device process that has work and does not "
-                 "answer for so long is killed and started again; 0: never. "
+    typer.Option(metavar="SECONDS", help="A device process that does not answer for so "
+                 "long is killed and started again; 0: never. "
                  "[default: 10]"),
 ]  # fmt: skip
 _RequestTimeout = Annotated[

@@ -181,6 +181,66 @@ def test_a_device_that_does_not_answer_is_noticed_and_can_be_killed(
         assert runner.execute({"input": np.zeros((1, 4), np.float32)}, timeout=60)
 
 
+@pytest.mark.parametrize("meanwhile", ["load", "run", "save"])
+def test_a_device_that_hangs_does_not_keep_who_waits_for_it(
+    tmp_path: Path, own_device: Device, meanwhile: str
+) -> None:
+    """However long loading and running may take: the process answers beside them."""
+    config = ModelRunnerConfig(replica_to_device={0: own_device}, auto_reset=True)
+    path = models.affine(tmp_path / "m.popef")
+    row = {"input": np.zeros((1, 4), np.float32)}
+    own_device.patience = 1.0
+    lost = r"device cpu:20 was lost: it has not answered for 1 s"
+    with ModelRunner(path, config) as runner:
+        assert own_device.pid is not None
+        os.kill(own_device.pid, signal.SIGSTOP)
+        calls: dict[str, Callable[[], object]] = {
+            "load": lambda: ModelRunner(path, config),
+            "run": lambda: runner.execute(row),
+            "save": runner.run_save_programs,
+        }
+        with pytest.raises(DeviceLost, match=lost):
+            calls[meanwhile]()
+        assert own_device.lost_by == "it has not answered for 1 s"
+        own_device.patience = 60.0
+        assert runner.execute(row, timeout=60)
+
+
+def test_a_process_that_hangs_while_it_starts_is_not_waited_for(
+    own_device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sleeper = tmp_path / "sleeper"
+    sleeper.write_text("#!/bin/sh\nexec sleep 3600\n")
+    sleeper.chmod(0o755)
+    assert own_device.pid is not None
+    os.kill(own_device.pid, signal.SIGKILL)
+    until(lambda: not own_device.check())
+    with monkeypatch.context() as patch:
+        patch.setattr("engine.device.PATIENCE", 0.5)
+        patch.setattr("engine.device.START_TIMEOUT", 3600.0)
+        patch.setattr(sys, "executable", str(sleeper))
+        own_device.patience = 0.5
+        with pytest.raises(
+            DeviceLost, match=r"does not start: process \d+ does nothing"
+        ):
+            own_device.recover()
+    assert own_device.back_off > 0
+    own_device.patience = 60.0
+    own_device.recover()
+    assert own_device.back_off == 0
+
+
+def test_closing_a_device_that_hangs(tmp_path: Path) -> None:
+    manager = DeviceManager("cpu:21-21")
+    device = manager.get_device()
+    pid = device.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    device.close()
+    assert is_gone(pid)
+    assert manager.list()[0].state == "free"
+
+
 def test_closing_ends_the_process_and_frees_the_device(tmp_path: Path) -> None:
     manager = DeviceManager("cpu:21-21")
     device = manager.get_device()
