@@ -100,8 +100,9 @@ class InferCall:
         """Takes a request that is decoded, and finds out how long it may take."""
         entry = self.entry
         self._request = request
-        if request.places is not None and entry.regions is not None:
-            request.held = entry.regions.hold(request.places)
+        regions = entry.regions
+        if regions is not None and (request.places or request.read_from):
+            request.held = regions.hold(request.places, request.read_from)
         wanted = request.timeout
         if wanted is None and b"x-request-timeout" in headers:
             wanted = header_timeout(headers)

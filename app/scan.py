@@ -42,7 +42,7 @@ Stamp: TypeAlias = tuple[tuple[object, ...], ...]
 """Names, sizes and times of files: what changes when they do."""
 
 # One path segment of a URL, and nothing that a shell, a URL or a label has to quote.
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,+-]{0,199}")
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 
 
@@ -88,7 +88,7 @@ class ModelSource:
 
 
 def is_model_name(name: str) -> bool:
-    """Whether a model may be called so: letters, digits, ``_ . + -``, up to 200."""
+    """Whether a model may be called so: letters, digits, ``_ . , + -``, up to 200."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -109,8 +109,8 @@ def scan_names(root: Path) -> list[str]:
 def _tell_skipped(root: Path, name: str) -> None:
     """Said once, not whenever somebody asks what is in the folder."""
     logger.warning(
-        "%r is skipped: a model's name is letters, digits and _ . + -, and begins with "
-        "none of the last three",
+        "%r is skipped: a model's name is letters, digits and any of '_.,+-', and "
+        "begins with none of the last four",
         name,
     )
 

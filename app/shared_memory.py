@@ -16,7 +16,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -54,40 +54,51 @@ class RegionStatus:
 class Region:
     """One registered part of a segment.
 
-    It stays open until it is unregistered and the last request that writes into it has
-    ended.
+    It stays as it is until it is unregistered and the last request that uses it has
+    ended; then `on_end` is called.
     """
 
-    def __init__(self, status: RegionStatus, file: int, *, writable: bool) -> None:
+    def __init__(
+        self,
+        status: RegionStatus,
+        file: int,
+        on_end: Callable[[Region], None],
+        *,
+        writable: bool,
+    ) -> None:
         self.status = status
         self.used_at = time.monotonic()
+        self._on_end = on_end
         self._writable = writable
         self._file = file
         self._users = 0
-        self._registered = True
+        self._is_leaving = False
 
     @property
-    def is_open(self) -> bool:
-        return self._file >= 0
+    def in_use(self) -> bool:
+        return self._users > 0
 
     def hold(self) -> None:
-        """Keeps it open until `release`."""
+        """Keeps it until `release`."""
         self._users += 1
         self.used_at = time.monotonic()
 
     def release(self) -> None:
         self._users -= 1
-        self._close_if_unused()
+        self.used_at = time.monotonic()
+        if self._is_leaving and not self._users:
+            self._end()
 
     def retire(self) -> None:
-        """It is not registered any more; closes it when nobody uses it."""
-        self._registered = False
-        self._close_if_unused()
+        """Ends it as soon as nobody uses it."""
+        self._is_leaving = True
+        if not self._users:
+            self._end()
 
-    def _close_if_unused(self) -> None:
-        if self._file >= 0 and not (self._registered or self._users):
-            os.close(self._file)
-            self._file = -1
+    def _end(self) -> None:
+        os.close(self._file)
+        self._file = -1
+        self._on_end(self)
 
     def check(self, offset: int, size: int) -> None:
         """Refuses a place that is not within the region."""
@@ -158,12 +169,18 @@ class Region:
 
 
 class HeldPlaces:
-    """The places of a request's outputs, kept open until `release`."""
+    """The places of a request's outputs, and all regions that it uses, which are kept
+    until `release`."""
 
-    __slots__ = ("_places",)
+    __slots__ = ("_places", "_regions")
 
-    def __init__(self, places: dict[str, tuple[Region, Place]]) -> None:
+    def __init__(
+        self, places: dict[str, tuple[Region, Place]], regions: Iterable[Region]
+    ) -> None:
         self._places = places
+        self._regions = tuple(regions)
+        for region in self._regions:
+            region.hold()
 
     def __contains__(self, output: str) -> bool:
         return output in self._places
@@ -187,9 +204,9 @@ class HeldPlaces:
 
     def release(self) -> None:
         """Does nothing the second time."""
-        for region, _ in self._places.values():
+        regions, self._regions, self._places = self._regions, (), {}
+        for region in regions:
             region.release()
-        self._places = {}
 
     def __repr__(self) -> str:
         return f"<HeldPlaces {list(self._places)}>"
@@ -231,8 +248,11 @@ class RegionTable:
             raise InvalidRequest(msg)
         self._check_size(status)
         with self._opened(status) as (file, writable):
-            self._regions[name] = Region(status, file, writable=writable)
+            self._regions[name] = Region(status, file, self._forget, writable=writable)
         self._arm()
+
+    def _forget(self, region: Region) -> None:
+        del self._regions[region.status.name]
 
     def _check_size(self, status: RegionStatus) -> None:
         if status.byte_size + status.offset > _LARGEST:
@@ -308,10 +328,12 @@ class RegionTable:
         return key
 
     def unregister(self, name: str | None = None) -> None:
-        """Forgets a region, or all. Nothing happens if it is not there."""
-        for key in list(self._regions) if name is None else [name]:
-            region = self._regions.pop(key, None)
-            if region is not None:
+        """Forgets a region, or all, each as soon as no request uses it any more.
+
+        Nothing happens if it is not there.
+        """
+        for region in list(self):
+            if name in (None, region.status.name):
                 region.retire()
 
     def status(self, name: str | None = None) -> list[RegionStatus]:
@@ -328,18 +350,22 @@ class RegionTable:
         """A copy of what is there. Raises `UnknownRegion` or `InvalidRequest`."""
         return self._find(place.region).read(place.offset, place.byte_size)
 
-    def hold(self, places: Mapping[str, Place]) -> HeldPlaces:
-        """Keeps the places of outputs open. Raises as `read` does, and holds nothing
-        then.
+    def hold(
+        self, places: Mapping[str, Place] | None = None, read: Iterable[str] = ()
+    ) -> HeldPlaces:
+        """Keeps the places of outputs, and the regions that inputs were `read` from,
+        for as long as their request takes.
+
+        Raises as `read` does, and holds nothing then.
         """
         found = {}
-        for output, place in places.items():
+        for output, place in (places or {}).items():
             region = self._find(place.region)
             region.check(place.offset, place.byte_size)
             found[output] = (region, place)
-        for region, _ in found.values():
-            region.hold()
-        return HeldPlaces(found)
+        used = [region for region, _ in found.values()]
+        used += [self._find(name) for name in read]
+        return HeldPlaces(found, dict.fromkeys(used))
 
     def _find(self, name: str) -> Region:
         region = self._regions.get(name)
@@ -353,8 +379,8 @@ class RegionTable:
             return
         oldest = time.monotonic() - self._lease
         for region in list(self):
-            if region.used_at <= oldest:
-                self.unregister(region.status.name)
+            if region.used_at <= oldest and not region.in_use:
+                region.retire()
 
     def _arm(self) -> None:
         """Looks again later, as long as there are regions whose lease can end."""

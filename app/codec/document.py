@@ -239,6 +239,7 @@ class DocumentReader:
             )
             raise BodyTooLarge(msg)
         data = self._regions.read(place)
+        request.read_from = (*request.read_from, place.region)
         return model_input.from_bytes((data,) if data else (), len(data), accepted)
 
     def _read_binary(

@@ -107,8 +107,9 @@ class Elements:
         """The error that names the first element that does not fit."""
         if len(values) != count:
             return InvalidTensor(
-                f"unexpected number of elements for input '{self.name}': the shape "
-                f"holds {count} elements, 'data' has {len(values)}"
+                "Unable to parse 'data': Shape does not match true shape of 'data' "
+                f"field (input '{self.name}': the shape holds {count} elements, "
+                f"'data' has {len(values)})"
             )
         for index, value in enumerate(values):
             why = self._objection(value)

@@ -54,7 +54,7 @@ class InferRequest:
     binary in a JSON response, `binary_by_name` where single outputs say otherwise.
     `classes` are outputs of which only so many of the highest values are wanted.
     `places` are where in shared memory outputs go, `held` the same while the request
-    is under way; `region_bytes` were read from there.
+    is under way; `region_bytes` were read from the regions `read_from`.
     `timeout` is in seconds, None where the request states none; `priority` a level, 1
     the highest, 0 for the model's default. `rows` is the batch of a batched model and
     1 for every other.
@@ -70,6 +70,7 @@ class InferRequest:
     places: Mapping[str, Place] | None = None
     held: HeldPlaces | None = None
     region_bytes: int = 0
+    read_from: tuple[str, ...] = ()
     parameters: Mapping[str, Any] | None = None
     nan: NanPolicy = NanPolicy.LITERAL
     timeout: float | None = None

@@ -115,7 +115,7 @@ class BinaryReader:
             total > length
             and length <= _REMEMBERED_BYTES
             and request.id is None
-            and not request.region_bytes
+            and not request.read_from
         ):
             self._remember(header_length, header, request, reply, total - length)
         return request

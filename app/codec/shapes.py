@@ -77,9 +77,10 @@ def fits(expected: Shape | None, shape: Shape) -> bool:
 
 
 def flatten(name: str, data: list[Any], shape: Shape, limits: Limits) -> list[Any]:
-    """A nested list as a flat one; its nesting must be exactly `shape`.
+    """A nested list as a flat one; its nesting must be exactly `shape`, or deeper.
 
-    `data` is a list that has a list as its first element.
+    `data` is a list that has a list as its first element. How brackets beyond those
+    of the shape are set says nothing: elements are taken in the order they stand in.
     """
     rows = data
     wrong = len(rows) != shape[0] if shape else True
@@ -90,6 +91,8 @@ def flatten(name: str, data: list[Any], shape: Shape, limits: Limits) -> list[An
         rows = list(chain.from_iterable(rows)) if not wrong else rows
     # Elements that are lists still are left to the packer, which names the first.
     if wrong or (rows and type(rows[0]) is list):
+        if _is_deeper(data, len(shape)):
+            return _leaves(data, limits)
         check_depth(data, limits)
         true = [len(data)]
         row = data[0]
@@ -104,6 +107,32 @@ def flatten(name: str, data: list[Any], shape: Shape, limits: Limits) -> list[An
         )
         raise InvalidTensor(msg)
     return rows
+
+
+def _is_deeper(data: list[Any], rank: int) -> bool:
+    """Whether the first element lies below more than `rank` brackets."""
+    row: Any = data
+    for _ in range(rank):
+        row = row[0] if row and type(row) is list else None
+    return type(row) is list
+
+
+def _leaves(data: list[Any], limits: Limits) -> list[Any]:
+    """All elements that are no lists, in their order. Does not recurse."""
+    found: list[Any] = []
+    open_lists = [iter(data)]
+    while open_lists:
+        for item in open_lists[-1]:
+            if type(item) is not list:
+                found.append(item)
+                continue
+            if len(open_lists) >= limits.max_json_depth:
+                raise too_deep(limits)
+            open_lists.append(iter(item))
+            break
+        else:
+            open_lists.pop()
+    return found
 
 
 def check_depth(value: object, limits: Limits, depth: int = 0) -> None:

@@ -280,6 +280,7 @@ MODELS: Mapping[str, Callable[[], Model]] = MappingProxyType(
         "simple_int8": lambda: _add_and_subtract("INT8"),
         "simple_string": _simple_string,
         "simple_identity": lambda: _identity("STRING", ("N", "M")),
+        "simple_identity_int64": lambda: _identity("INT64", ("N", "M")),
         "simple_sequence": _simple_sequence,
         "simple_dyna_sequence": _simple_dyna_sequence,
         "simple_string_dyna_sequence": _simple_string_dyna_sequence,

@@ -90,7 +90,7 @@ async def unregister_all_system(gateway: GatewayOf) -> Response:
     response_class=Response,
 )
 async def unregister_system(gateway: GatewayOf, region: RegionName) -> Response:
-    """Requests that are under way may still write into it."""
+    """It stays listed and usable until the last request that uses it has ended."""
     return _unregister(gateway, region)
 
 

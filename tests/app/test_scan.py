@@ -187,9 +187,13 @@ def test_names_that_are_none(tmp_path: Path, name: str) -> None:
     assert scan_model(tmp_path, name) is None
 
 
-@pytest.mark.parametrize("name", ["m", "0", "test_abs", "a.b-c+d", "x" * 200])
-def test_names(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["m", "0", "test_abs", "a.b-c+d", "nop_TYPE_FP32_-1,-1", "x" * 200]
+)
+def test_names(tmp_path: Path, name: str) -> None:
     assert is_model_name(name)
+    make(tmp_path, f"{name}/1/model.onnx")
+    assert scan_names(tmp_path) == [name]
 
 
 def test_odd_files_are_skipped(tmp_path: Path) -> None:
@@ -231,4 +235,4 @@ def test_a_bad_name_is_told_once(
         assert scan_names(tmp_path) == []
     (record,) = caplog.records
     assert "'my model' is skipped" in record.getMessage()
-    assert "letters, digits and _ . + -" in record.getMessage()
+    assert "letters, digits and any of '_.,+-'" in record.getMessage()

@@ -191,18 +191,43 @@ def test_a_segment_that_may_only_be_read(
     held.release()
 
 
-def test_stays_open_while_a_request_uses_it(table: RegionTable, folder: Path) -> None:
+@pytest.mark.parametrize("name", ["r", None])
+def test_stays_while_a_request_uses_it(
+    table: RegionTable, folder: Path, name: str | None
+) -> None:
     before = files()
     table.register(region())
-    first, second = (table.hold({"y": Place("r", 0, 8)}) for _ in "ab")
-    table.unregister("r")
+    first = table.hold({"y": Place("r", 0, 8), "z": Place("r", 8, 8)}, ["r", "r"])
+    table.unregister(name)
+    assert table.status() == [region()]
+    second = table.hold(read=["r"])
+    with pytest.raises(InvalidRequest, match="already in manager"):
+        table.register(region())
+    first.put("y", tensor([7]))
+    first.release()
+    assert table.read(Place("r", 0, 1)) == b"\7"
+    second.release()
+    assert table.status() == []
     with pytest.raises(UnknownRegion):
         table.read(Place("r", 0, 1))
-    first.release()
-    second.put("y", tensor([7]))
-    assert (folder / "seg").read_bytes()[0] == 7
-    second.release()
     assert files() == before
+    table.register(region())
+
+
+def test_a_lease_does_not_end_under_a_request(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    table = RegionTable(max_bytes=2 * SIZE, folder=folder, lease=60)
+    table.register(region())
+    held = table.hold(read=["r"])
+    now[0] += 100
+    assert len(table.status()) == 1
+    held.release()
+    assert len(table.status()) == 1
+    now[0] += 100
+    assert table.status() == []
 
 
 def test_holding_is_all_or_nothing(table: RegionTable) -> None:

@@ -263,7 +263,7 @@ def test_what_a_known_header_says_stays() -> None:
     said.parameters, said.nan = {"a": 1}, NanPolicy.NULL
     said.timeout, said.priority, said.rows = 1.5, 2, 3
     # What belongs to one request only, not to all that say the same.
-    own = {"held", "region_bytes", "inputs"}
+    own = {"held", "region_bytes", "read_from", "inputs"}
     names = {*InferRequest.__annotations__, "encoding"} - own
     twin = said.over({})
     for name in names:

@@ -120,6 +120,13 @@ def shapes(url):
         expect(
             post(url, model, json.dumps({"inputs": [tensor]}).encode()), status, text
         )
+    for depth, status in ((100, 200), (101, 400)):
+        data = "[" * depth + "7" + "]" * depth
+        tensor = {"name": "INPUT0", "datatype": "INT64", "shape": [1, 1], "data": 0}
+        document = json.dumps({"inputs": [tensor]}).replace("0}", f"{data}}}")
+        body = document.encode()
+        text = '"data":[7]' if status == 200 else "JSON nesting depth exceeds maximum"
+        expect(post(url, "models/simple_identity_int64/infer", body), status, text)
     nested = b'{"inputs":' + b"[" * 200 + b"]" * 200 + b"}"
     expect(post(url, model, nested), 400, "JSON nesting depth exceeds maximum allowed")
     missing = "models/none/infer"

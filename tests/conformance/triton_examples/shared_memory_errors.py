@@ -3,7 +3,9 @@
 import argparse
 import os
 import sys
+import urllib.request
 
+import gevent
 import numpy as np
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
@@ -72,10 +74,46 @@ def inferring(client, in0, in1):
             sys.exit("FAILED: incorrect sum")
 
 
+def unregistering(url, client):
+    """All regions stay until the last request that uses one of them has ended."""
+    slow = "custom_identity_int32"
+    tensor = httpclient.InferInput("INPUT0", [1, 16], "INT32")
+    tensor.set_shared_memory("in", 64)
+    wanted = httpclient.InferRequestedOutput("OUTPUT0")
+    wanted.set_shared_memory("out", 64)
+    client.register_system_shared_memory("in", KEY, 64)
+    client.register_system_shared_memory("out", KEY, 64, offset=256)
+    with httpclient.InferenceServerClient(url=url, concurrency=2) as other:
+
+        def send():
+            return other.async_infer(slow, [tensor], outputs=[wanted])
+
+        first = send()
+        while not in_flight(url, slow):
+            gevent.sleep(0.01)  # which lets the client send it
+        client.unregister_system_shared_memory()
+        names = {region["name"] for region in client.get_system_shared_memory_status()}
+        if names != {"in", "out"}:
+            sys.exit(f"FAILED: while a request uses both, status has {names}")
+        second = send()
+        for request in (first, second):
+            request.get_result()
+    if client.get_system_shared_memory_status():
+        sys.exit("FAILED: still there after the last request")
+
+
+def in_flight(url, model):
+    """Whether the model has a request that it has not answered."""
+    with urllib.request.urlopen(f"http://{url}/metrics") as answer:
+        text = answer.read().decode()
+    return f'popgate_requests_in_flight{{model="{model}",version="1"}} 1' in text
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("-u", "--url", default="localhost:8000")
-    client = httpclient.InferenceServerClient(url=parser.parse_args().url)
+    url = parser.parse_args().url
+    client = httpclient.InferenceServerClient(url=url)
     client.unregister_system_shared_memory()
     in0 = np.arange(16, dtype=np.int32).reshape(1, 16)
     in1 = np.ones((1, 16), np.int32)
@@ -84,6 +122,9 @@ def main():
         shm.set_shared_memory_region(region, [in0[0], in1[0]])
         registering(client)
         inferring(client, in0, in1)
+        client.unregister_system_shared_memory()
+        unregistering(url, client)
+        client.register_system_shared_memory("data", KEY, PAGE)
         client.unregister_system_shared_memory()
         if client.get_system_shared_memory_status():
             sys.exit("FAILED: unregistering")
