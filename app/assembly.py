@@ -162,7 +162,14 @@ def _scheduler(
     """What fills in the inputs that requests do not see. Raises ValueError."""
     folder = source.files[0].parent
     if config.sequence is not None:
-        return SequenceScheduler(spec, runner, config.sequence, folder)
+        return SequenceScheduler(
+            spec,
+            runner,
+            config.sequence,
+            folder,
+            source.folder,
+            instances=config.instances,
+        )
     if config.responses is not None:
-        return StepScheduler(spec, runner, config.responses, folder)
+        return StepScheduler(spec, runner, config.responses, folder, source.folder)
     return None

@@ -275,7 +275,9 @@ def _sequence_batching(config: SequenceConfig) -> dict[str, Any]:
     """The sequences of a model, in Triton's words."""
     return {
         "max_sequence_idle_microseconds": round(config.max_idle * 1e6),
-        "oldest": {"max_candidate_sequences": config.max_sequences},
+        "oldest": {
+            "max_candidate_sequences": config.max_active or config.max_sequences
+        },
         "control_input": [
             {
                 "name": name,

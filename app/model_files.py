@@ -108,6 +108,16 @@ def read_array(path: Path, most: int | None = None) -> npt.NDArray[Any]:
     return found.view(np.ndarray)
 
 
+def count_strings(data: bytes) -> int:
+    """The elements of a BYTES tensor, each after its length in 4 bytes; -1 where it is
+    none."""
+    at = count = 0
+    while at + 4 <= len(data):
+        at += 4 + int.from_bytes(data[at : at + 4], "little")
+        count += 1
+    return count if at == len(data) else -1
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
     """A descriptor of a regular file. Raises ValueError."""

@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 CONFIG_NAME = "config.toml"
 WARMUP_FOLDER = "warmup"
+INITIAL_STATE_FOLDER = "initial_state"
 TRITON_MODEL = "model.onnx"  # what Triton takes where there are several
 SUFFIXES = (".popef", ".onnx")
 SINGLE_FILE_VERSION = 1
@@ -169,7 +170,10 @@ def _stamp_of(root: Path, entries: Iterable[Path]) -> Stamp:
             continue
         for inner in _listed(entry):
             paths.append(inner)
-            read = is_version(inner.name) or inner.name == WARMUP_FOLDER
+            read = is_version(inner.name) or inner.name in (
+                WARMUP_FOLDER,
+                INITIAL_STATE_FOLDER,
+            )
             if read and is_folder(inner):
                 paths += _listed(inner) if _is_inside(root, inner) else ()
     return _stamp(paths)

@@ -23,6 +23,11 @@ class SequenceConfig:
         1.0, seconds(0.001, 604800), "a sequence without a request for so long is ended"
     )
     max_sequences: int = key(1024, integer(1, 1 << 20), "sequences at the same time")
+    max_active: int = key(
+        0,
+        integer(1, 1 << 20),
+        "sequences of an instance that may run; others wait until one of them ends",
+    )
     max_waiting: int = key(
         64, integer(0, 65536), "requests of one sequence that may wait for their turn"
     )

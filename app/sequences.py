@@ -91,7 +91,9 @@ class Sequence:
 
     __slots__ = (
         "controls",
+        "has_slot",
         "id",
+        "is_begun",
         "is_draining",
         "is_open",
         "last_used",
@@ -106,9 +108,13 @@ class Sequence:
         self.state: dict[str, Tensor] = {}
         # Whether the last request that has come leaves it open for another.
         self.is_open = False
+        # Whether its first request has run, or could have.
+        self.is_begun = False
         self.running: SequenceRequest | None = None
         self.waiting: deque[SequenceRequest] = deque()
         self.is_draining = False
+        # Whether it may run; others wait for those that may.
+        self.has_slot = False
         self.last_used = 0.0
 
     @property
@@ -123,15 +129,27 @@ class SequenceScheduler:
     """The sequences of one version of a model. Belongs to the event loop's thread.
 
     `spec` is of all tensors that the model has; `visible` is what requests see. Raises
-    ValueError where the model has not what `config` names.
+    ValueError where the model has not what `config` names. Files of initial states
+    are in `folder`, or below `model_folder`.
     """
 
     def __init__(
-        self, spec: ModelSpec, runner: Runner, config: SequenceConfig, folder: Path
+        self,
+        spec: ModelSpec,
+        runner: Runner,
+        config: SequenceConfig,
+        folder: Path,
+        model_folder: Path | None = None,
+        *,
+        instances: int = 1,
     ) -> None:
         self.config = config
         self._runner = runner
-        self._states = States(spec, config.state, folder)
+        self._states = States(spec, config.state, folder, model_folder)
+        #: Sequences that may run beside those that do; None: any number.
+        self._slots = config.max_active * instances if config.max_active else None
+        self._without_slot: deque[Sequence] = deque()
+        self._is_admitting = False
         self._controls = {
             role: Control(spec, name, f"sequence.{role}")
             for role, name in config.controls.items()
@@ -183,12 +201,47 @@ class SequenceScheduler:
             start=start,
             end=end,
         )
-        if sequence.is_busy:
+        if sequence.is_busy or not self._take_slot(sequence):
             sequence.is_open = not end
             sequence.waiting.append(mine)
         else:
             self._start(sequence, mine)
         return mine
+
+    def _take_slot(self, sequence: Sequence) -> bool:
+        """Whether a sequence may run; one that may not waits for those that do."""
+        if sequence.has_slot:
+            return True
+        if self._slots is None or self._slots > 0:
+            if self._slots is not None:
+                self._slots -= 1
+            sequence.has_slot = True
+            return True
+        self._without_slot.append(sequence)
+        self._touch(sequence)
+        return False
+
+    def _drop(self, sequence: Sequence) -> None:
+        """Forgets a sequence that has ended; the one that waits the longest may run."""
+        if self._sequences.get(sequence.id) is sequence:
+            del self._sequences[sequence.id]
+        if not sequence.has_slot:
+            return
+        sequence.has_slot = False
+        if self._slots is None:
+            return
+        self._slots += 1
+        if self._is_admitting:
+            return  # one that was let in has ended at once: the loop below goes on
+        self._is_admitting = True
+        try:
+            while self._slots and self._without_slot:
+                following = self._without_slot.popleft()
+                self._slots -= 1
+                following.has_slot = True
+                self._run_next(following)
+        finally:
+            self._is_admitting = False
 
     def _start(self, sequence: Sequence, mine: SequenceRequest) -> None:
         """Runs a request at once. If it is refused, it was never there."""
@@ -199,7 +252,7 @@ class SequenceScheduler:
         except BaseException:
             sequence.is_open = was_open
             if not was_open:
-                self._sequences.pop(sequence.id, None)
+                self._drop(sequence)
             raise
 
     def _sequence(self, value: object, *, start: bool) -> Sequence:
@@ -216,11 +269,7 @@ class SequenceScheduler:
         if found is not None and (found.is_open or start):
             return found
         if not start:
-            msg = (
-                f"inference request for sequence {identifier} to model '{model}' must "
-                f"specify the START flag on the first request of the sequence"
-            )
-            raise InvalidRequest(msg)
+            raise self._not_begun(identifier)
         if len(self._sequences) >= self.config.max_sequences:
             msg = (
                 f"Exceeds maximum queue size: model '{model}' has "
@@ -236,14 +285,20 @@ class SequenceScheduler:
                 controls[control.name] = control.flag(on=True)
         return Sequence(identifier, controls)
 
+    def _not_begun(self, identifier: SequenceId) -> InvalidRequest:
+        return InvalidRequest(
+            f"inference request for sequence {identifier} to model "
+            f"'{self.visible.name}' must specify the START flag on the first request "
+            f"of the sequence"
+        )
+
     def _touch(self, sequence: Sequence) -> None:
         """Makes it the one that was used last."""
         loop = asyncio.get_running_loop()
         sequence.last_used = loop.time()
         self._sequences[sequence.id] = sequence
         self._sequences.move_to_end(sequence.id)
-        if self._timer is None:
-            self._arm(loop)
+        self._arm(loop)
 
     # -- running
 
@@ -252,6 +307,7 @@ class SequenceScheduler:
         before = sequence.state
         if mine.start:
             sequence.state = self._states.initial
+            sequence.is_begun = True
         sequence.running = mine
         inputs = {**mine.inputs, **sequence.controls, **sequence.state}
         for role, on in (("start", mine.start), ("end", mine.end)):
@@ -288,10 +344,10 @@ class SequenceScheduler:
         """What a request that has ended, well or not, means for its sequence."""
         if mine.end:
             sequence.state = {}
-        if sequence.is_open or sequence.waiting:
+        if sequence.waiting or (sequence.is_open and sequence.is_begun):
             self._touch(sequence)
         else:
-            self._sequences.pop(sequence.id, None)
+            self._drop(sequence)
 
     def _run_next(self, sequence: Sequence) -> None:
         if sequence.is_draining:
@@ -301,9 +357,11 @@ class SequenceScheduler:
             mine = sequence.waiting.popleft()
             if not mine.done:  # nobody has given it up while it waited
                 try:
+                    if not (mine.start or sequence.is_begun):
+                        raise self._not_begun(sequence.id)
                     self._run(sequence, mine)
                     continue
-                except EngineError as error:
+                except (EngineError, InvalidRequest) as error:
                     mine.resolve(error)
             self._settle(sequence, mine)
         sequence.is_draining = False
@@ -311,6 +369,8 @@ class SequenceScheduler:
     # -- idle sequences
 
     def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._timer is not None:
+            return  # a second one would be armed anew for ever, as the first is
         oldest = next(iter(self._sequences.values()))
         # Not this object itself: a model that is unloaded need not wait for its timer.
         self._timer = loop.call_at(
@@ -330,7 +390,7 @@ class SequenceScheduler:
             if oldest.is_busy:
                 self._touch(oldest)
             else:
-                del self._sequences[oldest.id]
+                self._drop(oldest)
 
     def __repr__(self) -> str:
         return f"<SequenceScheduler {self.visible.name} {len(self)} sequences>"

@@ -29,6 +29,11 @@ class StateConfig:
     shape: tuple[int, ...] | None = key(
         None, _dimensions, "of the zeros, where the input leaves dimensions free"
     )
+    data_file: str = key(
+        "",
+        text(255),
+        "a file in the model's folder `initial_state` with the bytes of `shape`",
+    )
 
     def __post_init__(self) -> None:
         if not self.input or not self.output:
@@ -37,3 +42,8 @@ class StateConfig:
             raise ValueError(f"initial must be the name of a file, got {self.initial}")
         if self.initial and self.shape is not None:
             raise ValueError("the file of initial has a shape of its own; leave it out")
+        if self.data_file and Path(self.data_file).name != self.data_file:
+            msg = f"data_file must be the name of a file, got {self.data_file}"
+            raise ValueError(msg)
+        if self.data_file and (self.initial or self.shape is None):
+            raise ValueError("data_file needs a shape, and stands instead of initial")

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from app.model_files import file_inside, read_array, shown
+from app.model_files import count_strings, file_inside, read_array, read_bytes, shown
+from app.scan import INITIAL_STATE_FOLDER
 from app.spec import ModelSpec, TensorSpec
 from app.state_config import StateConfig
 from engine import Tensor
@@ -27,16 +28,21 @@ class States:
     """The states of a model: outputs of one run that are inputs of the next.
 
     `initial` is what they are at the start, by input; `outputs` where they come from.
-    Files of initial values lie in `folder`. Raises ValueError where the model has not
-    what `configs` name.
+    Files of initial values lie in `folder`, those of bytes in `model_folder`. Raises
+    ValueError where the model has not what `configs` name.
     """
 
     def __init__(
-        self, spec: ModelSpec, configs: Sequence[StateConfig], folder: Path
+        self,
+        spec: ModelSpec,
+        configs: Sequence[StateConfig],
+        folder: Path,
+        model_folder: Path | None = None,
     ) -> None:
         self._output_of = {config.input: config.output for config in configs}
         self.initial = {
-            config.input: _initial(spec, config, folder) for config in configs
+            config.input: _initial(spec, config, folder, model_folder)
+            for config in configs
         }
 
     @property
@@ -51,7 +57,9 @@ class States:
         return f"<States {list(self._output_of)}>"
 
 
-def _initial(spec: ModelSpec, config: StateConfig, folder: Path) -> Tensor:
+def _initial(
+    spec: ModelSpec, config: StateConfig, folder: Path, model_folder: Path | None
+) -> Tensor:
     source = tensor_of(spec.inputs_by_name, config.input, "input", "state")
     target = tensor_of(spec.outputs_by_name, config.output, "output", "state")
     if source.datatype != target.datatype:
@@ -65,7 +73,34 @@ def _initial(spec: ModelSpec, config: StateConfig, folder: Path) -> Tensor:
     else:
         array = _zeros(spec, source, config.shape)
     _check_fits(spec, source, array.shape)
-    return Tensor.from_numpy(array, source.data_type)
+    made = Tensor.from_numpy(array, source.data_type)
+    if not config.data_file:
+        return made
+    data = _read_bytes(source, model_folder, config.data_file)
+    if source.type.item_size:
+        if len(data) != array.nbytes:
+            msg = (
+                f"{config.data_file} has {len(data)} bytes, the initial state of input "
+                f"'{source.name}' of shape {list(array.shape)} takes {array.nbytes}"
+            )
+            raise ValueError(msg)
+    elif count_strings(data) != array.size:
+        msg = (
+            f"{config.data_file} does not hold the {array.size} strings of the initial "
+            f"state of input '{source.name}', each after its length in 4 bytes"
+        )
+        raise ValueError(msg)
+    return Tensor(made.data_type, made.shape, (data,) if data else (), len(data))
+
+
+def _read_bytes(tensor: TensorSpec, folder: Path | None, name: str) -> bytes:
+    if folder is None:
+        raise ValueError(f"{name}: a model without a folder has no files")
+    try:
+        path = file_inside(folder, f"{INITIAL_STATE_FOLDER}/{name}")
+        return read_bytes(path, MAX_STATE_BYTES)
+    except ValueError as e:
+        raise ValueError(f"the initial state {shown(name)} {e}") from None
 
 
 def _zeros(

@@ -108,11 +108,16 @@ class StepScheduler:
     """
 
     def __init__(
-        self, spec: ModelSpec, runner: Runner, config: StepsConfig, folder: Path
+        self,
+        spec: ModelSpec,
+        runner: Runner,
+        config: StepsConfig,
+        folder: Path,
+        model_folder: Path | None = None,
     ) -> None:
         self.config = config
         self._runner = runner
-        self._states = States(spec, config.state, folder)
+        self._states = States(spec, config.state, folder, model_folder)
         self._step = (
             Control(spec, config.step, "responses.step") if config.step else None
         )

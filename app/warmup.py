@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from app.limits import DEFAULT_LIMITS
-from app.model_files import file_inside, read_array, read_bytes
+from app.model_files import count_strings, file_inside, read_array, read_bytes
 from app.scan import WARMUP_FOLDER
 from app.spec import ModelSpec, TensorSpec
 from app.warmup_config import WarmupConfig, WarmupInput, WarmupSample
@@ -282,7 +282,7 @@ def _from_bytes(
         found, rest = divmod(len(data), size)
         found = -1 if rest else found
     else:
-        found = _strings_in(data)
+        found = count_strings(data)
     repeats = 1
     if found != count and rows and found * rows == count:
         repeats = rows
@@ -297,12 +297,3 @@ def _from_bytes(
         raise ValueError(msg)
     parts = (data,) * repeats if data else ()
     return Tensor(tensor.data_type, shape, parts, len(data) * repeats)
-
-
-def _strings_in(data: bytes) -> int:
-    """The elements of a BYTES tensor in the protocol's form; -1 where it is not."""
-    at = count = 0
-    while at + 4 <= len(data):
-        at += 4 + int.from_bytes(data[at : at + 4], "little")
-        count += 1
-    return count if at == len(data) else -1

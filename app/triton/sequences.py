@@ -7,27 +7,47 @@ from typing import Any
 _ROLES = ("start", "ready", "end", "correlation_id")  # by the number of the kind
 
 
-def sequence_section(message: Any) -> tuple[dict[str, Any], list[str]]:
-    """The section, and notes on what of the message has no effect.
+def sequence_options(message: Any) -> tuple[dict[str, Any], list[str]]:
+    """Keys of a ``config.toml``, and notes on what of the message has no effect.
 
     Raises ValueError for what would make results wrong.
     """
     section: dict[str, Any] = {}
+    options: dict[str, Any] = {"sequence": section}
     notes: list[str] = []
     if message.max_sequence_idle_microseconds:
         section["max_idle"] = message.max_sequence_idle_microseconds / 1e6
-    if message.oldest.max_candidate_sequences > 0:
-        section["max_sequences"] = message.oldest.max_candidate_sequences
+    oldest = message.oldest
+    if oldest.max_candidate_sequences > 0:
+        section["max_active"] = oldest.max_candidate_sequences
+    if oldest.preferred_batch_size:
+        options["preferred_batch_sizes"] = sorted(set(oldest.preferred_batch_size))
+    if oldest.max_queue_delay_microseconds:
+        options["max_queue_delay"] = oldest.max_queue_delay_microseconds / 1e6
+    if oldest.preserve_ordering:
+        notes.append("sequence_batching preserve_ordering has no effect here")
+    for descriptor, _ in message.direct.ListFields():
+        notes.append(
+            f"sequence_batching direct {descriptor.name} has no effect here: a "
+            f"sequence has no slot of its own, and none is waited for"
+        )
     for control_input in message.control_input:
         for control in control_input.control:
-            section[_ROLES[control.kind]] = control_input.name
+            role = _ROLES[control.kind]
+            if role in section:
+                msg = (
+                    f"sequence_batching: '{section[role]}' and '{control_input.name}' "
+                    f"are both the input for {role}"
+                )
+                raise ValueError(msg)
+            section[role] = control_input.name
             _check_values(control_input.name, control)
     states = [_state(state) for state in message.state]
     if states:
         section["state"] = states
     if message.iterative_sequence or message.generative_sequence:
         notes.append("iterative_sequence has no effect here")
-    return section, notes
+    return options, notes
 
 
 def _check_values(name: str, control: Any) -> None:
@@ -43,13 +63,16 @@ def _check_values(name: str, control: Any) -> None:
 
 
 def _state(state: Any) -> dict[str, Any]:
+    """The state with its first value: zeros, or what is in a file."""
     found: dict[str, Any] = {"input": state.input_name, "output": state.output_name}
+    if len(state.initial_state) > 1:
+        msg = f"sequence_batching: '{state.input_name}' has several initial states"
+        raise ValueError(msg)
+    if state.dims:
+        found["shape"] = [max(1, dim) for dim in state.dims]
     for initial in state.initial_state:
+        if initial.dims:
+            found["shape"] = list(initial.dims)
         if initial.WhichOneof("state_data") == "data_file":
-            msg = (
-                f"sequence_batching: initial_state of '{state.input_name}' comes from "
-                f"a file of raw bytes; give an .npy file as `initial` in config.toml"
-            )
-            raise ValueError(msg)
-        found["shape"] = list(initial.dims)
+            found["data_file"] = initial.data_file
     return found

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from app.model_config import ModelConfig
 from app.triton.declared import DeclaredTensors, declared_states, declared_tensors
 from app.triton.reading import TritonConfigError
-from app.triton.sequences import sequence_section
+from app.triton.sequences import sequence_options
 
 # Words for what runs ONNX models; empty is what Triton finds out by itself.
 PLATFORMS = ("", "onnxruntime_onnx", "popgate_popef", "popgate_ensemble", "ensemble")
@@ -206,10 +206,10 @@ def _sequences(work: _Work, sequences: Any) -> None:
     if work.message.max_batch_size > 0:
         work.options["batching"] = True
     try:
-        section, notes = sequence_section(sequences)
+        options, notes = sequence_options(sequences)
     except ValueError as e:
         work.refuse(str(e))
-    work.options["sequence"] = section
+    work.options |= options
     work.notes += [f"{work.label}: {note}" for note in notes]
 
 

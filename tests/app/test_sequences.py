@@ -408,3 +408,85 @@ def test_sections_that_contradict_themselves(
 ) -> None:
     with pytest.raises(ValueError, match=text):
         make()
+
+
+def test_sequences_wait_for_a_slot() -> None:
+    """`max_active`: one more than that waits until another ends, and is not refused."""
+
+    def test() -> None:
+        client = Client(max_active=2)
+        for who in (1, 2, 3, 4):
+            client.ask(who, who, "s")
+        client.ask(3, 10, "e")
+        assert [r.flag("who") for r in client.runner.runs] == [1, 2]
+        client.finish()
+        client.finish()
+        assert client.answers == [1, 2]
+        assert len(client.runner.runs) == 2  # both live on, and keep their slots
+        client.ask(1, 5, "e")
+        client.finish()
+        assert [r.flag("who") for r in client.runner.runs] == [1, 2, 1, 3]
+        client.finish()  # its second request follows, and ends it: the fourth may
+        client.finish()
+        assert client.answers == [1, 2, 6, 3, 13]
+        assert client.runner.runs[-1].flag("who") == 4
+        assert len(client.scheduler) == 2
+
+    run(test)
+
+
+def test_an_idle_sequence_gives_its_slot_to_the_next() -> None:
+    async def test() -> None:
+        client = Client(max_active=1, max_idle=0.05)
+        client.runner.at_once = True
+        client.ask(1, 1, "s")
+        answered = asyncio.Event()
+        request = client.ask(2, 2, "se")
+        request.on_done = lambda request: answered.set()
+        async with asyncio.timeout(WAIT):
+            await answered.wait()
+        assert request.error is None
+
+    run(test)
+
+
+def test_a_first_request_that_is_given_up_while_it_waits() -> None:
+    """What follows it has no state to go on with; the slot is not lost."""
+
+    def test() -> None:
+        client = Client(max_active=1)
+        client.ask(1, 1, "s")
+        first = client.ask(2, 2, "s")
+        client.ask(2, 3)
+        client.ask(3, 4, "se")
+        first.abandon(Cancelled("gone"))
+        client.finish()
+        client.ask(1, 1, "e")
+        client.finish()
+        assert client.answers == ["Cancelled", 1, "InvalidRequest", 2]
+        client.finish()
+        assert client.answers[-1] == 4
+        assert len(client.scheduler) == 0
+
+    run(test)
+
+
+def test_one_timer_however_long_a_sequence_is_busy() -> None:
+    async def test() -> None:
+        client = Client(max_idle=0.001)
+        loop = asyncio.get_running_loop()
+        armed: list[float] = []
+        call_at = loop.call_at
+
+        def count(when: float, *arguments: Any, **options: Any) -> Any:
+            armed.append(when)
+            return call_at(when, *arguments, **options)
+
+        loop.call_at = count  # type: ignore[method-assign]
+        client.ask(1, 1, "s")
+        client.ask(2, 1, "s")
+        for expected in range(2, 6):
+            client.scheduler.expire()
+            assert len(armed) <= expected
+
+    run(test)

@@ -129,7 +129,7 @@ def test_what_has_no_effect_is_noted(tmp_path: Path) -> None:
                 'sequence_batching { state { input_name: "i" output_name: "o" '
                 'initial_state { data_file: "f" } } }'
             ),
-            "raw bytes",
+            "data_file needs a shape",
         ),
     ],
 )
@@ -161,7 +161,7 @@ def test_sequences(tmp_path: Path) -> None:
         """,
     ).sequence
     assert (found.start, found.end, found.ready, found.correlation_id) == tuple("SERC")
-    assert (found.max_idle, found.max_sequences) == (5.0, 4)
+    assert (found.max_idle, found.max_active) == (5.0, 4)
     (state,) = found.state
     assert (state.input, state.output, state.shape) == ("i", "o", (2,))
 
