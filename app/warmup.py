@@ -128,7 +128,12 @@ def _run_everywhere(runner: ModelRunner, run: _Run) -> None:
         try:
             requests = [
                 runner.submit(
-                    run.inputs, deadline=deadline, replica_id=replica, validate=True
+                    run.inputs,
+                    deadline=deadline,
+                    replica_id=replica,
+                    validate=True,
+                    # Nobody else has requests yet: a delay would be for nothing.
+                    delayed=False,
                 )
                 for replica in range(len(runner.devices))
             ]

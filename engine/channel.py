@@ -16,6 +16,7 @@ Request descriptor (8 words of 64 bits):
     1 rows      units (engine/batch_plan.py), or 0 where requests are not counted
     2 flags     1 = cancelled (the client may set it until the slot is released)
                 2 = fills up what waits, and is of no use else (engine/flushing.py)
+                4 = is not delayed for the sake of a fuller batch
     3 deadline  CLOCK_MONOTONIC nanoseconds, 0 = none
     4 submitted CLOCK_MONOTONIC nanoseconds
 
@@ -57,6 +58,7 @@ ANCHOR_SLOT: Final = 256
 MAX_RANK: Final = 27
 CANCELLED: Final = 1
 FILLS_UP: Final = 2
+UNDELAYED: Final = 4
 
 #: Bytes that an anchor of a channel may have.
 MAX_PAYLOAD: Final = 1 << 40

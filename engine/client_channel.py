@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from engine.channel import REQUEST, Channel
+from engine.channel import REQUEST, UNDELAYED, Channel
 
 if TYPE_CHECKING:
     from engine.link import Link
+
+
+#: Before anything was submitted, whatever the clock says and however long a delay is.
+LONG_AGO: Final = -(1 << 61)
 
 
 class ClientChannel:
@@ -55,7 +59,8 @@ class ClientChannel:
                 ring.ring.read_complete(held)
 
     def peek(self) -> list[tuple[int, int]]:
-        """(submitted, rows) of the requests that wait.
+        """(submitted, rows) of the requests that wait; `LONG_AGO` for those that are
+        not to be delayed.
 
         One that has been written and not announced yet does not count: it is left to
         the next batch, so none must be formed in expectation of it.
@@ -64,8 +69,8 @@ class ClientChannel:
         waiting: list[tuple[int, int]] = []
         while len(waiting) < self.pending and (slot := requests.try_read_lock()) >= 0:
             at = self.channel.request_at(slot)
-            _, rows, _, _, submitted = REQUEST.unpack_from(self.channel.view, at)
-            waiting.append((submitted, rows))
+            _, rows, flags, _, submitted = REQUEST.unpack_from(self.channel.view, at)
+            waiting.append((LONG_AGO if flags & UNDELAYED else submitted, rows))
         requests.read_reset()
         return waiting
 

@@ -185,6 +185,7 @@ class ModelRunner:
         validate: bool | None = None,
         began_ns: int = 0,
         into: OutputArrays | None = None,
+        delayed: bool = True,
     ) -> Request:
         """Queue one request; never blocks. Resolved by `Device.poll`.
 
@@ -193,7 +194,8 @@ class ModelRunner:
         highest; 0 and levels it does not have are the default. With `began_ns`
         (`time.monotonic_ns()`) its times are recorded, from then on, where the
         configuration says to record any. The outputs are copied `into` arrays, or else
-        are `Request.outputs`. Raises QueueFull, DeadlineUnreachable,
+        are `Request.outputs`. Not `delayed`, it waits for no others to run with it,
+        whatever the configuration says. Raises QueueFull, DeadlineUnreachable,
         RunnerClosed, DeviceLost, InvalidInput, UnknownAnchor; nothing is queued then.
         """
         if self.config.validate_io_params if validate is None else validate:
@@ -201,7 +203,9 @@ class ModelRunner:
         rows = self._batches.units(inputs)
         channel = self._replicas.pick(replica_id, priority)
         deadline_ns = 0 if deadline is None else int(deadline * 1e9)
-        return channel.submit(inputs, rows, deadline_ns, on_done, began_ns, into)
+        return channel.submit(
+            inputs, rows, deadline_ns, on_done, began_ns, into, delayed
+        )
 
     def execute(
         self,

@@ -20,7 +20,7 @@ import numpy as np
 from engine.batch import AnchorTable, Batch, Entry
 from engine.batch_plan import BatchPlan
 from engine.blame import settle
-from engine.channel import FILLS_UP, REQUEST
+from engine.channel import FILLS_UP, REQUEST, UNDELAYED
 from engine.client_channel import ClientChannel
 from engine.outcome import Outcome
 from engine.replica import BatchingPolicy, Replica
@@ -44,7 +44,7 @@ class OpenEntry(Entry):
     requests before it have ended: results are taken in the order of requests.
     """
 
-    __slots__ = ("ended", "parts", "ran", "verdict")
+    __slots__ = ("ended", "parts", "ran", "verdict", "waits")
 
     def __init__(
         self,
@@ -58,6 +58,7 @@ class OpenEntry(Entry):
         super().__init__(client, at, request, rows, submitted, slots)
         self.ran = 0
         self.ended = False
+        self.waits = True
         self.parts: dict[int, list[Array]] = {}
         self.verdict: Outcome | None = None
 
@@ -117,6 +118,8 @@ class RegroupingReplica(Replica):
             left -= entry.rows - entry.ran
             if left < 0:
                 break
+        if not entry.waits:
+            return 0
         fills_batches = rest % self._plan.batch_units == 0
         wait = policy.fill_run_ns if fills_batches else policy.fill_batch_ns
         return max(entry.submitted, self._asked_at) + wait
@@ -163,6 +166,7 @@ class RegroupingReplica(Replica):
                 )
                 slots = client.input_slots(request)
                 entry = OpenEntry(client, at, request, rows, submitted, slots)
+                entry.waits = not flags & UNDELAYED
                 unwanted = why_unwanted(entry, now)
                 if unwanted is None and not self._fits(client, slots, bool(self._open)):
                     client.channel.requests.unlock_last()

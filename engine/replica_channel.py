@@ -23,7 +23,13 @@ from engine.link import MOST_OUTSTANDING
 from engine.outcome import DONE, Outcome, error_of, not_copied
 from engine.output_arrays import OutputArrays
 from engine.pace import Pace
-from engine.request import FillUp, OnDone, Request, RequestChannel
+from engine.request import (
+    FillUp,
+    OnDone,
+    Request,
+    RequestChannel,
+    UndelayedRequest,
+)
 from engine.tensor import DataDesc, Tensor
 from engine.tracepoints import Tracepoints
 
@@ -118,12 +124,14 @@ class ReplicaChannel(RequestChannel):
         on_done: OnDone | None = None,
         began_ns: int = 0,
         into: OutputArrays | None = None,
+        delayed: bool = True,
     ) -> Request:
         """Copy the tensors into their slots and wake the device; never blocks.
 
         The tensors' memory must stay as it is until the request is done. `began_ns`:
         record where its time went, in `tracepoints`. `into`: what its outputs are
-        copied to, instead of `Request.outputs`. Raises
+        copied to, instead of `Request.outputs`. Not `delayed`: it waits for no others
+        to run with it. Raises
         QueueFull where `limit` requests are in flight, DeadlineUnreachable where what
         waits takes longer than until `deadline_ns` (a replica that has nothing to do
         tries), InvalidInput where a tensor can never fit. Nothing is queued then.
@@ -139,7 +147,8 @@ class ReplicaChannel(RequestChannel):
                 if (ahead + (rows or 1)) * self.pace.longest_ns > left:
                     promised = self._promise(ahead + (rows or 1), now, left)
             number = next(_REQUEST_NUMBERS)
-            request = Request(self, number, rows, deadline_ns, on_done, into)
+            kind = Request if delayed else UndelayedRequest
+            request = kind(self, number, rows, deadline_ns, on_done, into)
             request.promised_ns = promised
             request.began_ns = began_ns
             self._queue(request, tensors)

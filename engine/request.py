@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
-from engine.channel import FILLS_UP
+from engine.channel import FILLS_UP, UNDELAYED
 from engine.errors import Cancelled, EngineError
 from engine.output_arrays import OutputArrays
 from engine.tensor import Tensor
@@ -159,3 +159,10 @@ class RequestChannel(ABC):
     @abstractmethod
     def close(self) -> None:
         """Take no more requests, and give the memory back."""
+
+
+class UndelayedRequest(Request):
+    """A request that waits for no others to run with it."""
+
+    flags = UNDELAYED
+    __slots__ = ()

@@ -162,3 +162,26 @@ def test_a_file_may_hold_one_row_for_all(tmp_path: Path, devices: list[Device]) 
     message = r"has 16 bytes, but .* takes 96 \(one row: 12\)"
     with pytest.raises(WarmupFailed, match=message):
         run(path, devices, {"samples": [sample]}, folder=tmp_path)
+
+
+def _batch_of_four(path: Path) -> Path:
+    return models.gather(path, batch_size=4)
+
+
+@pytest.mark.parametrize("make", [models.affine, _batch_of_four])
+def test_it_waits_for_no_company(
+    tmp_path: Path, devices: list[Device], monkeypatch: pytest.MonkeyPatch, make: Any
+) -> None:
+    """With a delay of a minute, and a quarter of that for a run."""
+    monkeypatch.setattr("app.warmup.RUN_TIMEOUT", 15.0)
+    path = make(tmp_path / "m.popef")
+    options = ModelRunnerConfig(
+        replica_to_device={0: devices[0]},
+        batching=True,
+        max_queue_delay=60.0,
+        timeout_ns=60 * 10**9,
+    )
+    with ModelRunner(path, options) as runner:
+        spec = ModelSpec.from_runner("m", "1", runner)
+        config = read_section(WarmupConfig, {"batch_sizes": [1]})
+        assert warm_up(spec, runner, config, None)
