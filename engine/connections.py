@@ -22,7 +22,7 @@ from engine.callbacks import (
     PopefDataUsagePolicy,
     PopefDataUsagePredicate,
 )
-from engine.errors import AnchorsNotConnected, UnknownAnchor
+from engine.errors import AnchorsNotConnected, InvalidConfig, UnknownAnchor
 from engine.queue_manager import QueueManager
 from popef_io import Anchor, Model, TensorType
 
@@ -72,15 +72,23 @@ class Connections:
     # -- connecting
 
     def set_callback(self, handle: str, callback: CallbackHandle) -> None:
-        """Connect the anchor with this stream handle; UnknownAnchor for another."""
+        """Connect the anchor with this stream handle, or the only one of a tensor of
+        this name; UnknownAnchor for another."""
         if not callable(callback):
-            raise TypeError(f"expected a callback to call, got {callback!r}")
-        for index, anchor in enumerate(self._anchors):
-            if anchor.handle == handle and anchor.type is not TensorType.UNKNOWN:
-                self._set_callback(index, anchor, callback)
-                return
-        known = [a.handle for a in self._anchors]
-        raise UnknownAnchor(f"no anchor has the handle {handle!r}; there are {known}")
+            raise InvalidConfig(f"expected a callback to call, got {callback!r}")
+        streams = [
+            (index, anchor)
+            for index, anchor in enumerate(self._anchors)
+            if anchor.type is not TensorType.UNKNOWN
+        ]
+        found = [place for place in streams if place[1].handle == handle]
+        found = found or [place for place in streams if place[1].name == handle]
+        if len(found) != 1:
+            raise UnknownAnchor(
+                f"{len(found)} anchors have the handle or name {handle!r}, one is "
+                f"wanted; handles are {[anchor.handle for _, anchor in streams]}"
+            )
+        self._set_callback(*found[0], callback)
 
     def set_handler(
         self,
@@ -94,6 +102,11 @@ class Connections:
             if skip_connected and self._is_served(index):
                 continue
             callback = factory(CallbackInfo(anchor))
+            if callback is not None and not callable(callback):
+                raise InvalidConfig(
+                    f"the factory gave nothing to call for anchor {anchor.name!r}, and "
+                    f"not None: {callback!r}"
+                )
             if callback is not None:
                 self._set_callback(index, anchor, callback)
 

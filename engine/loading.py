@@ -74,7 +74,12 @@ def _rules(
 ) -> tuple[BatchPlan, BatchingPolicy]:
     """How requests become runs: as the client planned, and the programs allow."""
     plan = BatchPlan.from_message(message["plan"])
-    main = model.metadata.program_flow.main
+    flow = model.metadata.program_flow
+    main = flow.main
+    for number in (*flow.load, *main, *flow.save):
+        if number not in executable.programs:
+            known = list(executable.programs)
+            raise InvalidModel(f"there is no program {number}; there are {known}")
     _check_transfers(stream_transfers(executable, main), plan, anchors)
     # Where requests choose what runs, none may run with another.
     conditional = is_conditional(executable, main)

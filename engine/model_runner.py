@@ -32,7 +32,7 @@ from engine.stats import RunnerStats
 from engine.tensor import Array, DataDesc, Tensor
 from engine.tracepoints import Tracepoints
 from engine.validation import check_inputs, check_outputs
-from popef_io import Model, TensorType
+from popef_io import Model, PopefError, TensorType
 
 logger = logging.getLogger(__name__)
 
@@ -394,11 +394,20 @@ class ModelRunner:
 
     def _tensor(self, name: str, array: Array) -> Tensor:
         """The array as this input's data type where it is the way that type is held
-        in numpy (BF16 as uint16), else as what it is, which validation refuses."""
+        in numpy (BF16 as uint16); InvalidInput for another. Types are compared with
+        and without `validate_io_params`: bytes of another type mean nothing."""
         desc = self._desc_by_name.get(name)
         if desc is not None and desc.data_type.numpy_dtype == array.dtype:
             return Tensor.from_numpy(array, desc.data_type)
-        return Tensor.from_numpy(array)
+        try:
+            tensor = Tensor.from_numpy(array)
+        except PopefError as error:
+            raise InvalidInput(f"input {name!r}: {error}") from None
+        if desc is not None and tensor.data_type is not desc.data_type:
+            raise InvalidInput(
+                f"input {name!r} is {desc.data_type.name}, got {tensor.data_type.name}"
+            )
+        return tensor
 
     def _all_descs(self, kind: TensorType) -> tuple[DataDesc, ...]:
         data = self._model.tensors

@@ -161,7 +161,13 @@ class AnchorQueue(Generic[Slot]):
         return slot
 
     def enqueue_complete(self) -> None:
-        """Publish the slot that was locked."""
+        """Publish the slot that was locked; InvalidInput where none is, or what it
+        holds is no whole number of samples."""
+        if not self._ring.write_locked and self._ring.is_valid():
+            raise InvalidInput(
+                f"no slot of {self._direction} queue {self.anchor.name!r} is locked: "
+                "one is locked and filled first"
+            )
         slot = self._locked()
         if not 0 < slot.data_size <= len(slot.data) or (
             slot.data_size % self.sample_bytes

@@ -263,9 +263,9 @@ class ReplicaChannel(RequestChannel):
             tensor = tensors.get(name)
             if tensor is not None and tensor.nbytes > anchor.capacity:
                 raise InvalidInput(
-                    f"input {name!r} has {tensor.nbytes} bytes, its share of "
-                    f"channel_memory is {anchor.capacity}: raise channel_memory, or "
-                    f"send fewer rows"
+                    f"input {name!r} has {tensor.nbytes} bytes, a request may bring "
+                    f"{anchor.capacity} of it (the engine's option channel_memory): "
+                    "send fewer rows at once"
                 )
 
     def _refill(self) -> None:

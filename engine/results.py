@@ -75,8 +75,9 @@ class Results:
             if mine.nbytes > anchor.capacity:
                 name = self._outputs[index].name
                 raise ExecutionFailed(
-                    f"output {name!r} takes {mine.nbytes} bytes, its share of "
-                    f"channel_memory is {anchor.capacity}: raise channel_memory"
+                    f"output {name!r} takes {mine.nbytes} bytes, a request may have "
+                    f"{anchor.capacity} of it (the engine's option channel_memory): "
+                    "send fewer rows at once"
                 )
             offset = anchor.pool.place(mine.nbytes)
             if offset < 0:

@@ -295,6 +295,11 @@ class SpscRingBuffer(Generic[T]):
     def label(self) -> str:
         return self._label
 
+    @property
+    def write_locked(self) -> bool:
+        """Whether a buffer is being filled: `write_lock` has given one out."""
+        return self._write_locked
+
     def write(self, obj: T) -> None:
         """`write_lock`, put `obj` in the slot, `write_complete`."""
         self.write_lock()

@@ -21,6 +21,7 @@ from engine.connections import Connections
 from engine.device import Device
 from engine.device_manager import DeviceManager
 from engine.errors import DeviceBusy, InvalidConfig
+from engine.executable import Executable
 from engine.model_file import ModelSource, open_model
 from engine.predicates import RingSizeMultiplier
 from engine.queue_manager import QueueManager
@@ -40,12 +41,17 @@ class Session:
     one that runs takes it from the one that ran before, whose save programs are run
     then, and its own load programs next. All runs of a device take turns; whoever wants
     one waits ten seconds at most, then DeviceBusy is raised. `stop` may be called from
-    any thread, at any time.
+    any thread, at any time. Raises InvalidModel where the model cannot be read or, with
+    `config.check_package_hash`, is not what its recorded digests say.
     """
 
     def __init__(self, model: ModelSource, config: SessionConfig | None = None) -> None:
         self.config = config or SessionConfig()
         self._model = open_model(model)
+        if self.config.check_package_hash:
+            # The device compares the digests too, of what it is about to run; this
+            # tells whoever makes the session.
+            Executable.decode(self._model.executable.raw())
         self._connections = Connections(self._model, self.config.pred_tensor_data)
         self._home = Residence(self._model, self.config, self._connections)
         self._own_device: Device | None = None

@@ -2,8 +2,11 @@
 
 A thin face over `engine`: spelling and conventions are the original's, and so are the
 defaults. docs/migrating-from-model-runtime.md says name by name what works, what
-differs, and why a name is not there.
+differs, and why a name is not there. Errors are RuntimeErrors; what is of another type
+is a TypeError as well.
 """
+
+from importlib.metadata import version
 
 from engine import AnchorCallbackPolicy, DeviceWaitStrategy, PopefDataUsagePolicy
 from model_runtime import predicate_factory, ring_size_multiplier_factory
@@ -16,8 +19,9 @@ from model_runtime.data_desc import DataDesc, InputDesc, OutputDesc
 from model_runtime.data_rings import InputRingBuffer, OutputRingBuffer
 from model_runtime.device_wait import DeviceWaitConfig
 from model_runtime.devices import Device, DeviceConstraints, DeviceManager
-from model_runtime.memory import InputMemoryView, OutputMemoryView, PopefPaths
+from model_runtime.memory import InputMemoryView, OutputMemoryView
 from model_runtime.model_runner import ModelRunner
+from model_runtime.model_source import PopefPaths
 from model_runtime.predicates import (
     AnchorCallbackPredicate,
     PopefDataUsagePredicate,
@@ -61,6 +65,9 @@ from model_runtime.tensor_memory import (
     TensorMemory,
     TensorMemoryView,
 )
+
+#: That of the distribution, PopGate.
+__version__ = version("popgate")
 
 __all__ = [
     "AnchorCallbackPolicy",

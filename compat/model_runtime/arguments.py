@@ -1,17 +1,27 @@
-"""Arguments that the original takes under several names, one for each overload."""
+"""Arguments: of several names, one for each overload, and of the right type."""
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, SupportsIndex, TypeVar
+
+from popef.errors import WrongType, WrongValue
+from popef.taking import Text, got, number, text
+
+from engine import InvalidConfig
 
 T = TypeVar("T")
 
 
+class WrongOption(InvalidConfig, ValueError):
+    """An option, or an argument, has a value it cannot have."""
+
+
 def one_of(names: str, *given: Any) -> Any:
-    """The one that is given; TypeError, with `names`, unless it is one."""
+    """The one that is given; WrongType, with `names`, unless it is one."""
     found = [value for value in given if value is not None]
     if len(found) != 1:
-        raise TypeError(f"expected one of {names}, got {len(found)}")
+        raise WrongType(f"expected one of {names}, got {len(found)}")
     return found[0]
 
 
@@ -21,8 +31,38 @@ def at_most_one_of(names: str, *given: Any) -> Any:
 
 
 def checked_callback(name: str, callback: T) -> T:
-    """`callback`, which can be called; TypeError otherwise, when it is given and not
+    """`callback`, which can be called; WrongType otherwise, when it is given and not
     when it is wanted."""
     if not callable(callback):
-        raise TypeError(f"expected a {name} to call, got {callback!r}")
+        raise WrongType(f"expected a {name} to call, {got(callback)}")
     return callback
+
+
+def optional_callback(name: str, callback: T) -> T:
+    """The same, or None."""
+    return callback if callback is None else checked_callback(name, callback)
+
+
+def named(name: str, take: Callable[[Any], T], value: object) -> T:
+    """What `take` makes of `value`; where it refuses, the error begins with `name`."""
+    try:
+        return take(value)
+    except (WrongType, WrongValue, WrongOption) as error:
+        raise type(error)(f"{name}: {error}") from None
+
+
+def unsigned(value: SupportsIndex) -> int:
+    """`value` as a number that is not negative."""
+    taken = number(value)
+    if taken < 0:
+        raise WrongOption(f"expected no negative number, got {taken}")
+    return taken
+
+
+def look_ahead(value: Text | SupportsIndex) -> str:
+    """How far a program may be prepared for: "unlimited" or a number, as text."""
+    taken = str(number(value)) if isinstance(value, SupportsIndex) else text(value)
+    known = taken == "unlimited" or (taken.isascii() and taken.isdigit())
+    if not known or len(taken) > 9:
+        raise WrongOption(f'expected "unlimited" or a number as text, got {value!r}')
+    return taken

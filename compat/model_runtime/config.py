@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from datetime import timedelta
+from typing import Any, SupportsIndex, TypeAlias
 
-from popef.taking import expected
+from popef.taking import Text, expected, truth
 
 import engine
-from model_runtime.arguments import checked_callback
+from model_runtime.arguments import (
+    checked_callback,
+    look_ahead,
+    optional_callback,
+    unsigned,
+)
 from model_runtime.device_wait import DeviceWaitConfig
 from model_runtime.devices import Device
-from model_runtime.durations import MAX_NS, Nanoseconds, nanoseconds
-from model_runtime.memory import InputMemoryView, OutputMemoryView, arrays_of
+from model_runtime.durations import MAX, Nanoseconds, delta, nanoseconds
+from model_runtime.members import Member, Options
+from model_runtime.memory import (
+    InputMemoryView,
+    OutputMemoryView,
+    arrays_of,
+    mapping,
+)
 from popef_io import Model, TensorType
 
 NO_BATCHING_DIM = engine.NO_BATCHING_DIM
@@ -30,38 +42,166 @@ ReplicaIdToOutputMemoryView: TypeAlias = dict[int, OutputMemoryView]
 _MAX_IN_FLIGHT = 65536
 
 
-@dataclass(slots=True)
-class ModelRunnerConfig:
-    """Options of a `ModelRunner`; the guide for migrating says what each does here.
+def _frozen(given: InputMemoryView | Mapping[Text, Any]) -> InputMemoryView:
+    return InputMemoryView(mapping(given))
 
-    Durations are nanoseconds or `timedelta`. `flush_callback(tensor_id, inputs,
-    outputs)` fills the two empty views in, returns two others, or does neither.
+
+def _devices(given: Mapping[int, Device]) -> ReplicaIdToDevice:
+    return {unsigned(k): expected(v, Device) for k, v in mapping(given).items()}
+
+
+def _save_outputs(
+    given: Mapping[int, Mapping[Text, Any]],
+) -> ReplicaIdToOutputMemoryView:
+    return {
+        unsigned(replica): OutputMemoryView(mapping(memory))
+        for replica, memory in mapping(given).items()
+    }
+
+
+def _wait(given: DeviceWaitConfig) -> DeviceWaitConfig:
+    return copy.copy(expected(given, DeviceWaitConfig))
+
+
+def _callback(given: FlushCallback | None) -> FlushCallback | None:
+    return optional_callback("flush_callback", given)
+
+
+class ModelRunnerConfig(Options):
+    """Options of a `ModelRunner`, which keeps a copy of them.
+
+    `help(ModelRunnerConfig)` says what each is for. What is assigned is copied, memory
+    and devices excepted; a value of another type is refused where it is assigned, one
+    that cannot be (`InvalidConfig`) at the latest when a runner is made. Durations are
+    `timedelta`, a number of seconds as `float` or of nanoseconds as `int`; they read
+    back as `timedelta`.
     """
 
-    replication_factor: int = 1
-    run_save_programs: bool = False
-    thread_safe: bool = False
-    frozen_inputs: InputMemoryView | dict[str, Any] = field(
-        default_factory=InputMemoryView
+    __slots__ = ()
+
+    replication_factor = Member[int, SupportsIndex](
+        unsigned,
+        1,
+        "Replicas of the model, each with a device of its own; requests name one by "
+        "`replica_id`. Default: 1.",
     )
-    replica_to_save_programs_outputs: ReplicaIdToOutputMemoryView = field(
-        default_factory=dict
+    run_save_programs = Member[bool, Any](
+        truth,
+        False,
+        "Whether the save programs of each replica are run when the runner goes. "
+        "Default: False.",
     )
-    replica_to_device: ReplicaIdToDevice = field(default_factory=dict)
-    device_wait_config: DeviceWaitConfig = field(default_factory=DeviceWaitConfig)
-    check_package_hash: bool = True
-    timeout_ns: Nanoseconds = 5_000_000_000
-    validate_io_params: bool = True
-    batching_dim: int = NO_BATCHING_DIM
-    auto_reset: bool = False
-    max_look_ahead: str = "unlimited"
-    ring_buffer_size_multiplier: int = 2
-    flush_on_waiting_outputs: bool = False
-    batch_size_timeout_ns: Nanoseconds = MAX_NS
-    data_parallel_timeout_ns: Nanoseconds = MAX_NS
-    is_batch_size_timeout_enabled: bool = False
-    request_tracepoints_buffer_size: int = 1000
-    flush_callback: FlushCallback | None = None
+    thread_safe = Member[bool, Any](
+        truth,
+        False,
+        "Whether several threads may call a replica at once. Ours: they always may. "
+        "Default: False.",
+    )
+    frozen_inputs = Member[InputMemoryView, Any](
+        _frozen,
+        {},
+        "Name to memory of inputs that are constant: they leave the request, and win "
+        "over the data of the file. Also brings weights that the file lacks. The "
+        "memory must stay as it is until the runner is made. Default: none.",
+    )
+    replica_to_save_programs_outputs = Member[ReplicaIdToOutputMemoryView, Any](
+        _save_outputs,
+        {},
+        "Replica to a view of memory, by name, for what its save programs deliver; "
+        "what has no memory is dropped. Default: none.",
+    )
+    replica_to_device = Member[ReplicaIdToDevice, Any](
+        _devices,
+        {},
+        "Replica to the `Device` it runs on; the others get one by themselves. "
+        "Default: none.",
+    )
+    device_wait_config = Member[DeviceWaitConfig, DeviceWaitConfig](
+        _wait,
+        DeviceWaitConfig(),
+        "How to wait for devices, a `DeviceWaitConfig`. Default: not at all, an error "
+        "where none is free.",
+    )
+    check_package_hash = Member[bool, Any](
+        truth,
+        True,
+        "Whether the recorded digests of the graphs are compared before they are "
+        "loaded. Default: True.",
+    )
+    timeout_ns = Member[timedelta, Nanoseconds](
+        delta,
+        timedelta(seconds=5),
+        "How long rows that fill no run wait for those of other requests, before "
+        "zeros, or what `flush_callback` gives, complete it; 0: for ever. "
+        "Default: 5 s.",
+    )
+    validate_io_params = Member[bool, Any](
+        truth,
+        True,
+        "Whether names, types and shapes of each request are checked; off, a request "
+        "may bring the tensors of one of several fused models. Default: True.",
+    )
+    batching_dim = Member[int, SupportsIndex](
+        unsigned,
+        NO_BATCHING_DIM,
+        "The dimension in which requests may have any size; 0xFFFFFFFF: whole "
+        "multiples of the compiled batch, in the first. Default: 0xFFFFFFFF.",
+    )
+    auto_reset = Member[bool, Any](
+        truth,
+        False,
+        "Whether a device that failed is started again before the next request, where "
+        "that helps; off, every request raises the error. Default: False.",
+    )
+    max_look_ahead = Member[str, Text | SupportsIndex](
+        look_ahead,
+        "unlimited",
+        'How many runs may be prepared beyond the next: "unlimited", or a number as '
+        'text. Default: "unlimited".',
+    )
+    ring_buffer_size_multiplier = Member[int, SupportsIndex](
+        unsigned,
+        2,
+        "Times the batch size, and 16 at least: requests that may be in flight before "
+        "calls wait. Default: 2.",
+    )
+    flush_on_waiting_outputs = Member[bool, Any](
+        truth,
+        False,
+        "Whether rows of requests that were given up are left out of runs; also, "
+        "whether times of requests are recorded for the monitoring calls. "
+        "Default: False.",
+    )
+    batch_size_timeout_ns = Member[timedelta, Nanoseconds](
+        delta,
+        MAX,
+        "How long an incomplete compiled batch waits, where "
+        "`is_batch_size_timeout_enabled`. Default: the longest there is, for ever.",
+    )
+    data_parallel_timeout_ns = Member[timedelta, Nanoseconds](
+        delta,
+        MAX,
+        "How long device iterations that lack whole batches wait, where "
+        "`is_batch_size_timeout_enabled`. Default: the longest there is, for ever.",
+    )
+    is_batch_size_timeout_enabled = Member[bool, Any](
+        truth,
+        False,
+        "Whether the two timeouts above count, instead of `timeout_ns`. "
+        "Default: False.",
+    )
+    request_tracepoints_buffer_size = Member[int, SupportsIndex](
+        unsigned,
+        1000,
+        "Requests of each replica whose times are kept; 0: all. Default: 1000.",
+    )
+    flush_callback = Member[FlushCallback | None, FlushCallback | None](
+        _callback,
+        None,
+        "`flush_callback(tensor_id, inputs, outputs)`, called once rows have waited "
+        "for `timeout_ns`: fills the two empty views in, returns two others, or does "
+        "neither. Default: None, zeros.",
+    )
 
     def to_engine(self, model: Model) -> engine.ModelRunnerConfig:
         """The engine's options. Raises InvalidConfig for what it cannot do yet."""
@@ -78,9 +218,7 @@ class ModelRunnerConfig:
                 replica: expected(device, Device).engine
                 for replica, device in self.replica_to_device.items()
             },
-            device_wait_config=expected(
-                self.device_wait_config, DeviceWaitConfig
-            ).to_engine(),
+            device_wait_config=self.device_wait_config.to_engine(),
             check_package_hash=self.check_package_hash,
             validate_io_params=self.validate_io_params,
             auto_reset=self.auto_reset,
@@ -92,7 +230,7 @@ class ModelRunnerConfig:
             data_parallel_timeout_ns=nanoseconds(self.data_parallel_timeout_ns),
             flush_on_waiting_outputs=self.flush_on_waiting_outputs,
             flush_callback=_over_views(self.flush_callback, inputs, outputs),
-            max_look_ahead=str(self.max_look_ahead),
+            max_look_ahead=self.max_look_ahead,
             record_tracepoints=self.flush_on_waiting_outputs,
             request_tracepoints_buffer_size=self.request_tracepoints_buffer_size,
             max_queue_size=_MAX_IN_FLIGHT,

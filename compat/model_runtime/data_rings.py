@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, SupportsIndex, TypeAlias, TypeVar
+
+from popef.taking import Text, expected
 
 import engine
 from model_runtime.durations import Nanoseconds
@@ -26,8 +28,8 @@ class _DataRing(SpscRingBuffer[Data]):
 
     def __init__(
         self,
-        num_buffers: int,
-        label: str = "",
+        num_buffers: SupportsIndex,
+        label: Text = "",
         timeout_cb: Callable[[Any], None] | None = None,
         timeout_ns: Nanoseconds = 0,
     ) -> None:
@@ -35,13 +37,16 @@ class _DataRing(SpscRingBuffer[Data]):
         super().__init__(num_buffers, label, timeout_cb, timeout_ns, make=make)
 
     def write(self, obj: Data) -> None:
-        self._ring.write(copy.copy(obj._slot))
+        """Lock a buffer, let it say what `obj` says, and publish it."""
+        self._ring.write(copy.copy(expected(obj, self._face)._slot))
 
     def writeLock(self) -> Data:
+        """The buffer to fill: waits for a free one, or until the ring is invalid."""
         data: Data = self._face(self._ring.write_lock())
         return data
 
     def readLock(self) -> Data:
+        """The next published buffer: waits for one, or until the ring is invalid."""
         data: Data = self._face(self._ring.read_lock())
         return data
 

@@ -1,64 +1,85 @@
-# ruff: noqa: N803 - the names are the original's
+# ruff: noqa: N803, N815 - the names are the original's
 """`DeviceWaitConfig`: how attaching to a device retries."""
 
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TypeAlias, overload
+from typing import overload
+
+from popef.taking import expected
 
 import engine
 from engine import DeviceWaitStrategy
-
-Duration: TypeAlias = timedelta | float
-"""A `timedelta`, or a number of seconds."""
-
-_SLEEP_TIME = timedelta(seconds=15)
+from model_runtime.durations import Seconds, seconds
+from model_runtime.members import Member, Options
 
 
-class DeviceWaitConfig:
-    """`timeout` counts for WAIT_WITH_TIMEOUT, `sleepTime` for the waiting strategies.
+def _strategy(value: DeviceWaitStrategy) -> DeviceWaitStrategy:
+    return expected(value, DeviceWaitStrategy)
 
-    Without a strategy, a timeout means WAIT_WITH_TIMEOUT.
+
+class DeviceWaitConfig(Options):
+    """How attaching to a device retries: at once or not at all, where nobody says.
+
+    `DeviceWaitConfig(strategy, timeout, sleepTime)`, or `DeviceWaitConfig(timeout,
+    sleepTime)` for WAIT_WITH_TIMEOUT. Durations are `timedelta`, or a number of
+    seconds; they read back as `timedelta`.
     """
 
-    __slots__ = ("sleepTime", "strategy", "timeout")
+    __slots__ = ()
+
+    strategy = Member(
+        _strategy,
+        DeviceWaitStrategy.NO_WAIT,
+        "What to do where no device is free: NO_WAIT (an error), WAIT_WITH_TIMEOUT or "
+        "WAIT_FOREVER. Default: NO_WAIT.",
+    )
+    timeout = Member[timedelta, Seconds](
+        seconds,
+        timedelta(),
+        "How long WAIT_WITH_TIMEOUT waits at most; other strategies ignore it. "
+        "Default: 0 s.",
+    )
+    sleepTime = Member[timedelta, Seconds](
+        seconds,
+        timedelta(seconds=15),
+        "How long the waiting strategies pause between two tries. Default: 15 s.",
+    )
 
     @overload
     def __init__(
         self,
         strategy: DeviceWaitStrategy = ...,
-        timeout: Duration = ...,
-        sleepTime: Duration = ...,
+        timeout: Seconds = ...,
+        sleepTime: Seconds = ...,
     ) -> None: ...
     @overload
-    def __init__(self, timeout: Duration, sleepTime: Duration = ..., /) -> None: ...
+    def __init__(self, timeout: Seconds, sleepTime: Seconds = ..., /) -> None: ...
     @overload
-    def __init__(self, timeout: Duration, /, *, sleepTime: Duration) -> None: ...
+    def __init__(self, timeout: Seconds, /, *, sleepTime: Seconds) -> None: ...
 
     def __init__(
         self,
-        strategy: DeviceWaitStrategy | Duration | None = None,
-        timeout: Duration | None = None,
-        sleepTime: Duration | None = None,
+        strategy: DeviceWaitStrategy | Seconds | None = None,
+        timeout: Seconds | None = None,
+        sleepTime: Seconds | None = None,
     ) -> None:
         if strategy is not None and not isinstance(strategy, DeviceWaitStrategy):
             pause = timeout if sleepTime is None else sleepTime
             strategy, timeout = None, strategy
         else:
             pause = sleepTime
-        if strategy is None:
-            strategy = DeviceWaitStrategy.NO_WAIT
-            if timeout is not None:
-                strategy = DeviceWaitStrategy.WAIT_WITH_TIMEOUT
-        self.strategy = strategy
-        self.timeout = _delta(timeout, timedelta())
-        self.sleepTime = _delta(pause, _SLEEP_TIME)
+        given = {"strategy": strategy, "timeout": timeout, "sleepTime": pause}
+        super().__init__(**{k: v for k, v in given.items() if v is not None})
+        if strategy is None and timeout is not None:
+            self.strategy = DeviceWaitStrategy.WAIT_WITH_TIMEOUT
 
     def to_engine(self) -> engine.DeviceWaitConfig:
+        """The engine's configuration (ours)."""
         return engine.DeviceWaitConfig(
-            DeviceWaitStrategy(self.strategy),
-            _delta(self.timeout, timedelta()).total_seconds(),
-            _delta(self.sleepTime, _SLEEP_TIME).total_seconds(),
+            self.strategy,
+            self.timeout.total_seconds(),
+            self.sleepTime.total_seconds(),
         )
 
     def __repr__(self) -> str:
@@ -66,9 +87,3 @@ class DeviceWaitConfig:
             f"<DeviceWaitConfig {self.strategy.name} timeout={self.timeout} "
             f"sleepTime={self.sleepTime}>"
         )
-
-
-def _delta(duration: Duration | None, default: timedelta) -> timedelta:
-    if duration is None:
-        return default
-    return duration if isinstance(duration, timedelta) else timedelta(seconds=duration)

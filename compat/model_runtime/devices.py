@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias, overload
+from typing import Any, SupportsIndex, TypeAlias, overload
 
 from popef import Model
+from popef.errors import WrongType
+from popef.taking import NotPickled, Text, expected, got, number, text, truth
 
 import engine
 import popef_io
 from model_runtime.arguments import at_most_one_of, one_of
 from model_runtime.device_wait import DeviceWaitConfig
+from model_runtime.members import Member, Options
 
 DeviceOptions: TypeAlias = Mapping[str, str]
 
@@ -26,7 +28,7 @@ class _Version(int):
 _MK2 = _Version(2)
 
 
-class Device:
+class Device(NotPickled):
     """An attached device; made by `DeviceManager`. Detached when nobody holds it."""
 
     def __init__(self, device: engine.Device) -> None:
@@ -43,11 +45,18 @@ class Device:
         return repr(self.engine)
 
 
-@dataclass(slots=True)
-class DeviceConstraints:
-    """What a device must be able to do; every device of ours has it all."""
+class DeviceConstraints(Options):
+    """What a device must be able to do; every device of ours has it all. False where
+    nothing is asked for."""
 
-    requiresRemoteBuffersSupport: bool = False
+    __slots__ = ()
+
+    requiresRemoteBuffersSupport = Member[bool, Any](
+        truth, False, "Whether it must support remote buffers. Default: False."
+    )
+
+    def __init__(self, requiresRemoteBuffersSupport: bool = False) -> None:  # noqa: N803
+        super().__init__(requiresRemoteBuffersSupport=requiresRemoteBuffersSupport)
 
     def __bool__(self) -> bool:
         return self.requiresRemoteBuffersSupport
@@ -83,6 +92,7 @@ class DeviceManager:
         What a device must be able to do goes by both spellings in use.
         """
         flags, wait = _split(device_options, wait_config)
+        _constrained(constrains, constraints)
         return Device(self._manager.get_device(_io(num_ipus, model), wait, flags))
 
     def tryGetDevice(
@@ -97,12 +107,13 @@ class DeviceManager:
     ) -> Device | None:
         """`getDevice`, but None where there is none."""
         flags, wait = _split(device_options, wait_config)
+        _constrained(constrains, constraints)
         device = self._manager.try_get_device(_io(num_ipus, model), wait, flags)
         return None if device is None else Device(device)
 
     def getSpecificDevice(
         self,
-        device_id: int | str,
+        device_id: int | Text,
         device_options: DeviceOptions | Model | DeviceWaitConfig | None = None,
         wait_config: DeviceWaitConfig | None = None,
         *,
@@ -116,7 +127,7 @@ class DeviceManager:
 
     def tryGetSpecificDevice(
         self,
-        device_id: int | str,
+        device_id: int | Text,
         device_options: DeviceOptions | Model | DeviceWaitConfig | None = None,
         wait_config: DeviceWaitConfig | None = None,
         *,
@@ -157,8 +168,8 @@ class DeviceManager:
         make = self._manager.create_ipu_model_device
         if isinstance(wanted, popef_io.Model):
             tiles = tiles_per_ipu if ipu_version is _MK2 else ipu_version
-            return Device(make(wanted, tiles_per_ipu=tiles))
-        return Device(make(wanted, ipu_version, tiles_per_ipu))
+            return Device(make(wanted, tiles_per_ipu=number(tiles)))
+        return Device(make(wanted, number(ipu_version), number(tiles_per_ipu)))
 
     @overload
     def createSmallIpuModelDevice(
@@ -178,21 +189,30 @@ class DeviceManager:
     ) -> Device:
         """`createIpuModelDevice` with four tiles."""
         make = self._manager.create_small_ipu_model_device
-        return Device(make(_io(num_ipus, model), ipu_version))
+        return Device(make(_io(num_ipus, model), number(ipu_version)))
 
-    def _id(self, device_id: int | str) -> str:
-        if isinstance(device_id, str):
-            return device_id
-        units = self._manager.units
-        return units[device_id] if 0 <= device_id < len(units) else str(device_id)
+    def _id(self, device_id: SupportsIndex | Text) -> str:
+        if isinstance(device_id, str | bytes):
+            return text(device_id)
+        units, place = self._manager.units, number(device_id)
+        return units[place] if 0 <= place < len(units) else str(place)
 
     def __repr__(self) -> str:
         return repr(self._manager)
 
 
+def _constrained(*given: DeviceConstraints | bool | None) -> None:
+    """Every device of ours can do what may be asked for; WrongType for what may not."""
+    for asked in given:
+        if not isinstance(asked, DeviceConstraints | bool | None):
+            raise WrongType(f"expected DeviceConstraints, {got(asked)}")
+
+
 def _io(num_ipus: int | Model | None, model: Model | None) -> int | popef_io.Model:
-    wanted: int | Model = one_of("num_ipus and model", num_ipus, model)
-    return wanted.io if isinstance(wanted, Model) else wanted
+    wanted = one_of("num_ipus and model", num_ipus, model)
+    if isinstance(wanted, Model):
+        return wanted.io
+    return number(wanted, "a number of IPUs or a popef.Model")
 
 
 def _split(
@@ -205,6 +225,11 @@ def _split(
     if isinstance(options, DeviceWaitConfig):
         options, config = None, one_of("wait_config", options, config)
     flags = at_most_one_of("device_options and model", options, model)
-    if isinstance(flags, Model):
-        flags = flags.io
-    return flags, (config or DeviceWaitConfig()).to_engine()
+    if config is None:
+        config = DeviceWaitConfig()
+    wait = expected(config, DeviceWaitConfig).to_engine()
+    if flags is None or isinstance(flags, Model):
+        return flags if flags is None else flags.io, wait
+    if not isinstance(flags, Mapping):
+        raise WrongType(f"expected device options as a dict, {got(flags)}")
+    return {text(name): text(value) for name, value in flags.items()}, wait

@@ -1,17 +1,57 @@
-"""Durations that the original has in nanoseconds."""
+"""Durations, which Python has as `timedelta`.
+
+Where the original has nanoseconds, a whole number is nanoseconds and a `float` seconds;
+where it has seconds, every number is seconds.
+"""
 
 from __future__ import annotations
 
+import math
 from datetime import timedelta
-from typing import SupportsIndex, TypeAlias
+from typing import SupportsFloat, SupportsIndex, TypeAlias
 
-Nanoseconds: TypeAlias = int | timedelta
+from popef.errors import WrongType
+from popef.taking import got
+
+from model_runtime.arguments import WrongOption, unsigned
+
+Nanoseconds: TypeAlias = timedelta | float | SupportsIndex
+Seconds: TypeAlias = timedelta | float
 MAX_NS = 2**63 - 1
+#: The original's maximum, as far as a `timedelta` tells microseconds.
+MAX = timedelta(microseconds=MAX_NS // 1000)
 
 
 def nanoseconds(duration: Nanoseconds) -> int:
     """As a number, of which the original's maximum is the largest."""
-    if isinstance(duration, timedelta):
-        return duration // timedelta(microseconds=1) * 1000
-    # What is no number is refused where it is used, which knows for what it is.
-    return min(duration, MAX_NS) if isinstance(duration, SupportsIndex) else duration
+    if not isinstance(duration, timedelta | float) and isinstance(
+        duration, SupportsIndex
+    ):
+        return min(unsigned(duration), MAX_NS)
+    delta = seconds(duration)
+    return MAX_NS if delta >= MAX else delta // timedelta(microseconds=1) * 1000
+
+
+def seconds(duration: Seconds | SupportsIndex) -> timedelta:
+    """As a `timedelta`, of which the original's maximum is the largest."""
+    if not isinstance(duration, timedelta):
+        if not isinstance(duration, SupportsFloat | SupportsIndex):
+            raise WrongType(f"expected a timedelta or a number, {got(duration)}")
+        value = float(duration)
+        if math.isnan(value):
+            raise WrongOption("a duration is a number, got nan")
+        limit = MAX.total_seconds()
+        duration = MAX if value >= limit else timedelta(seconds=max(value, -1.0))
+    if duration < timedelta():
+        raise WrongOption(
+            f"a duration is not negative, got {duration.total_seconds():g} s"
+        )
+    return min(duration, MAX)
+
+
+def delta(duration: Nanoseconds) -> timedelta:
+    """As a `timedelta`; what is less than its smallest part is not nothing."""
+    if isinstance(duration, timedelta | float):
+        return seconds(duration)
+    value = nanoseconds(duration)
+    return MAX if value == MAX_NS else timedelta(microseconds=-(-value // 1000))

@@ -3,17 +3,39 @@
 from __future__ import annotations
 
 from collections import UserDict
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from popef import Model
+from popef.errors import WrongType, WrongValue
+from popef.taking import Text, got, text
 
 from engine import DataDesc
 
 Array = npt.NDArray[Any]
-ModelSource: TypeAlias = str | Sequence[str] | Model
+Value = TypeVar("Value")
+
+
+class WrongName(KeyError, RuntimeError):
+    """Nothing is called so."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # KeyError shows it in quotes
+
+
+class ByName(dict[str, Value]):
+    """A dict that says what it has, where it is asked for something else."""
+
+    def __missing__(self, name: object) -> Value:
+        if isinstance(name, bytes) and (key := text(name)) in self:
+            return self[key]
+        raise wrong_name(name, self)
+
+
+def wrong_name(name: object, known: Iterable[str]) -> WrongName:
+    """The error that lists what there is."""
+    return WrongName(f"there is no {name!r}; there are {list(known)}")
 
 
 class InputMemoryView(UserDict[str, Any]):
@@ -22,12 +44,19 @@ class InputMemoryView(UserDict[str, Any]):
     Holds what is assigned; may be changed and used again for many calls.
     """
 
-    def __setitem__(self, name: str, memory: Any) -> None:
-        if not isinstance(name, str):
-            kind = type(name).__name__
-            raise TypeError(f"expected the name of a tensor, got {kind}: {name!r}")
-        memoryview(memory).release()  # TypeError for what is no memory
-        super().__setitem__(name, memory)
+    def __setitem__(self, name: Text, memory: Any) -> None:
+        key = text(name, "the name of a tensor")
+        self._check(key, memory)
+        super().__setitem__(key, memory)
+
+    def __missing__(self, name: object) -> Any:
+        if isinstance(name, bytes) and (key := text(name)) in self:
+            return self[key]
+        raise wrong_name(name, self)
+
+    def _check(self, name: str, memory: Any) -> None:
+        """WrongType for what is no memory."""
+        buffer_of(name, memory).release()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {list(self)}>"
@@ -36,15 +65,28 @@ class InputMemoryView(UserDict[str, Any]):
 class OutputMemoryView(InputMemoryView):
     """Name to writable memory of outputs."""
 
-    def __setitem__(self, name: str, memory: Any) -> None:
-        with memoryview(memory) as view:
+    def _check(self, name: str, memory: Any) -> None:
+        with buffer_of(name, memory) as view:
             if view.readonly:
-                raise ValueError(f"the memory for output {name!r} is read-only")
-        super().__setitem__(name, memory)
+                raise WrongValue(f"the memory for output {name!r} is read-only")
 
 
-class PopefPaths(list[str]):
-    """The files of one model."""
+def buffer_of(name: str, memory: Any) -> memoryview:
+    """The buffer of `memory`; WrongType where it has none."""
+    try:
+        return memoryview(memory)
+    except (TypeError, ValueError, BufferError):
+        raise WrongType(
+            f"{name!r}: expected a numpy array of numbers or another buffer, "
+            f"{got(memory)}"
+        ) from None
+
+
+def mapping(memory: Any) -> Mapping[Any, Any]:
+    """`memory`, which is a mapping; WrongType otherwise."""
+    if not isinstance(memory, Mapping):
+        raise WrongType(f"expected a view or a dict, {got(memory)}")
+    return memory
 
 
 def arrays_of(
@@ -52,12 +94,15 @@ def arrays_of(
 ) -> dict[str, Array]:
     """Each memory as an array of the tensor of its name."""
     if not isinstance(memory, Mapping):
-        kind = type(memory).__name__
-        raise TypeError(f"expected a view or a dict of memory by name, got {kind}")
-    return {name: typed(value, descs.get(name)) for name, value in memory.items()}
+        raise WrongType(f"expected a view or a dict of memory by name, {got(memory)}")
+    try:
+        return {name: typed(value, descs[name]) for name, value in memory.items()}
+    except KeyError:  # names in bytes, and those that the model does not have
+        named = {text(k, "the name of a tensor"): v for k, v in memory.items()}
+        return {k: typed(v, descs.get(k), k) for k, v in named.items()}
 
 
-def typed(memory: Any, desc: DataDesc | None) -> Array:
+def typed(memory: Any, desc: DataDesc | None, name: str = "") -> Array:
     """`memory` as an array of the tensor `desc`; a view of it.
 
     To the original, memory is bytes with a length: plain bytes, and arrays of the right
@@ -69,11 +114,10 @@ def typed(memory: Any, desc: DataDesc | None) -> Array:
     else:
         try:
             array = np.frombuffer(memory, np.uint8)
-        except TypeError:
-            what = "tensor" if desc is None else repr(desc.name)
-            kind = type(memory).__name__
-            msg = f"{what}: expected a numpy array or another buffer, got {kind}"
-            raise TypeError(msg) from None
+        except (TypeError, ValueError, BufferError):
+            with buffer_of(name if desc is None else desc.name, memory) as view:
+                empty = not view.nbytes
+            array = np.empty(0, np.uint8) if empty else np.asarray(memory)
     if desc is None or desc.shape is None or any(size < 0 for size in desc.shape[1:]):
         return array
     dtype, shape = desc.numpy_data_type(), desc.shape

@@ -3,19 +3,20 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from operator import index
-from typing import Any, SupportsIndex, overload
+from typing import Any, SupportsFloat, SupportsIndex, overload
 
-from popef import Model
-from popef.taking import expected
+from popef.errors import WrongType
+from popef.taking import NotPickled, Path, expected, got, number
 
 import engine
 from model_runtime.arguments import one_of
 from model_runtime.config import ModelRunnerConfig
 from model_runtime.data_desc import DataDesc
-from model_runtime.memory import InputMemoryView, ModelSource, arrays_of
+from model_runtime.memory import InputMemoryView, arrays_of
+from model_runtime.model_source import ModelSource, opened
 from model_runtime.results import (
     OutputFutureMemory,
     OutputFutureMemoryView,
@@ -26,12 +27,13 @@ Inputs = InputMemoryView | Mapping[str, Any]
 Outputs = Mapping[str, Any]
 
 
-class ModelRunner:
+class ModelRunner(NotPickled):
     """Loads a model and executes it (Model Runtime User Guide 3).
 
     `model` is the path of a file, `PopefPaths` or another sequence of paths, or a
-    `popef.Model`; paths also by their own names. Unloaded when nobody holds it any
-    more; a result holds it.
+    `popef.Model`; paths also by their own names. Devices are attached and the model is
+    loaded when this returns. Unloaded when nobody holds it any more; a result holds it.
+    Errors are RuntimeErrors. Thread-safe.
     """
 
     def __init__(
@@ -39,18 +41,18 @@ class ModelRunner:
         model: ModelSource | None = None,
         config: ModelRunnerConfig | None = None,
         *,
-        popef_path: str | None = None,
-        popef_paths: Sequence[str] | None = None,
+        popef_path: Path | None = None,
+        popef_paths: Sequence[Path] | None = None,
     ) -> None:
         given: ModelSource = one_of(
             "model, popef_path and popef_paths", model, popef_path, popef_paths
         )
-        self._config = (
+        self._config = copy.copy(
             ModelRunnerConfig()
             if config is None
             else expected(config, ModelRunnerConfig)
         )
-        source = engine.open_model(given.io if isinstance(given, Model) else given)
+        source = opened(given)
         self._runner = engine.ModelRunner(source, self._config.to_engine(source))
         weakref.finalize(self, self._runner.close)
         self._inputs = {desc.name: desc for desc in self._runner.execute_inputs}
@@ -81,13 +83,20 @@ class ModelRunner:
         output_data: Outputs | SupportsIndex | None = None,
         replica_id: SupportsIndex = 0,
     ) -> OutputMemory | None:
-        """Run a request; its outputs by name, or None where they went to
-        `output_data`."""
+        """Run a request and wait for it: its outputs by name, or None where they went
+        to `output_data`.
+
+        Both are views or dicts of memory by tensor name: arrays of the type and shape
+        that `getExecuteInputs` and `getExecuteOutputs` tell, or a multiple of the batch
+        in the first dimension. The result of a view holds `TensorMemory`, that of a
+        dict arrays. A RuntimeError where names, types or shapes are wrong, and how the
+        request failed.
+        """
         result = self._submit(input_data, output_data, replica_id)
         result.wait()
         if isinstance(result, OutputFutureMemoryView):
             return None
-        return result.memory()
+        return result.memory(as_memory=isinstance(input_data, InputMemoryView))
 
     @overload
     def executeAsync(
@@ -114,8 +123,10 @@ class ModelRunner:
         output_data: Outputs | SupportsIndex | None = None,
         replica_id: SupportsIndex = 0,
     ) -> OutputFutureMemory:
-        """Queue a request. The memory of its inputs must stay as it is until the
-        result is there."""
+        """Queue a request, as `execute` runs it; the result waits where it is asked.
+
+        The memory of its inputs must stay as it is until the result is there.
+        """
         return self._submit(input_data, output_data, replica_id)
 
     def getExecuteInputs(self) -> list[DataDesc]:
@@ -135,43 +146,53 @@ class ModelRunner:
         return _listed(self._runner.model_outputs)
 
     def config(self) -> ModelRunnerConfig:
-        return self._config
+        """A copy of the options it was made with."""
+        return copy.copy(self._config)
 
     # Each fills the dictionary it is given, or a new one, and returns it.
 
     def getTimeTrace(
         self,
         time_info: dict[str, float] | None = None,
-        replica_id: int = 0,
-        cur: int = -1,
+        replica_id: SupportsIndex = 0,
+        cur: SupportsIndex = -1,
     ) -> dict[str, float]:
         """How long the last request took, or number `cur` of those that are kept."""
-        values = self._runner.tracepoints(replica_id).trace(cur)
+        values = self._traced(replica_id).trace(number(cur))
         return _filled(time_info, values, "duration_us")
 
     def getMonitoringStatisticsPercentile(
         self,
         monitoring_info: dict[str, float] | None = None,
         quantile: float = 0.9,
-        replica_id: int = 0,
+        replica_id: SupportsIndex = 0,
     ) -> dict[str, float]:
         """The time that the fraction `quantile` of the requests did not exceed."""
-        values = self._runner.tracepoints(replica_id).percentile(quantile)
+        if not isinstance(quantile, SupportsFloat):
+            raise WrongType(f"expected a quantile from 0 to 1, {got(quantile)}")
+        values = self._traced(replica_id).percentile(float(quantile))
         return _filled(monitoring_info, values, "monitoring_statistics_percentile_us")
 
     def getMonitoringStatisticsMean(
-        self, monitoring_info: dict[str, float] | None = None, replica_id: int = 0
+        self,
+        monitoring_info: dict[str, float] | None = None,
+        replica_id: SupportsIndex = 0,
     ) -> dict[str, float]:
         """How long requests took on average."""
-        values = self._runner.tracepoints(replica_id).mean()
+        values = self._traced(replica_id).mean()
         return _filled(monitoring_info, values, "monitoring_statistics_mean_us")
 
     def getMonitoringStatisticsTotalCount(
-        self, monitoring_info: dict[str, float] | None = None, replica_id: int = 0
+        self,
+        monitoring_info: dict[str, float] | None = None,
+        replica_id: SupportsIndex = 0,
     ) -> dict[str, float]:
         """How many requests there were."""
-        values = self._runner.tracepoints(replica_id).counts()
+        values = self._traced(replica_id).counts()
         return _filled(monitoring_info, values, "monitoring_statistics_count")
+
+    def _traced(self, replica_id: SupportsIndex) -> engine.Tracepoints:
+        return self._runner.tracepoints(number(replica_id))
 
     def _submit(
         self,
@@ -181,11 +202,11 @@ class ModelRunner:
     ) -> OutputFutureMemory:
         given = arrays_of(inputs, self._inputs)
         if outputs is None or isinstance(outputs, SupportsIndex):
-            replica = index(replica_id if outputs is None else outputs)
+            replica = number(replica_id if outputs is None else outputs)
             result = self._runner.execute_async(given, replica_id=replica)
             return OutputFutureMemory(result, self)
         targets = arrays_of(outputs, self._outputs)
-        replica = index(replica_id)
+        replica = number(replica_id)
         result = self._runner.execute_async(given, targets, replica_id=replica)
         return OutputFutureMemoryView(result, self)
 
@@ -196,7 +217,7 @@ class ModelRunner:
 def _filled(
     given: dict[str, float] | None, values: engine.PhaseValues, suffix: str
 ) -> dict[str, float]:
-    info = {} if given is None else given
+    info = {} if given is None else expected(given, dict)
     info.update((f"{k}_{suffix}", value) for k, value in values.by_name().items())
     return info
 

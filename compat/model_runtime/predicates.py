@@ -3,18 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import Any, Generic, TypeAlias, TypeVar, overload
 
 from popef import Anchor, ProgramFlow
-from popef.taking import expected
+from popef.errors import WrongType
+from popef.taking import expected, got, numbers, text
 
 import engine
 import popef_io
 from engine import AnchorCallbackPolicy, PopefDataUsagePolicy
-from model_runtime.arguments import one_of
+from model_runtime.arguments import checked_callback, one_of
 
+T = TypeVar("T")
 Policy = TypeVar("Policy", bound=IntEnum)
 Predicate: TypeAlias = Callable[[Anchor], Policy]
 AnchorCallbackPredicate: TypeAlias = Predicate[AnchorCallbackPolicy]
@@ -25,7 +27,10 @@ null_popef_data_usage_predicate: PopefDataUsagePredicate | None = None
 
 
 class AnchorWithPolicy(Generic[Policy]):
-    """The policy of one anchor, which is given itself or by its name or handle."""
+    """The policy of one anchor, which is given itself or by its name or handle.
+
+    For `predAnchorsPolicies`.
+    """
 
     def __init__(self, anchor: Anchor | str, policy: Policy) -> None:
         self.anchor = anchor
@@ -145,26 +150,28 @@ class Factories(Generic[Policy]):
     ) -> Predicate[Policy]:
         """Accepts the anchors of any of these programs; given programs with policies,
         gives theirs."""
-        items = list(
-            one_of(
-                "program_indexes and accepted_programs_policies",
-                program_indexes,
-                accepted_programs_policies,
-            )
+        given = one_of(
+            "program_indexes and accepted_programs_policies",
+            program_indexes,
+            accepted_programs_policies,
         )
+        items = list(_each(given, object))
         grouped = [isinstance(item, ProgramsWithPolicy) for item in items]
         if accepted_programs_policies is None and not any(grouped):
             accept, reject = self._policies(accept_policy, reject_policy)
-            return _face(engine.used_by(items, accept, reject))
+            return _face(engine.used_by(numbers(items), accept, reject))
         if not all(grouped):
-            raise TypeError("expected ProgramsWithPolicy, and nothing besides")
+            raise WrongType("expected ProgramsWithPolicy, and nothing besides")
         if accept_policy is not None:  # by place, the reject policy is the second here
             if reject_policy is not None or accepted_programs_policies is not None:
-                raise TypeError("programs with policies take no accept_policy")
+                raise WrongType("programs with policies take no accept_policy")
             reject_policy = accept_policy
         _, reject = self._policies(None, reject_policy)
         beneath = [
-            engine.ProgramsWithPolicy(g.programsIndexes, g.policy) for g in items
+            engine.ProgramsWithPolicy(
+                numbers(g.programsIndexes), expected(g.policy, self._kind)
+            )
+            for g in items
         ]
         return _face(engine.program_policies(beneath, reject))
 
@@ -177,9 +184,10 @@ class Factories(Generic[Policy]):
         _, reject = self._policies(None, reject_policy)
         named = [
             engine.AnchorWithPolicy(
-                a.anchor if isinstance(a.anchor, str) else a.anchor.handle(), a.policy
+                a.anchor.handle() if isinstance(a.anchor, Anchor) else text(a.anchor),
+                expected(a.policy, self._kind),
             )
-            for a in accepted_anchors_policies
+            for a in _each(accepted_anchors_policies, AnchorWithPolicy)
         ]
         return _face(engine.anchor_policies(named, reject))
 
@@ -208,12 +216,30 @@ class Factories(Generic[Policy]):
         )
 
 
+def _each(values: Iterable[T], kind: type[T]) -> Iterator[T]:
+    if not isinstance(values, Iterable):
+        raise WrongType(f"expected a list, {got(values)}")
+    return (expected(value, kind) for value in values)
+
+
 def to_engine(
     predicate: Predicate[Policy], kind: type[Policy]
 ) -> Callable[[popef_io.Anchor], Policy]:
-    """What asks `predicate`, for the engine; TypeError for what is no such policy."""
-    return lambda anchor: expected(predicate(Anchor.from_io(anchor)), kind)
+    """What asks `predicate`, for the engine; WrongType for what cannot be asked, or is
+    no such policy."""
+    asked = checked_callback("predicate", predicate)
+
+    def policy(anchor: popef_io.Anchor) -> Policy:
+        given = asked(Anchor.from_io(anchor))
+        if not isinstance(given, kind):
+            raise WrongType(
+                f"the predicate gave no {kind.__name__} for {anchor.name!r}: "
+                f"{got(given)}"
+            )
+        return given
+
+    return policy
 
 
 def _face(predicate: Callable[[popef_io.Anchor], Policy]) -> Predicate[Policy]:
-    return lambda anchor: predicate(anchor.to_io())
+    return lambda anchor: predicate(expected(anchor, Anchor).to_io())

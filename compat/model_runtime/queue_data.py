@@ -4,9 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, SupportsIndex, TypeAlias, TypeVar
+
+from popef.errors import WrongValue
+from popef.taking import number
 
 import engine
+from model_runtime.arguments import optional_callback
+from model_runtime.memory import buffer_of
 
 #: Called just before the first byte is taken, when the last one was, and after the data
 #: were written.
@@ -27,6 +32,7 @@ class _Data(Generic[Slot]):
 
     @property
     def data(self) -> Any:
+        """The memory; bytes of it beyond `data_size` are left alone."""
         return self._slot.data
 
     @data.setter
@@ -35,11 +41,12 @@ class _Data(Generic[Slot]):
 
     @property
     def data_size(self) -> int:
+        """Bytes of the batch."""
         return self._slot.data_size
 
     @data_size.setter
-    def data_size(self, size: int) -> None:
-        self._slot.data_size = size
+    def data_size(self, size: SupportsIndex) -> None:
+        self._slot.data_size = number(size)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.data_size} bytes>"
@@ -60,7 +67,8 @@ class InputData(_Data[engine.InputData]):
 
     @readStartCallback.setter
     def readStartCallback(self, callback: ReadStartCallback | None) -> None:
-        self._slot.read_start_callback = callback
+        name = "readStartCallback"
+        self._slot.read_start_callback = optional_callback(name, callback)
 
     @property
     def readCompleteCallback(self) -> ReadCompleteCallback | None:
@@ -69,7 +77,8 @@ class InputData(_Data[engine.InputData]):
 
     @readCompleteCallback.setter
     def readCompleteCallback(self, callback: ReadCompleteCallback | None) -> None:
-        self._slot.read_complete_callback = callback
+        name = "readCompleteCallback"
+        self._slot.read_complete_callback = optional_callback(name, callback)
 
 
 class OutputData(_Data[engine.OutputData]):
@@ -87,12 +96,20 @@ class OutputData(_Data[engine.OutputData]):
 
     @writeCompleteCallback.setter
     def writeCompleteCallback(self, callback: WriteCompleteCallback | None) -> None:
-        self._slot.write_complete_callback = callback
+        name = "writeCompleteCallback"
+        self._slot.write_complete_callback = optional_callback(name, callback)
 
 
-def bytes_of(data: Any, size: int | None = None) -> memoryview:
+def bytes_of(data: Any, size: SupportsIndex | None = None) -> memoryview:
     """The first `size` bytes of `data`, in place; all of them without it."""
-    view = memoryview(data).cast("B")
-    if size is not None and not 0 <= size <= len(view):
-        raise ValueError(f"data_size is {size}, the memory has {len(view)} bytes")
-    return view[:size]
+    view = buffer_of("data", data)
+    if not view.c_contiguous:
+        raise WrongValue(
+            "the memory is not contiguous in row-major order; it is used where it is: "
+            "np.ascontiguousarray makes a copy that is"
+        )
+    view = view.cast("B") if view.nbytes else memoryview(b"")
+    wanted = len(view) if size is None else number(size)
+    if not 0 <= wanted <= len(view):
+        raise WrongValue(f"data_size is {wanted}, the memory has {len(view)} bytes")
+    return view[:wanted]

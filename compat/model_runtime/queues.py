@@ -9,11 +9,14 @@ nothing, and says nothing: every call returns at once, as in the original.
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import Any, SupportsIndex
 
 from popef import TensorInfo
+from popef.taking import NotPickled, Text, expected, number, text
 
 import engine
+from model_runtime.arguments import optional_callback
+from model_runtime.memory import ByName
 from model_runtime.queue_data import (
     InputData,
     OutputData,
@@ -29,7 +32,7 @@ def _unless_disconnected() -> contextlib.AbstractContextManager[None]:
     return contextlib.suppress(engine.QueueClosed)
 
 
-class IQueue:
+class IQueue(NotPickled):
     """What both kinds have; made by `QueueManager`."""
 
     def __init__(self, queue: engine.InputQueue | engine.OutputQueue) -> None:
@@ -40,6 +43,7 @@ class IQueue:
         return TensorInfo.from_io(self._queue.tensor_info)
 
     def numBuffers(self) -> int:
+        """User batches that it has room for."""
         return self._queue.num_buffers
 
     def disconnect(self) -> None:
@@ -84,14 +88,16 @@ class InputQueue(IQueue):
     def enqueue(
         self,
         input: Any,  # noqa: A002 - as above
-        data_size: int | None = None,
+        data_size: SupportsIndex | None = None,
         read_start_callback: ReadStartCallback | None = None,
         read_complete_callback: ReadCompleteCallback | None = None,
     ) -> None:
         """Queue `data_size` bytes of `input`, all of it without a size."""
         view = bytes_of(input, data_size)
+        start = optional_callback("read_start_callback", read_start_callback)
+        complete = optional_callback("read_complete_callback", read_complete_callback)
         with _unless_disconnected():
-            self._input.enqueue(view, read_start_callback, read_complete_callback)
+            self._input.enqueue(view, start, complete)
 
 
 class OutputQueue(IQueue):
@@ -110,46 +116,54 @@ class OutputQueue(IQueue):
     def enqueue(
         self,
         output: Any,
-        data_size: int | None = None,
+        data_size: SupportsIndex | None = None,
         write_complete_callback: WriteCompleteCallback | None = None,
     ) -> None:
         """Queue room for `data_size` bytes in `output`, all of it without a size."""
         view = bytes_of(output, data_size)
+        written = optional_callback("write_complete_callback", write_complete_callback)
         with _unless_disconnected():
-            self._output.enqueue(view, write_complete_callback)
+            self._output.enqueue(view, written)
 
 
-class QueueManager:
-    """The queues of a session; made by `Session.createQueueManager`."""
+class QueueManager(NotPickled):
+    """The queues of a session; made by `Session.createQueueManager`.
+
+    `inputs` and `outputs` lead from the names of tensors to their queues.
+    """
 
     def __init__(self, manager: engine.QueueManager) -> None:
         self._manager = manager
-        self.inputs = {name: InputQueue(q) for name, q in manager.inputs.items()}
-        self.outputs = {name: OutputQueue(q) for name, q in manager.outputs.items()}
+        self.inputs = ByName({k: InputQueue(q) for k, q in manager.inputs.items()})
+        self.outputs = ByName({k: OutputQueue(q) for k, q in manager.outputs.items()})
 
-    def inputQueue(self, name: str) -> InputQueue:
-        """The queue of an input; raises where there is none."""
-        self._manager.input_queue(name)
-        return self.inputs[name]
+    def inputQueue(self, name: Text) -> InputQueue:
+        """The queue of an input, by the name of its tensor or the handle of its stream;
+        raises where there is none."""
+        return self.inputs[self._manager.input_queue(text(name)).anchor.name]
 
-    def outputQueue(self, name: str) -> OutputQueue:
-        """The queue of an output; raises where there is none."""
-        self._manager.output_queue(name)
-        return self.outputs[name]
+    def outputQueue(self, name: Text) -> OutputQueue:
+        """The queue of an output, likewise."""
+        return self.outputs[self._manager.output_queue(text(name)).anchor.name]
 
     def flushAll(self) -> None:
+        """`flush` all queues."""
         self._manager.flush_all()
 
     def disconnectAll(self) -> None:
+        """`disconnect` all queues: who runs programs, or waits for a queue, returns."""
         self._manager.disconnect_all()
 
     def resetAll(self) -> None:
+        """`reset` all queues, after the session was stopped."""
         self._manager.reset_all()
 
     def __repr__(self) -> str:
         return repr(self._manager)
 
 
-def allocateQueueStorage(queue: IQueue, extra_buffers: int = 0) -> RingMemoryPool:
+def allocateQueueStorage(
+    queue: IQueue, extra_buffers: SupportsIndex = 0
+) -> RingMemoryPool:
     """Memory for as many compiled batches as the queue has buffers, and some more."""
-    return RingMemoryPool.of(queue._allocate(extra_buffers))
+    return RingMemoryPool.of(expected(queue, IQueue)._allocate(number(extra_buffers)))

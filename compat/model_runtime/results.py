@@ -11,17 +11,21 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from popef.taking import NotPickled, text
 
 from engine import ExecuteResult
+from model_runtime.memory import ByName, wrong_name
+from model_runtime.tensor_memory import TensorMemory, TensorMemoryView
 
 Array = npt.NDArray[Any]
 
 
-class OutputMemory(dict[str, Array]):
-    """Name to the memory of an output."""
+class OutputMemory(ByName[Array]):
+    """Name to the memory of an output: an array, which is a `TensorMemory` where the
+    request was a view."""
 
 
-class FuturePyArray(np.ndarray[Any, Any]):
+class FuturePyArray(TensorMemory):
     """An output in memory of the library.
 
     `np.array(x, copy=False)` is a view of it, also with NumPy 2.
@@ -32,7 +36,7 @@ class FuturePyArray(np.ndarray[Any, Any]):
         return np.array(self, copy=True)
 
 
-class FuturePyArrayView(np.ndarray[Any, Any]):
+class FuturePyArrayView(TensorMemoryView):
     """An output in the caller's memory; `np.array(x, copy=False)` is a view of it."""
 
     def numpy(self) -> Array:
@@ -40,7 +44,7 @@ class FuturePyArrayView(np.ndarray[Any, Any]):
         return self.view(np.ndarray)
 
 
-class OutputFutureMemory(Mapping[str, Array]):
+class OutputFutureMemory(NotPickled, Mapping[str, Array]):
     """The result of `executeAsync`: name to array, waiting where it is asked.
 
     `runner` is held until the result is, as it must not end before.
@@ -56,12 +60,21 @@ class OutputFutureMemory(Mapping[str, Array]):
         """Return when the result is there; raises how the request failed."""
         self._result.wait()
 
-    def memory(self) -> OutputMemory:
-        """The outputs as plain arrays (ours: what `execute` returns)."""
-        return OutputMemory(self._result.arrays())
+    def memory(self, *, as_memory: bool) -> OutputMemory:
+        """The outputs as arrays, or as `TensorMemory` (ours: what `execute` returns)"""
+        arrays = self._result.arrays()
+        if as_memory:
+            arrays = {k: array.view(TensorMemory) for k, array in arrays.items()}
+        return OutputMemory(arrays)
 
     def __getitem__(self, name: str) -> FuturePyArray | FuturePyArrayView:
-        return self._result[name].view(self._array)
+        try:
+            return self._result[name].view(self._array)
+        except KeyError:
+            key = text(name, "the name of a tensor")
+            if key in self._result:
+                return self._result[key].view(self._array)
+        raise wrong_name(name, self)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._result)

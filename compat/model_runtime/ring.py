@@ -5,16 +5,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, SupportsIndex, TypeVar
+
+from popef.errors import WrongType
+from popef.taking import NotPickled, Text, number, text
 
 import engine
-from model_runtime.arguments import checked_callback
+from model_runtime.arguments import checked_callback, named
 from model_runtime.durations import Nanoseconds, nanoseconds
 
 T = TypeVar("T")
 
 
-class SpscRingBuffer(Generic[T]):
+class SpscRingBuffer(NotPickled, Generic[T]):
     """A ring between one writing thread and one reading thread.
 
     Ours: `make` makes the buffers, which `writeLock` hands out to be filled; without it
@@ -25,8 +28,8 @@ class SpscRingBuffer(Generic[T]):
 
     def __init__(
         self,
-        num_buffers: int,
-        label: str = "",
+        num_buffers: SupportsIndex,
+        label: Text = "",
         timeout_cb: Callable[[SpscRingBuffer[T]], None] | None = None,
         timeout_ns: Nanoseconds = 0,
         *,
@@ -40,7 +43,11 @@ class SpscRingBuffer(Generic[T]):
                 callback(self)
 
         self._ring: engine.SpscRingBuffer[Any] = engine.SpscRingBuffer(
-            num_buffers, label, timed_out, nanoseconds(timeout_ns), make=make
+            number(num_buffers),
+            text(label),
+            timed_out,
+            named("timeout_ns", nanoseconds, timeout_ns),
+            make=make,
         )
 
     @classmethod
@@ -52,6 +59,8 @@ class SpscRingBuffer(Generic[T]):
 
     def write(self, obj: T) -> None:
         """`writeLock`, put `obj` in, `writeComplete`."""
+        if obj is None:
+            raise WrongType("expected an object, got None")
         self._ring.write(obj)
 
     def writeLock(self) -> T:
@@ -77,6 +86,7 @@ class SpscRingBuffer(Generic[T]):
         self._ring.read_reset()
 
     def readAvailable(self) -> bool:
+        """Whether `readLock` would return at once with a buffer."""
         return self._ring.read_available()
 
     def invalidate(self) -> None:
@@ -84,24 +94,27 @@ class SpscRingBuffer(Generic[T]):
         self._ring.invalidate()
 
     def isValid(self) -> bool:
+        """False after `invalidate`, until `reset`; to be asked after each lock."""
         return self._ring.is_valid()
 
     def reset(self) -> None:
         """Back to the initial state."""
         self._ring.reset()
 
-    def getState(self, prefix: str = "") -> str:
-        """A line for a log."""
-        return self._ring.state(prefix)
+    def getState(self, prefix: Text = "") -> str:
+        """A line for a log, which begins with `prefix`."""
+        return self._ring.state(text(prefix))
 
-    def printState(self, prefix: str = "") -> str:
+    def printState(self, prefix: Text = "") -> str:
         """`getState`, as it was called before."""
         return self.getState(prefix)
 
     def numBuffers(self) -> int:
+        """How many buffers the ring has."""
         return self._ring.num_buffers
 
     def label(self) -> str:
+        """What it is called in logs and errors."""
         return self._ring.label
 
     def __repr__(self) -> str:
@@ -120,11 +133,11 @@ class IMemoryPool(ABC):
         """The next blob."""
 
 
-class RingMemoryPool(IMemoryPool):
+class RingMemoryPool(NotPickled, IMemoryPool):
     """`num_blobs` blobs of `blob_size` bytes, handed out round and round."""
 
-    def __init__(self, blob_size: int, num_blobs: int) -> None:
-        self._pool = engine.RingMemoryPool(blob_size, num_blobs)
+    def __init__(self, blob_size: SupportsIndex, num_blobs: SupportsIndex) -> None:
+        self._pool = engine.RingMemoryPool(number(blob_size), number(num_blobs))
 
     @classmethod
     def of(cls, pool: engine.RingMemoryPool) -> RingMemoryPool:
@@ -134,9 +147,11 @@ class RingMemoryPool(IMemoryPool):
         return face
 
     def blobSize(self) -> int:
+        """Bytes of each blob."""
         return self._pool.blob_size
 
     def numBlobs(self) -> int:
+        """How many blobs there are."""
         return self._pool.num_blobs
 
     def getMemoryBlob(self) -> memoryview:

@@ -8,9 +8,10 @@ compiled batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TypeAlias
+from typing import SupportsIndex, TypeAlias
 
 from popef import Anchor, Model
+from popef.taking import expected, number, numbers
 
 import engine
 
@@ -18,25 +19,27 @@ RingSizeMultiplierProdType: TypeAlias = Callable[[Anchor], int]
 
 
 def ringSizeMultForProgs(
-    programs: Iterable[int],
-    selected_ring_size_multiplier: int,
-    others_ring_size_multiplier: int = 1,
+    programs: Iterable[SupportsIndex],
+    selected_ring_size_multiplier: SupportsIndex,
+    others_ring_size_multiplier: SupportsIndex = 1,
 ) -> RingSizeMultiplierProdType:
     """One multiplier for anchors of these programs, another for the rest."""
     beneath = engine.ring_size_for_programs(
-        programs, selected_ring_size_multiplier, others_ring_size_multiplier
+        numbers(programs),
+        number(selected_ring_size_multiplier),
+        number(others_ring_size_multiplier),
     )
-    return lambda anchor: beneath(anchor.to_io())
+    return lambda anchor: beneath(expected(anchor, Anchor).to_io())
 
 
 def ringSizeMultForMainProgs(
     model: Model,
-    main_ring_size_multiplier: int,
-    load_save_ring_size_multiplier: int = 1,
+    main_ring_size_multiplier: SupportsIndex,
+    load_save_ring_size_multiplier: SupportsIndex = 1,
 ) -> RingSizeMultiplierProdType:
     """One multiplier for anchors of the main programs, another for the rest."""
     return ringSizeMultForProgs(
-        model.metadata.programFlow().main(),
+        expected(model, Model).metadata.programFlow().main(),
         main_ring_size_multiplier,
         load_save_ring_size_multiplier,
     )

@@ -3,24 +3,43 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, IntEnum
-from typing import Any, TypeAlias
+from typing import Any, SupportsIndex, TypeAlias
 
 from popef import Anchor, Model
-from popef.taking import expected
+from popef.errors import WrongType
+from popef.taking import (
+    NotPickled,
+    Path,
+    Text,
+    expected,
+    got,
+    number,
+    numbers,
+    text,
+    truth,
+)
 
 import engine
 import popef_io
 from engine import AnchorCallbackPolicy, PopefDataUsagePolicy
-from model_runtime.arguments import checked_callback, one_of
+from model_runtime.arguments import (
+    checked_callback,
+    look_ahead,
+    named,
+    one_of,
+    optional_callback,
+)
 from model_runtime.data_rings import InputRingBuffer, TimeoutCallback
 from model_runtime.device_wait import DeviceWaitConfig
 from model_runtime.devices import Device
 from model_runtime.durations import Nanoseconds, nanoseconds
-from model_runtime.memory import ModelSource
+from model_runtime.members import Member, Options
+from model_runtime.model_source import ModelSource, opened
 from model_runtime.predicates import (
     AnchorCallbackPredicate,
     PopefDataUsagePredicate,
@@ -54,35 +73,81 @@ CallbackHandle: TypeAlias = Callable[[Any], Any]
 CallbackFactory: TypeAlias = Callable[[CallbackInfo], CallbackHandle | None]
 
 
-@dataclass(slots=True)
-class SessionConfig:
-    """Options of a session."""
+def _policy(given: LaunchPolicy) -> LaunchPolicy:
+    return expected(given, LaunchPolicy)
 
-    policy: LaunchPolicy = LaunchPolicy.Deferred
-    pred_tensor_data: PopefDataUsagePredicate | None = null_popef_data_usage_predicate
-    check_package_hash: bool = True
-    wait_config: DeviceWaitConfig = field(default_factory=DeviceWaitConfig)
-    max_look_ahead: str = "unlimited"
+
+def _wait(given: DeviceWaitConfig) -> DeviceWaitConfig:
+    return copy.copy(expected(given, DeviceWaitConfig))
+
+
+def _predicate(
+    given: PopefDataUsagePredicate | None,
+) -> PopefDataUsagePredicate | None:
+    return optional_callback("predicate", given)
+
+
+class SessionConfig(Options):
+    """Options of a session, which takes them as they are when it is made.
+
+    A value of another type is refused where it is assigned.
+    """
+
+    __slots__ = ()
+
+    policy = Member[LaunchPolicy, LaunchPolicy](
+        _policy,
+        LaunchPolicy.Deferred,
+        "Who attaches a device: the caller, by `bindToDevice` (Deferred), or the "
+        "session when it is made (Immediate). Default: Deferred.",
+    )
+    pred_tensor_data = Member[
+        PopefDataUsagePredicate | None, PopefDataUsagePredicate | None
+    ](
+        _predicate,
+        null_popef_data_usage_predicate,
+        "Called with each `popef.Anchor` that the file has data for: a "
+        "`PopefDataUsagePolicy`. Default: none, all data of the file are used.",
+    )
+    check_package_hash = Member[bool, Any](
+        truth,
+        True,
+        "Whether the recorded digests of the graphs are compared, when the session is "
+        "made. Default: True.",
+    )
+    wait_config = Member[DeviceWaitConfig, DeviceWaitConfig](
+        _wait,
+        DeviceWaitConfig(),
+        "How an Immediate session waits for a device. Default: not at all.",
+    )
+    max_look_ahead = Member[str, Text | SupportsIndex](
+        look_ahead,
+        "unlimited",
+        "How many reads of inputs may be answered before the program needs them: "
+        '"unlimited", or a number as text. Default: "unlimited".',
+    )
 
     def to_engine(self) -> engine.SessionConfig:
+        """The engine's options (ours)."""
         predicate = self.pred_tensor_data
         return engine.SessionConfig(
-            policy=engine.LaunchPolicy(expected(self.policy, LaunchPolicy).value),
+            policy=engine.LaunchPolicy(self.policy.value),
             pred_tensor_data=(
                 None
                 if predicate is None
                 else to_engine(predicate, PopefDataUsagePolicy)
             ),
             check_package_hash=self.check_package_hash,
-            wait_config=expected(self.wait_config, DeviceWaitConfig).to_engine(),
+            wait_config=self.wait_config.to_engine(),
             max_look_ahead=self.max_look_ahead,
         )
 
 
-class Session:
+class Session(NotPickled):
     """Links a model to a device; ends when nobody holds it any more.
 
-    `model` is as for `ModelRunner`. Programs are run by one thread.
+    `model` is as for `ModelRunner`. Programs are run by one thread; `stop` is for any.
+    Errors are RuntimeErrors; what a callback raises comes out of the run as it is.
     """
 
     ProgIdxType = int
@@ -93,12 +158,11 @@ class Session:
         model: ModelSource | None = None,
         config: SessionConfig | None = None,
         *,
-        popef_paths: Sequence[str] | None = None,
+        popef_paths: Sequence[Path] | None = None,
     ) -> None:
         given: ModelSource = one_of("model and popef_paths", model, popef_paths)
-        source = given.io if isinstance(given, Model) else given
         options = SessionConfig() if config is None else expected(config, SessionConfig)
-        self._session = engine.Session(source, options.to_engine())
+        self._session = engine.Session(opened(given), options.to_engine())
         weakref.finalize(self, self._session.close)
         self._model = given if isinstance(given, Model) else Model(self._session.model)
         self._device: Device | None = None
@@ -115,10 +179,16 @@ class Session:
         self._device = None
 
     def setCallbackForAnchor(
-        self, anchor_handle: str, callback: CallbackHandle
+        self, anchor_handle: Text, callback: CallbackHandle
     ) -> None:
-        """Connect the anchor with this handle, instead of what it was connected to."""
-        self._session.set_callback_for_anchor(anchor_handle, callback)
+        """Connect the anchor with this handle, instead of what it was connected to.
+
+        Ours: the name of the tensor will do where only one anchor has it.
+        """
+        handle = text(anchor_handle)
+        self._session.set_callback_for_anchor(
+            handle, checked_callback("callback", callback)
+        )
 
     def setUserInputHandler(
         self,
@@ -143,19 +213,22 @@ class Session:
         )
 
     def anchorsNotConnectedToCallbacks(
-        self, progs: Sequence[int]
+        self, progs: Iterable[SupportsIndex]
     ) -> dict[int, list[Anchor]]:
         """What nothing is connected to, for the programs that have such anchors."""
-        missing = self._session.anchors_not_connected_to_callbacks(progs)
+        missing = self._session.anchors_not_connected_to_callbacks(numbers(progs))
         return {program: _listed(anchors) for program, anchors in missing.items()}
 
-    def errorIfAnchorsAreNotConnectedToCallbacks(self, progs: Sequence[int]) -> None:
+    def errorIfAnchorsAreNotConnectedToCallbacks(
+        self, progs: Iterable[SupportsIndex]
+    ) -> None:
         """An exception that lists them, where there are any."""
-        self._session.error_if_anchors_are_not_connected_to_callbacks(progs)
+        self._session.error_if_anchors_are_not_connected_to_callbacks(numbers(progs))
 
     def createQueueManager(
         self,
-        num_buffers: int | RingSizeMultiplierProdType = engine.DEFAULT_BUFFERS,
+        num_buffers: SupportsIndex
+        | RingSizeMultiplierProdType = engine.DEFAULT_BUFFERS,
         timeout_cb: TimeoutCallback | None = None,
         timeout_ns: Nanoseconds = 0,
         input_predicate: AnchorCallbackPredicate | None = None,
@@ -172,17 +245,17 @@ class Session:
 
         size: int | engine.RingSizeMultiplier
         if not callable(num_buffers):
-            size = num_buffers
+            size = number(num_buffers, "a number of buffers, or what gives one")
         else:
             multiplier = num_buffers
 
             def size(anchor: popef_io.Anchor) -> int:
-                return multiplier(Anchor.from_io(anchor))
+                return number(multiplier(Anchor.from_io(anchor)))
 
         manager = self._session.create_queue_manager(
             size,
             timed_out,
-            nanoseconds(timeout_ns),
+            named("timeout_ns", nanoseconds, timeout_ns),
             _optional(input_predicate),
             _optional(output_predicate),
         )
@@ -204,9 +277,9 @@ class Session:
         """Run the save programs."""
         return self._session.run_save_programs()
 
-    def runPrograms(self, progs: Sequence[int]) -> bool:
+    def runPrograms(self, progs: Iterable[SupportsIndex]) -> bool:
         """Run these programs, each once, in this order."""
-        return self._session.run_programs(progs)
+        return self._session.run_programs(numbers(progs))
 
     def stop(self) -> None:
         """Disconnect the queues; nothing runs until `reload`."""
@@ -217,6 +290,7 @@ class Session:
         self._session.reload()
 
     def isStopped(self) -> bool:
+        """Whether nothing runs until `reload`: it was stopped, or its device lost."""
         return self._session.is_stopped
 
     def getInputAnchors(self) -> list[Anchor]:
@@ -236,6 +310,7 @@ class Session:
         return _listed(self._session.user_output_anchors)
 
     def model(self) -> Model:
+        """What it runs."""
         return self._model
 
     def __repr__(self) -> str:
@@ -253,4 +328,15 @@ def _optional(
 
 
 def _factory(factory: CallbackFactory) -> engine.CallbackFactory:
-    return lambda info: factory(CallbackInfo(Anchor.from_io(info.anchor)))
+    asked = checked_callback("factory", factory)
+
+    def made(info: engine.CallbackInfo) -> CallbackHandle | None:
+        callback = asked(CallbackInfo(Anchor.from_io(info.anchor)))
+        if callback is not None and not callable(callback):
+            raise WrongType(
+                f"the factory gave nothing to call, and not None, for anchor "
+                f"{info.name!r}: {got(callback)}"
+            )
+        return callback
+
+    return made

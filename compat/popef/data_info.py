@@ -51,12 +51,14 @@ class TensorDataInfo(_DataInfo):
 
     @classmethod
     def from_io(cls, info: popef_io.TensorDataInfo) -> TensorDataInfo:
+        """Of the value beneath (ours)."""
         made = cls()
         made._name, made._executable = info.name, info.executable
         made._tensor_info = TensorInfo.from_io(info.tensor_info)
         return made
 
     def to_io(self) -> popef_io.TensorDataInfo:
+        """The value beneath (ours)."""
         info = self._tensor_info.to_io()
         return popef_io.TensorDataInfo(self._name, info, self._executable)
 
@@ -83,6 +85,7 @@ class FeedDataInfo(_DataInfo):
 
     @classmethod
     def from_io(cls, info: popef_io.FeedDataInfo) -> FeedDataInfo:
+        """Of the value beneath (ours)."""
         made = cls()
         made._name, made._executable = info.name, info.executable
         made._tensor_info = TensorInfo.from_io(info.tensor_info)
@@ -90,6 +93,7 @@ class FeedDataInfo(_DataInfo):
         return made
 
     def to_io(self) -> popef_io.FeedDataInfo:
+        """The value beneath (ours)."""
         return popef_io.FeedDataInfo(
             self._name,
             self._tensor_info.to_io(),

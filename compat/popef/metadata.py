@@ -179,6 +179,7 @@ class Metadata:
 
     @classmethod
     def from_io(cls, metadata: popef_io.Metadata) -> Metadata:
+        """Of the value beneath (ours)."""
         made = cls()
         made._executable = metadata.executable
         made._anchors = [Anchor.from_io(anchor) for anchor in metadata.anchors]
@@ -197,6 +198,7 @@ class Metadata:
         return made
 
     def to_io(self) -> popef_io.Metadata:
+        """The value beneath (ours)."""
         return popef_io.Metadata(
             executable=self._executable,
             anchors=tuple(anchor.to_io() for anchor in self._anchors),

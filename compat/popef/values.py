@@ -46,9 +46,11 @@ class Option:
 
     @classmethod
     def from_io(cls, option: popef_io.Option) -> Option:
+        """Of the value beneath (ours)."""
         return cls(option.name, option.value)
 
     def to_io(self) -> popef_io.Option:
+        """The value beneath (ours)."""
         return popef_io.Option(self._name, self._value)
 
     def __eq__(self, other: object) -> bool:
@@ -103,6 +105,7 @@ class TensorInfo:
 
     @classmethod
     def from_io(cls, info: popef_io.TensorInfo) -> TensorInfo:
+        """Of the value beneath (ours)."""
         made = cls()
         made._shape = list(info.shape or ())
         made._has_rank = info.shape is not None
@@ -110,6 +113,7 @@ class TensorInfo:
         return made
 
     def to_io(self) -> popef_io.TensorInfo:
+        """The value beneath (ours)."""
         shape = tuple(self._shape) if self._has_rank or self._shape else None
         return popef_io.TensorInfo(shape, self._data_type)
 
@@ -160,12 +164,14 @@ class ProgramFlow:
 
     @classmethod
     def from_io(cls, flow: popef_io.ProgramFlow) -> ProgramFlow:
+        """Of the value beneath (ours)."""
         made = cls()
         made._load, made._main = list(flow.load), list(flow.main)
         made._save = list(flow.save)
         return made
 
     def to_io(self) -> popef_io.ProgramFlow:
+        """The value beneath (ours)."""
         return popef_io.ProgramFlow(
             tuple(self._load), tuple(self._main), tuple(self._save)
         )
@@ -251,6 +257,7 @@ class Anchor:
 
     @classmethod
     def from_io(cls, anchor: popef_io.Anchor) -> Anchor:
+        """Of the value beneath (ours)."""
         made = cls()
         made._name, made._handle = anchor.name, anchor.handle
         made._tensor_info = TensorInfo.from_io(anchor.tensor_info)
@@ -260,6 +267,7 @@ class Anchor:
         return made
 
     def to_io(self) -> popef_io.Anchor:
+        """The value beneath (ours)."""
         return popef_io.Anchor(
             self._name,
             self._handle,

@@ -30,7 +30,8 @@ STATES = {"how": "works", "differs": "differs", "missing": "no"}
 _ENTRY = re.compile(r"(?P<path>[\w.:]+)(?P<call>\(.*\))?(?: = (?P<default>.*))?")
 #: For an argument of which only the name is said.
 ANY = "any"
-_MAX_UNSIGNED, _MAX_NS = 2**32 - 1, 2**63 - 1
+_MAX_UNSIGNED = 2**32 - 1
+_MAX_NS = timedelta(microseconds=(2**63 - 1) // 1000)
 
 
 @dataclass(frozen=True)
@@ -129,15 +130,16 @@ def shown(value: Any) -> str:
         return value.strategy.name
     if isinstance(value, Enum):
         return value.name
+    if value == _MAX_NS:
+        return "max"
     if isinstance(value, timedelta):
         return f"{value.total_seconds():g} s"
     if isinstance(value, Mapping):
         return str(dict(value))
     if isinstance(value, str) and value:
         return value
-    special = {_MAX_UNSIGNED: "0xFFFFFFFF", _MAX_NS: "max"}
-    if not isinstance(value, bool) and isinstance(value, int) and value in special:
-        return special[value]
+    if value == _MAX_UNSIGNED:
+        return "0xFFFFFFFF"
     for name in ("null_popef_data_usage_predicate", "null_anchor_callback_predicate"):
         if value is not None and value is getattr(model_runtime, name, None):
             return name

@@ -12,8 +12,11 @@ import popef
 import pytest
 from model_runtime import DeviceWaitConfig, DeviceWaitStrategy
 
+import popef_io
 from engine import InvalidConfig, InvalidInput, NoDeviceAvailable
 
+#: The largest number of nanoseconds, to the microsecond.
+NEVER = timedelta(microseconds=(2**63 - 1) // 1000)
 #: Model Runtime User Guide 3.3.
 DEFAULTS = {
     "replication_factor": 1,
@@ -23,15 +26,15 @@ DEFAULTS = {
     "replica_to_save_programs_outputs": {},
     "replica_to_device": {},
     "check_package_hash": True,
-    "timeout_ns": 5 * 10**9,
+    "timeout_ns": timedelta(seconds=5),
     "validate_io_params": True,
     "batching_dim": 0xFFFFFFFF,
     "auto_reset": False,
     "max_look_ahead": "unlimited",
     "ring_buffer_size_multiplier": 2,
     "flush_on_waiting_outputs": False,
-    "batch_size_timeout_ns": 2**63 - 1,
-    "data_parallel_timeout_ns": 2**63 - 1,
+    "batch_size_timeout_ns": NEVER,
+    "data_parallel_timeout_ns": NEVER,
     "is_batch_size_timeout_enabled": False,
     "request_tracepoints_buffer_size": 1000,
     "flush_callback": None,
@@ -100,19 +103,139 @@ def test_what_is_not_possible_is_refused(simple: str) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "says"),
     [
-        ("timeout_ns", "5", "timeout_ns must be a whole number, got '5'"),
-        ("flush_callback", 3, "flush_callback to call, got 3"),
+        ("timeout_ns", "5", "timeout_ns: expected a timedelta or a number, got str"),
+        ("flush_callback", 3, "flush_callback to call, got int: 3"),
         ("device_wait_config", 3, "expected DeviceWaitConfig, got int"),
         ("replica_to_device", {0: "cpu:0"}, "expected Device, got str"),
+        ("replica_to_device", [], "expected a view or a dict, got list"),
+        ("frozen_inputs", {"x": [1]}, "'x': expected a numpy array of numbers"),
+        ("frozen_inputs", {3: b""}, "expected the name of a tensor, got int"),
+        ("replica_to_save_programs_outputs", {0: 3}, "a view or a dict, got int"),
+        ("replication_factor", 1.5, "expected a whole number, got float: 1.5"),
+        ("thread_safe", "no", "thread_safe: expected True or False, got str"),
+        ("max_look_ahead", None, "max_look_ahead: expected a string, got NoneType"),
     ],
 )
-def test_options_of_another_type_are_refused(
-    simple: str, option: str, value: object, says: str
+def test_options_of_another_type_are_refused_where_they_are_given(
+    option: str, value: object, says: str
 ) -> None:
     config = model_runtime.ModelRunnerConfig()
-    setattr(config, option, value)
-    with pytest.raises((TypeError, InvalidConfig), match=says):
-        model_runtime.ModelRunner(simple, config)
+    before = repr(config)
+    with pytest.raises(TypeError, match=says):
+        setattr(config, option, value)
+    with pytest.raises(RuntimeError, match=says):
+        model_runtime.ModelRunnerConfig(**{option: value})
+    assert repr(config) == before
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("timeout_ns", -1, "no negative number, got -1"),
+        ("timeout_ns", -0.5, "a duration is not negative, got -0.5 s"),
+        ("timeout_ns", float("nan"), "got nan"),
+        ("replication_factor", -1, "no negative number"),
+        ("max_look_ahead", "many", 'expected "unlimited" or a number as text'),
+        ("replica_to_save_programs_outputs", {0: {"x": b"1"}}, "is read-only"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_where_they_are_given(
+    option: str, value: object, says: str
+) -> None:
+    config = model_runtime.ModelRunnerConfig()
+    with pytest.raises(RuntimeError, match=says) as caught:
+        setattr(config, option, value)
+    assert isinstance(caught.value, ValueError)
+    assert getattr(config, option) == DEFAULTS[option]
+
+
+def test_options_of_sessions_and_devices_are_refused_where_they_are_given() -> None:
+    for options, name, wrong in (
+        (model_runtime.SessionConfig(), "policy", 1),
+        (model_runtime.SessionConfig(), "pred_tensor_data", 3),
+        (model_runtime.SessionConfig(), "wait_config", 3),
+        (model_runtime.SessionConfig(), "max_look_ahead", [0]),
+        (model_runtime.DeviceWaitConfig(), "strategy", 5),
+        (model_runtime.DeviceWaitConfig(), "timeout", "1"),
+        (model_runtime.DeviceConstraints(), "requiresRemoteBuffersSupport", "no"),
+    ):
+        before = repr(options)
+        with pytest.raises(TypeError, match=f"{name}: expected") as caught:
+            setattr(options, name, wrong)
+        assert isinstance(caught.value, RuntimeError)
+        assert repr(options) == before
+
+
+def test_durations_read_back_as_timedelta() -> None:
+    config = model_runtime.ModelRunnerConfig()
+    for name in ("timeout_ns", "batch_size_timeout_ns", "data_parallel_timeout_ns"):
+        for given, seconds in (
+            (timedelta(milliseconds=20), 0.02),
+            (0.02, 0.02),
+            (20_000_000, 0.02),
+            (np.int64(1500), 2e-6),
+            (1, 1e-6),  # what is little is not nothing, which means for ever
+            (0, 0.0),
+        ):
+            setattr(config, name, given)
+            assert getattr(config, name) == timedelta(seconds=seconds)
+        for given in (2**63 - 1, 2**70, float("inf"), timedelta.max, NEVER):
+            setattr(config, name, given)
+            assert getattr(config, name) == NEVER
+    wait = DeviceWaitConfig()
+    wait.timeout, wait.sleepTime = 2, 0.5
+    assert (wait.timeout, wait.sleepTime) == (2 * SECOND, SECOND / 2)
+
+
+def test_never_is_never_beneath(simple: str) -> None:
+    model = popef_io.load_model(simple)
+    config = model_runtime.ModelRunnerConfig()
+    config.timeout_ns = config.batch_size_timeout_ns
+    assert config.to_engine(model).timeout_ns == 2**63 - 1
+    config.timeout_ns = 0.25
+    assert config.to_engine(model).timeout_ns == 250_000_000
+
+
+def test_what_is_assigned_is_copied() -> None:
+    """As members of C++ are, so that one view may be filled for several runners."""
+    config, ones = model_runtime.ModelRunnerConfig(), np.ones(3)
+    view, wait = model_runtime.InputMemoryView(), DeviceWaitConfig()
+    outputs: Any = {0: model_runtime.OutputMemoryView()}
+    devices: Any = {}
+    view["a"] = ones
+    config.frozen_inputs, config.device_wait_config = view, wait
+    config.replica_to_save_programs_outputs = outputs
+    config.replica_to_device = devices
+    view["a"] = 2 * ones
+    view["b"] = ones
+    wait.timeout = 3
+    outputs[0]["c"] = outputs[1] = ones
+    devices[0] = None
+    assert config.frozen_inputs["a"] is ones
+    assert list(config.frozen_inputs) == ["a"]
+    assert config.device_wait_config == DeviceWaitConfig()
+    assert config.replica_to_save_programs_outputs == {0: {}}
+    assert config.replica_to_device == {}
+    config.frozen_inputs["b"] = ones  # what is read can be changed in place
+    config.device_wait_config.strategy = DeviceWaitStrategy.WAIT_FOREVER
+    assert list(config.frozen_inputs) == ["a", "b"]
+    assert config.device_wait_config.strategy is DeviceWaitStrategy.WAIT_FOREVER
+    session = model_runtime.SessionConfig()
+    session.wait_config = wait
+    wait.timeout = 4
+    assert session.wait_config.timeout == 3 * SECOND
+
+
+def test_a_runner_keeps_its_options(simple: str) -> None:
+    config = model_runtime.ModelRunnerConfig()
+    config.timeout_ns = SECOND
+    runner = model_runtime.ModelRunner(simple, config)
+    config.timeout_ns = MINUTE
+    config.frozen_inputs["tensor_B"] = np.ones((3, 4), np.float32)
+    assert runner.config().timeout_ns == SECOND
+    runner.config().timeout_ns = MINUTE
+    assert runner.config().timeout_ns == SECOND
+    assert runner.config().frozen_inputs == {}
 
 
 def test_configurations_of_another_type_are_refused(simple: str) -> None:
@@ -154,7 +277,7 @@ def test_replicas(simple: str) -> None:
         assert first[0, 0] == 1.5 * replica_id
     with pytest.raises(InvalidInput, match="replica_id 2"):
         runner.execute(inputs, replica_id=2)
-    assert runner.config() is config
+    assert runner.config() == config
 
 
 def test_a_model_split_over_files_and_one_that_was_read(
@@ -251,12 +374,6 @@ def test_numbers_of_numpy_are_good_too(simple: str) -> None:
     assert runner.execute(rows, replica_id=np.uint8(0))["output"].shape == (1, 4)
 
 
-def test_a_number_that_is_none_is_refused(simple: str) -> None:
-    config = model_runtime.ModelRunnerConfig(ring_buffer_size_multiplier=1.5)
-    with pytest.raises(InvalidConfig, match="must be a whole number"):
-        model_runtime.ModelRunner(simple, config)
-
-
 def test_enumerators_are_shown_by_name_and_count_as_numbers() -> None:
     strategy = model_runtime.DeviceWaitStrategy.WAIT_FOREVER
     assert str(strategy) == f"{strategy}" == "DeviceWaitStrategy.WAIT_FOREVER"
@@ -272,7 +389,7 @@ def test_files_are_given_by_either_name(simple: str) -> None:
     assert one.getExecuteInputs()[0].name == "tensor_A"
     del one
     several = model_runtime.ModelRunner(config=config, popef_paths=[simple])
-    assert several.config() is config
+    assert several.config() == config
     session = model_runtime.Session(popef_paths=[simple])
     assert session.model().metadata.executable() == "simple"
     with pytest.raises(TypeError, match="one of model, popef_path and popef_paths"):

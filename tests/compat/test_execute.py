@@ -283,3 +283,112 @@ def test_memory_of_as_many_rows_as_the_request(
     np.testing.assert_array_equal(output, runner.execute(inputs)["output"])
     with pytest.raises(InvalidInput, match=r"expected float32 \[6, 4\]"):
         runner.execute(inputs, {"output": output[:3]})
+
+
+def test_a_view_gives_tensor_memory_and_a_dict_arrays(
+    runner: model_runtime.ModelRunner,
+) -> None:
+    """Model Runtime User Guide 3.1: a TensorMemory instance for each output tensor."""
+    inputs = request_of()
+    memory = runner.execute(view_of(inputs))["output"]
+    assert isinstance(memory, model_runtime.TensorMemory)
+    assert memory.data_size_bytes == 48
+    assert (memory.shape, memory.dtype) == ((3, 4), np.float32)
+    for view in (memory.getView(), memory.getConstView(), memory.data):
+        flat = np.frombuffer(view, np.float32)
+        np.testing.assert_allclose(flat.reshape(3, 4), expected(inputs))
+        assert np.shares_memory(flat, memory)
+    memory.getView()[:4] = 0
+    assert memory[0, 0] == 0
+    assert not memory.getConstView().flags.writeable
+    assert type(runner.execute(inputs)["output"]) is np.ndarray
+    future = runner.executeAsync(view_of(inputs))["output"]
+    assert isinstance(future, model_runtime.TensorMemory)
+    assert future.data_size_bytes == 48
+    np.testing.assert_allclose(
+        np.frombuffer(future.getConstView(), np.float32), expected(inputs).ravel()
+    )
+
+
+def test_what_is_computed_of_an_output_is_ordinary(
+    runner: model_runtime.ModelRunner,
+) -> None:
+    inputs, out = request_of(), np.zeros((3, 4), np.float32)
+    outputs = {"output": out}
+    for x in (
+        runner.executeAsync(inputs)["output"],
+        runner.executeAsync(inputs, outputs)["output"],
+        runner.execute(view_of(inputs))["output"],
+    ):
+        for number in (x.mean(), x.sum(), x.max(), np.min(x), np.mean(x), x[0, 0]):
+            assert isinstance(number, np.floating)
+        assert isinstance(x.argmax(), np.integer)
+        assert isinstance(x.any(), np.bool_)
+        for array in (x + 1, 1 - x, x @ x.T, np.negative(x), x.mean(axis=0), x > 0):
+            assert type(array) is np.ndarray
+        same = x
+        x += 1
+        assert x is same
+        np.testing.assert_allclose(x, expected(inputs) + 1)
+        assert np.add(x, 1, out=x) is x
+        total = np.zeros(4, np.float32)
+        assert np.sum(x, axis=0, out=total) is total
+        np.testing.assert_allclose(total, (expected(inputs) + 2).sum(axis=0))
+    np.testing.assert_allclose(out, expected(inputs) + 2)
+
+
+def test_memory_of_any_layout(runner: model_runtime.ModelRunner) -> None:
+    """Inputs, and memory for outputs, in any order of their bytes."""
+    inputs = request_of()
+    wide = np.zeros((3, 8), np.float32)
+    wide[:, ::2] = inputs["tensor_A"]
+    read_only = inputs["tensor_B"].copy()
+    read_only.flags.writeable = False
+    for a in (
+        np.asfortranarray(inputs["tensor_A"]),
+        wide[:, ::2],
+        memoryview(wide[:, ::2]),
+        memoryview(inputs["tensor_A"].copy()),
+    ):
+        given = {b"tensor_A": a, "tensor_B": read_only}
+        view = model_runtime.InputMemoryView()
+        view[b"tensor_A"], view["tensor_B"] = a, memoryview(read_only)
+        assert view[b"tensor_A"] is view["tensor_A"]
+        for request in (given, view):
+            result = runner.execute(request)
+            np.testing.assert_allclose(result["output"], expected(inputs))
+            assert result[b"output"] is result["output"]
+            into = np.zeros((3, 8), np.float32)
+            for out in (np.zeros((4, 3), np.float32).T, into[:, 1::2]):
+                targets = model_runtime.OutputMemoryView()
+                targets["output"] = out
+                runner.execute(request, targets)
+                np.testing.assert_allclose(out, expected(inputs))
+                assert runner.executeAsync(request, {"output": out})["output"].any()
+            assert not into[:, ::2].any()
+
+
+def test_one_path_alone_is_a_list_of_it(simple: str) -> None:
+    assert model_runtime.PopefPaths(simple) == [simple]
+    assert model_runtime.PopefPaths([simple.encode(), Path(simple)]) == [simple] * 2
+    for source in (model_runtime.PopefPaths(simple), simple.encode(), Path(simple)):
+        runner = model_runtime.ModelRunner(source)
+        assert runner.getExecuteInputs()[0].name == "tensor_A"
+        del runner
+
+
+def test_descriptors_can_be_changed() -> None:
+    desc = model_runtime.DataDesc(b"x", 8, (np.int64(2), 1), popef.DataType.F32)
+    assert (desc.name, desc.shape) == ("x", [2, 1])
+    desc.shape.append(3)
+    assert desc.shape == [2, 1]
+    desc.shape = [4, 1]
+    desc.name, desc.size_in_bytes = "y", 16
+    desc.data_type, desc.popef_contains_tensor_data = popef.DataType.S32, True
+    assert repr(desc) == "<DataDesc 'y' S32[4, 1]>"
+    assert (desc.size_in_bytes, desc.popef_contains_tensor_data) == (16, True)
+    assert desc.numpy_data_type() == np.int32
+    with pytest.raises(TypeError, match="shape: expected a whole number, got float"):
+        desc.shape = [1.5]  # type: ignore[list-item]
+    with pytest.raises(AttributeError):
+        desc.shapes = [1]  # type: ignore[attr-defined]

@@ -257,9 +257,8 @@ def test_arguments_of_queues_are_checked(simple: str) -> None:
         session = model_runtime.Session(simple)
         with pytest.raises((TypeError, InvalidConfig), match="timeout_"):
             session.createQueueManager(8, timeout_cb, timeout_ns)
-    config = model_runtime.SessionConfig(policy=wrong)
     with pytest.raises(TypeError, match="expected LaunchPolicy, got int"):
-        model_runtime.Session(simple, config)
+        model_runtime.SessionConfig(policy=wrong)
 
 
 STOPS = """
@@ -288,3 +287,51 @@ def test_stopping_a_run_is_no_accident(simple: str) -> None:
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout == "False True\n" * 3
+
+
+def test_queues_and_anchors_by_name_and_by_handle(simple: str) -> None:
+    """Model Runtime User Guide 10.2.3: the name of the tensor or stream."""
+    session = model_runtime.Session(simple)
+    session.bindToDevice(model_runtime.DeviceManager().getDevice(1))
+    queues = session.createQueueManager(4)
+    for anchor in session.getUserInputAnchors():
+        queue = queues.inputQueue(anchor.name())
+        assert queues.inputQueue(anchor.handle()) is queue
+        assert queues.inputQueue(anchor.handle().encode()) is queue
+        assert queues.inputs[anchor.name()] is queue
+        assert queues.inputs[anchor.name().encode()] is queue
+    (output,) = session.getUserOutputAnchors()
+    queue_of_output = queues.outputQueue(output.handle())
+    assert queues.outputQueue(output.name()) is queue_of_output
+    seen: list[float] = []
+    for anchor in (*session.getUserInputAnchors(), output):
+        session.setCallbackForAnchor(anchor.name(), partial(_fill_or_keep, seen))
+    session.runMainPrograms()
+    assert seen[-1] == 1.5
+    policy = AnchorCallbackPolicy.SKIP_CB
+    factory = model_runtime.predicate_factory
+    for given in (output, output.name(), output.handle(), output.handle().encode()):
+        chosen = factory.AnchorWithPolicy(given, policy)
+        predicate = factory.anchor_callbacks.predAnchorsPolicies([chosen])
+        assert predicate(output) is policy
+
+
+def _fill_or_keep(seen: list[float], memory: Array) -> None:
+    if memory.flags.writeable:
+        memory[:] = 1
+    seen.append(float(memory.flat[0]))
+
+
+def test_durations_of_rings_are_seconds_where_they_are_floats() -> None:
+    asked: list[float] = []
+    ring: Any = None
+
+    def late(_: Any) -> None:
+        asked.append(1.0)
+        ring.write("x")
+
+    for duration in (0.001, timedelta(milliseconds=1), 1_000_000):
+        ring = model_runtime.SpscRingBuffer(2, b"ring", late, duration)
+        assert ring.readLock() == "x"
+        assert ring.getState(b"state of ").startswith("state of ring")
+    assert len(asked) == 3
