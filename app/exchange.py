@@ -39,6 +39,7 @@ class Exchange:
         "call",
         "disconnected",
         "headers",
+        "is_large",
         "is_past_parser",
         "keep_alive",
         "loading",
@@ -59,6 +60,7 @@ class Exchange:
         self.arrived = 0  # when its head came, where that is traced
         self.missing = 0  # bytes of the body that have yet to come
         self.is_past_parser = False
+        self.is_large = False  # so that its decoding might take long
         self.timer: asyncio.TimerHandle | None = None
         self.loading: asyncio.Task[None] | None = None
         self.disconnected = False
@@ -93,6 +95,13 @@ class Exchange:
         self.call = call
         call.arrived = self.arrived
         body, self.body = self.body, []
+        if self.is_large and call.entry.codec(front.limits).takes_long(
+            self.headers, body
+        ):
+            self.loading = self.protocol.loop.create_task(
+                self._start_later(front, call, body)
+            )
+            return
         try:
             submitted = call.start(
                 self.headers, body, front.limits, front.timeout, self.done
@@ -101,6 +110,28 @@ class Exchange:
             self.call = None
             self._fail(call, error)
             return
+        self._expire_in_time(call, submitted)
+
+    async def _start_later(
+        self, front: InferFront, call: InferCall, body: Body
+    ) -> None:
+        """`_start`, decoding where nobody waits for it."""
+        try:
+            request = await front.decode_elsewhere(self.path, call, self.headers, body)
+            if self.disconnected:
+                raise asyncio.CancelledError
+            submitted = call.queue(request, self.headers, front.timeout, self.done)
+        except asyncio.CancelledError:
+            self.call = None
+            self.response_complete = True
+            call.forget()
+        except Exception as error:
+            self.call = None
+            self._fail(call, error)
+        else:
+            self._expire_in_time(call, submitted)
+
+    def _expire_in_time(self, call: InferCall, submitted: Submitted) -> None:
         if call.is_exact and not submitted.done:
             left = max(0.0, call.deadline - time.monotonic())
             self.timer = self.protocol.loop.call_later(left, self.expire)

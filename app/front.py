@@ -15,6 +15,8 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import TypeVar
 
 from app.asgi import (
     ASGIApp,
@@ -25,6 +27,7 @@ from app.asgi import (
     send_error,
     send_response,
 )
+from app.background import DaemonPool
 from app.codec.compression import (
     Coding,
     CompressResponses,
@@ -32,13 +35,15 @@ from app.codec.compression import (
     compress,
     inflate,
 )
-from app.codec.messages import Body, Response
+from app.codec.messages import Body, InferRequest, Response
+from app.codec.model import ModelCodec
 from app.codec.preamble import read_preamble
 from app.errors import (
     BodyTooLarge,
     ErrorResponse,
     HttpError,
     InvalidRequest,
+    ModelNotReady,
     RequestError,
     UnknownModel,
 )
@@ -52,6 +57,8 @@ from app.waiting import Waiting, WaitingRequests
 from engine import Cancelled, EngineError
 
 __all__ = ["InferFront", "ModelEntry", "ModelTable"]
+
+T = TypeVar("T")
 
 # The longest a request takes where nobody says otherwise, in seconds.
 DEFAULT_TIMEOUT = 60.0
@@ -104,6 +111,8 @@ class InferFront:
         self.restricts_inference = "inference" in self.restrictions.groups
         self._codings = ResponseCodings(compress_responses)
         self._waiting = WaitingRequests()
+        # One: with several, the event loop would have its turn less often.
+        self._decoding = DaemonPool(1, "popgate-decode")
 
     def coding_for(self, headers: Mapping[bytes, bytes]) -> Coding | None:
         """How the answer to a request with these headers is to be compressed."""
@@ -145,8 +154,8 @@ class InferFront:
 
         async def answer(call: InferCall, body: Body) -> Response | None:
             if not wants_events(headers):
-                return await self._answer(call, headers, body, receive)
-            await self._answer_events(call, headers, body, receive, send)
+                return await self._answer(path, call, headers, body, receive)
+            await self._answer_events(path, call, headers, body, receive, send)
             return None
 
         await self.run_call(path, headers, receive, send, answer)
@@ -220,6 +229,37 @@ class InferFront:
         limit = self.limits.max_body_bytes
         return await asyncio.to_thread(inflate, encoding, body, limit)
 
+    async def decode_elsewhere(
+        self,
+        path: str,
+        call: InferCall,
+        headers: Mapping[bytes, bytes],
+        body: Body,
+    ) -> InferRequest:
+        """The request of a body that takes long, decoded in a thread.
+
+        Raises what decoding raises.
+        """
+        return await self.in_thread(
+            path, call, lambda codec: codec.decode_with(headers, body)
+        )
+
+    async def in_thread(
+        self, path: str, call: InferCall, decode: Callable[[ModelCodec], T]
+    ) -> T:
+        """What `decode` makes with the codec of a call's model, which may be swapped
+        meanwhile; then once more, with the new one. One thread does so for all.
+        """
+        while True:
+            entry = call.entry
+            if not entry.ready:
+                raise ModelNotReady(entry.spec.name)
+            found = await self._decoding.run(partial(decode, entry.codec(self.limits)))
+            now = self.models.paths.get(path)
+            if now is None or now.runner is entry.runner:
+                return found
+            call.move(now)
+
     async def load_on_demand(
         self, path: str, headers: Mapping[bytes, bytes], body: Body
     ) -> tuple[ModelEntry, float]:
@@ -278,6 +318,7 @@ class InferFront:
 
     async def _answer(
         self,
+        path: str,
         call: InferCall,
         headers: dict[bytes, bytes],
         body: Body,
@@ -285,7 +326,13 @@ class InferFront:
     ) -> Response:
         """The response to a complete request; raises what is to be answered instead."""
         waiting = Waiting(receive)
-        submitted = call.start(headers, body, self.limits, self.timeout, waiting.wake)
+        if call.entry.codec(self.limits).takes_long(headers, body):
+            request = await self.decode_elsewhere(path, call, headers, body)
+            submitted = call.queue(request, headers, self.timeout, waiting.wake)
+        else:
+            submitted = call.start(
+                headers, body, self.limits, self.timeout, waiting.wake
+            )
         if not submitted.done:
             waiting.deadline = call.deadline
             await self._waiting.wait(waiting, submitted, exact=call.is_exact)
@@ -301,6 +348,7 @@ class InferFront:
 
     async def _answer_events(
         self,
+        path: str,
         call: InferCall,
         headers: dict[bytes, bytes],
         body: Body,
@@ -308,14 +356,12 @@ class InferFront:
         send: Send,
     ) -> None:
         """Sends every response to a request as an event of its own."""
+        in_json = {**headers, b"accept": b"application/json"}
+        if call.entry.codec(self.limits).takes_long(headers, body):
+            request = await self.decode_elsewhere(path, call, in_json, body)
+        else:
+            request = call.entry.codec(self.limits).decode_with(in_json, body)
         codec = call.entry.codec(self.limits)
-        get = headers.get
-        request = codec.decode(
-            get(b"content-type"),
-            get(b"inference-header-content-length"),
-            b"application/json",
-            body,
-        )
         if request.binary or request.binary_by_name or request.places is not None:
             msg = (
                 "the responses of an event stream are JSON: they hold no binary data, "

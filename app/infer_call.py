@@ -75,13 +75,24 @@ class InferCall:
         entry = self.entry
         if not entry.ready:
             raise ModelNotReady(entry.spec.name)
-        get = headers.get
-        request = entry.codec(limits).decode(
-            get(b"content-type"),
-            get(b"inference-header-content-length"),
-            get(b"accept"),
-            body,
-        )
+        request = entry.codec(limits).decode_with(headers, body)
+        return self.queue(request, headers, timeout, on_done)
+
+    def move(self, entry: ModelEntry) -> None:
+        """Goes to what has taken the place of its entry before it was queued."""
+        entry.stats.begin()
+        self.entry.stats.pending -= 1
+        self.entry = entry
+
+    def queue(
+        self,
+        request: InferRequest,
+        headers: Mapping[bytes, bytes],
+        timeout: float,
+        on_done: Callable[[Any], None],
+    ) -> Submitted:
+        """Queues a request that is decoded; otherwise as `start`."""
+        entry = self.entry
         self.accept(request, headers, timeout)
         if entry.scheduler is not None:
             self.submitted = entry.scheduler.submit(request, self.deadline, on_done)

@@ -32,7 +32,12 @@ class Limits:
     """
 
     max_document_values: int = 16 * MIB
-    """Values in all lists of a document. Parsed, they take up to 32 bytes each."""
+    """Values in all lists of a document. Parsed, they take up to 32 bytes each; a
+    string of a large JSON document counts as three."""
+
+    max_document_keys: int = 1 << 16
+    """Keys in all objects of a document, where there are more than requests have, and
+    in one map of a msgpack document."""
 
     max_json_depth: int = 100
     """Nesting of lists and objects in a document."""

@@ -31,6 +31,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from app.codec.messages import Buffer, Header
+from app.codec.model import DECODED_AT_ONCE
 from app.errors import BodyStopped, ErrorResponse, HttpError
 from app.exchange import Exchange
 from app.front import InferFront
@@ -356,6 +357,7 @@ class GatewayProtocol(HttpToolsProtocol):
                 and self.front.coding_for(exchange.headers) is None
             ):
                 exchange.missing = int(length)
+                exchange.is_large = exchange.missing > DECODED_AT_ONCE
                 if self.front.models.paths[path].tracer is not None:
                     exchange.arrived = monotonic_ns()
                 self._exchange = self._begun = exchange

@@ -15,6 +15,7 @@ import contextlib
 import errno
 import os
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -73,6 +74,7 @@ class Region:
         self._file = file
         self._users = 0
         self._is_leaving = False
+        self._open = threading.Lock()
 
     @property
     def in_use(self) -> bool:
@@ -96,8 +98,9 @@ class Region:
             self._end()
 
     def _end(self) -> None:
-        os.close(self._file)
-        self._file = -1
+        with self._open:
+            os.close(self._file)
+            self._file = -1
         self._on_end(self)
 
     def check(self, offset: int, size: int) -> None:
@@ -116,10 +119,13 @@ class Region:
         self.used_at = time.monotonic()
         start = self.status.offset + offset
         try:
-            if size <= _ONCE:
-                data = os.pread(self._file, size, start)
-            else:
-                data = self._read_long(start, size)
+            # Large documents are read in another thread than the one that closes the
+            # file, whose number could be another file's then.
+            with self._open:
+                if size <= _ONCE:
+                    data = os.pread(self._file, size, start)
+                else:
+                    data = self._read_long(start, size)
         except OSError as e:
             raise self._failed("read", e) from None
         if len(data) != size:

@@ -30,6 +30,7 @@
 #define EXACT_INTEGER (UINT64_C(1) << 53)
 #define MOST_DIGITS 19
 #define MOST_RANK 64
+#define LONG_LIST (1 << 20) /* bytes of text */
 
 typedef unsigned __int128 u128;
 
@@ -382,7 +383,13 @@ static PyObject *pack(PyObject *module, PyObject *const *args, Py_ssize_t count)
         extents[0] = elements;
         reader.rank = 1;
     }
-    if (reader.rank < 1 || !read_list(&reader, 0) || reader.at != reader.end) {
+    /* The text is the caller's and the result is ours: long lists need no lock, and
+     * others may go on. */
+    PyThreadState *others = end - start > LONG_LIST ? PyEval_SaveThread() : NULL;
+    bool good = reader.rank >= 1 && read_list(&reader, 0) && reader.at == reader.end;
+    if (others != NULL)
+        PyEval_RestoreThread(others);
+    if (!good) {
         Py_DECREF(result);
         Py_RETURN_NONE;
     }

@@ -14,6 +14,7 @@ import base64
 import binascii
 import math
 import struct
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -29,6 +30,8 @@ _SPECIAL: dict[str | None, float] = {
     "-Infinity": -math.inf,
 }
 _BOOL = {bool}
+# Strings after which other threads may go on: compiled code does not let them else.
+_GIVE_WAY = 1 << 16
 _LENGTH = struct.Struct("<I")
 
 
@@ -164,6 +167,8 @@ class Elements:
             raw = self._string(value, index, is_base64)
             parts.append(_LENGTH.pack(len(raw)))
             parts.append(raw)
+            if index % _GIVE_WAY == _GIVE_WAY - 1:
+                time.sleep(0)
         return b"".join(parts)
 
     def _string(self, value: object, index: int, is_base64: bool) -> bytes:
@@ -199,6 +204,8 @@ class Elements:
                 raise InvalidTensor(msg)
             offset += 4 + length
             found += 1
+            if found % _GIVE_WAY == 0:
+                time.sleep(0)
         if found != count or offset != end:
             more = " and more" if found == count else f" and {end - offset} bytes"
             msg = (

@@ -13,15 +13,20 @@ from app.codec.messages import Body, Encoding, InferRequest, Reply, Response
 from app.codec.npy import decode_npy, encode_npy
 from app.codec.oip_binary import BinaryReader
 from app.codec.oip_json import JsonWriter, decode_json
-from app.codec.oip_msgpack import MsgpackWriter, decode_msgpack
+from app.codec.oip_msgpack import MsgpackWriter, decode_msgpack, is_mostly_bytes
 from app.codec.outputs import Output
-from app.errors import InvalidRequest, NotAcceptable
+from app.errors import InvalidRequest, NotAcceptable, RequestError
 from app.limits import DEFAULT_LIMITS, Limits
 from app.shared_memory import RegionTable
 from app.spec import ModelSpec
 from engine import Tensor
 
 _REMEMBERED = 64  # different choices of classified outputs remembered
+# Bytes of a body that are decoded at once in any case: in less than 0.2 s, whatever
+# they are; and of JSON and strings, which take less time a byte at their worst.
+DECODED_AT_ONCE = 256 * 1024
+DECODED_AT_ONCE_AT_MOST = 1 << 20
+_PEEKED = 4096
 _RECOGNISED_BY = 64  # bytes, enough for white space before a JSON object
 
 
@@ -30,12 +35,14 @@ class ModelCodec:
 
     Made once when a model is loaded; holds what can be computed before a request comes.
     `regions` is the shared memory that requests may name, None if they may not.
-    Not thread safe: belongs to the event loop.
+    Belongs to the event loop; but `decode` may also be called in one other thread: what
+    it remembers is a hint.
     """
 
     __slots__ = (
         "_binary",
         "_classified",
+        "_has_strings",
         "_inputs",
         "_json",
         "_msgpack",
@@ -55,6 +62,7 @@ class ModelCodec:
         self.limits = limits
         self._inputs = {item.name: Input(spec, item, limits) for item in spec.inputs}
         self._outputs = {item.name: Output(item) for item in spec.outputs}
+        self._has_strings = any(item.type.kind == "s" for item in spec.inputs)
         self._reader = DocumentReader(spec, limits, self._inputs, regions)
         self._binary = BinaryReader(spec, limits, self._inputs, self._reader)
         self._json = JsonWriter(spec, self._outputs)
@@ -98,6 +106,41 @@ class ModelCodec:
         if request.encoding is Encoding.NPY:
             self._check_npy(request, reply)
         return request
+
+    def decode_with(self, headers: Mapping[bytes, bytes], body: Body) -> InferRequest:
+        """`decode`, with what the headers of a request say."""
+        get = headers.get
+        return self.decode(
+            get(b"content-type"),
+            get(b"inference-header-content-length"),
+            get(b"accept"),
+            body,
+        )
+
+    def takes_long(self, headers: Mapping[bytes, bytes], body: Body) -> bool:
+        """Whether a large body is one whose decoding others should not wait for.
+
+        Tensors that are binary are only looked at, however large they are; but strings
+        are looked at one by one.
+        """
+        size = sum(map(len, body))
+        if size <= DECODED_AT_ONCE:
+            return False
+        header_length = headers.get(b"inference-header-content-length")
+        if size > DECODED_AT_ONCE_AT_MOST and self._has_strings:
+            return True
+        if header_length is not None:
+            return header_length.isdigit() and (
+                len(header_length) > 9 or int(header_length) > DECODED_AT_ONCE_AT_MOST
+            )
+        first = beginning(body, _PEEKED)
+        try:
+            encoding = encoding_of(headers.get(b"content-type"), first)
+        except RequestError:
+            return False
+        if encoding is Encoding.MSGPACK:
+            return not is_mostly_bytes(first, size)
+        return encoding is Encoding.JSON and size > DECODED_AT_ONCE_AT_MOST
 
     def _decode_framed(
         self,

@@ -26,8 +26,11 @@ from app.spec import ModelSpec
 from engine import Tensor
 
 # A list is allocated by the length it claims, before its elements are read. Up to this
-# length that is harmless at any nesting; longer ones are first walked without building.
-_TRUSTED_LENGTH = 4096
+# length that is harmless at any nesting; longer ones are first walked without building,
+# and so are maps.
+_TRUSTED = {"max_array_len": 4096, "max_map_len": 4096}
+# Up to this size what a document is made of is not counted: it cannot become much.
+_LARGE = 1 << 18
 _REMEMBERED = 128  # heads of outputs remembered for a model
 _pack: Callable[[Any], bytes] = msgpack.packb
 
@@ -40,10 +43,12 @@ def _no_extension(code: int, data: bytes) -> Any:
 def _unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        msg = f"key {twice!r:.80} stands twice in one map"
-        raise InvalidRequest(msg)
+        seen: set[Any] = set()
+        for key, _ in pairs:
+            if key in seen:
+                msg = f"key {key!r:.80} stands twice in one map"
+                raise InvalidRequest(msg)
+            seen.add(key)
     return found
 
 
@@ -54,11 +59,14 @@ def parse_msgpack(data: bytes, limits: Limits) -> Any:
     plain ones; keys are strings.
     """
     try:
-        try:
-            return msgpack.unpackb(data, max_array_len=_TRUSTED_LENGTH, **_STRICT)
-        except ValueError as error:
-            if "max_array_len" not in str(error):
-                raise
+        if len(data) <= _LARGE:
+            try:
+                return msgpack.unpackb(data, **_TRUSTED, **_STRICT)
+            except ValueError as error:
+                if "max_array_len" not in str(error) and "max_map_len" not in str(
+                    error
+                ):
+                    raise
         return _parse_long(data, limits)
     except msgpack.ExtraData as error:
         raise _malformed(f"{len(error.extra)} bytes follow the document") from None
@@ -86,8 +94,20 @@ def _parse_long(data: bytes, limits: Limits) -> Any:
             raise too_many_values(limits)
         return values
 
+    def unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+        count(pairs)
+        return _unique(pairs)
+
     longest = min(len(data), limits.max_document_values)
-    return msgpack.unpackb(data, max_array_len=longest, list_hook=count, **_STRICT)
+    keys = min(len(data), limits.max_document_keys)
+    hooks = {**_STRICT, "list_hook": count, "object_pairs_hook": unique}
+    try:
+        return msgpack.unpackb(data, max_array_len=longest, max_map_len=keys, **hooks)
+    except ValueError as error:
+        if "max_map_len" not in str(error):
+            raise
+        msg = f"a map of the document has more than {keys} keys"
+        raise InvalidRequest(msg) from None
 
 
 _STRICT: dict[str, Any] = {
@@ -99,6 +119,15 @@ _STRICT: dict[str, Any] = {
 
 def _malformed(why: str) -> MalformedBody:
     return MalformedBody(f"failed to parse the request msgpack buffer: {why}")
+
+
+def is_mostly_bytes(first: bytes, size: int) -> bool:
+    """Whether a body of `size` bytes seems to begin with a tensor that is most of it.
+
+    Such a body is decoded at the speed of memory. `first` are its first bytes.
+    """
+    at = first.find(b"\xc6")  # bytes with a length of four bytes
+    return at >= 0 and 2 * int.from_bytes(first[at + 1 : at + 5], "big") > size
 
 
 def decode_msgpack(

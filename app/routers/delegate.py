@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
 from app.codec.messages import Body
 from app.codec.messages import Response as CodecResponse
+from app.codec.model import DECODED_AT_ONCE, ModelCodec
 from app.front import InferFront
 from app.infer_call import InferCall
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,14 @@ class FrontResponse(Response):
             return await self.answer(call, Asked(headers, body, receive, send))
 
         await self.front.run_call(self._path, headers, receive, send, answer)
+
+    async def decode(
+        self, call: InferCall, asked: Asked, decode: Callable[[ModelCodec], T]
+    ) -> T:
+        """What `decode` makes of the body; in a thread, if that may take long."""
+        if sum(map(len, asked.body)) > DECODED_AT_ONCE:
+            return await self.front.in_thread(self._path, call, decode)
+        return decode(call.entry.codec(self.front.limits))
 
     async def answer(self, call: InferCall, asked: Asked) -> CodecResponse | None:
         """The response, or None where it has been sent; raises what to answer else."""

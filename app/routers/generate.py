@@ -47,8 +47,10 @@ class _Generate(FrontResponse):
     in_events = False
 
     async def answer(self, call: InferCall, asked: Asked) -> CodecResponse | None:
+        request = await self.decode(
+            call, asked, lambda codec: decode_generate(codec, asked.body)
+        )
         codec = call.entry.codec(self.front.limits)
-        request = decode_generate(codec, asked.body)
         call.accept(request, asked.headers, self.front.timeout)
 
         def encode(outputs: Mapping[str, Tensor]) -> bytes:

@@ -33,8 +33,10 @@ Bytes that are no text are `{"b64": "…"}`.
 
 class _Predict(FrontResponse):
     async def answer(self, call: InferCall, asked: Asked) -> CodecResponse | None:
+        predict = await self.decode(
+            call, asked, lambda codec: decode_predict(codec, asked.body)
+        )
         codec = call.entry.codec(self.front.limits)
-        predict = decode_predict(codec, asked.body)
         call.accept(predict.request, asked.headers, self.front.timeout)
         text = b""
         async with ResponseStream(call, predict.request, asked.receive) as responses:

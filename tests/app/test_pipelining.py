@@ -188,7 +188,7 @@ def test_what_was_uploaded_and_given_up_is_given_back(
 ) -> None:
     if b"infer" not in path:
         path = b"/v2/repository/models/wide/load"
-    head = b"POST " + path + b" HTTP/1.1\r\nHost: x\r\n" + framing + b"\r\n\r\n"
+    head = b"POST " + path + b" HTTP/1.1\r\nHost: localhost\r\n" + framing + b"\r\n\r\n"
     body = b"%x\r\n" % len(HALF) + HALF if b"chunked" in framing else HALF
     used = []
     for _ in range(6):

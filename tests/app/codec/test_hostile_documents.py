@@ -1,0 +1,219 @@
+"""Documents made to cost: what they take is bounded, and grows only as they do."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+import orjson
+import pytest
+
+from app.codec import ModelCodec
+from app.codec.json_text import _keys_in, parse_json
+from app.codec.model import DECODED_AT_ONCE, DECODED_AT_ONCE_AT_MOST
+from app.codec.oip_msgpack import _unique, parse_msgpack
+from app.errors import InvalidRequest, MalformedBody, RepeatedKey, RequestError
+from app.limits import DEFAULT_LIMITS
+from app.spec import ModelSpec, TensorSpec
+
+MIB = 1 << 20
+Parse = Callable[[bytes, Any], Any]
+
+
+def filled(begin: bytes, unit: bytes, end: bytes, size: int) -> bytes:
+    return begin + unit * ((size - len(begin) - len(end)) // len(unit)) + end
+
+
+def many_keys(size: int) -> bytes:
+    return b"{" + b",".join(b'"%07d":1' % i for i in range(size // 12)) + b"}"
+
+
+def packed_map(count: int) -> bytes:
+    pairs = b"".join(b"\xa5%05x\x00" % (i % 0x100000) for i in range(count))
+    return b"\xdf" + count.to_bytes(4, "big") + pairs
+
+
+def nested(unit: bytes, size: int) -> bytes:
+    inner = b"\xdc\x0f\xff" + unit * 4095
+    count = size // len(inner)
+    return b"\x81\xa1x\xdd" + count.to_bytes(4, "big") + inner * count
+
+
+HOSTILE: dict[str, tuple[Parse, Callable[[int], bytes]]] = {
+    "equal keys": (parse_json, lambda n: filled(b'{"a":1', b',"a":1', b"}", n)),
+    "equal keys beside NaN": (
+        parse_json,
+        lambda n: filled(b'{"a":NaN', b',"a":1', b"}", n),
+    ),
+    "keys": (parse_json, lambda n: b'{"x":' + many_keys(n) + b"}"),
+    "escapes": (parse_json, lambda n: filled(b'{"x":":::', b'\\"', b'"}', n)),
+    "strings": (parse_json, lambda n: filled(b'{"x":[":::"', b',"ab"', b"]}", n)),
+    "objects": (parse_json, lambda n: filled(b'{"y":"::","x":[0', b",{}", b"]}", n)),
+    "lists": (parse_json, lambda n: filled(b'{"y":"::","x":[0', b",[]", b"]}", n)),
+    "packed keys": (parse_msgpack, lambda n: packed_map(n // 7)),
+    "packed lists": (parse_msgpack, lambda n: nested(b"\x90", n)),
+    "packed maps": (parse_msgpack, lambda n: nested(b"\x80", n)),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_what_is_parsed_takes_memory_in_proportion(kind: str) -> None:
+    parse, make = HOSTILE[kind]
+    for size in (2 * MIB, 8 * MIB):
+        text = make(size)
+        tracemalloc.start()
+        try:
+            parse(text, DEFAULT_LIMITS)
+        except RequestError:
+            pass
+        finally:
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+        assert peak < min(70 * len(text), 220 * MIB), (kind, size, peak / size)
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        (parse_json, filled(b'{"a":1', b',"a":1', b"}", MIB)),
+        (parse_json, filled(b'{"a":NaN', b',"a":1', b"}", MIB)),
+        (parse_json, b'{"x":' + many_keys(MIB) + b"}"),
+        (parse_msgpack, packed_map(70_000)),
+    ],
+)
+def test_there_may_not_be_very_many_keys(parse: Parse, text: bytes) -> None:
+    with pytest.raises(InvalidRequest, match=r"keys") as raised:
+        parse(text, DEFAULT_LIMITS)
+    assert not isinstance(raised.value, RepeatedKey)
+
+
+def test_a_repeated_key_is_found_by_looking_at_each_key_a_few_times() -> None:
+    looked = 0
+
+    class Key(str):
+        __slots__ = ()
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal looked
+            looked += 1
+            return str.__eq__(self, other)  # type: ignore[arg-type]
+
+        __hash__ = str.__hash__
+
+    count = 20_000
+    pairs = [(Key(number), 0) for number in (*range(count), count - 1)]
+    with pytest.raises(InvalidRequest, match="stands twice"):
+        _unique(pairs)
+    assert looked < 10 * count
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_keys_are_counted_as_a_parser_does(seed: int) -> None:
+    chance = random.Random(seed)
+    words = ["a", ":", '"', "\\", '\\"', "é:", "\\\\", '":', "{", "\n"]
+
+    def value(depth: int) -> Any:
+        kind = chance.randrange(4 if depth else 2)
+        if kind == 0:
+            return chance.choice([1, 2.5, None, True])
+        if kind == 1:
+            return "".join(chance.choices(words, k=chance.randrange(5)))
+        if kind == 2:
+            return [value(depth - 1) for _ in range(chance.randrange(6))]
+        return {value(0).__repr__() + str(i): value(depth - 1) for i in range(5)}
+
+    def keys(item: Any) -> int:
+        if isinstance(item, dict):
+            return len(item) + sum(map(keys, item.values()))
+        return sum(map(keys, item)) if isinstance(item, list) else 0
+
+    document = {"x": [value(5) for _ in range(200)]}
+    text = orjson.dumps(document, option=orjson.OPT_INDENT_2 if seed % 2 else None)
+    assert _keys_in(text) == keys(document)
+    assert parse_json(text, DEFAULT_LIMITS) == document
+    long = b'{"y":"' + b"z" * (1 << 18) + b'","x":' + text + b"}"
+    assert _keys_in(long) == keys(document) + 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"id":"\\ud800","x":NaN}',
+        b'{"x":NaN,"\\udfff":1}',
+        b'{"x":[NaN,["a\\uDBFFb"]]}',
+        b'{"x":NaN,"y":"\\ude00\\ud83d"}',
+    ],
+)
+def test_half_of_a_surrogate_pair_is_refused(text: bytes) -> None:
+    with pytest.raises(MalformedBody):
+        parse_json(text.replace(b"NaN", b"1"), DEFAULT_LIMITS)
+    with pytest.raises(MalformedBody):
+        parse_json(text, DEFAULT_LIMITS)
+
+
+def test_whole_pairs_and_what_looks_like_halves_are_read() -> None:
+    text = b'{"x":NaN,"y":"\\ud83d\\ude00","z":"\\\\ud800"}'
+    read = parse_json(text, DEFAULT_LIMITS)
+    assert (read["y"], read["z"]) == ("\U0001f600", "\\ud800")
+
+
+def spec(datatype: str) -> ModelSpec:
+    return ModelSpec("m", "1", (TensorSpec.make("x", datatype, (-1,)),), ())
+
+
+FRAMED = {b"inference-header-content-length": b"9"}
+LONG_HEADER = {b"inference-header-content-length": b"2000000"}
+
+
+@pytest.mark.parametrize(
+    ("datatype", "headers", "head", "size", "expected"),
+    [
+        ("FP32", {}, b"{", DECODED_AT_ONCE_AT_MOST, False),
+        ("FP32", {}, b"{", DECODED_AT_ONCE_AT_MOST + 1, True),
+        ("FP32", {}, b"\x93NUMPY", 64 * MIB, False),
+        ("FP32", {}, b"\x81", DECODED_AT_ONCE, False),
+        ("FP32", {}, b"\x81", DECODED_AT_ONCE + 1, True),
+        ("FP32", {}, b"\x81\xc6\x02\x00\x00\x00", 48 * MIB, False),
+        ("FP32", {}, b"\x81\xc6\x02\x00\x00\x00", 80 * MIB, True),
+        (
+            "FP32",
+            FRAMED,
+            b"{",
+            MIB * 9,
+            False,
+        ),
+        (
+            "FP32",
+            LONG_HEADER,
+            b"{",
+            MIB * 9,
+            True,
+        ),
+        (
+            "BYTES",
+            FRAMED,
+            b"{",
+            MIB * 9,
+            True,
+        ),
+    ],
+)
+def test_what_takes_long_is_known_before(
+    datatype: str,
+    headers: dict[bytes, bytes],
+    head: bytes,
+    size: int,
+    expected: bool,
+) -> None:
+    codec = ModelCodec(spec(datatype))
+    body = [head + bytes(size - len(head))]
+    assert codec.takes_long(headers, body) is expected
+
+
+def test_packed_documents_of_any_size_are_read_alike() -> None:
+    for count in (10, 5000, 200_000):
+        document = {"x": list(range(count)), "y": {str(i): i for i in range(5000)}}
+        assert parse_msgpack(msgpack.packb(document), DEFAULT_LIMITS) == document
