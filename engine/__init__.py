@@ -67,6 +67,7 @@ from engine.errors import (
     SessionClosed,
     TimedOut,
     UnknownAnchor,
+    WrongProcess,
 )
 from engine.faults import DeviceFault, FaultKind, RecoveryAction
 from engine.memory_pool import RingMemoryPool, allocate_queue_storage
@@ -177,6 +178,7 @@ __all__ = [
     "TimedOut",
     "Tracepoints",
     "UnknownAnchor",
+    "WrongProcess",
     "allocate_queue_storage",
     "anchor_policies",
     "and_bind",

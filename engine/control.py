@@ -23,6 +23,7 @@ import msgpack
 
 from engine import errors
 from engine.errors import DeviceLost, EngineBug, EngineError, InvalidModel
+from engine.held_socket import HeldSocket
 from popef_io import PopefError
 
 MAX_MESSAGE = 192 * 1024
@@ -97,7 +98,7 @@ def connect(
     address: str, timeout: float | None = None, watch: Watch | None = None
 ) -> socket.socket:
     """A connection to the device process at an abstract address, with this timeout."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock = HeldSocket()
     patience = timeout if timeout is not None else watch.interval if watch else 0.0
     try:
         # Not the timeout of Python's, with which a full backlog fails at once.

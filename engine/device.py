@@ -35,6 +35,7 @@ from engine.errors import (
     QueueFull,
 )
 from engine.faults import DeviceFault
+from engine.origin import here
 from engine.request import Request, RequestChannel
 from engine.session_seat import SessionSeat
 from engine.waiting import BlockingDriver
@@ -61,6 +62,8 @@ class Device:
     how long its process looks for the next request before it sleeps. Thread-safe.
     Close it (or use it as a context manager) to detach: the process ends and the device
     is free.
+    A forked child cannot use it (WrongProcess), and does not keep it attached; closing
+    it there is no business of its parent's.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class Device:
         spin_us: int = 0,
         ipu_version: int = -1,
     ) -> None:
+        self.origin = here()
         self.units, self.id = tuple(units), "+".join(units)
         self._share = threads
         self.providers = tuple(providers)
@@ -151,6 +155,8 @@ class Device:
 
     def poll(self) -> int:
         """Resolve what has finished; how many requests that was. Never blocks."""
+        if self.origin.left:
+            raise self.origin.error("Device")
         try:  # noqa: SIM105 - for every wake, where a context manager costs
             os.eventfd_read(self._result_fd)
         except BlockingIOError:
@@ -175,6 +181,7 @@ class Device:
 
     def check(self) -> bool:
         """Whether the process lives; where it does not, its requests fail now."""
+        self.origin.check("Device")
         connection = self._connection
         if connection is None or self.state is not DeviceState.READY:
             return False
@@ -190,6 +197,7 @@ class Device:
         Whoever waits for it, however long, does so from time to time: the process
         answers beside whatever it is doing.
         """
+        self.origin.check("Device")
         if self.state is not DeviceState.READY:
             return False
         process, patience = self._launcher.process, self.patience
@@ -218,6 +226,7 @@ class Device:
 
         What has not begun is dropped, else its result. Event loops call it often.
         """
+        self.origin.check("Device")
         if not self._busy:
             return 0
         now = time.monotonic_ns()
@@ -236,6 +245,8 @@ class Device:
 
     def wait(self, request: Request, timeout: float | None = None) -> bool:
         """Block until a request is done, at most `timeout` seconds; whether it is."""
+        if self.origin.left and not request.done:
+            raise self.origin.error("request")
         return self._blocking.wait(request, timeout)
 
     # -- for channels and runners
@@ -275,6 +286,7 @@ class Device:
         Raises what the answer says, TimeoutError after `timeout` seconds, DeviceClosed,
         and DeviceLost where the process dies, or is found hanging, meanwhile.
         """
+        self.origin.check("Device")
         self._refuse_if_closed()
         return control.call(self.address, message, fds, timeout, self.watch)
 
@@ -315,6 +327,7 @@ class Device:
 
     def ping(self, timeout: float = 5.0) -> Message:
         """Ask the process how it is; DeviceLost where it does not answer in time."""
+        self.origin.check("Device")
         self._refuse_if_closed()
         try:
             answer, fds = control.call(self.address, {"op": "ping"}, (), timeout)
@@ -325,6 +338,7 @@ class Device:
 
     def kill(self, why: str) -> None:
         """End a process that hangs; its requests fail with DeviceLost."""
+        self.origin.check("Device")
         self._launcher.kill()
         self._lose(why)
 
@@ -370,6 +384,7 @@ class Device:
         nothing is lost. Raises what kept it from starting; try again after `back_off`
         seconds.
         """
+        self.origin.check("Device")
         with self._recovering:
             if by_hand and self.state is DeviceState.FAILED:
                 self.state = DeviceState.LOST
@@ -390,6 +405,9 @@ class Device:
 
     def close(self) -> None:
         """Detach: fail what is in flight, end the process, free the device."""
+        if self.origin.left:
+            self._abandon()
+            return
         with self.lock:
             if self.state is DeviceState.CLOSED:
                 return
@@ -412,6 +430,19 @@ class Device:
         for claim in self._claims:
             claim.close()
         logger.info("device %s is free again", self.id)
+
+    def _abandon(self) -> None:
+        """Close the descriptors of a forked child's copy, and nothing else."""
+        if self.state is DeviceState.CLOSED:
+            return
+        self.state = DeviceState.CLOSED
+        self._launcher.abandon()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+        os.close(self._result_fd)
+        for claim in self._claims:
+            claim.close()
 
     def _start(self) -> None:
         """Start the process and link up; DeviceClosed where it is too late for that."""

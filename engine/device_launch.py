@@ -10,9 +10,12 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from engine.errors import DeviceLost
+from engine.held_socket import HeldSocket
 from engine.logs import standard_output_is_wanted
+from engine.origin import here, hold, let_go, no_fork
 
 #: Seconds a device process gets to end by itself before it is killed.
 STOP_TIMEOUT = 5.0
@@ -73,8 +76,25 @@ class Launcher:
         if self._latest is not None:
             self._latest.end(kill=kill)
 
+    def abandon(self) -> None:
+        """Forget the process, in a forked child: it is the parent's."""
+        if self._latest is not None:
+            self._latest.abandon()
+
     def __repr__(self) -> str:
         return f"<Launcher of {self._name}: {self._latest!r}>"
+
+
+class _Child(subprocess.Popen[bytes]):
+    """A process that is nothing to a forked child of whoever started it."""
+
+    def __init__(self, command: list[str], **options: Any) -> None:
+        self._origin = here()
+        super().__init__(command, **options)
+
+    def __del__(self) -> None:
+        if not self._origin.left:  # else it would wait for another's child
+            super().__del__()
 
 
 class LaunchedProcess:
@@ -90,21 +110,26 @@ class LaunchedProcess:
         self._ending = threading.Lock()
         self._ticks = 0
         self.has_ended = False
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        read_end, self._owner_pipe = os.pipe()
+        listener = HeldSocket()
+        with no_fork():
+            read_end, self._owner_pipe = os.pipe()
+            hold(self._owner_pipe)
         try:
             listener.bind(f"\0{address}")
             listener.listen(_BACKLOG)
             inherited = [claim.fileno() for claim in claims]
-            self._process = subprocess.Popen(
-                _command(name, listener.fileno(), read_end, spin_us),
-                stdin=subprocess.DEVNULL,
-                stdout=None if standard_output_is_wanted() else subprocess.DEVNULL,
-                pass_fds=[listener.fileno(), read_end, *inherited],
-                env=_environment(),
-            )
+            # A child that is forked meanwhile would keep the pipe on which `Popen`
+            # waits for the end of its own.
+            with no_fork():
+                self._process = _Child(
+                    _command(name, listener.fileno(), read_end, spin_us),
+                    stdin=subprocess.DEVNULL,
+                    stdout=None if standard_output_is_wanted() else subprocess.DEVNULL,
+                    pass_fds=[listener.fileno(), read_end, *inherited],
+                    env=_environment(),
+                )
         except OSError as error:
-            os.close(self._owner_pipe)
+            self._close_pipe()
             raise DeviceLost(
                 f"cannot start the process of device {name}: {error}"
             ) from error
@@ -149,8 +174,19 @@ class LaunchedProcess:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-            os.close(self._owner_pipe)
+            self._close_pipe()
             self.has_ended = True
+
+    def abandon(self) -> None:
+        """Forget it, in a forked child: only our end of the pipe is closed."""
+        if not self.has_ended:
+            self.has_ended = True
+            self._close_pipe()
+
+    def _close_pipe(self) -> None:
+        with no_fork():
+            let_go(self._owner_pipe)
+            os.close(self._owner_pipe)
 
     def __repr__(self) -> str:
         state = ", ended" if self.has_ended else ""

@@ -2,8 +2,9 @@
 
 A claim is a Unix socket bound to an abstract name: binding the same name twice fails,
 and the name is free again the moment the last process that holds the socket has gone,
-however it went. Nothing is left in the file system. The name carries the user, so
-users do not lock each other out, and the pool (`POPGATE_POOL`, default "default").
+however it went; forked children do not hold it. Nothing is left in the file system.
+The name carries the user, so users do not lock each other out, and the pool
+(`POPGATE_POOL`, default "default").
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import os
 import socket
 from collections.abc import Sequence
 from pathlib import Path
+
+from engine.held_socket import HeldSocket
 
 #: Devices that are no unit of the pool: nobody claims them.
 MODEL_KIND = "model"
@@ -26,7 +29,7 @@ def address_of(unit: str) -> str:
 
 def try_claim(unit: str) -> socket.socket | None:
     """Claim a unit; None where somebody holds it."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock = HeldSocket()
     try:
         sock.bind(f"\0{address_of(unit)}/lock")
     except OSError as error:

@@ -23,6 +23,7 @@ EngineError
     AnchorsNotConnected a program needs data, or room for it, that nobody gives
     InvalidModel       a model that cannot be loaded or run
     InvalidConfig      an option with a value it cannot have
+  WrongProcess         a forked child used what its parent made
   ExecutionFailed      the graph failed on this input
   EngineBug            a broken invariant; the message ends in "this is a bug"
 
@@ -169,6 +170,14 @@ class InvalidModel(Invalid):
 
 class InvalidConfig(Invalid):
     """An option has a value that it cannot have."""
+
+
+class WrongProcess(EngineError):
+    """A forked child used something that was made before the fork.
+
+    It belongs to the parent; the message says in which process it was made. The child
+    makes its own.
+    """
 
 
 class ExecutionFailed(EngineError):

@@ -49,7 +49,8 @@ class ModelRunner:
     `model` is a PopEF file, several files of one model, or a `popef_io.Model`. Blocks
     until the model is loaded on every replica. Replicas without a device in
     `config.replica_to_device` get one from `manager` (default: the default pool), which
-    the runner then owns. Thread-safe.
+    the runner then owns. Thread-safe. A forked child cannot use it (WrongProcess) and
+    makes its own.
     """
 
     def __init__(
@@ -168,6 +169,7 @@ class ModelRunner:
 
         Recorded with `config.record_tracepoints`, else empty.
         """
+        self._replicas.origin.check("ModelRunner")
         self._replicas.check_id(replica_id)
         tracepoints = self._replicas.tracepoints(replica_id)
         return Tracepoints(1, nullcontext()) if tracepoints is None else tracepoints
@@ -295,6 +297,7 @@ class ModelRunner:
 
     def drain(self, timeout: float) -> bool:
         """Wait until nothing is in flight, at most `timeout` seconds."""
+        self._replicas.origin.check("ModelRunner")
         end = time.monotonic() + timeout
         for channel in self._replicas.channels:
             for request in channel.waiting:
@@ -320,13 +323,15 @@ class ModelRunner:
 
         With `config.run_save_programs` those run first, for each replica. Where one
         fails the rest is done all the same, and the first error is raised at the end.
+        In a forked child nothing of all that is done: the model is the parent's.
         """
         if self._replicas.closed:
             return
         failures: list[EngineError] = []
-        if self.config.run_save_programs and self._loaded:
+        mine = not self._replicas.origin.left
+        if mine and self.config.run_save_programs and self._loaded:
             failures = self._save_all()
-        for device in self._replicas.devices:
+        for device in self._replicas.devices if mine else ():
             device.unregister(self)
         self._replicas.close()
         RESULT_MEMORY.give_back()
@@ -353,8 +358,10 @@ class ModelRunner:
         self.close()
 
     def __repr__(self) -> str:
-        closed = self._replicas.closed
+        closed, origin = self._replicas.closed, self._replicas.origin
         state = "closed" if closed else ("ready" if self.ready else "not ready")
+        if origin.left:
+            state = f"of process {origin.pid}"
         return (
             f"<ModelRunner {self.name!r} {state}, {len(self._replicas)} replicas, "
             f"{self.in_flight} in flight>"

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from engine.errors import InvalidInput, QueueClosed, QueueFull
+from engine.origin import here
 from engine.ring_buffer import SpscRingBuffer
 from engine.tensor import Buffer
 from popef_io import Anchor, TensorInfo
@@ -118,6 +119,7 @@ class AnchorQueue(Generic[Slot]):
         self, anchor: Anchor, ring: SpscRingBuffer[Slot], running: RunningThread | None
     ) -> None:
         self.anchor = anchor
+        self._origin = here()
         self.sample_bytes = bytes_per_sample(anchor.tensor_info)
         #: 0 where the first dimension is free.
         self.batch_bytes = self.sample_bytes * batch_rows(anchor.tensor_info)
@@ -144,7 +146,11 @@ class AnchorQueue(Generic[Slot]):
 
         Raises QueueClosed where the queue is disconnected, and QueueFull where waiting
         would be for ever: in a callback, no other thread makes room.
+        WrongProcess in a forked child.
         """
+        if self._origin.left:
+            what = f"{self._direction} queue {self.anchor.name!r}"
+            raise self._origin.error(what)
         if self._running.is_me and not self._ring.write_available():
             raise QueueFull(
                 f"{self._direction} queue {self.anchor.name!r} is full, and only this "

@@ -165,6 +165,7 @@ class ReplicaChannel(RequestChannel):
         self, rows: int, tensors: Mapping[str, Tensor], on_done: OnDone
     ) -> None:
         """Queue rows that complete a run which waits for some (engine/flushing.py)."""
+        self.device.origin.check("ModelRunner")
         with self._lock:
             number = next(_REQUEST_NUMBERS)
             self._queue(FillUp(self, number, rows, 0, on_done), tensors)
@@ -396,6 +397,7 @@ class ReplicaChannel(RequestChannel):
 
     def abandon(self, request: Request, error: EngineError) -> None:
         """Resolve a request now; the device drops it, or its result is discarded."""
+        self.device.origin.check("request")
         with self._lock:
             if request.done:
                 return

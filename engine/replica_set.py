@@ -30,6 +30,7 @@ from engine.errors import (
 from engine.flushing import Flusher
 from engine.frozen import frozen_tensors
 from engine.model_file import handed_over
+from engine.origin import here
 from engine.pace import Pace
 from engine.replica_channel import ReplicaChannel
 from engine.stats import RunnerStats
@@ -68,6 +69,7 @@ class ReplicaSet:
     """
 
     def __init__(self, plan: ReplicaPlan, config: ModelRunnerConfig) -> None:
+        self.origin = here()
         self._plan = plan
         self._config = config
         self._own: list[Device] = []
@@ -98,13 +100,17 @@ class ReplicaSet:
     def ready(self) -> bool:
         """Whether every replica can take requests."""
         channels = self._channels
-        return not self._stopped and all(c is not None and c.usable for c in channels)
+        if self._stopped or self.origin.left:
+            return False
+        return all(c is not None and c.usable for c in channels)
 
     @property
     def serving(self) -> bool:
         """Whether some replica can take requests."""
         channels = self._channels
-        return not self._stopped and any(c is not None and c.usable for c in channels)
+        if self._stopped or self.origin.left:
+            return False
+        return any(c is not None and c.usable for c in channels)
 
     @property
     def in_flight(self) -> int:
@@ -136,8 +142,11 @@ class ReplicaSet:
 
         Where the model has priority levels it is that of `priority`, or of the default
         level if there is no such one.
-        Raises RunnerClosed, or DeviceLost where it has no device at the moment.
+        Raises RunnerClosed, or DeviceLost where it has no device at the moment;
+        WrongProcess in a forked child.
         """
+        if self.origin.left:
+            raise self.origin.error("ModelRunner")
         if self._stopped:
             raise self._unloaded()
         channels = self._channels
@@ -177,6 +186,7 @@ class ReplicaSet:
         for one who is about it."""
         if not self._config.auto_reset:
             return
+        self.origin.check("ModelRunner")
         device, channel = self._devices[replica], self._channels[replica]
         if not device.check() or channel is None or not channel.usable:
             device.recover()
@@ -222,11 +232,13 @@ class ReplicaSet:
 
     def reload(self, device: Device) -> None:
         """Load the replicas of a device again, after its process was replaced."""
+        self.origin.check("ModelRunner")
         if device in self._devices and not self._stopped:
             self._load(device)
 
     def save(self, replica: int) -> dict[str, Tensor]:
         """Run the save programs of a replica; what they deliver, by tensor name."""
+        self.origin.check("ModelRunner")
         if self._closed:
             raise self._unloaded()
         channel = self._channels[replica]
@@ -250,9 +262,17 @@ class ReplicaSet:
             channel.fail_all(self._unloaded())
 
     def close(self) -> None:
-        """`stop`, and unload everywhere."""
+        """`stop`, and unload everywhere; in a forked child only our own devices are
+        closed."""
         if self._closed:
             return
+        if not self.origin.left:
+            self._unload()
+        self._closed = self._stopped = True
+        for device in self._own:
+            device.close()
+
+    def _unload(self) -> None:
         self.stop()
         self._closed = True
         for replica, channel in enumerate(self._channels):
@@ -263,8 +283,6 @@ class ReplicaSet:
                 device.close_channel(level)
             with contextlib.suppress(EngineError, OSError):
                 device.call({"op": "unload", "replica": channel.replica}, timeout=30.0)
-        for device in self._own:
-            device.close()
 
     def _load(self, device: Device) -> None:
         """Load the replicas of one device, which share graphs and weights there."""

@@ -123,6 +123,13 @@ class Residence:
             self.is_stopped = self._was_told = False
             self._load(device)
 
+    def abandon(self) -> None:
+        """Forget the device, in a forked child: it is the parent's."""
+        link, self._link = self._link, None
+        if link is not None:
+            link.abandon()
+        self.device = None
+
     def halt(self) -> None:
         """Let nothing run any more: `run` returns False. Then `end`."""
         self._was_told = True

@@ -24,7 +24,8 @@ class ExecuteResult(Mapping[str, Array]):
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the result is there, at most `timeout` seconds; whether it is.
 
-        Raises how the request failed.
+        Raises how the request failed, and WrongProcess in a forked child; what was
+        there before the fork is there in the child too.
         """
         if self._there:
             return True

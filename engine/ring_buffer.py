@@ -44,13 +44,15 @@ noticed elsewhere (the control socket of the device process).
 
 from __future__ import annotations
 
+import os
 import platform
 import threading
 import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from engine.errors import EngineBug, InvalidConfig, QueueClosed
+from engine.errors import EngineBug, InvalidConfig, QueueClosed, WrongProcess
+from engine.origin import here
 
 CONTROL_SIZE = 128
 #: Words of the control block.
@@ -65,6 +67,15 @@ _LOOK_AGAIN = 0.2
 _LONGEST_WAIT = 3600.0
 
 _lock = threading.Lock()
+
+
+def _renew_lock() -> None:
+    """In a forked child, where a thread of the parent may have had it."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def full_fence() -> None:
@@ -264,7 +275,8 @@ class SpscRingBuffer(Generic[T]):
     reused for ever: the writer fills the one that `write_lock` returns. While a read
     waits, `timeout_cb(ring)` is called after each `timeout_ns` nanoseconds (0: never).
     After `invalidate` nothing blocks any more and what is returned is to be ignored:
-    check `is_valid` after each lock.
+    check `is_valid` after each lock. Its memory is this process's: the copy in a forked
+    child cannot be used (WrongProcess), for nobody is at its other side.
     """
 
     def __init__(
@@ -278,6 +290,7 @@ class SpscRingBuffer(Generic[T]):
     ) -> None:
         if timeout_ns < 0:
             raise InvalidConfig(f"timeout_ns must not be negative, got {timeout_ns}")
+        self._origin = here()
         self._memory = bytearray(CONTROL_SIZE)
         self._ring = RingCounters(memoryview(self._memory), num_buffers)
         self._buffers = [make() for _ in range(num_buffers)]
@@ -313,6 +326,8 @@ class SpscRingBuffer(Generic[T]):
         return None if slot < 0 else self._buffers[slot]
 
     def _lock_slot(self) -> int:
+        if self._origin.left:
+            raise self._not_ours()
         slot = self._ring.try_write_lock()
         self._write_locked = self._write_locked or slot >= 0
         return slot
@@ -326,6 +341,8 @@ class SpscRingBuffer(Generic[T]):
     def write_complete(self) -> None:
         """Publish the buffer that is write-locked."""
         if not self._write_locked:
+            if self._origin.left:
+                raise self._not_ours()
             if not self.is_valid():
                 return
             raise QueueClosed(f"{self._label}: write_complete without write_lock")
@@ -335,6 +352,8 @@ class SpscRingBuffer(Generic[T]):
 
     def try_read_lock(self) -> T | None:
         """The next published buffer, or None where there is none."""
+        if self._origin.left:
+            raise self._not_ours()
         slot = self._ring.try_read_lock()
         return None if slot < 0 else self._buffers[slot]
 
@@ -343,6 +362,8 @@ class SpscRingBuffer(Generic[T]):
 
         `alive` is called every so often meanwhile; what it raises ends the wait.
         """
+        if self._origin.left:
+            raise self._not_ours()
         timeout = self._timeout_ns / 1e9 if self._timeout_cb is not None else 0.0
         due = time.monotonic() + timeout if timeout else float("inf")
         longest = _LONGEST_WAIT if alive is None else _LOOK_AGAIN
@@ -360,6 +381,8 @@ class SpscRingBuffer(Generic[T]):
     def read_complete(self) -> None:
         """Release the oldest read-locked buffer."""
         if not self._ring.held:
+            if self._origin.left:
+                raise self._not_ours()
             if not self.is_valid():
                 return
             raise QueueClosed(f"{self._label}: read_complete without read_lock")
@@ -388,6 +411,8 @@ class SpscRingBuffer(Generic[T]):
 
     def reset(self) -> None:
         """Back to the initial state; neither side may use the ring meanwhile."""
+        if self._origin.left:
+            raise self._not_ours()
         self._ring.reset()
         self._write_locked = False
 
@@ -395,7 +420,12 @@ class SpscRingBuffer(Generic[T]):
         """A line for a log (Model Runtime: `getState`)."""
         return f"{prefix}{self._label}: {self._ring!r}"
 
+    def _not_ours(self) -> WrongProcess:
+        return self._origin.error(f"{self._label} SpscRingBuffer".strip())
+
     def _notify(self) -> None:
+        if self._origin.left:  # the lock may be held by a thread that is not here
+            raise self._not_ours()
         with self._waiting:
             self._waiting.notify_all()
 

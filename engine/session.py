@@ -23,6 +23,7 @@ from engine.device_manager import DeviceManager
 from engine.errors import DeviceBusy, InvalidConfig
 from engine.executable import Executable
 from engine.model_file import ModelSource, open_model
+from engine.origin import here
 from engine.predicates import RingSizeMultiplier
 from engine.queue_manager import QueueManager
 from engine.queues import TimeoutCallback
@@ -42,10 +43,12 @@ class Session:
     then, and its own load programs next. All runs of a device take turns; whoever wants
     one waits ten seconds at most, then DeviceBusy is raised. `stop` may be called from
     any thread, at any time. Raises InvalidModel where the model cannot be read or, with
-    `config.check_package_hash`, is not what its recorded digests say.
+    `config.check_package_hash`, is not what its recorded digests say. A forked child
+    cannot use it (WrongProcess) and makes its own.
     """
 
     def __init__(self, model: ModelSource, config: SessionConfig | None = None) -> None:
+        self._origin = here()
         self.config = config or SessionConfig()
         self._model = open_model(model)
         if self.config.check_package_hash:
@@ -114,12 +117,14 @@ class Session:
 
         Raises DeviceBusy, DeviceLost, InvalidModel.
         """
+        self._origin.check("Session")
         self.unload_from_device()
         self._home.bind(device)
 
     def unload_from_device(self) -> None:
         """Leave the device, having run the save programs: they are run where the load
         programs have been and all they write has somewhere to go at once."""
+        self._origin.check("Session")
         device = self._home.device
         if device is not None:
             with device.seat.turn():
@@ -133,6 +138,7 @@ class Session:
     ) -> None:
         """Connect the anchor with this stream handle to a callback, in place of
         whatever it was connected to. UnknownAnchor where there is none."""
+        self._origin.check("Session")
         self._connections.set_callback(anchor_handle, callback)
 
     def set_user_input_handler(
@@ -147,6 +153,7 @@ class Session:
         (`AnchorCallbackPolicy`); `skip_connected`: only those that nothing but a dummy
         is connected to.
         """
+        self._origin.check("Session")
         kind = TensorType.INPUT
         self._connections.set_handler(kind, factory, predicate, skip_connected)
 
@@ -157,6 +164,7 @@ class Session:
         skip_connected: bool = False,
     ) -> None:
         """The same for each of `user_output_anchors`."""
+        self._origin.check("Session")
         kind = TensorType.OUTPUT
         self._connections.set_handler(kind, factory, predicate, skip_connected)
 
@@ -173,6 +181,7 @@ class Session:
         The predicates select anchors; without one, all get a queue. See `QueueManager`
         for the rest. A new call replaces the queues of the last one.
         """
+        self._origin.check("Session")
         if self._model.metadata.replication_factor > 1:
             raise InvalidConfig(
                 "queues need a model that is compiled for one replica, this one is for "
@@ -262,6 +271,7 @@ class Session:
         """End what is running and disconnect the queues; nothing runs until `reload`:
         every run returns False. What the programs had done by then is undefined.
         """
+        self._origin.check("Session")
         self._home.halt()
         if self._queues is not None:
             self._queues.disconnect_all()
@@ -270,13 +280,20 @@ class Session:
     def reload(self) -> None:
         """Load the executable again on the bound device, after `stop` or after the
         device was lost (which is started again). Disconnected queues are emptied."""
+        self._origin.check("Session")
         self._home.reload()
         if self._queues is not None:
             self._queues.reset_disconnected()
 
     def close(self) -> None:
         """Stop and leave the device; the save programs are not run. Gives back a device
-        that the session attached itself. Idempotent."""
+        that the session attached itself. Idempotent. In a forked child nothing is
+        stopped: all that is the parent's."""
+        if self._origin.left:
+            self._home.abandon()
+            if self._own_device is not None:
+                self._own_device.close()
+            return
         self.stop()
         device = self._home.device
         if device is not None:
@@ -305,6 +322,7 @@ class Session:
 
     @contextlib.contextmanager
     def _turn(self, *, load: bool = True) -> Iterator[Residence]:
+        self._origin.check("Session")
         with self._home.turn(load=load):
             queues = self._queues
             if queues is None:

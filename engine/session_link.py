@@ -125,6 +125,10 @@ class SessionLink:
         """End, and give back what it holds; nothing may be running."""
         if not self.ended:
             self.end()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Give back what it holds here, and say nothing."""
         self._sock.close()
         for memory in self._segments.values():
             memory.close()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from engine.errors import DeviceBusy
+from engine.origin import here
 
 #: Seconds that somebody waits for programs of another session, or thread, to end.
 TURN_TIMEOUT = 10.0
@@ -28,6 +29,7 @@ class SessionSeat:
     def __init__(self) -> None:
         #: Changed by who has the turn only.
         self.resident: Resident | None = None
+        self._origin = here()
         self._lock = threading.Lock()
         self._holder: int | None = None
 
@@ -42,6 +44,7 @@ class SessionSeat:
 
         A run that waits for data may go on for ever, so this must not wait for ever.
         """
+        self._origin.check("Device")
         if self.is_mine:
             raise DeviceBusy("a callback of a run cannot run programs itself")
         if not self._lock.acquire(timeout=TURN_TIMEOUT):

@@ -18,6 +18,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from engine.errors import InvalidInput
+from engine.origin import here
 
 if TYPE_CHECKING:
     from engine.request import Request
@@ -62,9 +63,10 @@ class Tracepoints:
     Recorded by threads that hold `lock`, which readers take. Any thread may read.
     """
 
-    __slots__ = ("_lock", "_point", "_points", "_rounds", "_size")
+    __slots__ = ("_lock", "_origin", "_point", "_points", "_rounds", "_size")
 
     def __init__(self, size: int, lock: AbstractContextManager[object]) -> None:
+        self._origin = here()
         self._lock = lock
         self._size = size
         self._rounds = 0
@@ -105,6 +107,7 @@ class Tracepoints:
     @property
     def count(self) -> int:
         """How many requests have been recorded, also those that were dropped since."""
+        self._origin.check("Tracepoints")
         with self._lock:
             return self._rounds * self._size + self._point.number
 
@@ -157,6 +160,7 @@ class Tracepoints:
 
     def _rows(self) -> list[tuple[int, int, int, int]]:
         """The whole and its phases, in nanoseconds, of each request, oldest first."""
+        self._origin.check("Tracepoints")
         rows = []
         with self._lock:
             points = self._points[: self._point.number]
@@ -170,4 +174,6 @@ class Tracepoints:
         return rows
 
     def __repr__(self) -> str:
+        if self._origin.left:
+            return f"<Tracepoints of process {self._origin.pid}>"
         return f"<Tracepoints {len(self)} of {self.count} requests>"

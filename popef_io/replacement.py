@@ -22,11 +22,13 @@ class Replacement:
 
     A symbolic link at `path` is followed, permissions of a file that is there are kept.
     If neither is called, the temporary file goes with this object, at the latest when
-    the interpreter exits.  Raises OSError if the directory is missing or full, and
-    InvalidValueError if `path` is something that must not be replaced.
+    the interpreter exits.  A forked child cannot write it, and leaves it alone.
+    Raises OSError if the directory is missing or full, and InvalidValueError if `path`
+    is something that must not be replaced.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._owner = os.getpid()
         self.path = os.path.realpath(os.fspath(path))
         mode = _mode_of(self.path)
         directory = os.path.dirname(self.path)
@@ -35,7 +37,7 @@ class Replacement:
         with _about(self.path):
             self._descriptor = os.open(self._temporary, flags, 0o666)
         self._abandon = weakref.finalize(
-            self, _abandon, self._descriptor, self._temporary, os.getpid()
+            self, _abandon, self._descriptor, self._temporary, self._owner
         )
         if mode is not None:
             os.fchmod(self._descriptor, mode)
@@ -73,6 +75,12 @@ class Replacement:
         return f"<Replacement of {self.path}>"
 
     def _check_open(self) -> None:
+        if os.getpid() != self._owner:
+            raise WriterStateError(
+                f"the file that is to replace {self.path} was begun in process "
+                f"{self._owner}; process {os.getpid()}, which was forked from it, must "
+                "write its own"
+            )
         # The descriptor's number may be another file's by now.
         if not self._abandon.alive:
             raise WriterStateError(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import weakref
 from collections.abc import Iterable
 from enum import Enum
@@ -106,7 +107,7 @@ class Writer(NotPickled):
 
     def _begin(self, writer: popef_io.Writer) -> None:
         self._io = writer
-        self._finish = weakref.finalize(self, _close_forgotten, writer)
+        self._finish = weakref.finalize(self, _close_forgotten, writer, os.getpid())
 
     def writeMetadata(self, metadata: Metadata) -> None:
         """Write a metadata blob."""
@@ -197,8 +198,10 @@ def _first(data: Buffer, size: int | None) -> memoryview:
     return view[: index(size)]
 
 
-def _close_forgotten(writer: popef_io.Writer) -> None:
+def _close_forgotten(writer: popef_io.Writer, owner: int) -> None:
     """Close a writer that nobody closed; what it cannot finish it discards."""
+    if os.getpid() != owner:
+        return  # a forked child's copy: the file is the parent's
     try:
         writer.close()
     except (popef_io.PopefError, OSError) as error:

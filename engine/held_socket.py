@@ -1,0 +1,30 @@
+"""Sockets that no forked child keeps (engine/origin.py)."""
+
+from __future__ import annotations
+
+import socket
+
+from engine.origin import here, hold, let_go, no_fork
+
+
+class HeldSocket(socket.socket):
+    """A Unix socket with message borders; in a forked child it leads nowhere."""
+
+    def __init__(self) -> None:
+        with no_fork():
+            self._origin = here()
+            super().__init__(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            hold(self.fileno())
+
+    def close(self) -> None:
+        """Close it; once is enough."""
+        with no_fork():
+            let_go(self.fileno())
+            super().close()
+
+    def __del__(self) -> None:
+        if self._origin.left:  # nobody here was to close it
+            self.close()
+        with no_fork():
+            let_go(self.fileno())
+            super().__del__()  # type: ignore[misc] # closes it, and warns of that
