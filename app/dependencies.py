@@ -10,7 +10,12 @@ from fastapi.security import HTTPBearer
 from app.access import check_management
 from app.codec.json_text import parse_json
 from app.codec.shapes import check_depth
-from app.errors import BodyTooLarge, InvalidRequest, UnknownModel
+from app.errors import (
+    BodyTooLarge,
+    InvalidRequest,
+    UnknownModel,
+    larger_than_allowed,
+)
 from app.gateway import Gateway
 from app.limits import DEFAULT_LIMITS
 from app.load_request import LoadRequest, parse_load_request
@@ -75,7 +80,11 @@ async def read_object(request: Request) -> dict[str, Any]:
 
     Raises `MalformedBody`, `BodyTooLarge`, or `InvalidRequest` for any other JSON.
     """
-    return _parse_object(await _read(request, MAX_MANAGEMENT_BODY))
+    limit = MAX_MANAGEMENT_BODY
+    body = await _read(request, limit)
+    if len(body) > limit:
+        raise BodyTooLarge(f"the body is larger than {limit} bytes")
+    return _parse_object(body)
 
 
 async def read_load_request(
@@ -85,7 +94,11 @@ async def read_load_request(
 
     Raises what `read_object` raises.
     """
-    body = await _read(request, gateway.settings.max_body_size)
+    limit = gateway.settings.max_body_size
+    body = await _read(request, limit)
+    if len(body) > limit:
+        size = request.headers.get("content-length") or f"{len(body)} or more"
+        raise larger_than_allowed(size, limit, is_json=True)
 
     def parse() -> LoadRequest:
         parameters = _parse_object(body).get("parameters", {})
@@ -97,12 +110,12 @@ async def read_load_request(
 
 
 async def _read(request: Request, limit: int) -> bytearray:
+    """The body, or more than `limit` bytes of it if it has more."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > limit:
-            msg = f"the body is larger than {limit} bytes"
-            raise BodyTooLarge(msg)
+            break
     return body
 
 

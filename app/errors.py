@@ -3,6 +3,7 @@
 RequestError            the request cannot be answered as it was asked
   MalformedBody           the body is not what it says it is
   InvalidRequest          the document breaks a rule of the protocol
+    NestedTooDeep           lists or objects lie too deep in each other
     InvalidShape            a shape is not a list of sizes
     InvalidTensor           an input does not fit the model
     RepeatedKey             a key stands twice in one object
@@ -12,6 +13,7 @@ RequestError            the request cannot be answered as it was asked
     VersionNotAvailable     a known model whose version does not take requests
   UnknownRegion           no such shared memory
   ModelNotReady           there is such a model, but not now
+    VersionNotReady         no version of it, or not the one asked for
   BodyTooLarge            more bytes than the limits allow
   BodyStopped             the body stopped coming before its end
   UnsupportedMediaType    nobody here reads this content type or encoding
@@ -96,6 +98,10 @@ class InvalidRequest(RequestError):
     """The document breaks a rule of the protocol."""
 
 
+class NestedTooDeep(InvalidRequest):
+    """Lists or objects of the document lie too deep in each other."""
+
+
 class InvalidShape(InvalidRequest):
     """What is said to be a shape is none."""
 
@@ -169,8 +175,35 @@ class ModelNotReady(RequestError):
         self.name = name
 
 
+class VersionNotReady(ModelNotReady):
+    """The same, in the words that Triton's scripts look for, and why.
+
+    `version` is the one asked for, None for any.
+    """
+
+    def __init__(self, name: str, version: str | None, why: str) -> None:
+        super().__init__(name, why)
+        state = "has no available versions"
+        if version is not None:
+            state = f"version {version:.40} is not at ready state"
+        self.args = (f"Request for unknown model: '{name}' {state}: {why}",)
+
+
 class BodyTooLarge(RequestError):
     """The body, or a part of it, is larger than the limits allow."""
+
+
+def larger_than_allowed(
+    size: object, limit: int, *, is_json: bool = False
+) -> BodyTooLarge:
+    """A body of `size` bytes (or words for it), in the words of Triton's scripts."""
+    what, most = "body", "value"
+    if is_json:
+        what, most = "JSON size", "input size"
+    return BodyTooLarge(
+        f"request {what} of {size} bytes exceeds the maximum allowed {most} of {limit} "
+        "bytes. Use --http-max-input-size to increase the limit."
+    )
 
 
 class BodyStopped(RequestError):

@@ -35,6 +35,7 @@ from app.codec.compression import (
     compress,
     inflate,
 )
+from app.codec.media import is_json_only
 from app.codec.messages import Body, InferRequest, Response
 from app.codec.model import ModelCodec
 from app.codec.preamble import read_preamble
@@ -46,6 +47,7 @@ from app.errors import (
     ModelNotReady,
     RequestError,
     UnknownModel,
+    larger_than_allowed,
 )
 from app.infer_call import InferCall
 from app.limits import DEFAULT_LIMITS, Limits
@@ -74,11 +76,9 @@ _COMPRESS_AT_ONCE = 64 * 1024
 class BodyRefused(Exception):
     """The body is too long; `is_read` where nothing of it is left to read."""
 
-    def __init__(self, size: str, limit: int, *, is_read: bool = False) -> None:
-        super().__init__(
-            f"request body of {size} bytes exceeds the maximum allowed input size of "
-            f"{limit} bytes. Use --http-max-input-size to increase the limit."
-        )
+    def __init__(self, why: BodyTooLarge, *, is_read: bool = False) -> None:
+        super().__init__(why)
+        self.why = why
         self.is_read = is_read
 
 
@@ -292,13 +292,15 @@ class InferFront:
         Raises BodyRefused, InvalidRequest or ClientGone.
         """
         limit = self.limits.max_body_bytes
+        is_json = is_json_only(headers)
         length = headers.get(b"content-length")
         if length is not None:
             if not length.isdigit():
                 msg = f"Content-Length is no number: {length[:40]!r}"
                 raise InvalidRequest(msg)
             if len(length) > 18 or int(length) > limit:
-                raise BodyRefused(length[:40].decode(), limit)
+                stated = length[:40].decode()
+                raise BodyRefused(larger_than_allowed(stated, limit, is_json=is_json))
         chunks: Body = []
         size = 0
         more = True
@@ -310,8 +312,9 @@ class InferFront:
             more = message.get("more_body", False)
             size += len(chunk)
             if size > limit:
-                at_least = f"{size} or more" if more else str(size)
-                raise BodyRefused(at_least, limit, is_read=not more)
+                said = f"{size} or more" if more else size
+                why = larger_than_allowed(said, limit, is_json=is_json)
+                raise BodyRefused(why, is_read=not more)
             if chunk or not (more or chunks):
                 chunks.append(chunk)
         return chunks
@@ -382,7 +385,7 @@ class InferFront:
 
 async def _refuse_body(receive: Receive, send: Send, refused: BodyRefused) -> None:
     """Answers at once, then reads on for a moment before the connection is closed."""
-    error = ErrorResponse.of(BodyTooLarge(str(refused)), close=True)
+    error = ErrorResponse.of(refused.why, close=True)
     await send(
         {
             "type": "http.response.start",

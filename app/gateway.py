@@ -188,11 +188,11 @@ class Gateway:
             reasons.append("some models could not be loaded")
         return Readiness(not reasons, reasons, loading, failed)
 
-    def _explain(self, name: str) -> str | None:
-        """Why a model is not served; None if there is none of this name."""
+    def _explain(self, name: str, version: str | None) -> str | None:
+        """Why a model, or a version, is not served; None if there is none."""
         if self._phase != "serving" and not self.repository.models():
             return f"the gateway is {self._phase}"  # nobody has looked what there is
-        return self.repository.explain(name)
+        return self.repository.explain(name, version)
 
     def _equip(self, entry: ModelEntry) -> None:
         entry.tracer = self.tracing.tracer(entry.spec.name)

@@ -52,8 +52,8 @@ def parse_load_request(name: str, parameters: Mapping[str, Any]) -> LoadRequest:
             raise InvalidRequest(msg)
     if files and config is None:
         msg = (
-            f"failed to load '{name}': files can only be given together with 'config' "
-            f"(an empty object will do)"
+            f"failed to load '{name}', failed to poll from model repository: files can "
+            f"only be given together with 'config' (an empty object will do)"
         )
         raise InvalidRequest(msg)
     if len(files) > MAX_FILES:

@@ -128,7 +128,7 @@ class ModelControl:
         record = self._repository.record(name)
         if record.problem:
             logger.error("failed to load '%s': %s", name, record.problem)
-            raise RepositoryError(f"failed to load '{name}': {record.problem}")
+            raise RepositoryError(_failure(record))
         logger.info("model %s is loaded: %s", name, sorted(record.serving))
         return record
 
@@ -276,6 +276,16 @@ class ModelControl:
             logger.error("failed to load '%s': %s", name, record.problem)
         else:
             logger.info("model %s has changed: %s", name, record.available)
+
+
+def _failure(record: ModelRecord) -> str:
+    """Why loading has failed, in the words that Triton's scripts look for."""
+    if record.reason:  # of the model as it lies there, before any version
+        return (
+            f"failed to load '{record.name}', failed to poll from model repository: "
+            f"{record.reason}"
+        )
+    return f"load failed for model '{record.name}': {record.problem}"
 
 
 def _scan_all(root: Path) -> dict[str, ModelSource]:

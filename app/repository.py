@@ -78,12 +78,17 @@ class ModelRepository:
     def names_in(self, *states: State) -> list[str]:
         return [record.name for record in self.models() if record.state in states]
 
-    def explain(self, name: str) -> str | None:
-        """Why a model is not served; None if there is no such model."""
+    def explain(self, name: str, version: str | None = None) -> str | None:
+        """Why a model, or a version of it, is not served; None if there is none."""
         record = self._records.get(name)
         if record is None:
             return None
-        return record.problem or record.absence
+        if version is None or not record.versions:
+            return record.problem or record.absence
+        for number, entry in record.versions.items():
+            if str(number) == version:
+                return entry.explanation or record.problem or record.absence
+        return None
 
     def problems(self) -> dict[str, str]:
         """The models of which something failed to load, with the reasons."""

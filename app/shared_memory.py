@@ -315,7 +315,7 @@ class RegionTable:
 
     def _check_key(self, status: RegionStatus) -> str:
         """The file name of a key, which is one and leads nowhere else."""
-        key = status.key.removeprefix("/")
+        key = status.key.lstrip("/")
         for reserved in _RESERVED:
             if key.startswith(reserved):
                 msg = (
@@ -324,7 +324,13 @@ class RegionTable:
                     f"'{reserved}'"
                 )
                 raise InvalidRequest(msg)
-        plain = key and key.isprintable() and "/" not in key and key[0] != "."
+        if not key:
+            msg = (
+                f"cannot register shared memory region '{status.name}' - invalid shm "
+                f"key '{status.key:.300}'"
+            )
+            raise InvalidRequest(msg)
+        plain = key.isprintable() and "/" not in key and key[0] != "."
         if not plain or len(os.fsencode(key)) > MAX_NAME:
             msg = f"Unable to open shared memory region: '{status.key:.300}'"
             raise InvalidRequest(f"{msg} is not the name of a segment")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeAlias
 
 from app.codec import InferRequest, ModelCodec
-from app.errors import ModelNotReady, RequestError, UnknownModelRun
+from app.errors import RequestError, UnknownModelRun, VersionNotReady
 from app.limits import Limits
 from app.metrics import ModelMetrics
 from app.patience import MAX_TIMEOUT, Patience
@@ -153,9 +153,9 @@ class ModelTable:
     is asked for and not here.
     """
 
-    def __init__(self, explain: Callable[[str], str | None] | None = None) -> None:
+    def __init__(self) -> None:
         self.paths: dict[str, ModelEntry] = {}
-        self.explain = explain
+        self.explain: Callable[[str, str | None], str | None] = lambda *_: None
         self.equip: Callable[[ModelEntry], None] = lambda entry: None
         self.on_demand: OnDemand | None = None
         self._entries: dict[str, tuple[ModelEntry, ...]] = {}
@@ -246,10 +246,11 @@ class ModelTable:
         if target is None:
             return None
         name, version = target
-        why = self.explain(name) if self.explain is not None else None
-        if name in self._entries and version is not None:
-            return UnknownModelRun(name, version)
-        return UnknownModelRun(name) if why is None else ModelNotReady(name, why)
+        why = self.explain(name, version)
+        if why is not None:
+            return VersionNotReady(name, version, why)
+        is_known = name in self._entries or self.explain(name, None) is not None
+        return UnknownModelRun(name, version if is_known else None)
 
     def __len__(self) -> int:
         return len(self._entries)

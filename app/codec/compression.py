@@ -11,7 +11,7 @@ import zlib
 
 from app.codec.chunks import in_parts
 from app.codec.messages import Body, Buffer, Header, Response
-from app.errors import BodyTooLarge, MalformedBody, UnsupportedMediaType
+from app.errors import MalformedBody, UnsupportedMediaType, larger_than_allowed
 
 _STEP = 1 << 20  # bytes inflated at once
 _EITHER = 32 + zlib.MAX_WBITS  # zlib's word for "gzip or zlib, look at the header"
@@ -83,12 +83,7 @@ def _inflate(chunks: Body, limit: int) -> Body:
             pending = inflater.unconsumed_tail or inflater.unused_data
             size += len(piece)
             if size > limit:
-                msg = (
-                    "the inflated request body exceeds the maximum allowed input size "
-                    f"of {limit} bytes. Use --http-max-input-size to increase the "
-                    "limit."
-                )
-                raise BodyTooLarge(msg)
+                raise larger_than_allowed(f"{size} or more inflated", limit)
             if piece:
                 out.append(piece)
     if not inflater.eof:

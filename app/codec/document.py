@@ -14,7 +14,7 @@ from app.codec.inputs import Input
 from app.codec.media import nan_policy
 from app.codec.messages import Encoding, InferRequest, NanPolicy, Reply
 from app.codec.shapes import check_depth
-from app.codec.wanted import boolean, not_allowed, place_of, read_outputs
+from app.codec.wanted import boolean, not_allowed, place_of, quoted, read_outputs
 from app.errors import BodyTooLarge, InvalidRequest, InvalidTensor
 from app.limits import Limits
 from app.shared_memory import RegionTable
@@ -136,7 +136,7 @@ class DocumentReader:
                 raise InvalidRequest(msg)
             msg = (
                 f"unexpected inference input '{name:.200}' for model "
-                f"'{self.spec.name}'. Expected input(s) {list(self._inputs)}."
+                f"'{self.spec.name}'. Expected input(s) {quoted(self._inputs)}."
             )
             raise InvalidTensor(msg)
         return found
@@ -273,8 +273,8 @@ class DocumentReader:
             wanted = f"number of inputs between {least} and {self._expected}"
         return InvalidTensor(
             f"expected {wanted} but got {len(given)} inputs for model "
-            f"'{self.spec.name}'. Got input(s) {list(given)}, but missing required "
-            f"input(s) {missing}. Please provide all required input(s)."
+            f"'{self.spec.name}'. Got input(s) {quoted(given)}, but missing required "
+            f"input(s) {quoted(missing)}. Please provide all required input(s)."
         )
 
 

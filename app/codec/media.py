@@ -12,6 +12,8 @@ the header; the memory is bounded.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from app.codec.messages import Encoding, NanPolicy, Reply
 from app.errors import InvalidRequest, MalformedBody, NotAcceptable
 from app.errors import UnsupportedMediaType as Unsupported
@@ -62,6 +64,15 @@ def encoding_of(content_type: bytes | None, first: bytes) -> Encoding:
         if known is not None:
             return known
     return _recognise(first)
+
+
+def is_json_only(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a body is JSON from end to end, as far as its headers tell."""
+    if b"inference-header-content-length" in headers or b"content-encoding" in headers:
+        return False
+    content_type = headers.get(b"content-type", b"")
+    media_type = content_type.partition(b";")[0].strip().lower()
+    return _READ.get(media_type) in (None, Encoding.JSON)
 
 
 def _remember_content_type(content_type: bytes) -> Encoding | None:

@@ -7,7 +7,13 @@ from itertools import chain
 from typing import Any
 
 from app.codec.elements import Pack
-from app.errors import BodyTooLarge, InvalidRequest, InvalidShape, InvalidTensor
+from app.errors import (
+    BodyTooLarge,
+    InvalidRequest,
+    InvalidShape,
+    InvalidTensor,
+    NestedTooDeep,
+)
 from app.limits import Limits
 
 Shape = tuple[int, ...]
@@ -151,8 +157,8 @@ def check_depth(value: object, limits: Limits, depth: int = 0) -> None:
             raise too_deep(limits)
 
 
-def too_deep(limits: Limits) -> InvalidRequest:
-    return InvalidRequest(
+def too_deep(limits: Limits) -> NestedTooDeep:
+    return NestedTooDeep(
         f"JSON nesting depth exceeds maximum allowed limit ({limits.max_json_depth})"
     )
 

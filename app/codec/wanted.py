@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from app.codec.messages import InferRequest
@@ -10,6 +11,7 @@ from app.limits import Limits
 from app.shared_memory import Place
 from app.spec import ModelSpec, TensorSpec
 
+_MOST_BYTES = (1 << 64) - 1
 _UNSORTED = ("b", "s")  # kinds of datatypes whose values are not ranked
 
 
@@ -36,7 +38,7 @@ def read_outputs(
         if output is None:
             msg = (
                 f"unexpected inference output '{name!s:.200}' for model "
-                f"'{spec.name}'. Expected some of {list(spec.outputs_by_name)}."
+                f"'{spec.name}'. Expected some of {quoted(spec.outputs_by_name)}."
             )
             raise InvalidRequest(msg)
         if name in names:
@@ -86,8 +88,8 @@ def _read_classes(request: InferRequest, output: TensorSpec, count: object) -> N
         raise InvalidRequest(msg)
     if output.type.kind in _UNSORTED:
         msg = (
-            f"class result not available for output '{output.name}' due to unsupported "
-            f"type '{output.datatype}'"
+            "class result not available for output due to unsupported type "
+            f"'{output.datatype}' (output '{output.name}')"
         )
         raise InvalidRequest(msg)
     request.classes = {**(request.classes or {}), output.name: count}
@@ -111,15 +113,27 @@ def place_of(what: str, parameters: dict[str, Any]) -> Place:
             )
             raise InvalidRequest(msg)
         numbers.append(value)
-    return Place(region, *numbers)
+    offset, size = numbers
+    if offset + size > _MOST_BYTES:
+        msg = (
+            f"Integer overflow detected: byte_size ({size}) + offset ({offset}) of "
+            f"{what} is more than {_MOST_BYTES}"
+        )
+        raise InvalidRequest(msg)
+    return Place(region, offset, size)
 
 
 def not_allowed() -> HttpError:
     """What a request is told that names shared memory where that is not allowed."""
     msg = (
-        "shared memory is not allowed here; start the server with --allow-shared-memory"
+        "Client shared memory is disabled; start the server with --allow-shared-memory"
     )
     return HttpError(501, msg, "unsupported")
+
+
+def quoted(names: Iterable[str]) -> str:
+    """Names as Triton's error messages list them: ``['A','B']``."""
+    return "[" + ",".join(f"'{name}'" for name in names) + "]"
 
 
 def boolean(name: str, value: object) -> bool:

@@ -29,7 +29,13 @@ from app.describe import (
     model_metadata,
     why_not_serving,
 )
-from app.errors import HttpError, InvalidRequest, ModelNotReady
+from app.errors import (
+    HttpError,
+    InvalidRequest,
+    ModelNotReady,
+    NestedTooDeep,
+    VersionNotReady,
+)
 from app.extensions import listed_extensions
 from app.gateway import Gateway
 from app.loader import LoadedModel
@@ -134,10 +140,12 @@ async def version_statistics(
 )
 async def repository_index(gateway: GatewayOf, request: Request) -> list[IndexEntry]:
     """Every version of every model with its state; `{"ready": true}` filters."""
-    body = await read_object(request)
-    ready = body.get("ready", False)
+    msg = "Invalid value for 'ready': expected a boolean"
+    try:
+        ready = (await read_object(request)).get("ready", False)
+    except NestedTooDeep as e:  # nothing else has a place in this document
+        raise InvalidRequest(f"{msg}: {e}") from None
     if not isinstance(ready, bool):
-        msg = "Invalid value for 'ready': expected a boolean"
         raise InvalidRequest(msg)
     await gateway.control.discover()
     return index_entries(gateway.repository.models(), ready=ready)
@@ -218,15 +226,20 @@ async def _served(
     await gateway.on_demand.ensure(name, version, patience)
     loaded = find_version(record, version)
     if loaded is None:
-        raise ModelNotReady(name, record.problem or record.absence)
+        raise _not_ready(gateway, name, version)
     return record, loaded
+
+
+def _not_ready(gateway: Gateway, name: str, version: str | None) -> VersionNotReady:
+    why = gateway.repository.explain(name, version)
+    return VersionNotReady(name, version, why or "it is not loaded")
 
 
 def _ready(gateway: Gateway, name: str, version: str | None = None) -> ModelReady:
     record = find_model(gateway, name)
     loaded = find_version(record, version)
     if loaded is None and not gateway.on_demand.offers(name, version):
-        raise ModelNotReady(name, record.problem or record.absence)
+        raise _not_ready(gateway, name, version)
     if loaded is not None and not is_serving(loaded):
         raise ModelNotReady(name, why_not_serving(loaded))
     return ModelReady(name=name, ready=True)

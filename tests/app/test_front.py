@@ -108,10 +108,14 @@ async def test_unknown_models_and_versions() -> None:
     client = await Client(app, "/v2/models/m/versions/9/infer").run()
     assert client.status == 404
     assert "'m' version 9 is not found" in client.json["error"]
-    app.models.explain = {"late": "it is loading"}.get
+    app.models.explain = lambda name, _: {"late": "it is loading"}.get(name)
     client = await Client(app, "/v2/models/late/infer").run()
     assert client.status == 503
-    assert client.json["error"] == "Model 'late' is not ready: it is loading"
+    text = "Request for unknown model: 'late' has no available versions: it is loading"
+    assert client.json["error"] == text
+    client = await Client(app, "/v2/models/late/versions/3/infer").run()
+    text = "Request for unknown model: 'late' version 3 is not at ready state: it is"
+    assert client.json["error"].startswith(text)
     assert (await Client(app, "/v2/models/x/infer").run()).status == 404
 
 
@@ -171,14 +175,26 @@ async def test_large_answers_leave_in_parts() -> None:
 @scenario
 async def test_too_large_by_header_is_refused_before_it_is_read() -> None:
     app = fronts.front(Doubler())
-    client = Client(app, body=[], headers={"content-length": str(10**9)})
-    client.disconnect()
-    await client.run()
-    assert client.status == 413
-    error = client.json["error"]
-    assert "request body of 1000000000 bytes" in error
-    assert "exceeds the maximum allowed input size of 268435456" in error
-    assert "Use --http-max-input-size to increase the limit." in error
+    for kind, words in (
+        ({}, "JSON size of {} bytes exceeds the maximum allowed input size"),
+        ({"content-type": "application/octet-stream"}, "JSON size of {} bytes"),
+        ({"content-type": "application/msgpack"}, "body of {} bytes exceeds the "),
+        (
+            {"inference-header-content-length": "0"},
+            "body of {} bytes exceeds the maximum allowed value",
+        ),
+        ({"content-encoding": "gzip"}, "body of {} bytes exceeds the maximum allowed"),
+    ):
+        headers = {"content-length": str(10**9), **kind}
+        client = Client(app, body=[], headers=headers)
+        client.disconnect()
+        await client.run()
+        assert client.status == 413
+        error = client.json["error"]
+        assert error.startswith("request " + words.format(10**9))
+        assert error.endswith(
+            " of 268435456 bytes. Use --http-max-input-size to increase the limit."
+        )
     assert client.headers[b"connection"] == b"close"
     # The answer was complete before anything was read.
     assert client.sent[1]["more_body"]

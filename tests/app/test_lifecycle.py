@@ -117,7 +117,9 @@ def test_a_failed_load_leaves_what_was_served(
     answer = manage(served, "m6", "load")
     assert answer.status_code == 400
     assert answer.json()["code"] == "load_failed"
-    assert answer.json()["error"].startswith("failed to load 'm6': version 1: m6/1/m.")
+    assert answer.json()["error"].startswith(
+        "load failed for model 'm6': version 1: m6"
+    )
     assert served.infer("m6", input=ROW)["output"] == AFFINE
     listed = served.client.get("/v1/models/m6").json()
     assert listed["state"] == "READY"

@@ -64,7 +64,7 @@ def test_what_a_load_may_bring() -> None:
 def test_what_is_refused(parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse_load_request("m", parameters)
-    assert str(caught.value).startswith("failed to load 'm': ")
+    assert str(caught.value).startswith("failed to load 'm'")
     assert message in str(caught.value)
 
 

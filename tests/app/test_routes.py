@@ -230,8 +230,10 @@ def test_index_filters(gateway: ServedGateway) -> None:
     assert len(index("").json()) == 7
     assert len(index("{}").json()) == 7
     assert {e["state"] for e in index('{"ready": true}').json()} == {"READY"}
+    nested = '{"ready": ' + "[" * 250_000 + "]" * 250_000 + "}"
     for bad, text in (
         ('{"ready": 1}', "Invalid value for 'ready': expected a boolean"),
+        (nested, "Invalid value for 'ready': expected a boolean: JSON nesting depth"),
         ("{", "failed to parse the request JSON buffer"),
         ("[]", "expected a JSON object"),
     ):
@@ -299,3 +301,32 @@ def test_shared_memory_is_off_by_default(gateway: ServedGateway, stock: Any) -> 
         ) as e:
             call()
         assert e.value.status() == "501"
+
+
+def test_the_words_of_a_version_that_is_not_ready(gateway: ServedGateway) -> None:
+    unready = "Request for unknown model: 'broken' "
+    for path, words in (
+        ("broken/infer", "has no available versions: version 1: "),
+        ("broken/versions/1/infer", "version 1 is not at ready state: "),
+        ("broken/ready", "has no available versions: "),
+        ("broken", "has no available versions: "),
+        ("broken/versions/1", "version 1 is not at ready state: "),
+    ):
+        verb = "POST" if path.endswith("infer") else "GET"
+        answer = gateway.client.request(verb, f"/v2/models/{path}")
+        assert answer.status_code == 503
+        assert answer.json()["error"].startswith(unready + words)
+    answer = gateway.client.post("/v2/models/broken/versions/7/infer")
+    assert (answer.status_code, answer.json()["error"]) == (
+        404,
+        "Request for unknown model: 'broken' version 7 is not found",
+    )
+
+
+def test_shared_memory_that_is_not_allowed(gateway: ServedGateway) -> None:
+    answer = gateway.client.post(
+        "/v2/systemsharedmemory/region/x/register", json={"key": "k", "byte_size": 1}
+    )
+    assert answer.status_code == 501
+    assert answer.json()["error"].startswith("Client shared memory is disabled")
+    assert gateway.client.post("/v2/systemsharedmemory/unregister").status_code == 200

@@ -493,7 +493,7 @@ class TestRepository:
         assert not stock.is_model_ready("affine")
         entry = stock.get_model_repository_index()[0]
         assert entry["state"] == "UNAVAILABLE"
-        with pytest.raises(InferenceServerException, match="is not ready"):
+        with pytest.raises(InferenceServerException, match="has no available versions"):
             stock.infer("affine", [affine_input()])
         stock.load_model("affine")
         assert stock.is_model_ready("affine", "1")

@@ -59,7 +59,7 @@ def test_a_bomb_is_stopped_early() -> None:
     bomb = gzip.compress(bytes(50 << 20))
     tracemalloc.start()
     try:
-        with pytest.raises(BodyTooLarge, match="maximum allowed input size of 4194304"):
+        with pytest.raises(BodyTooLarge, match="maximum allowed value of 4194304 by"):
             inflate(b"gzip", [bomb], 4 << 20)
         _, peak = tracemalloc.get_traced_memory()
     finally:

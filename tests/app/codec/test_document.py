@@ -233,6 +233,9 @@ def test_missing_inputs() -> None:
         "expected 2 inputs but got 1 inputs for model 'm'. Got input(s) ['A'], but "
         "missing required input(s) ['B']. Please provide all required input(s)."
     )
+    assert "Got input(s) [], but missing required input(s) ['A','B']." in refusal(
+        {"inputs": []}, codec
+    )
     assert "expected 2 inputs but got 0" in refusal({"inputs": {}}, codec)
     assert "expected 2 inputs but got 0" in refusal({"inputs": []}, codec)
 

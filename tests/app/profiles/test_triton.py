@@ -162,7 +162,7 @@ def test_a_body_too_large_is_a_bad_request(triton: ServedGateway) -> None:
         response = connection.getresponse()
         text = response.read().decode()
     assert response.status == 400
-    assert "exceeds the maximum allowed input size of" in text
+    assert "exceeds the maximum allowed value of" in text
     assert "Use --http-max-input-size to increase the limit." in text
 
 

@@ -237,7 +237,7 @@ def test_loading_it_loads_what_it_is_made_of(served: ServedGateway) -> None:
     assert control(served, "unload", part).status_code == 200
     response = post(served, name, [1, 16])
     assert response.status_code == 503
-    assert response.json()["error"].count("is not ready") == 1
+    assert response.json()["error"].count("has no available versions") == 1
     assert control(served, "load", name).status_code == 200
     assert served.client.get(f"/v2/models/{part}/ready").status_code == 200
     assert post(served, name, [1, 16]).status_code == 200

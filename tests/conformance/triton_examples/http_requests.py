@@ -12,10 +12,13 @@ import urllib.request
 import numpy as np
 
 LIMIT = 64 << 20
-TOO_LARGE = (
-    f"exceeds the maximum allowed input size of {LIMIT} bytes. "
-    "Use --http-max-input-size to increase the limit."
+HINT = f"{LIMIT} bytes. Use --http-max-input-size to increase the limit."
+TOO_LARGE = f"exceeds the maximum allowed value of {HINT}"
+TOO_LARGE_JSON = (
+    f"request JSON size of {LIMIT + 1} bytes exceeds the maximum allowed input size of "
+    f"{HINT}"
 )
+HEADER_LENGTH = "Inference-Header-Content-Length"
 CHUNKED = (
     "repository/index",
     "repository/models/simple/load",
@@ -42,7 +45,7 @@ def post(url, path, body, **headers):
 
 
 def raw(url, model, body, **headers):
-    headers["Inference_Header_Content_Length"] = "0"
+    headers[HEADER_LENGTH] = "0"
     return post(url, f"models/{model}/infer", body, **headers)
 
 
@@ -99,12 +102,13 @@ def sizes(url):
     expect_bytes(raw(url, model, body), body)
     packed = gzip.compress(body + bytes(256), 1)
     expect(raw(url, model, packed, Content_Encoding="gzip"), 400, TOO_LARGE)
-    with socket.create_connection(url.split(":")) as connection:
-        head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: {url}\r\n"
-        connection.sendall(f"{head}Content-Length: {LIMIT + 1}\r\n\r\n".encode())
-        answer = connection.makefile("rb").read().decode()
-    if " 400 " not in answer.split("\r\n")[0] or TOO_LARGE not in answer:
-        sys.exit(f"FAILED: a body too large: {answer}")
+    for binary, text in (("", TOO_LARGE_JSON), (f"{HEADER_LENGTH}: 0\r\n", TOO_LARGE)):
+        with socket.create_connection(url.split(":")) as connection:
+            head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: {url}\r\n{binary}"
+            connection.sendall(f"{head}Content-Length: {LIMIT + 1}\r\n\r\n".encode())
+            answer = connection.makefile("rb").read().decode()
+        if " 400 " not in answer.split("\r\n")[0] or text not in answer:
+            sys.exit(f"FAILED: a body too large: {answer}")
 
 
 def shapes(url):
