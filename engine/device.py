@@ -152,6 +152,24 @@ class Device:
     def adopt(self) -> None:
         """An event loop drives from now on: blocking waits only wait for it."""
         self._blocking.adopted = True
+        self.look(False)
+
+    def look(self, alone: bool) -> bool:
+        """Whether `collect` would find something; looks at memory only.
+
+        `alone`: the caller goes on looking, for the only request in flight. From the
+        thread that drives; where the process is gone there is nothing to wait for.
+        """
+        connection = self._connection
+        if connection is None:
+            return True
+        link = connection.link
+        try:
+            if link.alone != alone:
+                link.alone = alone
+            return link.completions.has_news
+        except ValueError:  # another thread has lost, or closed, the device
+            return True
 
     def poll(self) -> int:
         """Resolve what has finished; how many requests that was. Never blocks."""
@@ -161,6 +179,10 @@ class Device:
             os.eventfd_read(self._result_fd)
         except BlockingIOError:
             pass
+        return self.collect()
+
+    def collect(self) -> int:
+        """`poll` for who has not been woken: what `fileno` announces is left to it."""
         with self.lock:
             connection = self._connection
             if connection is None:

@@ -9,6 +9,8 @@ The map of the bytes
     0        u64 magic
              u64 asleep: 1 = the device sleeps, or is about to
              u64 starved: 1 = the device waits for room in an output of this client
+             u64 alone: 1 = the client has one request in flight, and looks for its
+                 result before it sleeps: the next one comes soon after
     128      control block of the submission ring         (client → device)
     256      control block of the completion ring         (device → client)
     384      submissions, 8 bytes each: the channel's number
@@ -37,9 +39,10 @@ from engine.outcome import Outcome
 from engine.ring_buffer import CONTROL_SIZE, RingCounters, full_fence
 from engine.shared_memory import SharedMemory, page_aligned
 
-MAGIC: Final = 0x32304B4E4C475020
+MAGIC: Final = 0x33304B4E4C475020
 _ASLEEP_WORD: Final = 1
 _STARVED_WORD: Final = 2
+_ALONE_WORD: Final = 3
 #: Requests in flight over all models of one client and device.
 SLOTS: Final = 16384
 #: The channels together have no more in flight: what is left is for completions that
@@ -76,7 +79,7 @@ class Link:
         self.view = memory.view
         #: The client process has ended (the device's side knows).
         self.gone = False
-        self._header = self.view[:24].cast("Q")
+        self._header = self.view[:32].cast("Q")
         self.submissions = RingCounters(
             self.view[CONTROL_SIZE : 2 * CONTROL_SIZE], SLOTS
         )
@@ -142,6 +145,15 @@ class Link:
         start = _TEXTS_AT + slot * _TEXT_SIZE
         raw = self.view[start : start + min(length, _TEXT_SIZE)]
         return bytes(raw).decode(errors="replace")
+
+    @property
+    def alone(self) -> bool:
+        """The client waits for one request at a time (a hint for the device)."""
+        return self._header[_ALONE_WORD] != 0
+
+    @alone.setter
+    def alone(self, value: bool) -> None:
+        self._header[_ALONE_WORD] = int(value)
 
     # -- device
 

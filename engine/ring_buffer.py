@@ -239,6 +239,11 @@ class RingCounters:
             self._written_seen = self._control[0]
         return self._next != self._written_seen
 
+    @property
+    def has_news(self) -> bool:
+        """`read_available` for any thread: looks, and remembers nothing."""
+        return self._control[0] != self._next
+
     # -- both
 
     @property

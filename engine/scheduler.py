@@ -142,7 +142,7 @@ class Scheduler:
         for link in links:
             link.asleep = False
         self._woke = time.monotonic_ns()
-        self._learn(self._woke - began - WAKE_NS)
+        self._learn(self._woke - began - WAKE_NS, links)
 
     def _spin(self, links: list[Link]) -> bool:
         """Look for submissions for a moment before sleeping; whether any came.
@@ -156,16 +156,18 @@ class Scheduler:
         end = began + self._spin_ns
         while (now := time.monotonic_ns()) < end:
             if any(link.submissions.read_available for link in links):
-                self._learn(now - began)
+                self._learn(now - began, links)
                 return True
             # Whoever else wants this core has it.
             os.sched_yield()
         self._spin_credit -= 1
         return False
 
-    def _learn(self, gap_ns: int) -> None:
+    def _learn(self, gap_ns: int, links: list[Link]) -> None:
         """How long it took until there was news again decides about the next time."""
-        if SPIN_FROM_NS <= gap_ns < self._spin_ns:
+        # One at a time never gathers to a batch, however soon it comes.
+        gathers = gap_ns < SPIN_FROM_NS and not any(link.alone for link in links)
+        if not gathers and gap_ns < self._spin_ns:
             self._spin_credit = SPIN_CREDIT
         else:
             self._spin_credit -= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import threading
 import time
@@ -11,13 +12,28 @@ from engine.request import Request
 
 #: Seconds after which a waiting thread looks again whether it should drive.
 _LOOK_AGAIN = 0.5
+#: A driver looks for results for so long before it sleeps, where cores allow,
+SPIN_NS = 100_000
+#: if the last one that it slept for was there within that time and that of waking,
+WAKE_NS = 40_000
+#: or one of the last few that it looked for.
+SPIN_CREDIT = 4
+#: Where others run on its core for so long meanwhile, there is no core to spare, and it
+#: sleeps at once for the next so many short waits.
+TAKEN_NS = 20_000
+REST = 64
 
 
 class Driven(Protocol):
     """What the driver needs of a device (engine/device.py says what it does)."""
 
+    spin_us: int
+    outstanding: int
+
     def fileno(self) -> int: ...
     def lost_fileno(self) -> int: ...
+    def look(self, alone: bool) -> bool: ...
+    def collect(self) -> int: ...
     def poll(self) -> int: ...
     def check(self) -> bool: ...
     def expire(self) -> int: ...
@@ -31,6 +47,11 @@ class BlockingDriver:
 
     Of the threads that wait, the one that has the driver's lock watches the device's
     descriptors and calls `poll`, for all of them. Thread-safe.
+
+    To wake a process takes longer than many a request. So where there is a core for
+    the device and for who asks it (`spin_us`, engine/thread_plan.py), the driver looks
+    for results for a moment before it sleeps, while that is worth it; other threads of
+    this process and other processes run meanwhile.
     """
 
     def __init__(self, device: Driven) -> None:
@@ -40,6 +61,9 @@ class BlockingDriver:
         self._turn = threading.Condition()
         self._followers = 0
         self._heard = 0.0  # when there was an event, or a look, last
+        self._poller: select.poll | None = None
+        self._lost_fd = -1
+        self._credit = 0
 
     def tell(self) -> None:
         """Something was resolved: the threads that wait should look."""
@@ -80,17 +104,28 @@ class BlockingDriver:
 
     def _drive(self, left: float | None, request: Request) -> None:
         device = self._device
-        poller = select.poll()
-        poller.register(device.fileno(), select.POLLIN)
         lost = device.lost_fileno()
-        if lost >= 0:
-            poller.register(lost, select.POLLIN)
+        poller = self._poller
+        if poller is None or lost != self._lost_fd:
+            poller = self._poller = select.poll()
+            poller.register(device.fileno(), select.POLLIN)
+            if lost >= 0:
+                poller.register(lost, select.POLLIN)
+            self._lost_fd = lost
+        if self._credit > 0 and self._spin(poller, request, left):
+            device.collect()
+            self._heard = time.monotonic()
+            return
+        device.look(False)
         limit = _LOOK_AGAIN if left is None else min(left, _LOOK_AGAIN)
         if request.deadline_ns:
             until = (request.deadline_ns - time.monotonic_ns()) / 1e9
             limit = max(0.0, min(limit, until))
+        began = time.monotonic_ns()
         events = poller.poll(limit * 1000)
         device.poll()
+        if device.spin_us and time.monotonic_ns() - began < SPIN_NS + WAKE_NS:
+            self._credit = SPIN_CREDIT if self._credit >= 0 else self._credit + 1
         if any(fd == lost for fd, _ in events):
             device.check()
         if events:
@@ -101,6 +136,29 @@ class BlockingDriver:
         if time.monotonic() - self._heard > device.patience / 2 > 0:
             device.look_after()
             self._heard = time.monotonic()
+
+    def _spin(self, poller: select.poll, request: Request, left: float | None) -> bool:
+        """Look for results for a moment; whether there are any."""
+        device = self._device
+        alone = device.outstanding == 1
+        longest = SPIN_NS if left is None else min(SPIN_NS, int(left * 1e9))
+        now = time.monotonic_ns()
+        end = now + longest
+        while not device.look(alone):
+            # The first lets other threads run, and sees what can only be read there;
+            # the second other processes, the device's above all.
+            if request.done or poller.poll(0):
+                return False
+            os.sched_yield()
+            before, now = now, time.monotonic_ns()
+            if now - before > TAKEN_NS:
+                self._credit = -REST
+                return device.look(False)
+            if now >= end:
+                self._credit -= 1
+                return False
+        self._credit = SPIN_CREDIT
+        return True
 
     def __repr__(self) -> str:
         who = "an event loop" if self.adopted else f"{self._followers} threads wait"
