@@ -194,7 +194,7 @@ class GatewayProtocol(HttpToolsProtocol):
                 self._answer_failed(_too_long("head"))
                 return
             at = end
-        begun = self._begun
+        begun: Exchange | None = self._begun  # mypyc takes it for None
         if learns and begun is not None and self._ended == 1 and begun.keep_alive:
             self._unlike += 1
             self._known = KnownHead.of(data, begun.path, begun.headers)
