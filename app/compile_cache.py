@@ -11,16 +11,20 @@ import hashlib
 import logging
 import os
 import shutil
+import threading
 import weakref
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from app.about import VERSION
 from app.triton import GraphChanges, input_defaults
 from engine import Array, InvalidModel
+
+if TYPE_CHECKING:
+    from engine.compiler import Compilations, CompileOptions, Progress
 
 logger = logging.getLogger(__name__)
 
@@ -32,23 +36,66 @@ class CompileCache:
     """Compiled models by the digest of their sources. Thread-safe.
 
     Two processes that compile the same model at once do the work twice and end with the
-    same file: a finished file is renamed into its place.
+    same file: a finished file is renamed into its place. Compiling a file may take so
+    many `seconds`, and bytes of `memory` (0: three quarters of the machine's); one that
+    exceeds them is an error of that file.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, seconds: float = 600.0, memory: int = 0) -> None:
         self._wanted = folder
         self._folder: Path | None = None
+        self._limits = seconds, memory
+        self._lock = threading.Lock()
+        self._compilations: Compilations | None = None
+        self._closed = False
+
+    def find(self, source: Path, changes: GraphChanges = NO_CHANGES) -> Path | None:
+        """The compiled file of an ONNX file, if there is one. Raises as `popef_for`."""
+        target, _ = self._place(source, changes)
+        return target if target.is_file() else None
 
     def popef_for(self, source: Path, changes: GraphChanges = NO_CHANGES) -> Path:
         """The compiled file of an ONNX file; compiles it if there is none yet.
 
-        `changes` are made to the model. Blocks as long as compiling takes. Raises
-        what `compile_model` raises, ValueError for changes that do not fit, OSError
-        where a file cannot be read or written.
+        `changes` are made to the model. Blocks as long as compiling takes, which is
+        done in a process of its own: what is in the file may take no more time and
+        memory than the limits say, and crash nobody. Raises what `compile_model`
+        raises, ValueError for changes that do not fit, OSError where a file cannot be
+        read or written.
         """
-        # The compiler and what it needs take a tenth of a second and tens of MiB,
-        # and most repositories hold compiled models.
-        from engine.compiler import CompileOptions, compile_model, give_back_memory
+        target, options = self._place(source, changes)
+        if target.is_file():
+            logger.debug("%s: compiled before, %s", source.name, target)
+            return target
+        target.parent.mkdir(parents=True, exist_ok=True)
+        logger.info("%s: compiling", source.name)
+        job = str(source), str(target), changes.to_message(), options.to_message()
+        self._running().run(compile_into, *job)
+        return target
+
+    def close(self) -> None:
+        """Ends what is being compiled, and refuses everything from now on."""
+        self._closed = True
+        if self._compilations is not None:
+            self._compilations.close()
+
+    def _running(self) -> Compilations:
+        from engine.compiler import Compilations, CompileLimits
+
+        with self._lock:
+            if self._compilations is None:
+                self._compilations = Compilations(CompileLimits(*self._limits))
+        if self._closed:
+            self._compilations.close()
+        return self._compilations
+
+    def _place(
+        self, source: Path, changes: GraphChanges
+    ) -> tuple[Path, CompileOptions]:
+        """Where the compiled file is or will be, and what it is compiled with."""
+        # The compiler and what it needs take a tenth of a second and tens of MiB, and
+        # most repositories hold compiled models.
+        from engine.compiler import CompileOptions
 
         options = CompileOptions()
         if changes.counts_rows and not changes.are_of_the_graph:
@@ -57,21 +104,7 @@ class CompileCache:
             options = CompileOptions(shapes=shapes)
         key = repr(options) + (repr(changes) if changes.are_of_the_graph else "")
         key = _digest(source, key)
-        target = self._usable_folder() / key[:2] / f"{key}.popef"
-        if target.is_file():
-            logger.debug("%s: compiled before, %s", source.name, target)
-            return target
-        target.parent.mkdir(parents=True, exist_ok=True)
-        logger.info("%s: compiling", source.name)
-        if changes.are_of_the_graph:
-            model = _load(source)  # with its external data
-            inputs, outputs = changes.apply(model)
-            options = CompileOptions(name=source.stem, inputs=inputs, outputs=outputs)
-            compile_model(model, target, options)
-        else:
-            compile_model(source, target, options)
-        give_back_memory()
-        return target
+        return self._usable_folder() / key[:2] / f"{key}.popef", options
 
     def defaults(self, source: Path, names: Collection[str]) -> dict[str, Array | None]:
         """What those of the inputs `names` are that a request may leave out.
@@ -97,6 +130,31 @@ class CompileCache:
 
     def __repr__(self) -> str:
         return f"<CompileCache {self._folder or self._wanted}>"
+
+
+def compile_into(
+    source_name: str,
+    target: str,
+    changes_message: Mapping[str, Any],
+    options_message: Mapping[str, Any],
+    progress: Progress,
+) -> None:
+    """Compiles an ONNX file with changes. Runs in the process that compiles."""
+    from engine.compiler import CompileOptions, compile_model
+
+    source = Path(source_name)
+    changes = GraphChanges.from_message(changes_message)
+    if not changes.are_of_the_graph:
+        options = CompileOptions.from_message(options_message)
+        compile_model(source, target, options, progress)
+        return
+    try:
+        model = _load(source)  # with its external data
+        inputs, outputs = changes.apply(model)
+    except ValueError as e:
+        raise InvalidModel(str(e)) from None
+    options = CompileOptions(name=source.stem, inputs=inputs, outputs=outputs)
+    compile_model(model, target, options, progress)
 
 
 def _check_regular(source: Path) -> None:

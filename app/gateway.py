@@ -86,25 +86,37 @@ class Gateway:
         self._on_failed = on_failed
         self._device_pool = DaemonPool(DEVICE_THREADS, "popgate-devices")
         self._load_pool = DaemonPool(settings.load_threads, "popgate-load")
-        # Listing a folder must not wait behind models that load.
+        # Listing a folder must not wait behind models that load, loading not behind
+        # those that take long to compile, and what leaves behind neither of them.
         self._scan_pool = DaemonPool(1, "popgate-scan")
-        self._pools = (self._load_pool, self._scan_pool, self._device_pool)
+        self._compile_pool = DaemonPool(settings.load_threads, "popgate-compile")
+        self._unload_pool = DaemonPool(settings.load_threads, "popgate-unload")
+        self._pools = (
+            self._load_pool,
+            self._scan_pool,
+            self._compile_pool,
+            self._unload_pool,
+            self._device_pool,
+        )
         self.devices = GatewayDevices(
             settings.devices,
             settings.device_wait_config,
             self._device_pool,
             patience=settings.device_timeout,
         )
+        self._cache = CompileCache(
+            settings.cache_dir, settings.compile_timeout, settings.compile_memory
+        )
         self.repository = ModelRepository(
             settings.model_repository,
-            ModelLoader(
-                self.devices, CompileCache(settings.cache_dir), settings.max_body_size
-            ),
+            ModelLoader(self.devices, self._cache, settings.max_body_size),
             self._load_pool,
             self.table,
             self.metrics,
             drain_timeout=settings.shutdown_timeout,
             budget=MemoryBudget(settings.model_memory),
+            compile_pool=self._compile_pool,
+            unload_pool=self._unload_pool,
         )
         self.table.explain = self._explain
         self._uploads = Uploads(settings.cache_dir / "uploads")
@@ -147,6 +159,8 @@ class Gateway:
     def begin_drain(self) -> None:
         """From now on not ready. May be called from a signal handler."""
         self._phase = "shutting down"
+        # What loads now is of no use to anybody, and its requests would be waited for.
+        self._cache.close()
 
     async def abort(self) -> None:
         """Fails every request in flight: the device processes end now."""

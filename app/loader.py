@@ -120,6 +120,19 @@ class ModelLoader:
             made.scheduler,
         )
 
+    def prepare(self, source: VersionSource, config: ModelConfig) -> None:
+        """Compiles where that is needed, which may take long. Raises `LoadError`."""
+        with explained(str(source.version)):
+            compiled_files(source, config, self._cache)
+
+    def is_prepared(self, source: VersionSource, config: ModelConfig) -> bool:
+        """Whether `prepare` has nothing to do, or nothing that helps."""
+        if not source.is_onnx or source.problem:
+            return True
+        with explained(str(source.version)):
+            changes = graph_changes(source, config)
+            return self._cache.find(source.files[0], changes) is not None
+
     def memory_of(self, source: VersionSource, config: ModelConfig) -> int:
         """Bytes that a version would take, about. Compiles it where needed.
 

@@ -53,7 +53,11 @@ class ModelRepository:
         *,
         drain_timeout: float = 30.0,
         budget: MemoryBudget | None = None,
+        compile_pool: DaemonPool | None = None,
+        unload_pool: DaemonPool | None = None,
     ) -> None:
+        self._compile_pool = compile_pool or pool
+        self._unload_pool = unload_pool or pool
         self.root = root
         self.budget = budget or MemoryBudget()
         self._loader = loader
@@ -192,7 +196,8 @@ class ModelRepository:
         """Puts the state of all models where their options say."""
         for record in self.models():
             for loaded in record.serving.values():
-                await self._pool.run(loaded.save)
+                if loaded.config.save_outputs:
+                    await self._unload_pool.run(loaded.save)
 
     def close(self) -> None:
         """Serves nothing from now on. The runners end with their devices."""
@@ -248,6 +253,11 @@ class ModelRepository:
         try:
             if config.ensemble is not None:
                 return await self.ensembles.load(record, source)
+            ready = partial(self._loader.is_prepared, source, config)
+            if source.is_onnx and not await self._pool.run(ready):
+                # Elsewhere: models that take long to compile keep no other waiting.
+                prepare = partial(self._loader.prepare, source, config)
+                await self._compile_pool.run(prepare)
             if self.budget.limit:
                 measure = partial(self._loader.memory_of, source, config)
                 reserved = await self._room(await self._pool.run(measure), make_room)
@@ -358,10 +368,10 @@ class ModelRepository:
         """Closes runners that get no new requests, when they have nothing in flight."""
         for loaded in leaving:
             drain = partial(loaded.runner.drain, self._drain_timeout)
-            drained = await self._pool.run(drain)
-            await self._pool.run(loaded.save)
+            drained = await self._unload_pool.run(drain)
+            await self._unload_pool.run(loaded.save)
             if drained:
-                await self._pool.run(loaded.runner.close)
+                await self._unload_pool.run(loaded.runner.close)
             else:
                 logger.warning("%r is closed with requests in flight", loaded.runner)
                 # Requests must be failed in this thread; the price is that nothing

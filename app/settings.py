@@ -85,6 +85,7 @@ def default_cache_dir() -> Path:
 Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(parse_names)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Settings(BaseSettings):
@@ -119,6 +120,8 @@ class Settings(BaseSettings):
     shutdown_timeout: Seconds = 30.0
     drain_grace: Seconds = 0.0
     load_threads: int = Field(default=4, ge=1, le=64)
+    compile_timeout: Positive = 600.0
+    compile_memory: Annotated[int, BeforeValidator(parse_size), Field(ge=0)] = 0
     cache_dir: Path = Field(default_factory=default_cache_dir)
     strict_readiness: bool = False
     model_control_mode: ControlModeName = "managed"

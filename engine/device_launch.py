@@ -16,6 +16,7 @@ from engine.errors import DeviceLost
 from engine.held_socket import HeldSocket
 from engine.logs import standard_output_is_wanted
 from engine.origin import here, hold, let_go, no_fork
+from engine.owner import environment
 
 #: Seconds a device process gets to end by itself before it is killed.
 STOP_TIMEOUT = 5.0
@@ -126,7 +127,7 @@ class LaunchedProcess:
                     stdin=subprocess.DEVNULL,
                     stdout=None if standard_output_is_wanted() else subprocess.DEVNULL,
                     pass_fds=[listener.fileno(), read_end, *inherited],
-                    env=_environment(),
+                    env=environment(),
                 )
         except OSError as error:
             self._close_pipe()
@@ -203,11 +204,3 @@ def _command(name: str, listen_fd: int, owner_fd: int, spin_us: int) -> list[str
         *("--name", f"popgate-{name}"),
         *("--log-level", str(level)),
     ]
-
-
-def _environment() -> dict[str, str]:
-    """Ours, with the place of this package first: `-P` keeps the user's own folders
-    (who may have an `engine.py` there) from being searched."""
-    root = str(Path(__file__).resolve().parent.parent)
-    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}

@@ -12,9 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
-import fcntl
 import logging
-import os
 import signal
 import socket
 import sys
@@ -24,6 +22,7 @@ from engine.descriptors import raise_descriptor_limit
 from engine.device_service import DeviceService
 from engine.faults import DeviceFault, DeviceFaulted, FaultKind
 from engine.logs import label_process
+from engine.owner import die_with
 from engine.scheduler import Scheduler
 from engine.shared_memory import keep_large_blocks
 
@@ -32,22 +31,6 @@ logger = logging.getLogger(__name__)
 #: Another thread that wants the interpreter gets it after this long; the default of
 #: 5 ms would hold up every batch while a model is being loaded.
 _SWITCH_INTERVAL = 0.0005
-
-
-def _die_with(owner_fd: int) -> None:
-    """Have the kernel end this process when the other end of the pipe closes.
-
-    SIGIO's default action is to terminate, and a pipe whose last writer goes raises
-    it. Unlike a parent-death signal this does not depend on which thread of the
-    owner started us, and unlike a thread that reads the pipe it needs no interpreter.
-    """
-    signal.signal(signal.SIGIO, signal.SIG_DFL)
-    fcntl.fcntl(owner_fd, fcntl.F_SETOWN, os.getpid())
-    flags = fcntl.fcntl(owner_fd, fcntl.F_GETFL)
-    fcntl.fcntl(owner_fd, fcntl.F_SETFL, flags | os.O_ASYNC | os.O_NONBLOCK)
-    with contextlib.suppress(BlockingIOError):
-        if os.read(owner_fd, 1) == b"":  # it was gone before we asked
-            os._exit(0)
 
 
 def _set_process_name(name: str) -> None:
@@ -73,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     # decides when we end.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    _die_with(options.owner_fd)
+    die_with(options.owner_fd)
     _set_process_name(options.name)
     keep_large_blocks()
     raise_descriptor_limit()

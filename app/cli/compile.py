@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -16,7 +17,7 @@ from app.cli.errors import EXIT_FAILED, EXIT_USAGE, CommandError
 from app.cli.pairs import parse_pairs, parse_shapes
 
 if TYPE_CHECKING:
-    from engine.compiler import CompileOptions, CompileReport
+    from engine.compiler import CompileLimits, CompileOptions, CompileReport
 
 # Told the name of a stage and how much is done, 0 to 1.
 Progress: TypeAlias = Callable[[str, float], None]
@@ -77,6 +78,15 @@ _Fuse = Annotated[
     typer.Option(metavar="INPUT", help="Put all models into one file. This input says "
                  "which of them a request runs: 0 is the first."),
 ]  # fmt: skip
+_Timeout = Annotated[
+    float,
+    typer.Option(metavar="SECONDS", min=0.1, help="A model that takes longer fails."),
+]
+_Memory = Annotated[
+    str,
+    typer.Option(metavar="SIZE", help="A model that takes more memory to compile "
+                 "fails; 0: three quarters of the machine's."),
+]  # fmt: skip
 _Threads = Annotated[int, typer.Option(help="Threads of the check of --batch.")]
 
 
@@ -105,6 +115,8 @@ def compile_models(
     description: _Description = "",
     fuse: _Fuse = None,
     threads: _Threads = 1,
+    timeout: _Timeout = 600.0,
+    memory: _Memory = "0",
 ) -> None:
     """Compile ONNX models into PopEF files that the gateway serves.
 
@@ -112,15 +124,16 @@ def compile_models(
 
     popgate compile a.onnx b.onnx --out-dir models/
     """
+    limits = _limits(timeout, memory)
     if fuse is None:
         jobs: list[tuple[Path, Path, Compiler]] = [
-            (source, target, _compile_one)
+            (source, target, partial(_compile_one, limits))
             for source, target in _targets(models, output, out_dir).items()
         ]
     elif output is None:
         raise CommandError("--fuse needs --output for the one file", EXIT_USAGE)
     else:
-        jobs = [(models[0], output, _fuser(models, fuse))]
+        jobs = [(models[0], output, _fuser(models, fuse, limits))]
     options = _options(
         batch=batch,
         weights=weights,
@@ -187,26 +200,40 @@ def _options(*, batch: str, weights_from: str, **values: Any) -> CompileOptions:
         raise CommandError(str(e), EXIT_USAGE) from None
 
 
+def _limits(timeout: float, memory: str) -> CompileLimits:
+    from app.sizes import parse_size
+    from engine.compiler import CompileLimits
+
+    try:
+        return CompileLimits(timeout, parse_size(memory))
+    except ValueError as e:
+        raise CommandError(f"--memory: {e}", EXIT_USAGE) from None
+
+
 def _compile_one(
-    source: Path, target: Path, options: CompileOptions, progress: Progress
+    limits: CompileLimits,
+    source: Path,
+    target: Path,
+    options: CompileOptions,
+    progress: Progress,
 ) -> CompileReport:
-    from engine.compiler import compile_model
+    from engine.compiler import compile_in_process
 
     _check_kept([source], target)
-    return compile_model(source, target, options, progress)
+    return compile_in_process(source, target, options, progress, limits)
 
 
-def _fuser(models: list[Path], selector: str) -> Compiler:
+def _fuser(models: list[Path], selector: str, limits: CompileLimits) -> Compiler:
     """Compiles all of `models` into one file."""
 
     def fuse(
         source: Path, target: Path, options: CompileOptions, progress: Progress
     ) -> CompileReport:
-        from engine.compiler import compile_fused
+        from engine.compiler import fuse_in_process
 
         _check_kept(models, target)
         sources = [(model.stem, model) for model in models]
-        return compile_fused(sources, target, selector, options, progress)
+        return fuse_in_process(sources, target, selector, options, progress, limits)
 
     return fuse
 

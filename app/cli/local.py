@@ -69,11 +69,11 @@ def opened(
 
 def _compiled(source: Path, target: Path, batch: Batch) -> Path:
     from engine import InvalidModel
-    from engine.compiler import CompileOptions, compile_model
+    from engine.compiler import CompileOptions, compile_in_process
 
     try:
         options = CompileOptions(name=source.stem, batch=batch)
-        report = compile_model(source, target, options)
+        report = compile_in_process(source, target, options)
     except InvalidModel as e:
         raise CommandError(f"{source}: {e}") from None
     mixed = "mixed" if report.batch.rows else "never mixed"

@@ -109,6 +109,16 @@ _LoadThreads = Annotated[
     int | None,
     typer.Option(metavar="N", help="Models loaded at the same time. [default: 4]"),
 ]
+_CompileTimeout = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="An ONNX file that takes longer to compile "
+                 "has failed to. [default: 600]"),
+]  # fmt: skip
+_CompileMemory = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="Memory that compiling an ONNX file may take; "
+                 "0: three quarters of the machine's. [default: 0]"),
+]  # fmt: skip
 _CacheDir = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Where compiled ONNX files are kept. "
@@ -242,6 +252,8 @@ def serve(
     shutdown_timeout: _ShutdownTimeout = None,
     drain_grace: _DrainGrace = None,
     load_threads: _LoadThreads = None,
+    compile_timeout: _CompileTimeout = None,
+    compile_memory: _CompileMemory = None,
     cache_dir: _CacheDir = None,
     model_control_mode: _ControlMode = None,
     load_model: _LoadModel = None,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
 import numpy.typing as npt
 
-from app.triton.reshape import Reshapes
+from app.triton.reshape import Reshape, Reshapes
 
 #: The name of the first dimension of all inputs, where they have none in common.
 ROWS = "rows"
@@ -28,6 +28,23 @@ class GraphChanges:
     reshapes: Reshapes = field(default_factory=Reshapes)
     counts_rows: bool = False
     optional: tuple[str, ...] = ()
+
+    def to_message(self) -> dict[str, Any]:
+        """What JSON can hold."""
+        return asdict(self)
+
+    @classmethod
+    def from_message(cls, message: Mapping[str, Any]) -> GraphChanges:
+        """The inverse of `to_message`."""
+        reshapes = message["reshapes"]
+        return cls(
+            Reshapes(
+                tuple(Reshape.from_message(one) for one in reshapes["inputs"]),
+                tuple(Reshape.from_message(one) for one in reshapes["outputs"]),
+            ),
+            bool(message["counts_rows"]),
+            tuple(message["optional"]),
+        )
 
     @property
     def are_of_the_graph(self) -> bool:

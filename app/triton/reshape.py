@@ -7,7 +7,7 @@ when it runs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,12 @@ class Reshape:
     dims: tuple[int, ...]
     shape: tuple[int, ...]
     batched: bool
+
+    @classmethod
+    def from_message(cls, message: Mapping[str, Any]) -> Reshape:
+        """The inverse of `dataclasses.asdict`, by way of JSON."""
+        dims, shape = tuple(message["dims"]), tuple(message["shape"])
+        return cls(str(message["name"]), dims, shape, bool(message["batched"]))
 
     def target(self, dims: tuple[int, ...]) -> list[int]:
         """The argument of the node that gives a tensor these dimensions."""

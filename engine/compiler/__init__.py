@@ -9,16 +9,28 @@ from engine.compiler.options import (
     BatchDecision,
     CompileOptions,
     CompileReport,
+    Progress,
     TensorReport,
+)
+from engine.compiler.process import (
+    Compilations,
+    CompileLimits,
+    compile_in_process,
+    fuse_in_process,
 )
 from engine.onnx_session import give_back_memory
 
 __all__ = [
     "BatchDecision",
+    "Compilations",
+    "CompileLimits",
     "CompileOptions",
     "CompileReport",
+    "Progress",
     "TensorReport",
     "compile_fused",
+    "compile_in_process",
     "compile_model",
+    "fuse_in_process",
     "give_back_memory",
 ]

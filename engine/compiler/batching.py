@@ -7,6 +7,7 @@ from typing import Any
 
 from engine.batch_plan import DEFAULT_MAX_BATCH
 from engine.compiler.batch_limit import rows_within
+from engine.compiler.check_limit import CheckLimit
 from engine.compiler.column_values import column_values
 from engine.compiler.interface import Dimension, Interface
 from engine.compiler.known_values import known_values
@@ -24,10 +25,12 @@ def decide(
     weights: Sequence[Weight],
     run: Run,
     options: CompileOptions,
+    limit: CheckLimit,
 ) -> BatchDecision:
     """The decision on a loaded model, as `options.batch` asks.
 
-    `model` lacks the data of `weights`; `run` runs it on arrays by name.
+    `model` lacks the data of `weights`; `run` runs it on arrays by name, which `limit`
+    ends.
     """
     batch = options.batch
     size = batch if isinstance(batch, int) else 0
@@ -36,7 +39,7 @@ def decide(
     most = 0
     reason = _rows_are_missing(model, interface, size) or row_mixer(model)
     if reason is None:
-        trace = RowTrace(model, weights, options.threads)
+        trace = RowTrace(model, weights, options.threads, limit.options)
         most = 0 if size else rows_within(model, DEFAULT_MAX_BATCH)
         check = RowCheck(
             interface,
@@ -50,6 +53,8 @@ def decide(
             column_values(model),
         )
         reason = _rows_depend(check)
+        if limit.is_over:  # what it has shown is that runs were ended
+            reason = limit.reason
     if reason is not None:
         return BatchDecision(False, size, reason)
     return BatchDecision(

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from engine.anchors import OPTION_FUSED
 from engine.compiler.batching import decide
+from engine.compiler.check_limit import CheckLimit
 from engine.compiler.external_data import ExternalFiles
 from engine.compiler.interface import (
     Interface,
@@ -77,14 +78,16 @@ def compile_model(
     loaded = _load(source, options, prefix="", graph="main", progress=say)
     name = options.name or loaded.source.name
     package = make_package(name, [loaded.part], loaded.part.main, _PENDING)
-    with _Trial(package, {"main": loaded.session}, options.threads) as trial:
+    limit = CheckLimit(options.check_limit)
+    with _Trial(package, {"main": loaded.session}, options.threads) as trial, limit:
         say("checking rows", 0.6)
         decision = decide(
             loaded.source.proto,
             loaded.part.interface,
             loaded.part.weights,
-            trial.run(loaded.part),
+            trial.run(loaded.part, limit),
             options,
+            limit,
         )
     notes = _notes(loaded.source.proto, options)
     final = make_package(name, [loaded.part], loaded.part.main, decision, notes)
@@ -193,14 +196,14 @@ class _Trial:
         )
         self._executor.run((LOAD,), WeightStreams(package.weights))
 
-    def run(self, part: Part) -> Run:
+    def run(self, part: Part, limit: CheckLimit) -> Run:
         """Runs the main program, by the graph's own names."""
 
         def run(feed: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
             streams = _TensorStreams(
                 {input_handle(part.inputs[name]): a for name, a in feed.items()}
             )
-            self._executor.run((MAIN,), streams)
+            self._executor.run((MAIN,), streams, limit.options)
             return {
                 name: streams.outputs[output_handle(public)]
                 for name, public in part.outputs.items()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from engine.batch_plan import MAX_BATCH
 from engine.errors import InvalidConfig
-from popef_io import TensorInfo
+from popef_io import DataType, TensorInfo
 
 Progress: TypeAlias = Callable[[str, float], None]
 """Called with the name of a stage and how much of all the work is done, 0 to 1."""
@@ -50,6 +50,18 @@ class CompileOptions:
     """Of the data that the check makes up."""
     check_seconds: float = 5.0
     """How long the check may take, about, before it makes do with fewer trials."""
+    check_limit: float = 30.0
+    """Seconds after which the runs of the check are ended and rows are not mixed."""
+
+    def to_message(self) -> dict[str, Any]:
+        """What JSON can hold."""
+        return asdict(self)
+
+    @classmethod
+    def from_message(cls, message: Mapping[str, Any]) -> CompileOptions:
+        """The inverse of `to_message`."""
+        shapes = {name: tuple(dims) for name, dims in message["shapes"].items()}
+        return cls(**{**message, "shapes": shapes})
 
     def __post_init__(self) -> None:
         batch = self.batch
@@ -107,6 +119,42 @@ class CompileReport:
     """Initializers that became tensor data."""
     weight_bytes: int
     file_bytes: int
+
+    def to_message(self) -> dict[str, Any]:
+        """What JSON can hold."""
+        message = asdict(self)
+        message["target"] = str(self.target)
+        for kind, tensors in (("inputs", self.inputs), ("outputs", self.outputs)):
+            message[kind] = [
+                [t.name, t.info.shape, t.info.data_type.name] for t in tensors
+            ]
+        return message
+
+    @classmethod
+    def from_message(cls, message: Mapping[str, Any]) -> CompileReport:
+        """The inverse of `to_message`."""
+
+        def tensors(kind: str) -> tuple[TensorReport, ...]:
+            return tuple(
+                TensorReport(
+                    str(name),
+                    TensorInfo(
+                        None if shape is None else tuple(map(int, shape)),
+                        DataType[data_type],
+                    ),
+                )
+                for name, shape, data_type in message[kind]
+            )
+
+        return cls(
+            Path(message["target"]),
+            tensors("inputs"),
+            tensors("outputs"),
+            BatchDecision(**message["batch"]),
+            int(message["weight_count"]),
+            int(message["weight_bytes"]),
+            int(message["file_bytes"]),
+        )
 
     def __str__(self) -> str:
         mixed = "mixed" if self.batch.rows else "never mixed"

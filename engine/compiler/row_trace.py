@@ -22,7 +22,7 @@ from engine.compiler.exposure import exposed, has_inside
 from engine.compiler.graphs import label
 from engine.compiler.samples import Feed
 from engine.compiler.weights import Weight
-from engine.onnx_session import OnnxSession
+from engine.onnx_session import OnnxSession, RunOptions
 from popef_io import DataType
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,14 @@ _AT_ONCE = 64
 class RowTrace:
     """The intermediate values of one model."""
 
-    def __init__(self, model: Any, weights: Sequence[Weight], threads: int) -> None:
+    def __init__(
+        self,
+        model: Any,
+        weights: Sequence[Weight],
+        threads: int,
+        run_options: RunOptions = None,
+    ) -> None:
+        self._run_options = run_options
         self._model = model
         self._weights = weights
         self._threads = threads
@@ -76,8 +83,8 @@ class RowTrace:
         for names in self._groups(session):
             if time.monotonic() > until:
                 return None
-            first = session.raw_run(names, base, None)
-            second = session.raw_run(names, other, None)
+            first = session.raw_run(names, base, self._run_options)
+            second = session.raw_run(names, other, self._run_options)
             for name, one, two in zip(names, first, second, strict=True):
                 if not rows_stay_apart(one, two, rows, row):
                     return f"{_maker(model, name)} mixes rows"

@@ -1,0 +1,38 @@
+"""For a process that another one has started: to end with it, and to find its modules.
+
+The owner holds the write end of a pipe open and hands the read end over; when it dies,
+however it does, the pipe closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+from pathlib import Path
+
+
+def die_with(owner_fd: int) -> None:
+    """Have the kernel end this process when the other end of the pipe closes.
+
+    SIGIO's default action is to terminate, and a pipe whose last writer goes raises
+    it. Unlike a parent-death signal this does not depend on which thread of the
+    owner started us, and unlike a thread that reads the pipe it needs no interpreter.
+    """
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    fcntl.fcntl(owner_fd, fcntl.F_SETOWN, os.getpid())
+    flags = fcntl.fcntl(owner_fd, fcntl.F_GETFL)
+    fcntl.fcntl(owner_fd, fcntl.F_SETFL, flags | os.O_ASYNC | os.O_NONBLOCK)
+    with contextlib.suppress(BlockingIOError):
+        if os.read(owner_fd, 1) == b"":  # it was gone before we asked
+            os._exit(0)
+
+
+def environment() -> dict[str, str]:
+    """Ours for a process that is started with `-P`, which keeps the user's own folders
+    (who may have an `engine.py` there) from being searched: the place of this package
+    comes first."""
+    root = str(Path(__file__).resolve().parent.parent)
+    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
