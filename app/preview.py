@@ -2,17 +2,23 @@
 
 The same steps as in loading, up to the device: files are found, options read, ONNX
 files compiled (and kept for the server), and what they take and give is compared with
-what was declared. For a thread; blocks.
+what was declared. What a model is told to run before it is ready is run, in a process
+of its own. For a thread; blocks.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from app.assembly import assemble, named_optional_inputs, runner_config
+from app.assembly import (
+    Assembled,
+    assemble,
+    named_optional_inputs,
+    runner_config,
+)
 from app.compile_cache import CompileCache
 from app.ensemble_graph import label_of
 from app.ensemble_loader import NO_PLACE, assemble_ensemble
@@ -31,9 +37,16 @@ from app.scan import (
 from app.spec import ModelSpec
 from app.table import Submitted
 from app.triton import PBTXT_NAME
-from app.warmup import check_warmup
-from engine import RunnerClosed, describe_model, open_model
-from popef_io import Reader
+from app.warmup import warm_up
+from engine import (
+    Array,
+    DeviceManager,
+    ModelRunner,
+    RunnerClosed,
+    describe_model,
+    open_model,
+)
+from popef_io import Model, Reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +199,11 @@ class _Previewer:
         defaults = input_defaults(source, config, self._cache)
         model = open_model(files)
         _verify(files)
-        described = describe_model(model, runner_config(config, model, {}))
-        made = assemble(name, source, config, described, _NoRunner(), defaults)
-        sizes = config.preferred_batch_sizes
-        check_warmup(made.spec, config.warmup, source.folder, sizes)
+        if config.warmup is not None and config.warmup.enabled:
+            made = _warmed_up(name, source, config, model, defaults)
+        else:
+            described = describe_model(model, runner_config(config, model, {}))
+            made = assemble(name, source, config, described, _NoRunner(), defaults)
         memory = config.memory
         if memory is None:
             used = min(config.instances, len(config.devices) or self._devices)
@@ -222,6 +236,31 @@ class _Previewer:
                 raise LoadError(f"{label_of(number, step)}: {NO_PLACE}")
         with explained(f"{name}/{source.version}"):
             return assemble_ensemble(name, source, config, specs).spec
+
+
+def _warmed_up(
+    name: str,
+    source: VersionSource,
+    config: ModelConfig,
+    model: Model,
+    defaults: Mapping[str, Array | None],
+) -> Assembled:
+    """The version, which has run what it is told to run before it is ready.
+
+    Whether it can shows only when it does: here, in a process of its own, which takes
+    no device from anybody. Raises anything.
+    """
+    device = DeviceManager("cpu:1").create_ipu_model_device(model)
+    try:
+        alone = replace(config, instances=1, devices=())
+        options = runner_config(alone, model, {0: device})
+        with ModelRunner(model, options, name=f"{name}/{source.version}") as runner:
+            made = assemble(name, source, config, runner, runner, defaults)
+            sizes = config.preferred_batch_sizes
+            warm_up(made.spec, runner, config.warmup, source.folder, sizes)
+            return made
+    finally:
+        device.close()
 
 
 def _needed(spec: ModelSpec, config: ModelConfig) -> Iterator[str]:

@@ -102,25 +102,6 @@ class _Budget:
         self._last = None if run is self._last else run
 
 
-def check_warmup(
-    spec: ModelSpec,
-    config: WarmupConfig | None,
-    folder: Path | None,
-    preferred: Sequence[int] = (),
-) -> None:
-    """Makes what `warm_up` would have to run, and runs nothing.
-
-    Raises `WarmupFailed`.
-    """
-    if config is None or not config.enabled:
-        return
-    try:
-        for _ in _runs(spec, config, folder, preferred):
-            pass
-    except (ValueError, OSError) as e:
-        raise WarmupFailed(f"warm-up: {e}") from e
-
-
 def _run_everywhere(runner: ModelRunner, run: _Run) -> None:
     """On all replicas at the same time, `count` times. Raises `WarmupFailed`."""
     for _ in range(run.count):

@@ -36,8 +36,9 @@ def validate(
     """Explain what a folder of models would serve, and what is wrong with it.
 
     Names, versions, tensors, batching, instances and memory of every model; ONNX files
-    are compiled, which the server then need not do. No device is used. Ends with 1 if
-    anything is wrong, and names the file and the key to change.
+    are compiled, which the server then need not do. No device of the pool is used;
+    what a warm-up says is run in a process of its own. Ends with 1 if anything is
+    wrong, and names the file and the key to change.
     """
     from app.compile_cache import CompileCache
     from app.preview import preview_repository

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from app.compile_cache import CompileCache
@@ -169,3 +170,17 @@ def test_the_folder_of_one_model(root: Path) -> None:
     assert problem.startswith("simple: this is the folder of one model")
     (root / "simple" / "config.pbtxt").unlink()
     assert preview(root / "simple").problems == (problem,)
+
+
+def test_a_warm_up_that_only_running_shows_to_fail(root: Path) -> None:
+    """The index is in order but for its value."""
+    (root / "m" / "1").mkdir(parents=True)
+    models.gather(root / "m" / "1" / "m.popef")
+    (root / "m" / "warmup").mkdir()
+    (root / "m" / "warmup" / "far").write_bytes(np.array([99], np.int64).tobytes())
+    options = "[[warmup.samples]]\nname = 'far'\ninputs.index = { file = 'far' }"
+    (root / "m" / "config.toml").write_text(options)
+    (problem,) = preview(root).all_problems
+    assert problem.startswith("m/1: warm-up with sample 'far' failed: ")
+    (root / "m" / "warmup" / "far").write_bytes(np.array([1], np.int64).tobytes())
+    assert preview(root).is_good
