@@ -53,6 +53,7 @@ from engine import (
     Refused,
     TimedOut,
     UnknownAnchor,
+    WrongProcess,
 )
 
 logger = logging.getLogger(__name__)
@@ -283,6 +284,7 @@ ERRORS: dict[type[BaseException], Row] = {
     InvalidModel: Row(400, "invalid_model", _BACKEND),
     Invalid: Row(400, "invalid_request", _OTHER),
     ExecutionFailed: Row(500, "execution_failed", _BACKEND),
+    WrongProcess: Row(500, "wrong_process", _OTHER),
     EngineError: Row(500, "internal_error", _OTHER),
     Exception: Row(500, "internal_error", _OTHER),
 }
