@@ -40,6 +40,7 @@ from engine.device_manager import (
 from engine.device_state import DeviceState
 from engine.errors import (
     AnchorsNotConnected,
+    CallbackFailed,
     Cancelled,
     Closed,
     DeadlineExceeded,
@@ -114,6 +115,7 @@ __all__ = [
     "Array",
     "Buffer",
     "CallbackFactory",
+    "CallbackFailed",
     "CallbackHandle",
     "CallbackInfo",
     "Cancelled",

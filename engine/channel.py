@@ -17,6 +17,7 @@ Request descriptor (8 words of 64 bits):
     2 flags     1 = cancelled (the client may set it until the slot is released)
                 2 = fills up what waits, and is of no use else (engine/flushing.py)
                 4 = is not delayed for the sake of a fuller batch
+                8 = its rows leave an incomplete run, whatever the policy (with 1)
     3 deadline  CLOCK_MONOTONIC nanoseconds, 0 = none
     4 submitted CLOCK_MONOTONIC nanoseconds
 
@@ -59,6 +60,7 @@ MAX_RANK: Final = 27
 CANCELLED: Final = 1
 FILLS_UP: Final = 2
 UNDELAYED: Final = 4
+LEAVES: Final = 8
 
 #: Bytes that an anchor of a channel may have.
 MAX_PAYLOAD: Final = 1 << 40
@@ -293,10 +295,11 @@ class Channel:
         """Byte offset of a request descriptor."""
         return self._requests_at + slot * REQUEST_SLOT
 
-    def set_cancelled(self, slot: int) -> None:
-        """Mark the request in `slot` as cancelled (client, before it is released)."""
+    def set_cancelled(self, slot: int, *, leaves: bool = False) -> None:
+        """Mark the request in `slot` as cancelled (client, before it is released);
+        where it `leaves`, its rows do not wait for a run either."""
         word = (self.layout.table_at + slot * REQUEST_SLOT) // 8 + _FLAGS_WORD
-        self._words[word] = CANCELLED
+        self._words[word] = CANCELLED | LEAVES if leaves else CANCELLED
 
     def close(self) -> None:
         """Unmap; nobody may use the rings after that."""

@@ -175,6 +175,9 @@ class ModelRunnerConfig:
             raise InvalidConfig(msg)
         self._in_range("request_tracepoints_buffer_size", 0, 1 << 32)
         self._check_queue_sizes()
+        if self.flush_callback is not None and not callable(self.flush_callback):
+            msg = f"flush_callback must be callable, got {self.flush_callback!r}"
+            raise InvalidConfig(msg)
         self._replicas("replica_to_device")
         self._replicas("replica_to_save_programs_outputs")
         for name, value in self.frozen_inputs.items():

@@ -199,6 +199,7 @@ class Device:
             self._blocking.tell()
         while self.hungry:  # without the lock: users' code is called
             self.hungry.popleft()()
+            self._blocking.tell()
         return len(completions)
 
     def check(self) -> bool:

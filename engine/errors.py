@@ -23,7 +23,8 @@ EngineError
     AnchorsNotConnected a program needs data, or room for it, that nobody gives
     InvalidModel       a model that cannot be loaded or run
     InvalidConfig      an option with a value it cannot have
-  WrongProcess         a forked child used what its parent made
+    CallbackFailed     a callback of yours failed, or gave what cannot be used
+    WrongProcess       a forked child used what its parent made
   ExecutionFailed      the graph failed on this input
   EngineBug            a broken invariant; the message ends in "this is a bug"
 
@@ -172,7 +173,14 @@ class InvalidConfig(Invalid):
     """An option has a value that it cannot have."""
 
 
-class WrongProcess(EngineError):
+class CallbackFailed(Invalid):
+    """A callback of the caller's failed, or gave what cannot be used.
+
+    `__cause__` is what it raised, if it did.
+    """
+
+
+class WrongProcess(Invalid):
     """A forked child used something that was made before the fork.
 
     It belongs to the parent; the message says in which process it was made. The child

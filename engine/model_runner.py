@@ -380,7 +380,12 @@ class ModelRunner:
         )
         flusher = None
         if config.flush_callback is not None:
-            flusher = Flusher(config.flush_callback, self._valid, batches.units)
+            flusher = Flusher(
+                config.flush_callback,
+                self._valid,
+                batches.units,
+                self.execute_outputs,
+            )
         return ReplicaPlan(
             self.name,
             self._model,

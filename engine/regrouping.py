@@ -20,7 +20,7 @@ import numpy as np
 from engine.batch import AnchorTable, Batch, Entry
 from engine.batch_plan import BatchPlan
 from engine.blame import settle
-from engine.channel import FILLS_UP, REQUEST, UNDELAYED
+from engine.channel import FILLS_UP, LEAVES, REQUEST, UNDELAYED
 from engine.client_channel import ClientChannel
 from engine.outcome import Outcome
 from engine.replica import BatchingPolicy, Replica
@@ -190,14 +190,15 @@ class RegroupingReplica(Replica):
         """Let go of requests that nobody waits for any more.
 
         A cancelled one keeps its place where the policy says so: its rows help to fill
-        a run, and its results are not looked at.
+        a run, and its results are not looked at. One whose run will never be filled up
+        does not.
         """
         for entry in self._open:
             outcome = why_unwanted(entry, now)
             if outcome is None:
                 continue
             kept = outcome is Outcome.CANCELLED and not self.policy.drops_cancelled
-            if not kept or entry.client.link.gone:
+            if not kept or entry.client.link.gone or _leaves(entry):
                 _drop(entry, outcome)
         self._forget_ended()
 
@@ -318,6 +319,11 @@ class RegroupingReplica(Replica):
                     if count:
                         ring.ring.read_complete(count)
         return touched
+
+
+def _leaves(entry: OpenEntry) -> bool:
+    flags: int = REQUEST.unpack_from(entry.client.channel.view, entry.at)[2]
+    return bool(flags & LEAVES)
 
 
 def _drop(entry: OpenEntry, verdict: Outcome) -> None:

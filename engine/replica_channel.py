@@ -33,8 +33,9 @@ from engine.request import (
 from engine.tensor import DataDesc, Tensor
 from engine.tracepoints import Tracepoints
 
-#: Called with a channel and the name of the input that a run of its replica waits for.
-Flush = Callable[["ReplicaChannel", str], None]
+#: Called with a channel and the name of the input that a run of its replica waits for;
+#: it returns what ends those that wait, or None.
+Flush = Callable[["ReplicaChannel", str], EngineError | None]
 
 _REQUEST_NUMBERS = itertools.count(1)
 #: When a full queue is said to have room again: before anything is known of its pace,
@@ -156,10 +157,27 @@ class ReplicaChannel(RequestChannel):
                 self.pace.since = request.submitted_ns
             return request
 
-    def _ask_for_rows(self, name: str) -> None:
-        """A run waits for data of the input `name`. Called without the lock."""
+    def _ask_for_rows(self, name: str, waiting: list[Request]) -> None:
+        """A run of requests that wait needs data of the input `name`. Called without
+        the lock."""
         if self.flusher is not None:
-            self.flusher(self, name)
+            failure = self.flusher(self, name)
+            if failure is not None:
+                self._give_up(waiting, failure)
+
+    def _give_up(self, requests: list[Request], error: EngineError) -> None:
+        """End requests whose run will not be filled up; the device forgets them."""
+        with self._lock:
+            if self._closed:
+                return
+            for request in requests:
+                slot = request.slot
+                if slot >= 0 and self._owners[slot] == request.number:
+                    self._channel.set_cancelled(slot, leaves=True)
+                if not request.done:
+                    self._rows -= request.rows or 1
+                    request.resolve(error)
+            self.device.tell_cancelled()
 
     def fill_up(
         self, rows: int, tensors: Mapping[str, Tensor], on_done: OnDone
@@ -365,7 +383,8 @@ class ReplicaChannel(RequestChannel):
     ) -> None:
         """A completion for which nobody waits any more, or that is a question."""
         if outcome == Outcome.NEEDS_ROWS:
-            self.device.hungry.append(partial(self._ask_for_rows, text))
+            waiting = [r for r in self._in_flight.values() if r.slot >= 0]
+            self.device.hungry.append(partial(self._ask_for_rows, text, waiting))
             return
         self.late += 1
         # What it says of the pace holds all the same: when a machine gets slower,

@@ -8,6 +8,7 @@ import threading
 import time
 from typing import Protocol
 
+from engine.errors import DeviceBusy
 from engine.request import Request
 
 #: Seconds after which a waiting thread looks again whether it should drive.
@@ -58,6 +59,7 @@ class BlockingDriver:
         self.adopted = False
         self._device = device
         self._driver = threading.Lock()
+        self._driving = 0  # the thread that has it
         self._turn = threading.Condition()
         self._followers = 0
         self._heard = 0.0  # when there was an event, or a look, last
@@ -81,12 +83,19 @@ class BlockingDriver:
             if left is not None and left <= 0:
                 return False
             if not self.adopted and self._driver.acquire(blocking=False):
+                self._driving = threading.get_ident()
                 try:
                     if not request.done:
                         self._drive(left, request)
                 finally:
+                    self._driving = 0
                     self._driver.release()
                     self.tell()
+            elif self._driving == threading.get_ident():
+                raise DeviceBusy(
+                    "a callback of a request cannot wait for one of the same device: "
+                    "this thread, which calls it, takes the results"
+                )
             else:
                 self._follow(left, request)
         return True

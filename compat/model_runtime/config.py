@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, SupportsIndex, TypeAlias
 
-from popef.taking import Text, expected, truth
+from popef.errors import WrongType
+from popef.taking import Text, expected, got, truth
 
 import engine
 from model_runtime.arguments import (
@@ -261,7 +262,14 @@ def _over_views(
 
     def flush(tensor_id: str, given: dict[str, Any], wanted: dict[str, Any]) -> None:
         views = InputMemoryView(), OutputMemoryView()
-        views = asked(tensor_id, *views) or views
+        returned = asked(tensor_id, *views)
+        if returned is not None:
+            if not (isinstance(returned, tuple) and len(returned) == 2):
+                raise WrongType(
+                    "expected flush_callback to return two views, of inputs and of "
+                    f"outputs, or None; got {got(returned)}"
+                )
+            views = returned
         given.update(arrays_of(views[0], inputs))
         wanted.update(arrays_of(views[1], outputs))
 

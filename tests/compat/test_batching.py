@@ -128,3 +128,15 @@ def test_flush_callback(
     # Three batches were missing, and each answer brought one.
     assert asked == ["input"] * 4
     np.testing.assert_array_equal(dummy, numbers(3, 4) * 2 + 1)
+
+
+@pytest.mark.parametrize("returned", [5, 0, (), ({},), ({}, {}, {}), [{}, {}], ({}, 5)])
+def test_a_flush_callback_that_returns_nonsense_fails_what_waits(
+    folder: Path, config: model_runtime.ModelRunnerConfig, returned: Any
+) -> None:
+    config.timeout_ns = 5_000_000
+    config.flush_callback = lambda tensor_id, inputs, outputs: returned
+    runner = model_runtime.ModelRunner(str(folder / "iterations.popef"), config)
+    with pytest.raises(RuntimeError, match=r"flush_callback, .*'input', raised .*Type"):
+        runner.execute({"input": numbers(3, 4)})
+    assert runner.execute({"input": numbers(12, 4)})["output"].shape == (12, 4)

@@ -48,7 +48,9 @@ def execute(number):
 
 def make_own():
     global runner
-    runner = model_runtime.ModelRunner(path)
+    config = model_runtime.ModelRunnerConfig()  # another one's device may be ending
+    config.device_wait_config = model_runtime.DeviceWaitConfig(60, 0.01)
+    runner = model_runtime.ModelRunner(path, config)
 
 runner = model_runtime.ModelRunner(path)
 right = [execute(n) for n in range(8)]
@@ -119,9 +121,7 @@ def test_a_server_that_loads_before_it_forks(simple: str) -> None:
             os.kill(master, signal.SIGKILL)
             os.waitpid(master, 0)
             assert all(ask(port, 3) == text for text, port in said.items())
-            config = model_runtime.ModelRunnerConfig()
-            config.device_wait_config = model_runtime.DeviceWaitConfig(60, 0.01)
-            runner = model_runtime.ModelRunner(path, config)
+            make_own()
             assert execute(3) == right[3]
         finally:
             for pid in workers:

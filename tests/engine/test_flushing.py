@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ import numpy as np
 import pytest
 
 from engine import (
+    CallbackFailed,
     Cancelled,
     DeadlineExceeded,
     Device,
     DeviceLost,
     ExecutionFailed,
+    InvalidConfig,
     ModelRunner,
     ModelRunnerConfig,
     QueueFull,
@@ -137,32 +140,162 @@ def test_a_callback_that_changes_nothing_is_asked_again(
         np.testing.assert_array_equal(second["output"], numbers(3, start=50) * 2 + 1)
 
 
-def test_what_a_callback_does_wrong_is_logged(
+def _no_rows_today(tensor_id: str, inputs: Arrays, outputs: Arrays) -> None:
+    raise LookupError("no rows today")
+
+
+def _giving(**given: Any) -> Callable[[str, Arrays, Arrays], None]:
+    def flush(tensor_id: str, inputs: Arrays, outputs: Arrays) -> None:
+        inputs.update(given.get("inputs", {}))
+        outputs.update(given.get("outputs", {}))
+
+    return flush
+
+
+def _read_only() -> Array:
+    array = numbers(3)
+    array.flags.writeable = False
+    return array
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "raises": (_no_rows_today, "raised LookupError: no rows today"),
+    "takes nothing": (lambda: None, "raised TypeError: .*takes 0 positional"),
+    "takes four": (lambda a, b, c, d: None, "missing 1 required positional"),
+    "returns": (lambda a, b, c: 5, "it returned a int; it fills the two mappings"),
+    "shape": (_giving(inputs={"input": numbers(3)[:, :2]}), "input 'input' expects"),
+    "type": (_giving(inputs={"input": numbers(3).astype(int)}), "input 'input'"),
+    "list": (_giving(inputs={"input": [[1]]}), "must be a numpy array, got list"),
+    "unknown": (_giving(inputs={"x": numbers(3)}), "no input 'x'"),
+    "output": (_giving(outputs={"x": numbers(3)}), "no output 'x'; it has .*'output'"),
+    "output rank": (
+        _giving(outputs={"output": np.zeros((2, 2, 2), np.float32)}),
+        r"output 'output' is float32\[4, 4\], its memory float32\[2, 2, 2\]",
+    ),
+    "output type": (_giving(outputs={"output": np.zeros((3, 4))}), "float64"),
+    "output list": (_giving(outputs={"output": [1]}), "must be a numpy array"),
+    "output read-only": (_giving(outputs={"output": _read_only()}), "read-only"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_callback_that_fails_fails_what_waits(
+    tmp_path: Path, shared_device: Device, wrong: str
+) -> None:
+    """At once, all of it, once; and the rows of what failed are in no later run."""
+    path = models.affine(tmp_path / "m.popef", batch_size=4)
+    callback, why = WRONG[wrong]
+    asked = 0
+    failing = True
+
+    def flush(*arguments: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        if failing:
+            return callback(*arguments)
+        arguments[1]["input"] = numbers(3)
+        return None
+
+    config = by_rows(shared_device, timeout_ns=5 * MS, flush_callback=flush)
+    with ModelRunner(path, config) as runner:
+        waiting = [runner.execute_async({"input": numbers(1, n)}) for n in range(3)]
+        for result in waiting:
+            with pytest.raises(CallbackFailed, match=f"(?s)flush_callback.*{why}"):
+                result.wait(60)
+        # Whoever comes while the first are asked for is asked for anew.
+        assert 1 <= asked <= 3
+        assert runner.drain(60)
+        whole = runner.execute({"input": numbers(4, start=50)}, timeout=60)
+        np.testing.assert_array_equal(whole["output"], numbers(4, start=50) * 2 + 1)
+        assert asked <= 3
+        failing = False
+        result = runner.execute({"input": numbers(2)}, timeout=60)
+        np.testing.assert_array_equal(result["output"], numbers(2) * 2 + 1)
+
+
+def test_what_a_callback_raised_is_the_cause(
     tmp_path: Path, shared_device: Device, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = models.affine(tmp_path / "m.popef", batch_size=4)
-    turns = iter(["wrong shape", "raises", "right"])
-
-    def flush(tensor_id: str, inputs: Arrays, outputs: Arrays) -> None:
-        turn = next(turns, "right")
-        if turn == "raises":
-            raise RuntimeError("no rows today")
-        inputs["input"] = numbers(3) if turn == "right" else numbers(3)[:, :2]
-        outputs["output"] = np.zeros((2, 2, 2), np.float32)
-
-    config = by_rows(shared_device, timeout_ns=5 * MS, flush_callback=flush)
+    config = by_rows(shared_device, timeout_ns=5 * MS, flush_callback=_no_rows_today)
     with (
         caplog.at_level(logging.WARNING),
         ModelRunner(path, config) as runner,
+        pytest.raises(CallbackFailed) as failed,
     ):
-        result = runner.execute({"input": numbers(1)}, timeout=30)
-        np.testing.assert_array_equal(result["output"], numbers(1) * 2 + 1)
-        assert runner.drain(30)
-    assert "gave what cannot run: input 'input' expects" in caplog.text
-    assert "no rows today" in caplog.text
-    assert (
-        "output 'output' is float32[3, 4], its memory float32[2, 2, 2]" in caplog.text
-    )
+        runner.execute({"input": numbers(1)}, timeout=60)
+    assert isinstance(failed.value.__cause__, LookupError)
+    assert caplog.text.count("Traceback") == 1
+    assert "in _no_rows_today" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_what_is_no_error_ends_who_asked_and_nobody_else(
+    tmp_path: Path, own_device: Device, kind: type[BaseException]
+) -> None:
+    path = models.affine(tmp_path / "m.popef", batch_size=4)
+    turns = iter([kind])
+
+    def flush(tensor_id: str, inputs: Arrays, outputs: Arrays) -> None:
+        for raised in turns:
+            raise raised
+        inputs["input"] = numbers(3)
+
+    config = by_rows(own_device, timeout_ns=5 * MS, flush_callback=flush)
+    with ModelRunner(path, config) as runner:
+        first = runner.execute_async({"input": numbers(1)})
+        with pytest.raises(kind):
+            first.wait(60)
+        second = runner.execute({"input": numbers(1, start=9)}, timeout=60)
+        np.testing.assert_array_equal(second["output"], numbers(1, start=9) * 2 + 1)
+        assert first.wait(60)
+
+
+def test_a_callback_that_waits_for_a_request_is_told(
+    tmp_path: Path, own_device: Device
+) -> None:
+    path = models.affine(tmp_path / "m.popef", batch_size=4)
+
+    def flush(tensor_id: str, inputs: Arrays, outputs: Arrays) -> None:
+        inputs["input"] = runner.execute({"input": numbers(1)})["output"]
+
+    config = by_rows(own_device, timeout_ns=5 * MS, flush_callback=flush)
+    with (
+        ModelRunner(path, config) as runner,
+        pytest.raises(CallbackFailed, match=r"DeviceBusy: a callback .* cannot"),
+    ):
+        runner.execute({"input": numbers(1)}, timeout=60)
+
+
+def test_a_callback_that_stays_holds_up_no_other_device(
+    tmp_path: Path, shared_device: Device, own_device: Device
+) -> None:
+    path = models.affine(tmp_path / "m.popef", batch_size=4)
+    inside, go = threading.Event(), threading.Event()
+
+    def flush(tensor_id: str, inputs: Arrays, outputs: Arrays) -> None:
+        inside.set()
+        assert go.wait(60)
+        inputs["input"] = numbers(3)
+
+    config = by_rows(own_device, timeout_ns=5 * MS, flush_callback=flush)
+    with (
+        ModelRunner(path, config) as stays,
+        ModelRunner(path, by_rows(shared_device)) as other,
+    ):
+        waiting = stays.execute_async({"input": numbers(1)})
+        thread = threading.Thread(target=waiting.wait)
+        thread.start()
+        assert inside.wait(60)
+        assert other.execute({"input": numbers(4)})["output"].shape == (4, 4)
+        go.set()
+        thread.join()
+        assert waiting.wait(60)
+
+
+def test_what_cannot_be_called_is_refused(shared_device: Device) -> None:
+    with pytest.raises(InvalidConfig, match="flush_callback must be callable, got 3"):
+        by_rows(shared_device, flush_callback=3)
 
 
 # -- look-ahead
