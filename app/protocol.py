@@ -187,8 +187,8 @@ class GatewayProtocol(HttpToolsProtocol):
             except httptools.HttpParserCallbackError as error:
                 self._answer_failed(error.__context__ or error)
                 return
-            except httptools.HttpParserError:
-                self.send_400_response("")
+            except httptools.HttpParserError as broken:
+                self.send_400_response(str(broken))
                 return
             if self._unused > _MOST_HEAD:
                 self._answer_failed(_too_long("head"))
@@ -552,6 +552,8 @@ class GatewayProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Our form of error where the HTTP itself is broken."""
         text = "the request is not valid HTTP/1.1"
+        if msg:
+            text += f": {msg}"
         self._end_with(ErrorResponse.of(HttpError(400, text, "bad_http"), close=True))
 
 

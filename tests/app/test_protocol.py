@@ -339,6 +339,26 @@ def test_a_wish_for_another_protocol_is_passed_over(
 
 
 @pytest.mark.parametrize(
+    ("headers", "why"),
+    [
+        (
+            b"Content-Length: 3\r\nTransfer-Encoding: chunked",
+            "Transfer-Encoding can't be present with Content-Length",
+        ),
+        (b"Content-Length: x", "Invalid character in Content-Length"),
+    ],
+)
+def test_what_is_wrong_with_a_head_is_said(
+    gateway: ServedGateway, headers: bytes, why: str
+) -> None:
+    with Wire(gateway) as wire:
+        wire.send(b"POST /v2 HTTP/1.1\r\n" + headers + b"\r\n\r\n")
+        status, _, body = wire.answer()
+    assert status == 400
+    assert json.loads(body)["error"] == f"the request is not valid HTTP/1.1: {why}"
+
+
+@pytest.mark.parametrize(
     ("sent", "status", "code"),
     [
         (b"GET /v2 HTTP/1.1\r\n" + b"X: y\r\n" * 10_922, 431, "head_too_long"),
