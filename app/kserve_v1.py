@@ -144,11 +144,12 @@ def _is_bytes(value: object) -> bool:
 
 
 def _only_input(spec: ModelSpec) -> str:
-    if len(spec.inputs) != 1:
+    needed = [t.name for t in spec.inputs if t.name not in spec.defaults]
+    if len(needed) != 1:
         names = [tensor.name for tensor in spec.inputs]
         msg = f"model '{spec.name}' has {len(names)} inputs; give values by name: "
         raise InvalidRequest(f"{msg}{names}")
-    return spec.inputs[0].name
+    return needed[0]
 
 
 def _input(

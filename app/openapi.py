@@ -248,7 +248,9 @@ def _request_schema(spec: ModelSpec) -> dict[str, Any]:
             "id": {"type": "string"},
             "inputs": {
                 "type": "object",
-                "required": [t.name for t in spec.inputs],
+                "required": [
+                    t.name for t in spec.inputs if t.name not in spec.defaults
+                ],
                 "properties": {t.name: _tensor_schema(spec, t) for t in spec.inputs},
             },
         },

@@ -148,8 +148,12 @@ class ReplicaChannel(RequestChannel):
                 if (ahead + (rows or 1)) * self.pace.longest_ns > left:
                     promised = self._promise(ahead + (rows or 1), now, left)
             number = next(_REQUEST_NUMBERS)
-            kind = Request if delayed else UndelayedRequest
-            request = kind(self, number, rows, deadline_ns, on_done, into)
+            if delayed:
+                request = Request(self, number, rows, deadline_ns, on_done, into)
+            else:
+                request = UndelayedRequest(
+                    self, number, rows, deadline_ns, on_done, into
+                )
             request.promised_ns = promised
             request.began_ns = began_ns
             self._queue(request, tensors)

@@ -294,3 +294,9 @@ def test_shapes_are_filled_up(
             decode_generate(codec, body)
     else:
         assert decode_generate(codec, body).inputs[name].shape == shape
+
+
+@pytest.mark.parametrize("ids", [[[1, 2, 3]], [[7]]])
+def test_an_input_that_may_be_left_out(triton: ServedGateway, ids: Any) -> None:
+    response = post(triton, "generate", prompt(input_ids=ids))
+    assert response.status_code == 200, response.text

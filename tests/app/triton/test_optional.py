@@ -114,6 +114,25 @@ def test_an_input_that_nothing_uses(served: ServedGateway) -> None:
     ) in response.text
 
 
+def test_other_ways_to_leave_it_out(served: ServedGateway) -> None:
+    import tritonclient.http as http
+
+    body = {"instances": [[1, 1], [2, 2]]}
+    answer = served.client.post("/v1/models/rows:predict", json=body).json()
+    assert answer == {"predictions": [[11.0, 21.0], [12.0, 22.0]]}
+    client = http.InferenceServerClient(served.url.removeprefix("http://"))
+    try:
+        for factor in (1, 2, 3):  # the head of the first is known to the others
+            tensor = http.InferInput("INPUT", [2, 2], "FP32")
+            tensor.set_data_from_numpy(np.full((2, 2), factor, np.float32))
+            found = client.infer("rows", [tensor]).as_numpy("OUTPUT")
+            assert found.tolist() == [[10 + factor, 20 + factor]] * 2
+    finally:
+        client.close()
+    document = served.client.get("/openapi.json").text
+    assert '"required":["INPUT"]' in document.replace(" ", "")
+
+
 def test_what_the_model_needs_all_the_same_is_noted(tmp_path: Path) -> None:
     root = tmp_path / "models"
     _fill(root)
