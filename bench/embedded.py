@@ -12,6 +12,8 @@ the same round.
 
     execute(d)      memory of the library's for the result
     execute(d, o)   the caller's
+    8 in turn       execute(d) with eight arrays in turn, whose results are kept: of
+                    4 MiB they take more memory than the caches have, as x8 does
     x4, x8          so many in flight, then all of them waited for and read
     x8 (d, o)       the same into the caller's memory
 
@@ -101,6 +103,11 @@ def _ways(runner: ModelRunner, session: ort.InferenceSession, n: int) -> dict[st
         checked(3, runner.execute(data[3], memory[3]))
         return 1
 
+    def in_turn() -> int:
+        for number, result in enumerate([runner.execute(one) for one in data]):
+            checked(number, result)
+        return len(data)
+
     def in_flight(count: int, *, into: bool = False) -> Way:
         def way() -> int:
             results = [
@@ -117,6 +124,7 @@ def _ways(runner: ModelRunner, session: ort.InferenceSession, n: int) -> dict[st
         "onnxruntime": onnxruntime,
         "execute(d)": execute,
         "execute(d, o)": execute_into,
+        "8 in turn": in_turn,
         "x4": in_flight(4),
         "x8": in_flight(8),
         "x8 (d, o)": in_flight(8, into=True),

@@ -171,6 +171,13 @@ class Device:
         except ValueError:  # another thread has lost, or closed, the device
             return True
 
+    def catch_up(self) -> None:
+        """Resolve what has finished, where no event loop sees to that."""
+        if not self._blocking.adopted:
+            connection = self._connection
+            if connection is not None and self.look(connection.link.alone):
+                self.collect()
+
     def poll(self) -> int:
         """Resolve what has finished; how many requests that was. Never blocks."""
         if self.origin.left:

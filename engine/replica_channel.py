@@ -42,6 +42,8 @@ _REQUEST_NUMBERS = itertools.count(1)
 #: and at the soonest.
 UNKNOWN_ROOM_NS = 1_000_000_000
 MIN_ROOM_NS = 1_000_000
+#: Bytes of an output from which caches decide how fast copies are.
+MUCH = 256 * 1024
 
 
 class ReplicaChannel(RequestChannel):
@@ -93,6 +95,7 @@ class ReplicaChannel(RequestChannel):
         ]
         self._lock = device.lock
         self._closed = False
+        self._much = False
         self.number = device.open_channel(self, self._channel, layout)
 
     @property
@@ -207,7 +210,13 @@ class ReplicaChannel(RequestChannel):
 
     def wait_for_room(self, most: int, end: float | None) -> None:
         """Block while `most` requests are in flight; DeadlineExceeded at `end`
-        (`time.monotonic()`)."""
+        (`time.monotonic()`).
+
+        Large results that are there are copied out first, while they are in a cache:
+        then their slots are free for the next requests, and in it too.
+        """
+        if self._much:
+            self.device.catch_up()
         while len(self._in_flight) >= min(most, self.limit):
             with self._lock:
                 oldest = next((r for r in self._in_flight.values() if not r.done), None)
@@ -367,6 +376,7 @@ class ReplicaChannel(RequestChannel):
                     _, start, nbytes, rank = anchor.head(slot)
                     shape = anchor.dims(slot, rank)
                     payload, into = anchor.payload, request.into
+                    self._much = nbytes >= MUCH
                     if into is not None:
                         into.take(name, data_type, shape, payload, start, nbytes)
                     else:

@@ -19,6 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 from engine import (
     Cancelled,
     Device,
+    DeviceManager,
     ExecutionFailed,
     ModelRunner,
     ModelRunnerConfig,
@@ -273,6 +274,30 @@ def test_results_in_flight_cost_no_page_faults(
         assert faults(mine) < 1024
         assert faults([None] * 8) < 1024
         assert 0 < RESULT_MEMORY.nbytes <= MOST_BYTES
+
+
+@pytest.mark.parametrize("adopted", [False, True])
+def test_large_results_are_taken_before_more_is_sent(
+    tmp_path: Path, adopted: bool
+) -> None:
+    with DeviceManager("cpu:38-38").get_device() as device:
+        path = doubled(tmp_path / "m.popef")
+        with ModelRunner(path, on(device)) as runner:
+            assert runner.execute(x(MIB, 1))["y"][0] == 2
+            if adopted:  # an event loop resolves requests, in its own thread
+                device.adopt()
+            first = runner.execute_async(x(MIB, 2))
+            assert first.request is not None
+            while not device.look(False):
+                os.sched_yield()
+            assert not first.request.done
+            second = runner.execute_async(x(MIB, 3))
+            assert first.request.done is not adopted
+            assert second.request is not None
+            while not second.request.done:
+                device.poll()
+            assert (first["y"] == 4).all()
+            assert (second["y"] == 6).all()
 
 
 def test_what_was_given_up_is_not_written_to(

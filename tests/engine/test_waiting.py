@@ -28,7 +28,7 @@ def device(
     """One that does not look for requests, nor its clients for results; one that does,
     where there are cores for it."""
     monkeypatch.setenv("POPGATE_SPIN_US", request.param)
-    with DeviceManager("cpu:1").get_device() as device:
+    with DeviceManager("cpu:37-37").get_device() as device:
         yield device
 
 
