@@ -20,6 +20,8 @@ import numpy.typing as npt
 
 from app.sizes import size_text
 
+#: Where values of states lie that are files (Triton: `initial_state { data_file }`).
+INITIAL_STATE_FOLDER = "initial_state"
 _STEP = 1 << 20  # bytes read at once
 
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from app.model_config import ModelConfig, ModelConfigError
+from app.model_files import INITIAL_STATE_FOLDER
 from app.model_options import ModelOptions, read_options
 from app.triton import PBTXT_NAME, DeclaredTensors
 
@@ -32,7 +33,6 @@ logger = logging.getLogger(__name__)
 
 CONFIG_NAME = "config.toml"
 WARMUP_FOLDER = "warmup"
-INITIAL_STATE_FOLDER = "initial_state"
 TRITON_MODEL = "model.onnx"  # what Triton takes where there are several
 SUFFIXES = (".popef", ".onnx")
 SINGLE_FILE_VERSION = 1

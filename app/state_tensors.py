@@ -14,8 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from app.model_files import count_strings, file_inside, read_array, read_bytes, shown
-from app.scan import INITIAL_STATE_FOLDER
+from app.model_files import (
+    INITIAL_STATE_FOLDER,
+    count_strings,
+    file_inside,
+    read_array,
+    read_bytes,
+    shown,
+)
 from app.spec import ModelSpec, TensorSpec
 from app.state_config import StateConfig
 from engine import Tensor
