@@ -368,7 +368,8 @@ class RegionTable:
         """Keeps the places of outputs, and the regions that inputs were `read` from,
         for as long as their request takes.
 
-        Raises as `read` does, and holds nothing then.
+        Raises as `read` does, and holds nothing then. What was read from a region that
+        has ended since is here all the same.
         """
         found = {}
         for output, place in (places or {}).items():
@@ -376,7 +377,7 @@ class RegionTable:
             region.check(place.offset, place.byte_size)
             found[output] = (region, place)
         used = [region for region, _ in found.values()]
-        used += [self._find(name) for name in read]
+        used += [self._regions[name] for name in read if name in self._regions]
         return HeldPlaces(found, dict.fromkeys(used))
 
     def _find(self, name: str) -> Region:

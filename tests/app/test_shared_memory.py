@@ -214,6 +214,14 @@ def test_stays_while_a_request_uses_it(
     table.register(region())
 
 
+def test_what_was_read_before_a_region_ended_is_kept(table: RegionTable) -> None:
+    """As where a large document is decoded in a thread meanwhile."""
+    table.register(region())
+    assert table.read(Place("r", 0, 1)) == b"\0"
+    table.unregister()
+    table.hold(read=["r"]).release()
+
+
 def test_a_lease_does_not_end_under_a_request(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
