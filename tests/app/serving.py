@@ -16,10 +16,10 @@ from typing import Any, Self, TypeAlias
 import httpx
 
 from tests.engine import models
+from tests.support import WAIT
 
 POPGATE = [sys.executable, "-c", "from app.cli import main; main()"]
 ROOT = Path(__file__).resolve().parents[2]
-WAIT = 90.0
 
 _NUMBERS = itertools.count()
 

@@ -174,7 +174,7 @@ def test_what_fails_its_warm_up_does_not_take_over(
     # A new model that nobody has shown to answer ones is given the benefit of doubt.
     add(live, "doubtful", models.never)
     assert manage(served, "doubtful", "load").status_code == 200
-    assert "model doubtful/1: warm-up with ones" in served.output
+    served.wait_line("model doubtful/1: warm-up with ones")
 
 
 def test_a_model_that_is_no_longer_there(live: Path, served: ServedGateway) -> None:
@@ -291,6 +291,7 @@ def test_a_key_protects_management(root: Path) -> None:
             right = {"authorization": "Bearer secret"}
             assert gateway.client.post(path, headers=right).status_code == 200
         assert gateway.infer("m", input=ROW)["output"] == AFFINE
+        assert gateway.stop() == 0
         assert "secret" not in gateway.output
 
 

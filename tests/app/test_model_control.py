@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,6 +20,7 @@ from app.scan import ModelSource
 from app.uploads import Uploads
 from tests.app.serving import WAIT, ServedGateway, add, run_popgate
 from tests.engine import models
+from tests.support import until
 
 ROW = [[1.0, 2.0, 3.0, 4.0]]
 AFFINE = [3.0, 5.0, 7.0, 9.0]
@@ -30,13 +30,6 @@ CENTRED = [0.0, 0.0, 0.0, 0.0]
 def index(gateway: ServedGateway, *, ready: bool = False) -> dict[str, str]:
     answer = gateway.client.post("/v2/repository/index", json={"ready": ready})
     return {f"{e['name']}/{e.get('version')}": e["state"] for e in answer.json()}
-
-
-def until(condition: Callable[[], bool], what: object = "") -> None:
-    end = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
 
 
 def post(gateway: ServedGateway, name: str) -> Any:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,16 +16,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.app.serving import WAIT, Serve, ServedGateway
 from tests.engine import models
+from tests.support import until
 
 #: Hours of work: a test that waits for it never ends.
 FOR_EVER = 1_000_000_000
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come true"
-        threading.Event().wait(0.005)
 
 
 @pytest.fixture(scope="module")

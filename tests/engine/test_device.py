@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,16 +28,9 @@ from engine import (
     control,
 )
 from tests.engine import models
+from tests.support import until
 
 ROOT = Path(__file__).parents[2]
-
-
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Wait for a condition; the pause only keeps the wait from burning a core."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come true"
-        threading.Event().wait(0.005)
 
 
 def is_gone(pid: int) -> bool:

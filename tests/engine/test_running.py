@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -24,16 +23,10 @@ from engine.channel import REQUEST, Channel, ChannelLayout
 from engine.link import Link
 from engine.shared_memory import PAGE
 from tests.engine import models
+from tests.support import until
 
 #: Hours of work: a test that waits for it never ends.
 FOR_EVER = 1_000_000_000
-
-
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come true"
-        threading.Event().wait(0.002)
 
 
 @pytest.fixture

@@ -1,0 +1,40 @@
+"""What the tests of all packages share: waiting for a condition, never for a time."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from engine import ModelRunner, Tensor
+
+#: Seconds that anything may take on a machine that is busy with something else.
+WAIT = 90.0
+#: Hours of work of `models.slow`: a test that waits for it never ends.
+FOR_EVER = 1_000_000_000
+
+
+def until(condition: Callable[[], object], what: object = "it did not come") -> None:
+    """Wait for a condition; the pause only keeps the wait from burning a core."""
+    end = time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < end, what
+        threading.Event().wait(0.005)
+
+
+@contextlib.contextmanager
+def occupied(runner: ModelRunner) -> Iterator[None]:
+    """Lets the device of `runner`, of `models.slow`, run something to the end of the
+    block: what is submitted meanwhile waits, however long submitting takes."""
+    (device,) = set(runner.devices)
+    until(lambda: device.ping()["running_ns"] == 0)
+    work = Tensor.from_numpy(np.array(FOR_EVER, np.int64))
+    request = runner.submit({"count": work})
+    until(lambda: device.ping()["running_ns"] > 0)
+    try:
+        yield
+    finally:
+        request.cancel()
