@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping
 from typing import Any, SupportsIndex, TypeAlias, overload
 
@@ -15,6 +14,7 @@ import engine
 import popef_io
 from model_runtime.arguments import at_most_one_of, one_of
 from model_runtime.device_wait import DeviceWaitConfig
+from model_runtime.ending import close_with
 from model_runtime.members import Member, Options
 
 DeviceOptions: TypeAlias = Mapping[str, str]
@@ -34,7 +34,7 @@ class Device(NotPickled):
     def __init__(self, device: engine.Device) -> None:
         self.engine = device
         """The device beneath."""
-        weakref.finalize(self, device.close)
+        close_with(self, device.close)
 
     def ipuVersion(self) -> int:
         """-1, an architecture that the original does not know; of an IPU model, the

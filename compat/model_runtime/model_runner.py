@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, SupportsFloat, SupportsIndex, overload
 
@@ -15,6 +14,7 @@ import engine
 from model_runtime.arguments import one_of
 from model_runtime.config import ModelRunnerConfig
 from model_runtime.data_desc import DataDesc
+from model_runtime.ending import close_with
 from model_runtime.memory import InputMemoryView, arrays_of
 from model_runtime.model_source import ModelSource, opened
 from model_runtime.results import (
@@ -54,7 +54,7 @@ class ModelRunner(NotPickled):
         )
         source = opened(given)
         self._runner = engine.ModelRunner(source, self._config.to_engine(source))
-        weakref.finalize(self, self._runner.close)
+        close_with(self, self._runner.close)
         self._inputs = {desc.name: desc for desc in self._runner.execute_inputs}
         self._outputs = {desc.name: desc for desc in self._runner.execute_outputs}
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
@@ -38,6 +37,7 @@ from model_runtime.data_rings import InputRingBuffer, TimeoutCallback
 from model_runtime.device_wait import DeviceWaitConfig
 from model_runtime.devices import Device
 from model_runtime.durations import Nanoseconds, nanoseconds
+from model_runtime.ending import close_with
 from model_runtime.members import Member, Options
 from model_runtime.model_source import ModelSource, opened
 from model_runtime.predicates import (
@@ -163,7 +163,7 @@ class Session(NotPickled):
         given: ModelSource = one_of("model and popef_paths", model, popef_paths)
         options = SessionConfig() if config is None else expected(config, SessionConfig)
         self._session = engine.Session(opened(given), options.to_engine())
-        weakref.finalize(self, self._session.close)
+        close_with(self, self._session.close)
         self._model = given if isinstance(given, Model) else Model(self._session.model)
         self._device: Device | None = None
 

@@ -111,11 +111,52 @@ def test_a_program_that_ends_leaves_nothing_behind(simple: str) -> None:
         env={**os.environ, "POPGATE_POOL": f"ends-{os.getpid()}"},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=90,
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     with pytest.raises(ProcessLookupError):
         os.kill(int(ended.stdout), 0)
+
+
+def test_daemon_threads_meet_the_end_of_their_program_in_silence(simple: str) -> None:
+    """They are in the middle of requests and runs when everything is closed."""
+    program = """
+import sys, threading
+import model_runtime, numpy as np
+
+runner = model_runtime.ModelRunner(sys.argv[1])
+session = model_runtime.Session(sys.argv[1])
+device = model_runtime.DeviceManager().getDevice(1)
+session.bindToDevice(device)
+queues = session.createQueueManager()
+ones = np.ones((3, 4), np.float32)
+begun = [threading.Event() for _ in range(3)]
+
+def ask(mine):
+    while True:
+        runner.execute({"tensor_A": ones, "tensor_B": ones})
+        mine.set()
+
+def run():
+    while True:
+        begun[2].set()
+        session.runMainPrograms()
+
+works = [(ask, begun[:1]), (ask, begun[1:2]), (run, ())]
+for work, arguments in works:
+    threading.Thread(target=work, args=arguments, daemon=True).start()
+for event in begun:
+    event.wait()
+"""
+    for _ in range(3):
+        ended = subprocess.run(
+            [sys.executable, "-c", program, simple],
+            env={**os.environ, "POPGATE_POOL": f"daemons-{os.getpid()}"},
+            capture_output=True,
+            text=True,
+            timeout=90,
+        )
+        assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_ipu_models(model: popef.Model) -> None:
