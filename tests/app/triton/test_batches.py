@@ -17,6 +17,23 @@ from tests.app.triton.folders import (
     write_onnx,
 )
 
+WARM = """
+    dynamic_batching { max_queue_delay_microseconds: 60000000 }
+    model_warmup [
+      { name: "one" batch_size: 1 count: 2
+        inputs { key: "INPUT0" value { data_type: TYPE_INT32 dims: 16
+                                       zero_data: true } }
+        inputs { key: "INPUT1" value { data_type: TYPE_INT32 dims: 16
+                                       random_data: true } }
+      },
+      { name: "eight" batch_size: 8
+        inputs { key: "INPUT0" value { data_type: TYPE_INT32 dims: 16
+                                       input_data_file: "row" } }
+        inputs { key: "INPUT1" value { data_type: TYPE_INT32 dims: 16
+                                       input_data_file: "row" } }
+      } ]
+"""
+
 
 def _mean_over_rows(root: Path, name: str, more: str = "") -> None:
     """A model whose rows depend on each other."""
@@ -47,6 +64,9 @@ def _fill(root: Path) -> None:
     identity(root, "only", shape=(None, 16))
     write_config(root, "only", "max_batch_size: 4")
     _mean_over_rows(root, "mean")
+    add_sub(root, "warm", more=WARM)
+    (root / "warm" / "warmup").mkdir()
+    (root / "warm" / "warmup" / "row").write_bytes(b"\1\0\0\0" * 16)
     add_sub(root, "few")
     one = tensors("input", {"INPUT0": ("INT32", "16")})
     write_config(root, "few", f"max_batch_size: 8 {one}")
@@ -138,6 +158,11 @@ def test_rows_that_depend_on_each_other_are_not_mixed(served: ServedGateway) -> 
     assert config["max_batch_size"] == 8
     assert "dynamic_batching" not in config
     assert served.infer("mean", X=[[1, 2], [3, 6]])["Y"] == [-1, -2, 1, 2]
+
+
+def test_a_warm_up_of_rows(served: ServedGateway) -> None:
+    """It has run before the model was ready; a delay of a minute was not waited for."""
+    assert served.client.get("/v2/models/warm/ready").status_code == 200
 
 
 def test_dims_say_more_than_the_model(served: ServedGateway) -> None:

@@ -93,6 +93,20 @@ def _fill(root: Path) -> None:
         {"A": ("FP32", "2"), "C": ("FP32", "2")},
         max_batch_size=8,
     )
+    write_onnx(
+        root,
+        "with_default",
+        [helper.make_node("Add", ["INPUT0", "BIAS"], ["OUTPUT0"])],
+        [("INPUT0", "FLOAT", [None, 2]), ("BIAS", "FLOAT", [None, 2])],
+        [("OUTPUT0", "FLOAT", [None, 2])],
+        initializers=[helper.make_tensor("BIAS", 1, [1, 2], [10.0, 20.0])],
+    )
+    ins = {"INPUT0": ("FP32", "2"), "BIAS": ("FP32", "dims: [ 2 ] optional: true")}
+    out = tensors("output", {"OUTPUT0": ("FP32", "2")})
+    write_config(
+        root, "with_default", f"max_batch_size: 8 {tensors('input', ins)} {out}"
+    )
+    one(root, "left_out", chain("with_default"), "2", "2", 8)
     # What cannot be.
     one(root, "other_size", chain("one"), "8", "16")
     one(root, "other_output", chain("one"), "16", "8")
@@ -156,6 +170,11 @@ def test_only_one_side_is_reshaped(served: ServedGateway) -> None:
     assert shown(served, "half_reshaped") == ([-1, 8], [-1, 4, 1, 2], 8)
     (y,) = post(served, "half_reshaped", [2, 8]).json()["outputs"]
     assert y["shape"] == [2, 4, 1, 2]
+
+
+def test_what_a_step_may_leave_out_is_left_out(served: ServedGateway) -> None:
+    (y,) = post(served, "left_out", [2, 2]).json()["outputs"]
+    assert y["data"] == [10.0, 21.0, 12.0, 23.0]
 
 
 @pytest.mark.parametrize(
