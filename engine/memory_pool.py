@@ -11,6 +11,9 @@ from typing import Any
 from engine.errors import InvalidConfig
 from engine.queues import AnchorQueue
 
+#: More than this no address space has for a pool.
+MOST_BYTES = 1 << 46
+
 
 class RingMemoryPool:
     """`num_blobs` blobs of `blob_size` bytes, handed out round and round."""
@@ -18,6 +21,9 @@ class RingMemoryPool:
     def __init__(self, blob_size: int, num_blobs: int) -> None:
         if blob_size < 1 or num_blobs < 1:
             msg = f"RingMemoryPool needs sizes >= 1, got {blob_size} x {num_blobs}"
+            raise InvalidConfig(msg)
+        if blob_size * num_blobs > MOST_BYTES:
+            msg = f"RingMemoryPool of {blob_size} x {num_blobs} bytes is too large"
             raise InvalidConfig(msg)
         self._memory = memoryview(bytearray(blob_size * num_blobs))
         self._blob_size = blob_size

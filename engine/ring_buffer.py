@@ -61,6 +61,9 @@ _TAKEN_WORD = _READ_WORD + 1
 
 T = TypeVar("T")
 
+#: Buffers of a ring of objects, which are all made when it is.
+MOST_BUFFERS = 1 << 24
+
 #: Seconds after which a wait looks whether it still makes sense.
 _LOOK_AGAIN = 0.2
 #: One wait at most, in seconds: the system does not know waits of centuries.
@@ -296,6 +299,10 @@ class SpscRingBuffer(Generic[T]):
         if timeout_ns < 0:
             raise InvalidConfig(f"timeout_ns must not be negative, got {timeout_ns}")
         self._origin = here()
+        if num_buffers > MOST_BUFFERS:
+            raise InvalidConfig(
+                f"a ring has at most {MOST_BUFFERS} buffers, got {num_buffers}"
+            )
         self._memory = bytearray(CONTROL_SIZE)
         self._ring = RingCounters(memoryview(self._memory), num_buffers)
         self._buffers = [make() for _ in range(num_buffers)]

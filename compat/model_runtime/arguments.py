@@ -60,9 +60,6 @@ def unsigned(value: SupportsIndex) -> int:
 
 
 def look_ahead(value: Text | SupportsIndex) -> str:
-    """How far a program may be prepared for: "unlimited" or a number, as text."""
-    taken = str(number(value)) if isinstance(value, SupportsIndex) else text(value)
-    known = taken == "unlimited" or (taken.isascii() and taken.isdigit())
-    if not known or len(taken) > 9:
-        raise WrongOption(f'expected "unlimited" or a number as text, got {value!r}')
-    return taken
+    """How far a program may be prepared for: "unlimited" or a number, as text. What it
+    says is looked at where it is used: the original takes any text here."""
+    return str(number(value)) if isinstance(value, SupportsIndex) else text(value)

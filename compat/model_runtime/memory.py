@@ -110,7 +110,8 @@ def typed(memory: Any, desc: DataDesc | None, name: str = "") -> Array:
     """
     array: Array
     if isinstance(memory, np.ndarray):
-        array = memory
+        # Without what a subclass thinks of its data, as a mask.
+        array = memory if type(memory) is np.ndarray else np.asarray(memory)
     else:
         try:
             array = np.frombuffer(memory, np.uint8)

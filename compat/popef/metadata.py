@@ -9,6 +9,7 @@ import popef_io
 from popef.taking import (
     Text,
     all_taken,
+    each,
     names_by_number,
     number,
     taken,
@@ -201,7 +202,7 @@ class Metadata:
         """The value beneath (ours)."""
         return popef_io.Metadata(
             executable=self._executable,
-            anchors=tuple(anchor.to_io() for anchor in self._anchors),
+            anchors=tuple(a.to_io() for a in each(self._anchors, Anchor)),
             program_flow=self._program_flow.to_io(),
             programs_map=dict(self._programs_map),
             replication_factor=self._replication_factor,
@@ -210,8 +211,8 @@ class Metadata:
             is_pod=self._is_pod,
             num_processes=self._num_processes,
             is_inference=self._is_inference,
-            engine_options=tuple(o.to_io() for o in self._engine_options),
-            device_options=tuple(o.to_io() for o in self._device_options),
+            engine_options=tuple(o.to_io() for o in each(self._engine_options, Option)),
+            device_options=tuple(o.to_io() for o in each(self._device_options, Option)),
             seed_handle=self._seed_handle,
             device_iterations=self._device_iterations,
         )

@@ -42,9 +42,14 @@ def taken(value: object, kind: type[T]) -> T:
 
 def all_taken(values: Iterable[object], kind: type[T]) -> list[T]:
     """The same for each of them."""
+    return copy.deepcopy(each(values, kind))
+
+
+def each(values: Iterable[object], kind: type[T]) -> list[T]:
+    """`values`, which are all of this kind; WrongType otherwise."""
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise WrongType(f"expected a list of {kind.__name__}, {got(values)}")
-    return [taken(value, kind) for value in values]
+    return [expected(value, kind) for value in values]
 
 
 def text(value: object, what: str = "a string") -> str:
@@ -63,7 +68,10 @@ def path_of(value: object) -> str:
     """`value` as the path of a file; bytes are as the file system has them."""
     if not isinstance(value, str | bytes | os.PathLike):
         raise WrongType(f"expected the path of a file, {got(value)}")
-    return os.fsdecode(value)
+    taken = os.fsdecode(value)
+    if "\0" in taken:
+        raise WrongValue(f"expected the path of a file, got a zero byte in {taken!r}")
+    return taken
 
 
 def number(value: SupportsIndex, what: str = "a whole number") -> int:

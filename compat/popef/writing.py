@@ -27,6 +27,7 @@ from popef.taking import (
     NotPickled,
     Path,
     Text,
+    each,
     expected,
     got,
     number,
@@ -138,7 +139,7 @@ class Writer(NotPickled):
 
     def createFeeds(self, infos: Iterable[FeedDataInfo]) -> FeedsWriter:
         """Several feeds that are written in turns."""
-        descriptions = [expected(info, FeedDataInfo).to_io() for info in infos]
+        descriptions = [info.to_io() for info in each(infos, FeedDataInfo)]
         with files_explained():
             return FeedsWriter(self._io.create_feeds(descriptions), self)
 

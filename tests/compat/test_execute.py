@@ -349,6 +349,7 @@ def test_memory_of_any_layout(runner: model_runtime.ModelRunner) -> None:
         wide[:, ::2],
         memoryview(wide[:, ::2]),
         memoryview(inputs["tensor_A"].copy()),
+        np.ma.masked_array(inputs["tensor_A"]),
     ):
         given = {b"tensor_A": a, "tensor_B": read_only}
         view = model_runtime.InputMemoryView()

@@ -42,6 +42,13 @@ def tensor(folder: Path) -> popef.BlobWriter:
     return popef.Writer(folder / "file.popef").createTensorData(info)
 
 
+def writes(folder: Path, change: Callable[[Any], Any]) -> None:
+    metadata = popef.Metadata()
+    metadata.setExecutable("model")
+    change(metadata)
+    popef.Writer(folder / "file.popef").writeMetadata(metadata)
+
+
 def empty_model(_: Path) -> Any:
     return popef.ModelBuilder(popef.Reader()).createModel()
 
@@ -54,6 +61,28 @@ FAULTS: list[tuple[Call, type[Exception], str]] = [
         r"No such file or directory: '.*none\.popef'",
     ),
     (lambda p: popef.Reader().parseFile(p), RuntimeError, "is a directory"),
+    (lambda p: popef.Reader().parseFile("a\0b"), ValueError, "got a zero byte in"),
+    (lambda p: popef.Writer(b"a\0b"), ValueError, "got a zero byte in"),
+    (
+        lambda p: popef.Writer(p / "x").createFeeds(3),  # type: ignore[arg-type]
+        TypeError,
+        "expected a list of FeedDataInfo, got int: 3",
+    ),
+    (
+        lambda p: writes(p, lambda m: m.anchors().append("x")),
+        TypeError,
+        "expected Anchor, got str: 'x'",
+    ),
+    (
+        lambda p: writes(p, lambda m: m.engineOptions().append(3)),
+        TypeError,
+        "expected Option, got int: 3",
+    ),
+    (
+        lambda p: writes(p, lambda m: m.programFlow().main().append("x")),
+        RuntimeError,
+        "program_flow",
+    ),
     (lambda p: popef.Reader().parseFile(garbage(p)), RuntimeError, "garbage"),
     (
         lambda p: popef.Reader().parseFile(3),  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 """Prints and compares everything once, as people do in a notebook."""
 import copy
 import sys
+from datetime import timedelta
 
 import model_runtime
 import popef
@@ -30,7 +31,7 @@ for enum, names in [
 config = model_runtime.ModelRunnerConfig()
 other = copy.copy(config)
 other.timeout_ns = 0
-assert config.timeout_ns == 5_000_000_000 and config.batching_dim == 0xFFFFFFFF
+assert config.timeout_ns == timedelta(seconds=5) and config.batching_dim == 0xFFFFFFFF
 for name in [n for n in dir(config) if not n.startswith("_")]:
     print(name, "=", getattr(config, name))
 print(config, other, model_runtime.SessionConfig(), model_runtime.DeviceWaitConfig())
