@@ -16,6 +16,7 @@ RequestError            the request cannot be answered as it was asked
     VersionNotReady         no version of it, or not the one asked for
   BodyTooLarge            more bytes than the limits allow
   BodyStopped             the body stopped coming before its end
+  TransferMemoryFull      all bodies and answers together take too much now
   UnsupportedMediaType    nobody here reads this content type or encoding
   NotAcceptable           nobody here writes what Accept asks for
   NotRepresentable        the answer exists, but not in the encoding asked for
@@ -216,6 +217,16 @@ class BodyStopped(RequestError):
         )
 
 
+class TransferMemoryFull(RequestError):
+    """The bodies and answers of all clients take as much memory as they may."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            f"requests and answers that are on their way take the {limit} bytes that "
+            "they may (--transfer-memory); try again"
+        )
+
+
 class UnsupportedMediaType(RequestError):
     """The content type or content encoding is not one that is read here."""
 
@@ -264,6 +275,7 @@ ERRORS: dict[type[BaseException], Row] = {
     ModelNotReady: Row(503, "model_not_ready", _REJECTED),
     BodyTooLarge: Row(413, "body_too_large", _OTHER),
     BodyStopped: Row(408, "body_stopped", _OTHER),
+    TransferMemoryFull: Row(503, "transfer_memory_full", _REJECTED),
     UnsupportedMediaType: Row(415, "unsupported_media_type", _OTHER),
     NotAcceptable: Row(406, "not_acceptable", _OTHER),
     NotRepresentable: Row(422, "not_representable", _OTHER),
@@ -291,6 +303,7 @@ ERRORS: dict[type[BaseException], Row] = {
 
 # Seconds after which a client may ask again: a device is respawned within that.
 RETRY_AFTER_DEVICE_LOST = 1
+_PASSING = (Gone, NoDeviceAvailable, ModelNotReady, TransferMemoryFull)
 _INTERNAL = Row(500, "internal_error", _OTHER)
 _CALLERS_FAULT = Row(400, "invalid_input", _BACKEND)
 
@@ -387,7 +400,7 @@ def retry_after(error: BaseException) -> tuple[Header, ...]:
             (b"retry-after", b"%d" % seconds),
             (b"retry-after-ms", b"%d" % milliseconds),
         )
-    if isinstance(error, Gone | NoDeviceAvailable | ModelNotReady):
+    if isinstance(error, _PASSING):
         seconds = RETRY_AFTER_DEVICE_LOST
     else:
         return ()

@@ -15,6 +15,7 @@ from app.errors import ErrorResponse
 from app.front import InferFront
 from app.infer_call import InferCall
 from app.table import Submitted
+from app.transfer_memory import SMALL
 from engine import Cancelled, DeadlineExceeded
 
 if TYPE_CHECKING:
@@ -147,8 +148,11 @@ class Exchange:
             self.response_complete = True
             call.forget()
             return
+        front = self.protocol.front
         try:
-            response = call.finish(self.protocol.front.limits, submitted)
+            if front.transfers.is_full and call.is_answer_above(SMALL, submitted):
+                raise front.transfers.refusal()
+            response = call.finish(front.limits, submitted)
         except Exception as error:
             self._fail(call, error)
             return

@@ -46,6 +46,7 @@ from app.errors import (
     InvalidRequest,
     ModelNotReady,
     RequestError,
+    TransferMemoryFull,
     UnknownModel,
     larger_than_allowed,
 )
@@ -55,6 +56,7 @@ from app.patience import Patience, header_timeout
 from app.restrictions import Restrictions
 from app.streaming import ResponseStream, send_events, wants_events
 from app.table import ModelEntry, ModelTable
+from app.transfer_memory import SMALL, Share, TransferMemory
 from app.waiting import Waiting, WaitingRequests
 from engine import Cancelled, EngineError
 
@@ -88,7 +90,8 @@ class InferFront:
     `timeout` (seconds) holds for requests that state none: neither by the request
     parameter ``timeout`` (microseconds) nor by the header ``X-Request-Timeout``
     (seconds), and whose model has none either. `restrictions` hold for all requests,
-    also those that go on to `fallback`.
+    also those that go on to `fallback`. `transfers` bounds what bodies and answers
+    take together.
     """
 
     def __init__(
@@ -101,6 +104,7 @@ class InferFront:
         compress_responses: CompressResponses = CompressResponses.ASKED,
         base_path: str = "",
         restrictions: Restrictions | None = None,
+        transfers: TransferMemory | None = None,
     ) -> None:
         self.fallback = fallback
         self.models = models
@@ -111,8 +115,10 @@ class InferFront:
         self.restricts_inference = "inference" in self.restrictions.groups
         self._codings = ResponseCodings(compress_responses)
         self._waiting = WaitingRequests()
+        self.transfers = transfers or TransferMemory()
         # One: with several, the event loop would have its turn less often.
         self._decoding = DaemonPool(1, "popgate-decode")
+        self._inflating = DaemonPool(2, "popgate-inflate")
 
     def coding_for(self, headers: Mapping[bytes, bytes]) -> Coding | None:
         """How the answer to a request with these headers is to be compressed."""
@@ -174,8 +180,23 @@ class InferFront:
         response, or None where it has sent it; it raises what is to be answered
         instead.
         """
+        share = Share(self.transfers)
+        try:
+            await self._run_call(path, headers, receive, send, answer, share)
+        finally:
+            share.give_back()
+
+    async def _run_call(
+        self,
+        path: str,
+        headers: dict[bytes, bytes],
+        receive: Receive,
+        send: Send,
+        answer: Callable[[InferCall, Body], Awaitable[Response | None]],
+        share: Share,
+    ) -> None:
         arrived = time.monotonic_ns()
-        body = await self._body_or_refusal(headers, receive, send)
+        body = await self._body_or_refusal(headers, receive, send, share)
         if body is None:
             return
         # Looked up again: the model may have been swapped while the body came.
@@ -184,7 +205,8 @@ class InferFront:
         if entry is None:
             try:
                 if encoding is not None:
-                    body, encoding = await self._inflated(encoding, body), None
+                    body = await self._inflated(encoding, body, share)
+                    encoding = None
                 entry, waited = await self.load_on_demand(path, headers, body)
             except (RequestError, EngineError) as error:
                 await send_error(send, ErrorResponse.of(error))
@@ -195,7 +217,7 @@ class InferFront:
             call.waited(waited)
         try:
             if encoding is not None:
-                body = await self._inflated(encoding, body)
+                body = await self._inflated(encoding, body, share)
             response = await answer(call, body)
         except asyncio.CancelledError:
             call.forget()
@@ -212,22 +234,32 @@ class InferFront:
         call.sent()
 
     async def _body_or_refusal(
-        self, headers: dict[bytes, bytes], receive: Receive, send: Send
+        self,
+        headers: dict[bytes, bytes],
+        receive: Receive,
+        send: Send,
+        share: Share,
     ) -> Body | None:
         """The chunks of the body; None where that was refused, or never came."""
         try:
-            return await self._read_body(headers, receive)
+            return await self._read_body(headers, receive, share)
         except BodyRefused as refused:
-            await _refuse_body(receive, send, refused)
+            await _refuse_body(receive, send, refused.why, is_read=refused.is_read)
+        except TransferMemoryFull as full:
+            share.give_back()
+            await _refuse_body(receive, send, full, is_read=False)
         except InvalidRequest as error:
             await send_error(send, ErrorResponse.of(error, close=True))
         except ClientGone:
             pass
         return None
 
-    async def _inflated(self, encoding: bytes, body: Body) -> Body:
+    async def _inflated(self, encoding: bytes, body: Body, share: Share) -> Body:
         limit = self.limits.max_body_bytes
-        return await asyncio.to_thread(inflate, encoding, body, limit)
+        # As many at a time as there are threads: what comes out is counted after.
+        inflated = await self._inflating.run(partial(inflate, encoding, body, limit))
+        share.take(sum(map(len, inflated)))
+        return inflated
 
     async def decode_elsewhere(
         self,
@@ -286,10 +318,12 @@ class InferFront:
                 return entry, time.monotonic() - began
         raise self.models.missing(path) or UnknownModel(path)
 
-    async def _read_body(self, headers: dict[bytes, bytes], receive: Receive) -> Body:
+    async def _read_body(
+        self, headers: dict[bytes, bytes], receive: Receive, share: Share
+    ) -> Body:
         """The chunks of the body, refused before the first byte if it is too long.
 
-        Raises BodyRefused, InvalidRequest or ClientGone.
+        Raises BodyRefused, InvalidRequest, TransferMemoryFull or ClientGone.
         """
         limit = self.limits.max_body_bytes
         is_json = is_json_only(headers)
@@ -316,6 +350,7 @@ class InferFront:
                 why = larger_than_allowed(said, limit, is_json=is_json)
                 raise BodyRefused(why, is_read=not more)
             if chunk or not (more or chunks):
+                share.take(len(chunk))
                 chunks.append(chunk)
         return chunks
 
@@ -341,6 +376,8 @@ class InferFront:
             await self._waiting.wait(waiting, submitted, exact=call.is_exact)
         if waiting.is_client_gone and isinstance(submitted.error, Cancelled):
             raise ClientGone
+        if self.transfers.is_full and call.is_answer_above(SMALL, submitted):
+            raise self.transfers.refusal()
         response = call.finish(self.limits, submitted)
         coding = self.coding_for(headers)
         if coding is None:
@@ -383,9 +420,11 @@ class InferFront:
         return f"<InferFront {self.models!r} waiting={len(self._waiting)}>"
 
 
-async def _refuse_body(receive: Receive, send: Send, refused: BodyRefused) -> None:
+async def _refuse_body(
+    receive: Receive, send: Send, why: RequestError, *, is_read: bool
+) -> None:
     """Answers at once, then reads on for a moment before the connection is closed."""
-    error = ErrorResponse.of(refused.why, close=True)
+    error = ErrorResponse.of(why, close=True)
     await send(
         {
             "type": "http.response.start",
@@ -394,7 +433,7 @@ async def _refuse_body(receive: Receive, send: Send, refused: BodyRefused) -> No
         }
     )
     await send({"type": "http.response.body", "body": error.body, "more_body": True})
-    more, dropped = not refused.is_read, 0
+    more, dropped = not is_read, 0
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_LINGER_SECONDS):
             while more and dropped < _LINGER_BYTES:

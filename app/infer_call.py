@@ -124,8 +124,16 @@ class InferCall:
                 wanted = levels.get(request.priority, levels[0]) or wanted
         else:
             self.is_exact = True
-        self.deadline = self._began / _NS + min(wanted, entry.max_timeout)
+        # Nobody gets more than there is without asking, but for an operator's word.
+        longest = entry.max_timeout or max(timeout, entry.longest_timeout)
+        self.deadline = self._began / _NS + min(wanted, longest)
         self._decoded = monotonic_ns()
+
+    def is_answer_above(self, size: int, submitted: Submitted) -> bool:
+        """Whether there are outputs, of more than so many bytes."""
+        if submitted.error is not None:
+            return False
+        return sum(tensor.nbytes for tensor in submitted.outputs.values()) > size
 
     def finish(self, limits: Limits, submitted: Submitted) -> Response:
         """The response to a request that is done; raises how it failed."""

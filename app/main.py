@@ -39,6 +39,7 @@ from app.routers import (
     trace_settings,
 )
 from app.settings import Settings
+from app.transfer_memory import TransferMemory
 
 ROUTERS = [
     part.router
@@ -70,6 +71,7 @@ def create_app(
         timeout=settings.request_timeout,
         base_path=settings.base_path,
         restrictions=settings.restrictions,
+        transfers=TransferMemory(settings.transfer_memory),
         compress_responses=CompressResponses(settings.compress_responses),
     )
     api.state.front = front

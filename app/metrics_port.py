@@ -25,6 +25,7 @@ class MetricsFront(InferFront):
             ModelTable(),
             base_path=whole.base_path.decode(),
             restrictions=whole.restrictions,
+            transfers=whole.transfers,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -38,7 +38,9 @@ class Patience:
             levels = timeouts(options, config.priority)
             own = levels.get(self.priority, levels.get(0))
             wanted = own or config.timeout or self.default
-        return min(wanted, config.max_timeout or MAX_TIMEOUT)
+        stated = (self.default, config.timeout, *(p.timeout for p in config.priority))
+        longest = config.max_timeout or max(seconds or 0.0 for seconds in stated)
+        return min(wanted, longest, MAX_TIMEOUT)
 
 
 def header_timeout(headers: Mapping[bytes, bytes]) -> float | None:

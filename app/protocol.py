@@ -127,6 +127,9 @@ class GatewayProtocol(HttpToolsProtocol):
         self._behind_at = 0
         self._goes_on = False
         self._reading: Reading
+        # Bytes that it counts for in what all transfers take: of a body, of answers.
+        self._held = 0
+        self._unsent = 0
         self._closing: asyncio.TimerHandle | None = None
 
     @classmethod
@@ -252,7 +255,15 @@ class GatewayProtocol(HttpToolsProtocol):
         exchange.is_past_parser = True
         missing = exchange.missing
         exchange.body.append(data if len(data) <= missing else data[:missing])
-        exchange.missing = missing - min(missing, len(data))
+        taken = min(missing, len(data))
+        exchange.missing = missing - taken
+        transfers = self.front.transfers
+        transfers.held += taken
+        self._held += taken
+        if transfers.is_full:
+            self._end_with(ErrorResponse.of(transfers.refusal(), close=True))
+            self._give_back()
+            return
         if exchange.missing:
             return
         self.parser = self._new_parser()
@@ -463,15 +474,34 @@ class GatewayProtocol(HttpToolsProtocol):
         self.cycle = None  # type: ignore[assignment]
         self._exchange = self._begun = self._known = None
         self._behind = b""
+        self._give_back()
+        self._count_unsent(0)
+
+    def pause_writing(self) -> None:
+        """The client takes an answer more slowly than it was made."""
+        super().pause_writing()
+        self._count_unsent(self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._count_unsent(0)
         self._go_on_soon()
+
+    def _count_unsent(self, size: int) -> None:
+        self.front.transfers.held += size - self._unsent
+        self._unsent = size
+
+    def _give_back(self) -> None:
+        """The body that was counted is there no more."""
+        self.front.transfers.held -= self._held
+        self._held = 0
 
     def on_exchange_complete(self) -> None:
         """The answer to the exchange under way has been handed to the transport."""
         self.server_state.total_requests += 1
         self._idle_since = self.loop.time()
+        if self._held:
+            self._give_back()
         if self._behind:
             self._go_on_soon()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -64,6 +65,7 @@ def run_gateway(
             drain_grace=settings.drain_grace,
             shutdown_timeout=settings.shutdown_timeout,
             upload_timeout=settings.upload_timeout,
+            send_timeout=settings.send_timeout,
             side=(MetricsFront(app), metrics),
             on_drain=gateway.begin_drain,
             abort=gateway.abort,
@@ -78,7 +80,9 @@ def run_gateway(
             settings.uds.unlink(missing_ok=True)
     if server.force_exit or gateway.is_busy:
         # A thread still compiles or waits for a device: nobody waits for it.
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it was closed before the process began
+            with contextlib.suppress(OSError, ValueError):
+                sys.stdout.flush()
         logging.shutdown()
         os._exit(server.exit_code)
     return server.exit_code

@@ -112,8 +112,10 @@ class Settings(BaseSettings):
     device_wait_sleep: Seconds = 15.0
     device_timeout: Seconds = 10.0
     max_body_size: Size = 256 * 1024 * 1024
-    request_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 60.0
+    request_timeout: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = 60.0
     upload_timeout: Seconds = 30.0
+    send_timeout: Seconds = 30.0
+    transfer_memory: Annotated[int, BeforeValidator(parse_size), Field(ge=0)] = 0
     restricted_api: tuple[SecretStr, ...] = ()
     compress_responses: Literal["asked", "always", "never"] = "asked"
     api_key: SecretStr | None = None

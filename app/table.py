@@ -9,7 +9,7 @@ from app.codec import InferRequest, ModelCodec
 from app.errors import RequestError, UnknownModelRun, VersionNotReady
 from app.limits import Limits
 from app.metrics import ModelMetrics
-from app.patience import MAX_TIMEOUT, Patience
+from app.patience import Patience
 from app.shared_memory import RegionTable
 from app.spec import ModelSpec
 from app.tracing import Tracer
@@ -86,9 +86,10 @@ class ModelEntry:
 
     `timeout` is the longest that a request may take, in seconds, where neither the
     request nor its headers say so; None leaves it to the front. `level_timeouts` are
-    those of priority levels that have their own, and no request may take longer than
-    `max_timeout`. While `ready` is False requests are answered with 503. With a
-    `scheduler` requests go through that, and it gives their tensors to the runner.
+    those of priority levels that have their own. No request may take longer than
+    `max_timeout`, or where that is None, than the longest of all these. While `ready`
+    is False requests are answered with 503. With a `scheduler` requests go through
+    that, and it gives their tensors to the runner.
     `tracer` samples the requests, if anything does. `regions` is the shared memory
     that they may name, if it is allowed.
     """
@@ -96,6 +97,7 @@ class ModelEntry:
     __slots__ = (
         "_codec",
         "level_timeouts",
+        "longest_timeout",
         "max_timeout",
         "ready",
         "regions",
@@ -125,8 +127,10 @@ class ModelEntry:
         self.ready = ready
         self.timeout = timeout
         self.scheduler = scheduler
-        self.max_timeout = MAX_TIMEOUT if max_timeout is None else max_timeout
+        self.max_timeout = max_timeout
         self.level_timeouts = level_timeouts or {}
+        stated = (timeout, *self.level_timeouts.values())
+        self.longest_timeout = float(max(seconds or 0.0 for seconds in stated))
         self.regions: RegionTable | None = None
         self.tracer: Tracer | None = None
         self._codec: ModelCodec | None = None

@@ -70,8 +70,8 @@ _DeviceTimeout = Annotated[
 ]  # fmt: skip
 _RequestTimeout = Annotated[
     float | None,
-    typer.Option(metavar="SECONDS", help="A request that takes longer fails with 504. "
-                 "[default: 60]"),
+    typer.Option(metavar="SECONDS", help="A request that takes longer fails with 504, "
+                 "whatever it asks for. [default: 60]"),
 ]  # fmt: skip
 _CompressResponses = Annotated[
     str | None,
@@ -88,6 +88,17 @@ _UploadTimeout = Annotated[
     float | None,
     typer.Option(metavar="SECONDS", help="How long the body of a request may stop "
                  "coming before it is given up; 0: for ever. [default: 30]"),
+]  # fmt: skip
+_SendTimeout = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="How long a client may take nothing of its "
+                 "answer before its connection is closed; 0: for ever. [default: 30]"),
+]  # fmt: skip
+_TransferMemory = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="What the bodies and answers of all requests "
+                 "may take together while they are on their way; 0: half of the "
+                 "memory. [default: 0]"),
 ]  # fmt: skip
 _RestrictedApi = Annotated[
     list[str] | None,
@@ -246,6 +257,8 @@ def serve(
     max_body_size: _MaxBodySize = None,
     request_timeout: _RequestTimeout = None,
     upload_timeout: _UploadTimeout = None,
+    send_timeout: _SendTimeout = None,
+    transfer_memory: _TransferMemory = None,
     compress_responses: _CompressResponses = None,
     api_key: _ApiKey = None,
     restricted_api: _RestrictedApi = None,

@@ -306,8 +306,8 @@ async def test_nobody_waits_for_ever() -> None:
         (',"parameters":{"timeout":5000000}', {}, 5),
         ("", {"x-request-timeout": "2.5"}, 2.5),
         (',"parameters":{"timeout":5000000}', {"x-request-timeout": "2.5"}, 5),
-        (',"parameters":{"timeout":9223372036854775807}', {}, 1e6),
-        ("", {"x-request-timeout": "1e300"}, 1e6),
+        (',"parameters":{"timeout":9223372036854775807}', {}, 60),
+        ("", {"x-request-timeout": "1e300"}, 60),
     ],
 )
 def test_deadlines(parameters: str, headers: dict[str, str], seconds: float) -> None:
