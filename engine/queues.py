@@ -316,9 +316,9 @@ class InputQueue(AnchorQueue[InputData]):
             at = end
             if at == slot.data_size:
                 cursor, at = cursor + 1, 0
+        _call_all(starting)  # before: one that fails is told again
         self._cursor, self._at = cursor, at
         self._taken.append(sum(map(len, parts)))
-        _call_all(starting)
         return parts
 
     def _wait_for_slot(self, alive: Alive) -> InputData | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
@@ -9,6 +10,8 @@ from engine.channel import FILLS_UP, UNDELAYED
 from engine.errors import Cancelled, EngineError
 from engine.output_arrays import OutputArrays
 from engine.tensor import Tensor
+
+logger = logging.getLogger(__name__)
 
 OnDone = Callable[["Request"], None]
 
@@ -23,7 +26,7 @@ class Request:
     rows it had. `began_ns` is when the caller began, where the request's times are to
     be recorded, else 0 (engine/tracepoints.py). `promised_ns` is when it was expected
     to be done, 0 where nobody had to ask (engine/pace.py). `on_done` is called in the
-    thread that resolves it and must not block or raise.
+    thread that resolves it and must not block; what it raises is logged.
     """
 
     #: Of its descriptor (engine/channel.py).
@@ -89,7 +92,11 @@ class Request:
         # the outputs alive until the garbage collector comes by.
         on_done, self.on_done = self.on_done, None
         if on_done is not None:
-            on_done(self)
+            try:
+                on_done(self)
+            except Exception:
+                # Results of others came with this one; they must not be lost.
+                logger.exception("on_done of %r failed", self)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until it is done, at most `timeout` seconds; whether it is."""

@@ -7,6 +7,7 @@ the thread that called `run`; callbacks are called in it too.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import socket
@@ -29,6 +30,8 @@ from engine.shared_memory import SharedMemory
 
 if TYPE_CHECKING:
     from engine.device import Device
+
+logger = logging.getLogger(__name__)
 
 #: Seconds the device gets to hear that a session has ended.
 _END_TIMEOUT = 2.0
@@ -295,16 +298,38 @@ class _Conversation:
         self._link.send({"op": "abort", "why": why[:1000]})
         while not self.over:
             message = self._link.receive()
-            # What the program had read by then is consumed all the same.
-            self._note_taken(message)
             self.over = message["op"] in ("done", "failed")
+            # What the program had read by then is consumed all the same.
+            try:
+                self._note_taken(message)
+            except Exception:
+                logger.exception("one more callback failed in a run that ends for one")
 
     def _note_taken(self, message: Message) -> None:
+        """The program has these; where callbacks fail that are told of it, the others
+        are told all the same."""
+        failed: Exception | None = None
         for index in message.get("taken", []):
-            self._consumed(index)
+            try:
+                self._consumed(index)
+            except Exception as error:
+                if failed is None:
+                    failed = error
+                else:
+                    logger.exception("one more callback failed")
+        if failed is not None:
+            raise failed
 
     def _handle(self, message: Message) -> None:
-        self._note_taken(message)
+        # First of all: a callback that fails now must not make us wait for an end that
+        # has come.
+        self.over = message["op"] in ("done", "failed")
+        try:
+            self._note_taken(message)
+        except Exception as error:
+            if message["op"] == "failed":
+                raise _error_of(message) from error
+            raise
         match message["op"]:
             case "need":
                 self._wishes += _wishes_in(message)
@@ -314,10 +339,8 @@ class _Conversation:
             case "wrote":
                 self._written(message)
             case "done":
-                self.over = True
                 self._next = _wishes_in(message)
             case "failed":
-                self.over = True
                 raise _error_of(message)
 
     def _needed(self, index: int, place: PlaceMessage | None) -> None:
