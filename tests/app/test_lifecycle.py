@@ -146,6 +146,7 @@ def test_damage_that_shows_where_the_content_is_used(
     assert said in error
     assert "the checksum of the payload" in error
     assert "bug" not in error
+    served.wait_line("failed to load 'bent'")
     assert "Traceback" not in served.output
     found = preview_repository(live, CompileCache(live / ".cache"))
     (problem,) = (p for p in found.all_problems if "bent" in p)

@@ -189,10 +189,11 @@ def test_polling_keeps_what_served_when_the_new_is_broken(
     details = "/v1/models/kept"
     until(lambda: bool(polled.client.get(details).json()["reason"]))
     assert polled.infer("kept", input=ROW)["output"] == AFFINE
-    failures = [line for line in polled.lines if "failed to load 'kept'" in line]
+    polled.wait_line("failed to load 'kept'")
     add(root, "kept", models.mean_over_rows)
     until(lambda: not polled.client.get(details).json()["reason"])
     assert polled.infer("kept", input=ROW)["output"] == CENTRED
+    failures = [line for line in polled.lines if "failed to load 'kept'" in line]
     assert len(failures) == 1
 
 

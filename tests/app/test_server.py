@@ -194,10 +194,11 @@ def test_what_takes_too_long_is_aborted_with_an_answer() -> None:
 def test_a_second_signal_goes_at_once() -> None:
     with running() as server:
         server.hold()
+        first = time.monotonic()
         server.signal()
         server.signal()  # the same stop, sent to the process and to its group
-        assert not server.server.force_exit
-        first = time.monotonic()
+        soon = time.monotonic() - first < SIGNAL_APART
+        assert not (soon and server.server.force_exit)
         while not server.server.force_exit:
             assert time.monotonic() - first < WAIT
             server.signal()
