@@ -18,7 +18,7 @@ pip := $(bin)/python -m pip --disable-pip-version-check
 example := examples/digits/digits.onnx
 
 .PHONY: help serve compiled test test-compiled check format bench conformance fuzz soak \
-	chaos many-models clean
+	chaos many-models embedded clean
 
 help:
 	@echo "make serve        compile the example model and serve it on $(HOST):$(PORT)"
@@ -33,6 +33,7 @@ help:
 	@echo "make soak         64 clients, mixed models and encodings"
 	@echo "make chaos        kill and stop processes under load"
 	@echo "make many-models  1, 100 and 500 models in one gateway"
+	@echo "make embedded     ModelRunner beside ONNX Runtime in the same process"
 	@echo "make clean        remove .venv, the compiled example and caches"
 
 serve: $(VENV)/.installed $(MODELS)/digits.popef
@@ -85,6 +86,9 @@ chaos: $(VENV)/.installed-dev
 
 many-models: $(VENV)/.installed-dev
 	$(bin)/python -m bench.many_models $(BENCH)
+
+embedded: $(VENV)/.installed-dev
+	$(bin)/python -m bench.embedded $(BENCH)
 
 # Some distributions ship Python without ensurepip: then pip installs itself.
 $(VENV)/.python:
