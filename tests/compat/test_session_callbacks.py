@@ -208,3 +208,12 @@ def test_policies_of_another_kind_are_refused(folder: Path) -> None:
     session = mr.Session(str(folder / "simple.popef"))
     with pytest.raises(TypeError, match="no AnchorCallbackPolicy for"):
         session.createQueueManager(8, None, 0, truth)
+
+
+@pytest.mark.parametrize("factory", [3, lambda info: 3, lambda info: "x"])
+def test_a_factory_of_nothing_to_call_is_refused(folder: Path, factory: Any) -> None:
+    """Where it is given, and with nothing to call for the anchor that it names."""
+    session = mr.Session(model_of(folder / "simple.popef"))
+    for connect in (session.setUserInputHandler, session.setUserOutputHandler):
+        with pytest.raises(TypeError, match=r"factory|anchor"):
+            connect(factory)
