@@ -88,7 +88,7 @@ def test_a_client_may_leave_while_its_document_is_decoded(
     for _ in range(5):
         with Wire(gateway) as wire:
             wire.send(head % len(text), b"\r\n", text)
-    pending = 'nv_inference_pending_request_count{model="affine",version="1"} 0'
+    pending = 'popgate_requests_in_flight{model="affine",version="1"} 0'
     for _ in range(1000):
         if pending in gateway.client.get("/metrics").text:
             break

@@ -155,7 +155,7 @@ def test_who_pipelines_without_end_is_not_read_from(
 
 
 def cancelled(gateway: ServedGateway) -> float:
-    start = 'nv_inference_request_failure{model="slow",version="1",reason="CANCELED"}'
+    start = 'nv_inference_request_failure{model="slow",reason="CANCELED",version="1"}'
     lines = gateway.client.get("/metrics").text.splitlines()
     return sum(float(x.split()[-1]) for x in lines if x.startswith(start))
 
@@ -167,7 +167,7 @@ def test_a_client_that_leaves_behind_its_next_request_is_noticed(
     before = cancelled(gateway)
     with Wire(gateway) as wire:
         wire.send(taking(10_000_000, seconds=30) + behind)
-        pending = 'nv_inference_pending_request_count{model="slow",version="1"} 1'
+        pending = 'popgate_requests_in_flight{model="slow",version="1"} 1'
         while pending not in gateway.client.get("/metrics").text:
             pass
     while cancelled(gateway) == before:
