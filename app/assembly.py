@@ -36,11 +36,24 @@ class DescribesModel(DescribesTensors, Protocol):
     def is_fused(self) -> bool: ...
 
 
+@dataclass(frozen=True, slots=True)
+class TimeLimits:
+    """Seconds that loading a model with its warm-up may take, and one run of it; 0: as
+    long as it does."""
+
+    load: float = 0.0
+    run: float = 0.0
+
+
+NO_LIMITS = TimeLimits()
+
+
 def runner_config(
     config: ModelConfig,
     model: Model,
     placement: Mapping[int, Device],
     largest_body: int = 0,
+    limits: TimeLimits = NO_LIMITS,
 ) -> ModelRunnerConfig:
     """The engine's options of a model whose replicas run on `placement`.
 
@@ -66,12 +79,21 @@ def runner_config(
         default_priority=config.default_priority,
         priority_queue_sizes=queue_sizes(config.priority),
         channel_memory=channel_memory,
+        load_timeout=limits.load,
+        run_timeout=_run_timeout(config, limits.run),
         batching=config.batching,
         batching_dim=config.batching_dim,
         # Nothing waits for company unless the model's owner wants it to.
         timeout_ns=max(1, int(config.max_queue_delay * 1e9)),
         flush_on_waiting_outputs=True,
     )
+
+
+def _run_timeout(config: ModelConfig, seconds: float) -> float:
+    """What one run may take: where requests may take longer, so may a run."""
+    if not seconds:
+        return 0.0
+    return max(seconds, config.timeout or 0.0, config.max_timeout or 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 EXPIRE_INTERVAL = 0.1
 # Cores that are not the devices' when there is more than one: the event loop's.
 RESERVED_CORES = 1
+# Seconds between looks at what runs, while something does.
+RUN_INTERVAL = 0.5
 # Seconds at most until a device that keeps failing is tried again, if requests need it.
 WANTED_PAUSE = 1.0
 
@@ -200,6 +202,7 @@ class DeviceWatch:
         self._pings: asyncio.Task[None] | None = None
         if device.patience > 0:
             self._pings = loop.create_task(self._ping(device.patience))
+        self._looks = loop.create_task(self._look_at_runs())
 
     @property
     def is_recovering(self) -> bool:
@@ -210,7 +213,7 @@ class DeviceWatch:
         self._timer.cancel()
         self._loop.remove_reader(self._result_fd)
         self._forget_life()
-        for task in (self._recovery, self._pings):
+        for task in (self._recovery, self._pings, self._looks):
             if task is not None:
                 task.cancel()
 
@@ -220,6 +223,16 @@ class DeviceWatch:
             await asyncio.sleep(patience / 2)
             if device.state is DeviceState.READY:
                 await self._pool.run(device.look_after)
+
+    async def _look_at_runs(self) -> None:
+        """Ends runs that take longer than they may, where something runs."""
+        device = self.device
+        while True:
+            await asyncio.sleep(RUN_INTERVAL)
+            if device.state is not DeviceState.READY or not device.is_running:
+                continue
+            with contextlib.suppress(EngineError, OSError):
+                device.judge_run(await self._pool.run(device.ping))
 
     def _expire(self) -> None:
         self.device.expire()

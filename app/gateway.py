@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from app.assembly import TimeLimits
 from app.background import DaemonPool
 from app.compile_cache import CompileCache
 from app.devices import GatewayDevices
@@ -109,7 +110,12 @@ class Gateway:
         )
         self.repository = ModelRepository(
             settings.model_repository,
-            ModelLoader(self.devices, self._cache, settings.max_body_size),
+            ModelLoader(
+                self.devices,
+                self._cache,
+                settings.max_body_size,
+                TimeLimits(settings.load_timeout, settings.run_timeout),
+            ),
             self._load_pool,
             self.table,
             self.metrics,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.assembly import (
+    NO_LIMITS,
+    TimeLimits,
     assemble,
     graph_changes,
     named_optional_inputs,
@@ -71,15 +74,21 @@ class LoadedModel:
 class ModelLoader:
     """Loads versions onto the devices of a gateway. Thread-safe.
 
-    `largest_body`: how many bytes a request may have.
+    `largest_body`: how many bytes a request may have. `limits`: how long loading and a
+    run may take.
     """
 
     def __init__(
-        self, devices: GatewayDevices, cache: CompileCache, largest_body: int = 0
+        self,
+        devices: GatewayDevices,
+        cache: CompileCache,
+        largest_body: int = 0,
+        limits: TimeLimits = NO_LIMITS,
     ) -> None:
         self._devices = devices
         self._cache = cache
         self._largest_body = largest_body
+        self._limits = limits
 
     def load(
         self,
@@ -103,7 +112,8 @@ class ModelLoader:
         try:
             with explained(label):
                 made = assemble(name, source, config, runner, runner, defaults)
-                warmed = _warm_up(made.spec, runner, source, config, replaces)
+                until = start + self._limits.load if self._limits.load else math.inf
+                warmed = _warm_up(made.spec, runner, source, config, replaces, until)
         except BaseException:
             runner.close()
             raise
@@ -153,7 +163,9 @@ class ModelLoader:
     def _open(self, label: str, files: list[Path], config: ModelConfig) -> ModelRunner:
         placement = self._devices.place(config.instances, config.devices)
         model = open_model(files)
-        options = runner_config(config, model, placement, self._largest_body)
+        options = runner_config(
+            config, model, placement, self._largest_body, self._limits
+        )
         try:
             return ModelRunner(model, options, name=label)
         except DeviceLost as e:
@@ -211,14 +223,17 @@ def _warm_up(
     source: VersionSource,
     config: ModelConfig,
     replaces: LoadedModel | None,
+    until: float,
 ) -> bool:
     """Whether it has run. Raises `WarmupFailed` where it should have."""
     if config.warmup is None and runner.model.metadata.program_flow.save:
         return False  # it has a state worth saving, which runs would change
     try:
         sizes = config.preferred_batch_sizes
-        return warm_up(spec, runner, config.warmup, source.folder, sizes)
+        return warm_up(spec, runner, config.warmup, source.folder, sizes, until)
     except WarmupFailed as e:
+        if runner.failure is not None or e.is_late:
+            raise  # whatever its values: others would wait for its runs
         if config.warmup is not None or (replaces is not None and replaces.warmed):
             raise
         logger.warning(

@@ -28,6 +28,7 @@ from app.priorities import timeouts
 from app.scan import ModelSource, VersionSource
 from app.sizes import size_text
 from app.table import ModelEntry, ModelTable
+from engine import EngineError, ModelRunner
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ class ModelRepository:
         self._drain_timeout = drain_timeout
         self._records: dict[str, ModelRecord] = {}
         self._closing = False
+        self._leaving: set[asyncio.Task[None]] = set()
         self.ensembles = EnsembleLoader(self, table)
 
     # -- what there is
@@ -271,11 +273,36 @@ class ModelRepository:
             self.budget.give(reserved)
             logger.exception("model %s/%s: unexpected", record.name, source.version)
             return LoadError(f"{type(e).__name__}: {e}; this is a bug")
+        if isinstance(loaded.runner, ModelRunner):
+            loop = asyncio.get_running_loop()
+            blame = partial(self._blame, record, loaded)
+
+            def on_failure(error: EngineError) -> None:
+                loop.call_soon_threadsafe(blame, error)
+
+            loaded.runner.on_failure = on_failure
+            if loaded.runner.failure is not None:
+                return LoadError(str(loaded.runner.failure))
         self.budget.correct(reserved, loaded.memory)
         if self._closing:
             loaded.runner.close()
             return LoadError("the gateway is shutting down")
         return loaded
+
+    def _blame(
+        self, record: ModelRecord, loaded: LoadedModel, error: EngineError
+    ) -> None:
+        """A version that serves was found at fault: it is not served any more, until
+        somebody loads it again."""
+        for entry in record.versions.values():
+            if entry.loaded is loaded:
+                logger.error("model %s/%s: %s", record.name, entry.version, error)
+                entry.loaded = entry.source = None
+                entry.fail(str(error))
+                self._publish(record)
+                leaving = asyncio.get_running_loop().create_task(self._retire([loaded]))
+                self._leaving.add(leaving)
+                leaving.add_done_callback(self._leaving.discard)
 
     async def _room(self, size: int, make_room: bool) -> int:
         """Takes `size` bytes of the budget; idle models make room where they have to.

@@ -122,6 +122,8 @@ class Settings(BaseSettings):
     shutdown_timeout: Seconds = 30.0
     drain_grace: Seconds = 0.0
     load_threads: int = Field(default=4, ge=1, le=64)
+    load_timeout: Positive = 300.0
+    run_timeout: Seconds = 30.0
     compile_timeout: Positive = 600.0
     compile_memory: Annotated[int, BeforeValidator(parse_size), Field(ge=0)] = 0
     cache_dir: Path = Field(default_factory=default_cache_dir)

@@ -21,7 +21,7 @@ from app.model_files import count_strings, file_inside, read_array, read_bytes
 from app.scan import WARMUP_FOLDER
 from app.spec import ModelSpec, TensorSpec
 from app.warmup_config import WarmupConfig, WarmupInput, WarmupSample
-from engine import Array, EngineError, ModelRunner, Tensor
+from engine import Array, EngineError, ModelRunner, Tensor, TimedOut
 from popef_io import DataType
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,14 @@ SEED = 0
 
 
 class WarmupFailed(Exception):
-    """A run before the model was ready has failed; the message says which and why."""
+    """A run before the model was ready has failed; the message says which and why.
+
+    `is_late`: it did not end in time.
+    """
+
+    def __init__(self, message: str, *, is_late: bool = False) -> None:
+        super().__init__(message)
+        self.is_late = is_late
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +62,16 @@ def warm_up(
     config: WarmupConfig | None,
     folder: Path | None,
     preferred: Sequence[int] = (),
+    until: float = math.inf,
 ) -> bool:
     """Runs what `config` says on every replica; None makes something up.
 
-    Files come from `folder`. Returns whether anything was run. Raises `WarmupFailed`.
+    Files come from `folder`. It is to be done at `until`, a `time.monotonic()`.
+    Returns whether anything was run. Raises `WarmupFailed`.
     """
     if config is not None and not config.enabled:
         return False
-    budget = _Budget()
+    budget = _Budget(until)
     ran = False
     try:
         for run in _runs(spec, config or WarmupConfig(), folder, preferred):
@@ -79,7 +88,8 @@ class _Budget:
     """How much is made up without being asked for: rows are expected to take as long
     as those of the run before, so that a slow model is not run with many."""
 
-    def __init__(self) -> None:
+    def __init__(self, until: float) -> None:
+        self._until = until
         self._left = AUTOMATIC_SECONDS
         self._last: _Run | None = None
         self._per_row = 0.0
@@ -95,17 +105,17 @@ class _Budget:
     def spend(self, runner: ModelRunner, run: _Run) -> None:
         """Runs it."""
         started = time.monotonic()
-        _run_everywhere(runner, run)
+        _run_everywhere(runner, run, self._until)
         seconds = time.monotonic() - started
         self._left -= seconds
         self._per_row = seconds / max(1, run.rows)
         self._last = None if run is self._last else run
 
 
-def _run_everywhere(runner: ModelRunner, run: _Run) -> None:
+def _run_everywhere(runner: ModelRunner, run: _Run, until: float) -> None:
     """On all replicas at the same time, `count` times. Raises `WarmupFailed`."""
     for _ in range(run.count):
-        deadline = time.monotonic() + RUN_TIMEOUT
+        deadline = min(time.monotonic() + RUN_TIMEOUT, until)
         try:
             requests = [
                 runner.submit(
@@ -119,12 +129,15 @@ def _run_everywhere(runner: ModelRunner, run: _Run) -> None:
                 for replica in range(len(runner.devices))
             ]
         except EngineError as e:
-            raise WarmupFailed(f"warm-up with {run.label} failed: {e}") from e
+            msg = f"warm-up with {run.label} failed: {e}"
+            raise WarmupFailed(msg, is_late=isinstance(e, TimedOut)) from e
         for request in requests:
             request.wait(max(0.0, deadline - time.monotonic()))
             if request.error is not None or not request.done:
-                why = request.error or f"no result within {RUN_TIMEOUT:g} s"
-                raise WarmupFailed(f"warm-up with {run.label} failed: {why}")
+                late = not request.done or isinstance(request.error, TimedOut)
+                why = "it takes too long" if late else request.error
+                msg = f"warm-up with {run.label} failed: {why}"
+                raise WarmupFailed(msg, is_late=late)
 
 
 def _runs(

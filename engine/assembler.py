@@ -8,11 +8,12 @@ touches the variables at all (`engine.graph_call`).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from engine.dataflow import Dataflow
-from engine.errors import ExecutionFailed
+from engine.errors import Cancelled, ExecutionFailed
 from engine.executable import (
     Call,
     Copy,
@@ -28,6 +29,9 @@ from engine.executable import (
 from engine.graph_call import GraphCall, value_of
 from engine.onnx_session import OnnxSession, RunOptions
 from engine.streams import Array, Step, Streams
+
+#: A mask: every 256th turn.
+_YIELD_EVERY = 0xFF
 
 SessionOf: TypeAlias = Callable[[Execute], OnnxSession | None]
 """The session for a node; None while its weights are not loaded."""
@@ -47,9 +51,13 @@ class Assembler:
         self._dataflow = dataflow
         self._values = values
         self._session_of = session_of
+        self._called: dict[int, Step] = {}
+        #: How many turns of loops and calls have been taken, in its only place.
+        self._turns = [0]
 
     def programs(self) -> Mapping[int, Step]:
         """A step for each program."""
+        self._called = {}  # sessions may have been made since
         return {n: self.step(p) for n, p in self._executable.programs.items()}
 
     def step(self, node: Node) -> Step:
@@ -70,7 +78,7 @@ class Assembler:
             case Switch():
                 return self._switch(node)
             case Call(program):
-                return self.step(self._executable.programs[program])
+                return self._call(program)
 
     def _flat(self, sequence: Sequence) -> list[Step]:
         nodes = _unnested(sequence)
@@ -178,13 +186,28 @@ class Assembler:
         return copy
 
     def _repeat(self, node: Repeat) -> Step:
-        body, count = self.step(node.body), node.count
+        body, count, turns = self.step(node.body), node.count, self._turns
 
         def repeat(streams: Streams, options: RunOptions) -> None:
             for _ in range(count):
+                take_turn(turns, options)
                 body(streams, options)
 
         return repeat
+
+    def _call(self, program: int) -> Step:
+        """One step for each program, however often it is called: programs that call
+        each other twice, and so on, are no larger for it, only longer to run."""
+        made = self._called.get(program)
+        if made is None:
+            made = self._called[program] = self.step(self._executable.programs[program])
+        called, turns = made, self._turns
+
+        def call(streams: Streams, options: RunOptions) -> None:
+            take_turn(turns, options)
+            called(streams, options)
+
+        return call
 
     def _switch(self, node: Switch) -> Step:
         cases = {n: self.step(case) for n, case in node.cases.items()}
@@ -204,6 +227,20 @@ class Assembler:
             chosen(streams, options)
 
         return switch
+
+
+def take_turn(turns: list[int], options: RunOptions) -> None:
+    """Before every turn of a loop, and every call: ends a run that is to end.
+
+    Raises Cancelled. Lets other threads have the interpreter now and then: compiled
+    code does not do so by itself, and a loop over nothing but copies would keep the
+    device from answering, and from hearing that it should stop.
+    """
+    turns[0] += 1
+    if turns[0] & _YIELD_EVERY == 0:
+        os.sched_yield()
+    if options is not None and options.terminate:
+        raise Cancelled("the run was terminated")
 
 
 def _integer(value: Array, selector: str) -> int:

@@ -111,7 +111,10 @@ class ModelRunnerConfig:
     `default_priority` is that of requests that name none (0: the middle one, and of
     two the lower) and `priority_queue_sizes` bounds single ones; `channel_memory` bytes
     of shared memory one replica may take per direction (touched only when used), for
-    each level.
+    each level; `load_timeout` seconds loading may take on one device, `run_timeout`
+    seconds one run may (0: as long as it does), after which the model takes no more
+    requests (`ModelRunner.fail`): who drives a device sees to that
+    (`Device.judge_run`).
     """
 
     replication_factor: int = 1
@@ -145,6 +148,8 @@ class ModelRunnerConfig:
     batching: bool | None = None
     record_tracepoints: bool = False
     request_tracepoints_buffer_size: int = 1000
+    load_timeout: float = 0.0
+    run_timeout: float = 0.0
 
     def __post_init__(self) -> None:
         self._take_plain_numbers()
@@ -158,6 +163,8 @@ class ModelRunnerConfig:
                 msg = f"preferred_batch_sizes must be between 1 and {most}, got {size}"
                 raise InvalidConfig(msg)
         self._in_range("max_queue_size", 1, 65536)
+        self._in_range("load_timeout", 0, 1e9)
+        self._in_range("run_timeout", 0, 1e9)
         self._in_range("priority_levels", 0, MAX_PRIORITY_LEVELS)
         self._in_range("default_priority", 0, self.priority_levels)
         self._in_range("channel_memory", 1 << 16, 1 << 38)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from engine.executable import (
     Call,
@@ -42,8 +43,9 @@ class Dataflow:
         """Analyse `executable`, of which `load_programs` run before all others."""
         programs = executable.programs
         persistent: set[str] = set()
+        known: _Summaries = {}
         for program in programs.values():
-            _live_in(program, set(), persistent, programs)
+            _live_in(program, set(), persistent, programs, known)
         reads: Counter[str] = Counter()
         writes: Counter[str] = Counter()
         for program in programs.values():
@@ -86,8 +88,16 @@ def writes_of(node: Node) -> tuple[str, ...]:
             return ()
 
 
+#: What each program that was looked at reads before it writes it, and surely writes.
+_Summaries: TypeAlias = dict[int, tuple[set[str], set[str]]]
+
+
 def _live_in(
-    node: Node, assigned: set[str], live: set[str], programs: Mapping[int, Node]
+    node: Node,
+    assigned: set[str],
+    live: set[str],
+    programs: Mapping[int, Node],
+    known: _Summaries,
 ) -> None:
     """Add to `live` what `node` reads and `assigned` lacks; add to `assigned` what it
     surely writes."""
@@ -95,20 +105,27 @@ def _live_in(
     match node:
         case Sequence(nodes):
             for child in nodes:
-                _live_in(child, assigned, live, programs)
+                _live_in(child, assigned, live, programs, known)
         case Repeat(count, body):
-            _live_in(body, assigned if count else set(assigned), live, programs)
+            after_body = assigned if count else set(assigned)
+            _live_in(body, after_body, live, programs, known)
         case Switch(_, cases, default):
             branches = [*cases.values(), *([] if default is None else [default])]
             after = []
             for branch in branches:
                 mine = set(assigned)
-                _live_in(branch, mine, live, programs)
+                _live_in(branch, mine, live, programs, known)
                 after.append(mine)
             if after:
                 assigned |= set.intersection(*after)
         case Call(program):
-            _live_in(programs[program], assigned, live, programs)
+            if program not in known:  # once, however many call it
+                known[program] = set(), set()
+                reads, writes = known[program]
+                _live_in(programs[program], writes, reads, programs, known)
+            reads, writes = known[program]
+            live.update(reads - assigned)
+            assigned |= writes
         case _:
             assigned.update(writes_of(node))
 

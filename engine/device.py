@@ -32,6 +32,8 @@ from engine.errors import (
     DeviceFailed,
     DeviceLost,
     EngineError,
+    ExecutionFailed,
+    InvalidModel,
     QueueFull,
 )
 from engine.faults import DeviceFault
@@ -44,6 +46,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds a device process may take to start and answer for the first time.
 START_TIMEOUT = 60.0
+#: Seconds that a run which was told to end gets to do so.
+RUN_GRACE = 5.0
 #: Seconds it may take to answer a ping, where nobody says otherwise.
 PATIENCE = 10.0
 
@@ -53,6 +57,13 @@ class DeviceUser(Protocol):
 
     def reload(self, device: Device) -> None:
         """Load them again: the device has a new process. Raises EngineError."""
+
+    def run_limit(self, device: Device, replica: int) -> float | None:
+        """How many seconds a run of this replica may take (0: as long as it does);
+        None where it is none of theirs."""
+
+    def fail(self, error: EngineError) -> None:
+        """They are found at fault: requests fail, now and from now on."""
 
 
 class Device:
@@ -97,6 +108,8 @@ class Device:
         self._on_wanted: Callable[[], None] | None = None
         self._lost_by: str | DeviceFault | None = None
         self._killed_for = ""
+        #: Replicas of the process whose runs nobody waits for any more.
+        self._condemned: set[int] = set()
         #: Seconds the process may take to answer a ping while somebody waits for it; 0:
         #: any time. One that takes longer hangs, and is killed.
         self.patience = PATIENCE
@@ -380,6 +393,46 @@ class Device:
         if not self._blocking.adopted:
             self._lose(why)
 
+    def end_process(self, why: str) -> None:
+        """`kill`, from any thread."""
+        self._kill(why)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether something may run there: requests in flight, or what was unloaded."""
+        return self.in_flight > 0 or bool(self._condemned)
+
+    def condemn(self, replica: int) -> None:
+        """Nobody waits for the runs of this replica any more."""
+        self._condemned.add(replica)
+
+    def judge_run(self, status: Message) -> None:
+        """Look at the answer of a `ping`: whether what runs takes longer than its model
+        may. For the thread that drives the device.
+
+        Such a run is ended, and its model fails. Where that does not help the process
+        is ended, and comes back without it.
+        """
+        replica, seconds = int(status["running"]), int(status["running_ns"]) / 1e9
+        if self.state is not DeviceState.READY:
+            return
+        if not replica:
+            self._condemned.clear()
+            return
+        limit = 0.0  # for what was unloaded: nobody waits for it
+        for runner in self.runners:
+            allowed = runner.run_limit(self, replica)
+            if allowed is not None:
+                if not allowed or seconds <= allowed:
+                    return
+                limit = allowed
+                why = f"a run takes longer than {allowed:g} s (--run-timeout)"
+                logger.error("%r is at fault: %s", runner, why)
+                self.condemn(replica)
+                runner.fail(ExecutionFailed(why))
+        if replica in self._condemned and seconds > limit + RUN_GRACE:
+            self.kill(f"a run that was ended goes on, for {seconds:.1f} s now")
+
     def _assure(self) -> None:
         """DeviceLost where `look_after` finds it lost."""
         if not self.look_after():
@@ -429,8 +482,10 @@ class Device:
                     runner.reload(self)
                 except (DeviceLost, DeviceClosed):
                     raise
-                except EngineError:
+                except EngineError as error:
                     logger.exception("cannot load %r again on %s", runner, self.id)
+                    if isinstance(error, InvalidModel):  # nor ever will
+                        runner.fail(ExecutionFailed(str(error)))
             self._back_off.succeed()
 
     def close(self) -> None:
@@ -476,6 +531,7 @@ class Device:
 
     def _start(self) -> None:
         """Start the process and link up; DeviceClosed where it is too late for that."""
+        self._condemned.clear()  # a new process counts anew
         process = self._launcher.start()
         self._killed_for = ""
 

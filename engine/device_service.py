@@ -168,6 +168,7 @@ class DeviceService:
             "owner": os.getppid(),
             "uptime": time.monotonic() - self._started,
             "running_ns": scheduler.running_ns,
+            "running": scheduler.running_replica,
             "batches": scheduler.batches,
             "replicas": len(scheduler.replicas),
             "clients": len(scheduler.clients),

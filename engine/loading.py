@@ -9,7 +9,7 @@ from typing import Any
 from engine.anchors import MainAnchors, main_anchors
 from engine.batch import AnchorTable
 from engine.batch_plan import BatchPlan
-from engine.errors import InvalidModel
+from engine.errors import Cancelled, InvalidModel
 from engine.executable import Executable
 from engine.executor import Executor, make_executor
 from engine.model_data import ModelData, ProgramStreams
@@ -19,6 +19,7 @@ from engine.replica import BatchingPolicy, Replica
 from engine.results import Waiter
 from engine.save_programs import SavePrograms
 from engine.tensor_pack import unpack_tensors
+from engine.time_limit import TimeLimit
 from engine.transfers import is_conditional, stream_transfers
 from popef_io import Anchor, Model
 
@@ -53,10 +54,16 @@ def load_replicas(
     try:
         anchors = main_anchors(model, frozen.keys())
         rules = _rules(model, executor.executable, message, anchors)
-        executor.run(model.metadata.program_flow.load, ProgramStreams(data))
+        with TimeLimit(float(message.get("load_timeout", 0.0))) as limit:
+            load = model.metadata.program_flow.load
+            executor.run(load, ProgramStreams(data), limit.options)
         for anchor in anchors.constants:
             data.check(anchor.handle)
         twins = [(executor.clone(), data.twin()) for _ in numbers[1:]]
+    except Cancelled:
+        executor.close()
+        seconds = f"{limit.seconds:g} s"
+        raise InvalidModel(f"the load programs take longer than {seconds}") from None
     except BaseException:
         executor.close()
         raise

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from time import monotonic_ns
 
@@ -81,6 +81,8 @@ class ModelRunner:
         self._save = SaveOutputs(
             self._model, self.config.replica_to_save_programs_outputs
         )
+        #: Called when it is found at fault, in the thread that has found it.
+        self.on_failure: Callable[[EngineError], None] | None = None
         self._replicas = ReplicaSet(self._plan(), self.config)
         self._loaded = False
         self._clock = monotonic_ns if self.config.record_tracepoints else None
@@ -294,6 +296,23 @@ class ModelRunner:
     def reload(self, device: Device) -> None:
         """Load the replicas of a device again, after its process was replaced."""
         self._replicas.reload(device)
+
+    @property
+    def failure(self) -> EngineError | None:
+        """Why it takes no requests any more, where it was found at fault."""
+        return self._replicas.failure
+
+    def run_limit(self, device: Device, replica: int) -> float | None:
+        """How many seconds a run of this replica may take (0: as long as it does);
+        None where it is none of this model."""
+        return self._replicas.run_limit(device, replica)
+
+    def fail(self, error: EngineError) -> None:
+        """Take no more requests, for good: the model was found at fault. What is in
+        flight fails now; `on_failure` is called."""
+        self._replicas.fail(error)
+        if self.on_failure is not None:
+            self.on_failure(error)
 
     def drain(self, timeout: float) -> bool:
         """Wait until nothing is in flight, at most `timeout` seconds."""

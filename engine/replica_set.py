@@ -23,8 +23,10 @@ from engine.device_state import DeviceState
 from engine.errors import (
     DeviceLost,
     EngineError,
+    ExecutionFailed,
     InvalidConfig,
     InvalidInput,
+    InvalidModel,
     RunnerClosed,
 )
 from engine.flushing import Flusher
@@ -43,6 +45,9 @@ logger = logging.getLogger(__name__)
 
 #: Seconds that save programs may take, and what runs before them.
 SAVE_TIMEOUT = 300.0
+
+#: Seconds that a device gets to end what takes too long, before it is ended itself.
+LOAD_GRACE = 5.0
 
 #: Waiting for rows of other requests that is longer hides how fast a replica is.
 LONG_WAIT_NS = 50_000_000
@@ -78,6 +83,8 @@ class ReplicaSet:
         self._tracepoints: list[Tracepoints] = []
         self._stopped = False
         self._closed = False
+        #: Why it takes no requests any more, where it was found at fault.
+        self.failure: EngineError | None = None
 
     # -- what there is
 
@@ -149,6 +156,8 @@ class ReplicaSet:
             raise self.origin.error("ModelRunner")
         if self._stopped:
             raise self._unloaded()
+        if self.failure is not None:
+            raise self.failure.again()
         channels = self._channels
         if replica_id is not None:
             channel = channels[replica_id]
@@ -233,7 +242,7 @@ class ReplicaSet:
     def reload(self, device: Device) -> None:
         """Load the replicas of a device again, after its process was replaced."""
         self.origin.check("ModelRunner")
-        if device in self._devices and not self._stopped:
+        if device in self._devices and not self._stopped and self.failure is None:
             self._load(device)
 
     def save(self, replica: int) -> dict[str, Tensor]:
@@ -279,6 +288,7 @@ class ReplicaSet:
             if channel is None:
                 continue
             device = self._devices[replica]
+            device.condemn(channel.replica)
             for level in channel.levels or (channel,):
                 device.close_channel(level)
             with contextlib.suppress(EngineError, OSError):
@@ -302,13 +312,14 @@ class ReplicaSet:
             **_waiting(config),
             "check_package_hash": config.check_package_hash,
             "frozen": None,
+            "load_timeout": config.load_timeout,
         }
         frozen = frozen_tensors(plan.model, config.frozen_inputs)
         with handed_over(plan.model) as (message["sources"], fds), ExitStack() as held:
             if frozen:
                 message["frozen"], memory = pack_tensors("frozen", frozen)
                 fds = [*fds, held.enter_context(memory).fd]
-            numbers = device.call(message, fds)["replicas"]
+            numbers = self._call_to_load(device, message, fds)
         for replica, number in zip(mine, numbers, strict=True):
             channel = self._connect(device, int(number), self.tracepoints(replica))
             self._channels[replica] = channel
@@ -319,6 +330,43 @@ class ReplicaSet:
                 device.id,
                 time.monotonic() - began,
             )
+
+    def _call_to_load(
+        self, device: Device, message: Message, fds: list[int]
+    ) -> list[int]:
+        """Have the device load; InvalidModel where that takes longer than it may."""
+        timeout = self._config.load_timeout or None
+        try:
+            if timeout is None:
+                return list(device.call(message, fds)["replicas"])
+            # Programs are ended by the device; then a moment is left to say so.
+            grace = timeout + LOAD_GRACE
+            return list(device.call(message, fds, grace)["replicas"])
+        except TimeoutError:
+            why = f"loading takes longer than {timeout:g} s, and cannot be ended"
+            error = InvalidModel(f"model {self._plan.name!r}: {why}")
+            # Before the device comes back: it is not to be loaded again.
+            self.fail(ExecutionFailed(str(error)))
+            device.end_process(f"{self._plan.name!r}: {why}")
+            raise error from None
+
+    def run_limit(self, device: Device, replica: int) -> float | None:
+        """`run_timeout` where this is a replica of the model; None where it is not."""
+        mine = any(
+            channel.replica == replica and channel.device is device
+            for channel in self.channels
+        )
+        return self._config.run_timeout if mine else None
+
+    def fail(self, error: EngineError) -> None:
+        """Take no more requests, for good: all fail with `error`, and so do those in
+        flight, whose run ends. It is not loaded again where a device comes back."""
+        if self.failure is not None:
+            return
+        self.failure = error
+        for channel in self.channels:
+            for request in channel.waiting:
+                channel.abandon(request, error.again())
 
     def _connect(
         self, device: Device, number: int, tracepoints: Tracepoints | None

@@ -5,7 +5,11 @@ from __future__ import annotations
 from engine.executor import Executor
 from engine.model_data import ModelData, ProgramStreams
 from engine.tensor import Tensor
+from engine.time_limit import TimeLimit
 from popef_io import Metadata, TensorType
+
+#: Seconds that the save programs may take, while nothing else runs.
+SAVE_LIMIT = 60.0
 
 
 class SavePrograms:
@@ -27,7 +31,8 @@ class SavePrograms:
         unless the programs themselves do.
         """
         streams = ProgramStreams(self._data)
-        self._executor.run(self._programs, streams)
+        with TimeLimit(SAVE_LIMIT) as limit:
+            self._executor.run(self._programs, streams, limit.options)
         saved = {}
         for handle, value in streams.outputs.items():
             anchor = self._outputs.get(handle)

@@ -97,6 +97,12 @@ class Scheduler:
         since = self._running_since
         return time.monotonic_ns() - since if since else 0
 
+    @property
+    def running_replica(self) -> int:
+        """The number of the replica that runs now; 0: none does. For any thread."""
+        replica = self._replica
+        return 0 if replica is None else replica.number
+
     def running(self) -> RunningBatch | None:
         """What runs at this moment. For any thread."""
         replica = self._replica

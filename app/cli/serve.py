@@ -120,6 +120,17 @@ _LoadThreads = Annotated[
     int | None,
     typer.Option(metavar="N", help="Models loaded at the same time. [default: 4]"),
 ]
+_LoadTimeout = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="A model that takes longer to load and warm "
+                 "up has failed to. [default: 300]"),
+]  # fmt: skip
+_RunTimeout = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="A model of which one run takes longer is "
+                 "served no more; more where its options allow requests more; "
+                 "0: never. [default: 30]"),
+]  # fmt: skip
 _CompileTimeout = Annotated[
     float | None,
     typer.Option(metavar="SECONDS", help="An ONNX file that takes longer to compile "
@@ -265,6 +276,8 @@ def serve(
     shutdown_timeout: _ShutdownTimeout = None,
     drain_grace: _DrainGrace = None,
     load_threads: _LoadThreads = None,
+    load_timeout: _LoadTimeout = None,
+    run_timeout: _RunTimeout = None,
     compile_timeout: _CompileTimeout = None,
     compile_memory: _CompileMemory = None,
     cache_dir: _CacheDir = None,

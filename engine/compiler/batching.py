@@ -7,7 +7,6 @@ from typing import Any
 
 from engine.batch_plan import DEFAULT_MAX_BATCH
 from engine.compiler.batch_limit import rows_within
-from engine.compiler.check_limit import CheckLimit
 from engine.compiler.column_values import column_values
 from engine.compiler.interface import Dimension, Interface
 from engine.compiler.known_values import known_values
@@ -17,6 +16,7 @@ from engine.compiler.row_mixers import row_mixer
 from engine.compiler.row_proof import unproven
 from engine.compiler.row_trace import RowTrace
 from engine.compiler.weights import Weight
+from engine.time_limit import TimeLimit
 
 
 def decide(
@@ -25,7 +25,7 @@ def decide(
     weights: Sequence[Weight],
     run: Run,
     options: CompileOptions,
-    limit: CheckLimit,
+    limit: TimeLimit,
 ) -> BatchDecision:
     """The decision on a loaded model, as `options.batch` asks.
 
@@ -54,7 +54,7 @@ def decide(
         )
         reason = _rows_depend(check)
         if limit.is_over:  # what it has shown is that runs were ended
-            reason = limit.reason
+            reason = f"the check was given up after {limit.seconds:g} s"
     if reason is not None:
         return BatchDecision(False, size, reason)
     return BatchDecision(

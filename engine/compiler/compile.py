@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from engine.anchors import OPTION_FUSED
 from engine.compiler.batching import decide
-from engine.compiler.check_limit import CheckLimit
 from engine.compiler.external_data import ExternalFiles
 from engine.compiler.interface import (
     Interface,
@@ -50,6 +49,7 @@ from engine.executable import Sequence as Steps
 from engine.executable import StreamIn, Switch
 from engine.executor import Executor
 from engine.onnx_session import OnnxSession
+from engine.time_limit import TimeLimit
 from popef_io import Option, PopefError, TensorType
 
 _log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ def compile_model(
     loaded = _load(source, options, prefix="", graph="main", progress=say)
     name = options.name or loaded.source.name
     package = make_package(name, [loaded.part], loaded.part.main, _PENDING)
-    limit = CheckLimit(options.check_limit)
+    limit = TimeLimit(options.check_limit)
     with _Trial(package, {"main": loaded.session}, options.threads) as trial, limit:
         say("checking rows", 0.6)
         decision = decide(
@@ -196,7 +196,7 @@ class _Trial:
         )
         self._executor.run((LOAD,), WeightStreams(package.weights))
 
-    def run(self, part: Part, limit: CheckLimit) -> Run:
+    def run(self, part: Part, limit: TimeLimit) -> Run:
         """Runs the main program, by the graph's own names."""
 
         def run(feed: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:

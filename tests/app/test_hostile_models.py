@@ -5,13 +5,25 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from engine import executable as ex
 from engine.compiler import CompileOptions, compile_model
+from popef_io import (
+    Anchor,
+    DataType,
+    Metadata,
+    ProgramFlow,
+    TensorInfo,
+    TensorType,
+    Writer,
+)
 from tests.app.serving import ServedGateway, add, run_popgate
 
 ROW = [[1.0, 2.0, 3.0, 4.0]]
@@ -134,6 +146,118 @@ class TestCompiling:
         found = run_popgate("compile", source, "-o", target, "--memory=4GiB")
         assert found.returncode == 0, found.stderr
         assert "it could not be run on made-up rows" in found.stdout
+
+
+NOTHING = ex.Sequence(())
+
+
+def looping(path: Path, *, body: ex.Node = NOTHING, program: int = 1) -> Path:
+    """A container whose load (0) or main (1) program takes 2^38 turns over `body`
+    before it hands its input on."""
+    info = TensorInfo((1, 4), DataType.F32)
+    turns = ex.Repeat(1 << 30, ex.Repeat(1 << 8, body))
+    copies: tuple[ex.Node, ...] = (
+        ex.StreamIn("in", "x"),
+        ex.Copy("x", "y"),
+        ex.StreamOut("y", "out"),
+    )
+    programs: dict[int, ex.Node] = {
+        0: turns if program == 0 else ex.Sequence(()),
+        1: ex.Sequence((*copies[:2], turns, copies[2]) if program == 1 else copies),
+    }
+    executable = ex.Executable({}, {"x": info, "y": info}, programs)
+    metadata = Metadata(
+        executable="m",
+        anchors=(
+            Anchor("x", "in", info, TensorType.INPUT, (1,)),
+            Anchor("y", "out", info, TensorType.OUTPUT, (1,)),
+        ),
+        program_flow=ProgramFlow((0,), (1,), ()),
+        programs_map={0: "load", 1: "main"},
+    )
+    with Writer(path) as writer:
+        writer.write(metadata)
+        with writer.create_executable("m") as blob:
+            blob.write(executable.encode())
+    return path
+
+
+LOOPS: dict[str, Callable[[Path], Path]] = {
+    "empty": looping,
+    "copies": partial(looping, body=ex.Copy("x", "y")),
+    "inside onnx": lambda path: compiled(endless, path),
+}
+
+
+def compiled(make: Callable[[Path], Path], path: Path) -> Path:
+    source = make(path.with_suffix(".onnx"))
+    compile_model(source, path, CompileOptions(batch="off"))
+    source.unlink()
+    return path
+
+
+class TestRunning:
+    """Programs that never end: of the model's own, nobody else is told."""
+
+    @pytest.mark.parametrize("kind", LOOPS)
+    def test_a_warm_up_that_never_ends(self, tmp_path: Path, kind: str) -> None:
+        add(tmp_path, "good")
+        add(tmp_path, "bad", LOOPS[kind])
+        options = "--devices", "cpu:1", "--run-timeout", "1", "--device-timeout", "5"
+        with ServedGateway(tmp_path, *options) as gateway:
+            gateway.wait_ready()
+            failed = gateway.client.get("/v1/health/ready").json()["failed"]
+            assert "a run takes longer than 1 s" in failed["bad"]
+            assert gateway.infer("good", input=ROW)["output"] == OUTPUT
+            assert load(gateway, "bad") == 400
+            assert gateway.infer("good", input=ROW)["output"] == OUTPUT
+            (device,) = gateway.client.get("/v1/devices").json()["devices"]
+            assert device["restarts"] == 0
+            assert gateway.stop() == 0
+
+    def test_load_programs_that_never_end(self, tmp_path: Path) -> None:
+        add(tmp_path, "good")
+        add(tmp_path, "bad", partial(looping, program=0))
+        options = "--devices", "cpu:1", "--load-timeout", "2", "--device-timeout", "5"
+        with ServedGateway(tmp_path, *options) as gateway:
+            gateway.wait_ready()
+            failed = gateway.client.get("/v1/health/ready").json()["failed"]
+            assert "the load programs take longer than 2 s" in failed["bad"]
+            assert gateway.infer("good", input=ROW)["output"] == OUTPUT
+            (device,) = gateway.client.get("/v1/devices").json()["devices"]
+            assert device["restarts"] == 0
+
+    def test_a_warm_up_ends_with_the_time_to_load(self, tmp_path: Path) -> None:
+        add(tmp_path, "good")
+        options = "--devices", "cpu:1", "--load-timeout", "2", "--run-timeout", "0"
+        with ServedGateway(tmp_path, *options) as gateway:
+            gateway.wait_ready()
+            add(tmp_path, "bad", looping)
+            response = gateway.client.post("/v1/models/bad/load")
+            assert response.status_code == 400, response.text
+            assert "it takes too long" in response.text
+            assert gateway.infer("good", input=ROW)["output"] == OUTPUT
+
+    def test_inference_that_never_ends(self, tmp_path: Path) -> None:
+        """The request fails, the model is served no more, and its neighbour is."""
+        add(tmp_path, "good")
+        add(tmp_path, "bad", looping, config="[warmup]\nenabled = false\n")
+        options = "--devices", "cpu:1", "--run-timeout", "1", "--device-timeout", "5"
+        with ServedGateway(tmp_path, *options) as gateway:
+            gateway.wait_ready()
+            body = {"inputs": {"x": ROW}}
+            response = gateway.client.post("/v1/models/bad/infer", json=body)
+            assert response.status_code == 500, response.text
+            assert "a run takes longer than 1 s" in response.text
+            assert gateway.infer("good", input=ROW)["output"] == OUTPUT
+            response = gateway.client.post("/v1/models/bad/infer", json=body)
+            assert response.status_code == 503, response.text
+            assert "a run takes longer than 1 s" in response.text
+            failed = gateway.client.get("/v1/health/ready").json()["failed"]
+            assert list(failed) == ["bad"]
+            (device,) = gateway.client.get("/v1/devices").json()["devices"]
+            assert device["restarts"] == 0
+            assert gateway.stop() == 0
 
 
 def load(gateway: ServedGateway, name: str) -> int:
