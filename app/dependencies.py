@@ -9,7 +9,7 @@ from fastapi.security import HTTPBearer
 
 from app.access import check_management
 from app.codec.json_text import parse_json
-from app.codec.shapes import check_depth
+from app.codec.nesting import check_depth
 from app.errors import (
     BodyTooLarge,
     InvalidRequest,

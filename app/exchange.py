@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
@@ -18,8 +18,16 @@ from app.table import Submitted
 from app.transfer_memory import SMALL
 from engine import Cancelled, DeadlineExceeded
 
-if TYPE_CHECKING:
-    from app.protocol import GatewayProtocol
+
+class Connection(Protocol):
+    """The connection of an exchange (app/protocol.py), as far as that uses it."""
+
+    front: InferFront
+    loop: asyncio.AbstractEventLoop
+    transport: asyncio.Transport
+
+    def common_head(self) -> bytes: ...
+    def on_exchange_complete(self) -> None: ...
 
 
 class _Event:
@@ -51,7 +59,7 @@ class Exchange:
         "timer",
     )
 
-    def __init__(self, protocol: GatewayProtocol, path: str, keep_alive: bool) -> None:
+    def __init__(self, protocol: Connection, path: str, keep_alive: bool) -> None:
         self.protocol = protocol
         self.path = path
         self.keep_alive = keep_alive

@@ -16,9 +16,10 @@ from app.codec import InferRequest, ModelCodec
 from app.codec.chunks import join
 from app.codec.json_text import parse_json
 from app.codec.messages import Body, NanPolicy
+from app.codec.nesting import check_depth
 from app.codec.oip_json import check_json_size
 from app.codec.outputs import Output, strings_of
-from app.codec.shapes import check_depth, discover
+from app.codec.shapes import discover
 from app.errors import InvalidRequest, InvalidTensor, NotRepresentable, RepeatedKey
 from app.limits import Limits
 from app.spec import TensorSpec

@@ -13,7 +13,7 @@ from app.codec.chunks import Chunks
 from app.codec.inputs import Input
 from app.codec.media import nan_policy
 from app.codec.messages import Encoding, InferRequest, NanPolicy, Reply
-from app.codec.shapes import check_depth
+from app.codec.nesting import check_depth
 from app.codec.wanted import boolean, not_allowed, place_of, quoted, read_outputs
 from app.errors import BodyTooLarge, InvalidRequest, InvalidTensor
 from app.limits import Limits

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from app.codec.shapes import LIST_WEIGHT, too_deep, too_many_values
+from app.codec.nesting import LIST_WEIGHT, too_deep, too_many_values
 from app.errors import InvalidRequest, RepeatedKey, malformed_json
 from app.limits import Limits
 

@@ -17,8 +17,8 @@ import msgpack
 from app.codec.chunks import in_parts, join
 from app.codec.document import DocumentReader
 from app.codec.messages import Body, Buffer, Encoding, InferRequest, Reply, Response
+from app.codec.nesting import LIST_WEIGHT, too_deep, too_many_values
 from app.codec.outputs import Output, strings_of
-from app.codec.shapes import LIST_WEIGHT, too_deep, too_many_values
 from app.errors import InvalidRequest, MalformedBody, NotRepresentable
 from app.limits import Limits
 from app.shared_memory import HeldPlaces

@@ -7,12 +7,11 @@ from itertools import chain
 from typing import Any
 
 from app.codec.elements import Pack
+from app.codec.nesting import check_depth, too_deep
 from app.errors import (
-    BodyTooLarge,
     InvalidRequest,
     InvalidShape,
     InvalidTensor,
-    NestedTooDeep,
 )
 from app.limits import Limits
 
@@ -22,8 +21,6 @@ Accepted = tuple[Shape, int, int, Pack | None]
 
 # Elements from here on are more than others can count.
 _COUNTABLE = 1 << 63
-# Values that a list, which takes memory even if it is empty, counts as.
-LIST_WEIGHT = 8
 
 
 def written(shape: Shape | list[int] | None) -> str:
@@ -139,35 +136,6 @@ def _leaves(data: list[Any], limits: Limits) -> list[Any]:
         else:
             open_lists.pop()
     return found
-
-
-def check_depth(value: object, limits: Limits, depth: int = 0) -> None:
-    """Refuses lists and objects nested deeper than the limit. Does not recurse."""
-    level: list[object] = [value]
-    while level:
-        deeper: list[object] = []
-        for item in level:
-            if isinstance(item, dict):
-                deeper += [v for v in item.values() if isinstance(v, dict | list)]
-            elif isinstance(item, list):
-                deeper += [v for v in item if isinstance(v, dict | list)]
-        level = deeper
-        depth += 1
-        if level and depth >= limits.max_json_depth:
-            raise too_deep(limits)
-
-
-def too_deep(limits: Limits) -> NestedTooDeep:
-    return NestedTooDeep(
-        f"JSON nesting depth exceeds maximum allowed limit ({limits.max_json_depth})"
-    )
-
-
-def too_many_values(limits: Limits) -> BodyTooLarge:
-    return BodyTooLarge(
-        f"the lists of the document hold more than {limits.max_document_values} "
-        f"values (a list counts as {LIST_WEIGHT}); send large tensors as binary data"
-    )
 
 
 def discover(
