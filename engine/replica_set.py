@@ -288,6 +288,9 @@ class ReplicaSet:
             if channel is None:
                 continue
             device = self._devices[replica]
+            if not channel.usable:
+                # Of a process that is gone: the number may be another's by now.
+                continue
             device.condemn(channel.replica)
             for level in channel.levels or (channel,):
                 device.close_channel(level)
@@ -299,6 +302,8 @@ class ReplicaSet:
         plan, config = self._plan, self._config
         began = time.monotonic()
         mine = [i for i, one in enumerate(self._devices) if one is device]
+        for replica in mine:
+            self._channels[replica] = None  # to a process that is gone, if there is one
         message: Message = {
             "op": "load",
             "count": len(mine),
