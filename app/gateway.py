@@ -13,24 +13,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from app.assembly import TimeLimits
 from app.background import DaemonPool
-from app.compile_cache import CompileCache
-from app.devices import GatewayDevices
-from app.loader import ModelLoader
-from app.log import LogControl
-from app.machine import Processors
-from app.memory_budget import MemoryBudget
-from app.metrics import MetricsRegistry
-from app.model_control import ControlMode, ModelControl
-from app.model_record import State
-from app.on_demand import OnDemandLoader
-from app.repository import ModelRepository
+from app.codec.shared_memory import RegionTable
+from app.observe.log import LogControl
+from app.observe.machine import Processors
+from app.observe.metrics import MetricsRegistry
+from app.observe.tracing import Tracing
+from app.repository.assembly import TimeLimits
+from app.repository.compile_cache import CompileCache
+from app.repository.devices import GatewayDevices
+from app.repository.loader import ModelLoader
+from app.repository.memory_budget import MemoryBudget
+from app.repository.model_control import ControlMode, ModelControl
+from app.repository.model_record import State
+from app.repository.on_demand import OnDemandLoader
+from app.repository.repository import ModelRepository
+from app.repository.uploads import Uploads
+from app.serving.table import ModelEntry, ModelTable
 from app.settings import Settings
-from app.shared_memory import RegionTable
-from app.table import ModelEntry, ModelTable
-from app.tracing import Tracing
-from app.uploads import Uploads
 from engine import EngineError
 
 logger = logging.getLogger(__name__)

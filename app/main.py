@@ -12,21 +12,16 @@ from fastapi import FastAPI
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 
-from app import docs_page
 from app.about import VERSION
-from app.codec.compression import CompressResponses
-from app.front import InferFront
-from app.gateway import Gateway
-from app.handlers import AllowedMethods, install_error_handlers
-from app.limits import DEFAULT_LIMITS
-from app.openapi import (
+from app.api import docs_page
+from app.api.openapi import (
     TITLE,
     base_document,
     document_with_models,
     documented_methods,
     to_yaml,
 )
-from app.routers import (
+from app.api.routes import (
     generate,
     health,
     infer,
@@ -38,8 +33,13 @@ from app.routers import (
     shared_memory,
     trace_settings,
 )
+from app.codec.compression import CompressResponses
+from app.gateway import Gateway
+from app.http.front import InferFront
+from app.http.handlers import AllowedMethods, install_error_handlers
+from app.http.transfer_memory import TransferMemory
+from app.limits import DEFAULT_LIMITS
 from app.settings import Settings
-from app.transfer_memory import TransferMemory
 
 ROUTERS = [
     part.router

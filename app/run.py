@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 from app.errors import use_statuses
 from app.gateway import Gateway
-from app.log import set_up_logging
+from app.http.metrics_port import MetricsFront
+from app.http.server import GatewayServer, ListenError, listen_tcp, listen_unix
 from app.main import create_app
-from app.metrics_port import MetricsFront
-from app.server import GatewayServer, ListenError, listen_tcp, listen_unix
+from app.observe.log import set_up_logging
 from app.settings import Settings
 from engine import (
     NoDeviceAvailable,
@@ -43,7 +43,7 @@ def run_gateway(
     `on_listening` gets the URL, and that of a port for metrics if there is one, as soon
     as HTTP is up; `on_started` when devices are
     attached and models loaded; `on_failed` when that is impossible. Raises
-    `app.server.ListenError` and `engine.InvalidConfig` before anything is started.
+    `app.http.server.ListenError` and `engine.InvalidConfig` before anything is started.
     """
     listeners, metrics, url = _listen(settings)
 

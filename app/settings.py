@@ -28,11 +28,11 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from app.extensions import check_extensions
-from app.profiles import PROFILES
-from app.restrictions import Restrictions
+from app.config.extensions import check_extensions
+from app.config.profiles import PROFILES
+from app.config.restrictions import Restrictions
+from app.observe.tracing import TraceSettings
 from app.sizes import parse_size
-from app.tracing import TraceSettings
 from engine import (
     DeviceWaitConfig,
     DeviceWaitStrategy,
@@ -92,7 +92,7 @@ class Settings(BaseSettings):
     """Everything that decides how a gateway runs. Defaults are safe for one machine.
 
     Sizes are bytes (``64MiB`` is understood), times are seconds. A `profile` (one of
-    `app.profiles`) changes the defaults.
+    `app.config.profiles`) changes the defaults.
     """
 
     model_config = SettingsConfigDict(

@@ -48,7 +48,7 @@ from bench.models import doubled
 from bench.processes import page_faults
 from engine import DeviceManager, ModelRunner, ModelRunnerConfig
 from engine.compiler import compile_model
-from engine.onnx_session import session_options
+from engine.programs.onnx_session import session_options
 
 SIZES = (64, 64 << 10, 1 << 20, 4 << 20)
 #: Rounds that are not counted: memory is touched for the first time in them.

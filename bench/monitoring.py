@@ -28,7 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
-import engine.replica_channel
+import engine.runner.replica_channel
 from bench.models import small
 from engine import DeviceManager, ModelRunner, ModelRunnerConfig
 from engine.compiler import compile_model
@@ -109,7 +109,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=4000)
     parser.add_argument("--requests", type=int, default=64, help="in a turn")
     options = parser.parse_args()
-    compiled = engine.replica_channel.__file__.endswith(".so")
+    compiled = engine.runner.replica_channel.__file__.endswith(".so")
     print("compiled" if compiled else "plain Python", flush=True)
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -15,10 +15,10 @@ from multiprocessing.connection import Connection
 from multiprocessing.queues import Queue
 
 from engine import keep_large_blocks
-from engine.channel import REQUEST, Channel, ChannelLayout
-from engine.link import Link
-from engine.outcome import Outcome
-from engine.ring_buffer import full_fence
+from engine.transport.channel import REQUEST, Channel, ChannelLayout
+from engine.transport.link import Link
+from engine.transport.outcome import Outcome
+from engine.transport.ring_buffer import full_fence
 
 
 class RingsEcho:

@@ -18,9 +18,9 @@ from typing import ClassVar, Protocol
 
 from bench.queues_echo import echo_pipe, echo_queue
 from bench.serving import ROOT
-from engine.channel import REQUEST, Channel, ChannelLayout
-from engine.link import Link
-from engine.shared_memory import page_aligned
+from engine.transport.channel import REQUEST, Channel, ChannelLayout
+from engine.transport.link import Link
+from engine.transport.shared_memory import page_aligned
 
 #: Seconds after which a message that did not come back is lost.
 TIMEOUT = 30.0

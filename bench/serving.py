@@ -163,7 +163,7 @@ class Server:
         return [
             pid
             for pid in children(self.pid)
-            if "engine.device_process" in command_line(pid)
+            if "engine.worker.device_process" in command_line(pid)
         ]
 
     def usage(self) -> Usage:

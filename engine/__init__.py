@@ -10,15 +10,6 @@ No web framework and no event loop in here; see docs/architecture.md.
 
 from engine import logs as _logs  # noqa: F401 - as the environment says
 from engine import telemetry as _telemetry  # noqa: F401 - must come first
-from engine.callbacks import (
-    AnchorCallbackPolicy,
-    AnchorCallbackPredicate,
-    CallbackFactory,
-    CallbackHandle,
-    CallbackInfo,
-    PopefDataUsagePolicy,
-    PopefDataUsagePredicate,
-)
 from engine.config import (
     MAX_PRIORITY_LEVELS,
     NO_BATCHING_DIM,
@@ -27,17 +18,18 @@ from engine.config import (
     FlushCallback,
     ModelRunnerConfig,
 )
-from engine.cores import usable_cores
-from engine.description import ModelDescription, describe_model
 from engine.descriptors import raise_descriptor_limit
-from engine.device import Device
-from engine.device_manager import (
+from engine.devices.cores import usable_cores
+from engine.devices.device import Device
+from engine.devices.device_manager import (
     DeviceInfo,
     DeviceManager,
     named_devices,
     parse_devices,
 )
-from engine.device_state import DeviceState
+from engine.devices.device_state import DeviceState
+from engine.devices.request import Request
+from engine.devices.thread_plan import ThreadPlan
 from engine.errors import (
     AnchorsNotConnected,
     CallbackFailed,
@@ -71,10 +63,23 @@ from engine.errors import (
     WrongProcess,
 )
 from engine.faults import DeviceFault, FaultKind, RecoveryAction
-from engine.memory_pool import RingMemoryPool, allocate_queue_storage
-from engine.model_file import open_model
-from engine.model_runner import ModelRunner
-from engine.predicates import (
+from engine.model.description import ModelDescription, describe_model
+from engine.model.model_file import open_model
+from engine.runner.model_runner import ModelRunner
+from engine.runner.result import ExecuteResult
+from engine.runner.stats import RunnerStats
+from engine.runner.tracepoints import PhaseValues, Tracepoints
+from engine.session.callbacks import (
+    AnchorCallbackPolicy,
+    AnchorCallbackPredicate,
+    CallbackFactory,
+    CallbackHandle,
+    CallbackInfo,
+    PopefDataUsagePolicy,
+    PopefDataUsagePredicate,
+)
+from engine.session.memory_pool import RingMemoryPool, allocate_queue_storage
+from engine.session.predicates import (
     AnchorWithPolicy,
     ProgramsWithPolicy,
     RingSizeMultiplier,
@@ -91,18 +96,13 @@ from engine.predicates import (
     used_by_main,
     used_by_save,
 )
-from engine.queue_manager import QueueManager
-from engine.queues import InputData, InputQueue, OutputData, OutputQueue
-from engine.request import Request
-from engine.result import ExecuteResult
-from engine.ring_buffer import SpscRingBuffer
-from engine.session import DEFAULT_BUFFERS, Session
-from engine.session_config import LaunchPolicy, SessionConfig
-from engine.shared_memory import keep_large_blocks
-from engine.stats import RunnerStats
+from engine.session.queue_manager import QueueManager
+from engine.session.queues import InputData, InputQueue, OutputData, OutputQueue
+from engine.session.session import DEFAULT_BUFFERS, Session
+from engine.session.session_config import LaunchPolicy, SessionConfig
 from engine.tensor import Array, Buffer, DataDesc, Tensor
-from engine.thread_plan import ThreadPlan
-from engine.tracepoints import PhaseValues, Tracepoints
+from engine.transport.ring_buffer import SpscRingBuffer
+from engine.transport.shared_memory import keep_large_blocks
 
 __all__ = [
     "DEFAULT_BUFFERS",

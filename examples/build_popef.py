@@ -31,8 +31,8 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from engine import executable as programs
 from engine.compiler import CompileOptions, compile_fused, compile_model
+from engine.programs import executable as programs
 from popef_io import (
     Anchor,
     DataType,

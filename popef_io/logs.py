@@ -34,7 +34,7 @@ _LETTER = {logging.ERROR: "E", logging.WARNING: "W", logging.INFO: "I"} | {
 
 
 class _Formatter(logging.Formatter):
-    """`2026-11-21 14:03:07.123 I 4711 popgate-cpu:0 engine.loading: message`."""
+    """`2026-11-21 14:03:07.123 I 4711 popgate-cpu:0 engine.worker.loading: message`."""
 
     default_msec_format = "%s.%03d"
 

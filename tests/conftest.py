@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.app.serving import ServedGateway
+from tests.app.served import ServedGateway
 
 # The same examples in every run, however slow the machine is at the moment: what fails
 # has been changed. `pytest --hypothesis-profile=default` looks for examples of its own.

@@ -1,8 +1,10 @@
-"""The house rules that a machine can hold: who imports whom; file sizes are an aim.
+"""The rules of the layout that a machine can hold: who imports whom.
 
     popef_io  <-  engine  <-  app          compat stands over the first two
 
-Imports are read from the syntax tree, so nothing is imported or run here.
+Inside `engine` and `app` the same holds for rooms (sub-packages): `ROOMS` has the
+arrows. Imports are read from the syntax tree, those for types only and those inside
+functions included, so nothing is imported or run here. File sizes are an aim.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import ast
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -37,6 +39,57 @@ WEB_AND_EVENT_LOOPS = frozenset(
 )
 #: Roots beside the packages' own: those who only run models need not import onnx.
 OTHER_ROOTS = frozenset({"engine.compiler"})
+#: What each room may import of its package beside itself. `ground` are the modules at
+#: the package's root that every room may know; those of `TOP` stand over the rooms.
+ROOMS: dict[str, dict[str, frozenset[str]]] = {
+    "engine": {
+        "transport": frozenset(),
+        "programs": frozenset(),
+        "model": frozenset({"programs", "transport"}),
+        "devices": frozenset({"transport"}),
+        "runner": frozenset({"model", "devices", "programs", "transport"}),
+        "session": frozenset({"model", "devices", "programs", "transport"}),
+        # `session.worker`: a session's half in the device process.
+        "worker": frozenset({"model", "programs", "session", "transport"}),
+        "compiler": frozenset({"model", "programs", "transport"}),
+    },
+    "app": {
+        "observe": frozenset(),
+        "config": frozenset({"observe"}),
+        "codec": frozenset({"config", "observe"}),
+        "serving": frozenset({"codec", "config", "observe"}),
+        "http": frozenset({"serving", "codec", "config", "observe"}),
+        "repository": frozenset({"serving", "codec", "config", "observe"}),
+        "api": frozenset(
+            {"http", "repository", "serving", "codec", "config", "observe"}
+        ),
+        "cli": frozenset(
+            {"api", "http", "repository", "serving", "codec", "config", "observe"}
+        ),
+    },
+}
+GROUND: dict[str, frozenset[str]] = {
+    "engine": frozenset(
+        {"arrays", "config", "descriptors", "errors", "faults", "logs", "origin"}
+        | {"owner", "telemetry", "tensor"}
+    ),
+    "app": frozenset(
+        {"about", "background", "errors", "limits", "settings", "sizes", "spec"}
+    ),
+}
+#: Modules over the rooms, and which rooms may import them.
+TOP: dict[str, dict[str, frozenset[str]]] = {
+    "engine": {},
+    "app": {
+        "gateway": frozenset({"api", "cli"}),
+        "main": frozenset({"cli"}),
+        "run": frozenset({"cli"}),
+    },
+}
+#: The device process: it is started, never imported.
+DEVICE_ROOMS = ("engine.worker", "engine.session.worker")
+MOST_FLOORS = 9
+MOST_FILES = 25
 #: An aim, no reason to cut a noun in two: larger files are warned of.
 LARGEST_FILE = 500
 
@@ -47,28 +100,6 @@ class Import(NamedTuple):
     module: str
     names: tuple[str, ...]
     line: int
-    at_top: bool  # runs when the module is imported: no function, no TYPE_CHECKING
-
-
-def _is_type_checking(node: ast.stmt) -> bool:
-    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-
-
-def _statements(body: list[ast.stmt], at_top: bool) -> Iterator[tuple[ast.stmt, bool]]:
-    """Every statement of a body with whether it runs at import."""
-    for node in body:
-        yield node, at_top
-        inside = (
-            at_top
-            and not _is_type_checking(node)
-            and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        )
-        for field in ("body", "orelse", "finalbody"):
-            inner = getattr(node, field, [])
-            if isinstance(inner, list):
-                yield from _statements(inner, inside)
-        for branch in (*getattr(node, "handlers", []), *getattr(node, "cases", [])):
-            yield from _statements(branch.body, inside)
 
 
 @cache
@@ -86,14 +117,14 @@ def _imports(path: Path) -> tuple[Import, ...]:
     found = []
     here = _module_name(path).split(".")
     package = here if path.name == "__init__.py" else here[:-1]
-    for node, at_top in _statements(_tree(path).body, True):
+    for node in ast.walk(_tree(path)):
         if isinstance(node, ast.Import):
-            found += [Import(a.name, (), node.lineno, at_top) for a in node.names]
+            found += [Import(a.name, (), node.lineno) for a in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
             names = tuple(alias.name for alias in node.names)
-            found.append(Import(module, names, node.lineno, at_top))
+            found.append(Import(module, names, node.lineno))
     return tuple(found)
 
 
@@ -134,15 +165,14 @@ def test_other_packages_are_imported_by_their_root(package: str) -> None:
     ] == []
 
 
-def _edges() -> dict[str, set[str]]:
-    """Module to the modules of ours that importing it runs, root packages included."""
+@cache
+def _edges() -> dict[str, frozenset[str]]:
+    """Module to the modules of ours that it names in any import."""
     files = {_module_name(path): path for path in _files(*PACKAGES)}
-    edges: dict[str, set[str]] = {}
+    edges: dict[str, frozenset[str]] = {}
     for name, path in files.items():
         targets = set()
         for imported in _imports(path):
-            if not imported.at_top:
-                continue
             inner = {f"{imported.module}.{each}" for each in imported.names} & set(
                 files
             )
@@ -151,24 +181,115 @@ def _edges() -> dict[str, set[str]]:
             targets |= inner
             if len(inner) < max(1, len(imported.names)):
                 targets |= {imported.module} & set(files)
-        edges[name] = targets
+        edges[name] = frozenset(targets - {name})
     return edges
 
 
-def test_modules_do_not_import_in_a_circle() -> None:
-    edges = _edges()
+def _circle(edges: Mapping[str, Iterable[str]]) -> str:
+    """One circle among the nodes, written out; empty if there is none."""
     done: set[str] = set()
 
-    def visit(module: str, trail: tuple[str, ...]) -> None:
-        assert module not in trail, " -> ".join([*trail, module])
-        if module not in done:
-            for target in sorted(edges[module]):
-                visit(target, (*trail, module))
-            done.add(module)
+    def visit(node: str, trail: tuple[str, ...]) -> str:
+        if node in trail:
+            return " -> ".join([*trail[trail.index(node) :], node])
+        found = ""
+        if node not in done:
+            for target in sorted(edges[node]):
+                found = found or visit(target, (*trail, node))
+            done.add(node)
+        return found
 
-    for module in sorted(edges):
-        visit(module, ())
+    for node in sorted(edges):
+        if found := visit(node, ()):
+            return found
     assert done == set(edges)
+    return ""
+
+
+def test_modules_do_not_import_in_a_circle() -> None:
+    assert _circle(_edges()) == ""
+
+
+def test_the_search_for_circles_finds_one() -> None:
+    assert _circle({"a": ["b"], "b": ["c"], "c": ["b"]}) == "b -> c -> b"
+
+
+def _children(package: str) -> dict[str, frozenset[str]]:
+    """The modules and rooms right inside a package, and what each imports of them."""
+
+    def child(module: str) -> str:
+        return module.removeprefix(f"{package}.").split(".")[0]
+
+    inside = [name for name in _edges() if name.startswith(f"{package}.")]
+    needs: dict[str, set[str]] = {child(name): set() for name in inside}
+    for name in inside:
+        targets = {t for t in _edges()[name] if t.startswith(f"{package}.")}
+        needs[child(name)] |= {child(t) for t in targets} - {child(name)}
+    return {name: frozenset(targets) for name, targets in needs.items()}
+
+
+def _packages(*roots: str) -> list[str]:
+    folders = {path.parent for path in _files(*roots)}
+    return sorted(".".join(folder.relative_to(ROOT).parts) for folder in folders)
+
+
+@pytest.mark.parametrize("package", _packages("engine", "app"))
+def test_floors_of_a_package(package: str) -> None:
+    """Arrows inside a package run one way, over few floors."""
+    needs = _children(package)
+    assert _circle(needs) == ""
+    floors: dict[str, int] = {}
+
+    def floor(name: str) -> int:
+        if name not in floors:
+            floors[name] = 1 + max(map(floor, needs[name]), default=0)
+        return floors[name]
+
+    highest = max(map(floor, needs), default=0)
+    assert highest <= MOST_FLOORS, sorted(floors.items(), key=lambda item: item[1])
+
+
+@pytest.mark.parametrize("package", _packages("engine", "app", "popef_io"))
+def test_few_files_stand_side_by_side(package: str) -> None:
+    folder = ROOT.joinpath(*package.split("."))
+    assert len(list(folder.glob("*.py"))) <= MOST_FILES
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_rooms_import_as_the_layout_says(package: str) -> None:
+    children = _children(package)
+    rooms, top = ROOMS[package], TOP[package]
+    assert set(children) == {*rooms, *GROUND[package], *top}
+    broken = []
+    for name, needed in children.items():
+        if name in top:
+            continue  # over all rooms
+        allowed = GROUND[package]
+        if name in rooms:
+            allowed |= rooms[name] | {over for over in top if name in top[over]}
+        elif name == "settings":  # put together from what the rooms declare
+            allowed |= {"config", "observe"}
+        broken += [f"{package}.{name} -> {each}" for each in needed - allowed]
+    assert broken == []
+
+
+def test_the_device_process_is_started_never_imported() -> None:
+    assert [
+        f"{name} imports {target}"
+        for name, targets in _edges().items()
+        for target in targets
+        if target.startswith(DEVICE_ROOMS) and not name.startswith(DEVICE_ROOMS)
+    ] == []
+
+
+@pytest.mark.parametrize("package", sorted(ROOMS))
+def test_rooms_say_what_they_are(package: str) -> None:
+    """What lives there, in which process it runs, and what it may import."""
+    for room in ROOMS[package]:
+        text = ast.get_docstring(_tree(ROOT / package / room / "__init__.py")) or ""
+        words = " ".join(text.split())
+        assert "Runs in " in words, room
+        assert "May import " in words, room
 
 
 def test_engine_knows_no_web_framework_and_no_event_loop() -> None:
@@ -251,4 +372,3 @@ def test_the_reader_of_imports_sees_what_it_should() -> None:
     seen = _imports(Path(__file__))
     modules = {imported.module for imported in seen}
     assert {"ast", "pathlib", "collections.abc"} <= modules
-    assert all(imported.at_top for imported in seen)

@@ -1,6 +1,7 @@
 """The command `popgate`: one file for each of its commands.
 
 What a command needs is imported when it runs, so that `popgate --help` answers at once.
+Runs in the process of the command. May import all of `app`.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ def openapi(
     """
     import orjson
 
+    from app.api.openapi import to_yaml
     from app.main import openapi_document
-    from app.openapi import to_yaml
 
     document = openapi_document()
     if json:

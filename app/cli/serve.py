@@ -342,8 +342,8 @@ def _serve(given: dict[str, Any]) -> int:
             f"into it, or name another with --model-repository"
         )
         raise CommandError(msg, EXIT_USAGE)
+    from app.http.server import ListenError
     from app.run import run_gateway
-    from app.server import ListenError
     from engine import InvalidConfig
 
     try:
@@ -372,7 +372,7 @@ def _settings(given: dict[str, Any]) -> Settings:
 
 def _with_profile_models(settings: Settings) -> Settings:
     """The profile's own models are served where no other folder is named."""
-    from app.profiles import PROFILES
+    from app.config.profiles import PROFILES
 
     if settings.profile is None or "model_repository" in settings.model_fields_set:
         return settings

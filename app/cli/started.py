@@ -27,7 +27,7 @@ def print_listening(url: str, metrics: str | None, settings: Settings) -> None:
 
 def print_started(url: str, gateway: Gateway) -> None:
     """What is served, and with what."""
-    from app.describe import model_summary
+    from app.api.describe import model_summary
 
     devices = gateway.devices.summaries()
     for d in devices:
@@ -58,7 +58,7 @@ def print_started(url: str, gateway: Gateway) -> None:
 
 def print_failed(error: Exception) -> None:
     """Why there is no gateway."""
-    from app.describe import explain_start_failure
+    from app.api.describe import explain_start_failure
 
     typer.echo(f"popgate: error: {explain_start_failure(error)}", err=True)
 

@@ -10,7 +10,7 @@ import typer
 from app.cli.errors import EXIT_FAILED, EXIT_USAGE, CommandError
 
 if TYPE_CHECKING:
-    from app.preview import ModelPreview, RepositoryPreview, VersionPreview
+    from app.repository.preview import ModelPreview, RepositoryPreview, VersionPreview
     from app.spec import ModelSpec, TensorSpec
 
 MAX_TENSORS_SHOWN = 8
@@ -40,8 +40,8 @@ def validate(
     what a warm-up says is run in a process of its own. Ends with 1 if anything is
     wrong, and names the file and the key to change.
     """
-    from app.compile_cache import CompileCache
-    from app.preview import preview_repository
+    from app.repository.compile_cache import CompileCache
+    from app.repository.preview import preview_repository
     from app.settings import default_cache_dir
     from engine import InvalidConfig, named_devices
 
@@ -92,7 +92,7 @@ def _document(root: Path, found: RepositoryPreview) -> dict[str, Any]:
 
 
 def _version(version: VersionPreview) -> dict[str, Any]:
-    from app.examples import shown_shape
+    from app.api.examples import shown_shape
 
     def tensors(spec: ModelSpec, found: tuple[TensorSpec, ...]) -> list[dict[str, Any]]:
         return [
@@ -182,7 +182,7 @@ def _rows(model: ModelPreview) -> list[tuple[str, ...]]:
 
 
 def _tensors(spec: ModelSpec, tensors: tuple[TensorSpec, ...], mark: str) -> str:
-    from app.examples import shown_shape
+    from app.api.examples import shown_shape
 
     lines = []
     for tensor in tensors[:MAX_TENSORS_SHOWN]:

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from app.shared_memory import HeldPlaces, Place
+from app.codec.shared_memory import HeldPlaces, Place
 from engine import Tensor
 
 Buffer: TypeAlias = bytes | bytearray | memoryview

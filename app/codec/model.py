@@ -15,9 +15,9 @@ from app.codec.oip_binary import BinaryReader
 from app.codec.oip_json import JsonWriter, decode_json
 from app.codec.oip_msgpack import MsgpackWriter, decode_msgpack, is_mostly_bytes
 from app.codec.outputs import Output
+from app.codec.shared_memory import RegionTable
 from app.errors import InvalidRequest, NotAcceptable, RequestError
 from app.limits import DEFAULT_LIMITS, Limits
-from app.shared_memory import RegionTable
 from app.spec import ModelSpec
 from engine import Tensor
 

@@ -19,9 +19,9 @@ from app.codec.document import DocumentReader
 from app.codec.messages import Body, Buffer, Encoding, InferRequest, Reply, Response
 from app.codec.nesting import LIST_WEIGHT, too_deep, too_many_values
 from app.codec.outputs import Output, strings_of
+from app.codec.shared_memory import HeldPlaces
 from app.errors import InvalidRequest, MalformedBody, NotRepresentable
 from app.limits import Limits
-from app.shared_memory import HeldPlaces
 from app.spec import ModelSpec
 from engine import Tensor
 

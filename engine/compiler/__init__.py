@@ -2,6 +2,9 @@
 
 Needs the `onnx` package, which is imported when something is compiled and not before;
 the rest of the engine does without it.
+
+Runs in the process that compiles: the command line's, or one of its own. May import
+`model`, `programs`, `transport` and the ground.
 """
 
 from engine.compiler.compile import compile_fused, compile_model
@@ -18,7 +21,7 @@ from engine.compiler.process import (
     compile_in_process,
     fuse_in_process,
 )
-from engine.onnx_session import give_back_memory
+from engine.programs.onnx_session import give_back_memory
 
 __all__ = [
     "BatchDecision",

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.anchors import OPTION_FUSED
-from engine.compiler.batching import decide
 from engine.compiler.external_data import ExternalFiles
 from engine.compiler.interface import (
     Interface,
@@ -40,16 +38,18 @@ from engine.compiler.package import (
     output_handle,
     selector_anchor,
 )
-from engine.compiler.row_check import Run
-from engine.compiler.row_proof import wrongly_fixed
+from engine.compiler.rows.batching import decide
+from engine.compiler.rows.row_check import Run
+from engine.compiler.rows.row_proof import wrongly_fixed
 from engine.compiler.source import OnnxModel, Source, read_model
 from engine.compiler.weights import Weight, drop_unused, take_inside, take_out
 from engine.errors import InvalidConfig, InvalidModel
-from engine.executable import Sequence as Steps
-from engine.executable import StreamIn, Switch
-from engine.executor import Executor
-from engine.onnx_session import OnnxSession
-from engine.time_limit import TimeLimit
+from engine.model.anchors import OPTION_FUSED
+from engine.programs.executable import Sequence as Steps
+from engine.programs.executable import StreamIn, Switch
+from engine.programs.executor import Executor
+from engine.programs.onnx_session import OnnxSession
+from engine.programs.time_limit import TimeLimit
 from popef_io import Option, PopefError, TensorType
 
 _log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from engine.compiler.graphs import label
 from engine.compiler.options import CompileOptions, Dims
 from engine.compiler.weights import data_type_of
 from engine.errors import InvalidModel
-from engine.onnx_session import OnnxSession, Port
+from engine.programs.onnx_session import OnnxSession, Port
 from popef_io import DataType, TensorInfo
 
 Dimension: TypeAlias = int | str | None

@@ -9,8 +9,8 @@ from typing import Any
 from engine.compiler.graphs import all_nodes, label
 from engine.compiler.weights import Weight, drop_unused
 from engine.errors import InvalidModel
-from engine.executable import Graph
-from engine.onnx_session import OnnxSession
+from engine.programs.executable import Graph
+from engine.programs.onnx_session import OnnxSession
 
 _UNKNOWN_OPERATOR = re.compile(r"(\S*):(\w+)\(-?\d+\) is not a registered")
 _UNKNOWN_VALUE = re.compile(r"Node input '(.*?)' is not a graph input")

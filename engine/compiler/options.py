@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from engine.batch_plan import MAX_BATCH
 from engine.errors import InvalidConfig
+from engine.model.batch_plan import MAX_BATCH
 from popef_io import DataType, TensorInfo
 
 Progress: TypeAlias = Callable[[str, float], None]

@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from engine.anchors import OPTION_MAX_BATCH
 from engine.compiler.interface import Interface
 from engine.compiler.options import BatchDecision
 from engine.compiler.weights import Weight
-from engine.executable import (
+from engine.model.anchors import OPTION_MAX_BATCH
+from engine.programs.executable import (
     Executable,
     Execute,
     Graph,
@@ -25,7 +25,7 @@ from engine.executable import (
     StreamIn,
     StreamOut,
 )
-from engine.executable import Sequence as Steps
+from engine.programs.executable import Sequence as Steps
 from popef_io import (
     Anchor,
     DataType,

@@ -6,7 +6,7 @@ ends with this process, which ends with its owner, at the latest.
 
 `Compilations.run` is the owner's side. The name of a function and its arguments go over
 as JSON; so does what comes back, a line each: `{"stage", "done"}`, and at the end
-`{"result"}` or an error as in control messages (`engine.control.from_error`).
+`{"result"}` or an error as in control messages (`engine.transport.control.from_error`).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine import control
 from engine.compiler.options import CompileOptions, CompileReport, Progress
 from engine.errors import EngineError, InvalidModel, RunnerClosed
 from engine.owner import die_with, environment
+from engine.transport import control
 
 _log = logging.getLogger(__name__)
 

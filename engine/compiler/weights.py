@@ -13,7 +13,7 @@ import numpy.typing as npt
 from engine.compiler.external_data import ExternalFiles
 from engine.compiler.graphs import all_graphs, used_names
 from engine.errors import InvalidModel
-from engine.onnx_session import onnx_number
+from engine.programs.onnx_session import onnx_number
 from popef_io import DataType, TensorInfo
 
 Array = npt.NDArray[Any]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.app.serving import Serve, ServedGateway
+from tests.app.served import Serve, ServedGateway
 from tests.engine import models
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from app.asgi import Message, Receive, Scope, Send
-from app.front import InferFront, ModelEntry, ModelTable
+from app.http.asgi import Message, Receive, Scope, Send
+from app.http.front import InferFront, ModelEntry, ModelTable
 from app.limits import Limits
-from app.metrics import ModelMetrics
+from app.observe.metrics import ModelMetrics
 from app.spec import ModelSpec, TensorSpec
 from engine import Cancelled, EngineError, Tensor
 

@@ -7,8 +7,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from app.config_keys import default_of, section_of
-from app.model_config import ModelConfig
+from app.config.config_keys import default_of, section_of
+from app.config.model_config import ModelConfig
 from app.settings import Settings
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

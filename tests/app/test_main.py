@@ -12,8 +12,8 @@ import pytest
 from fastapi import FastAPI
 
 import app
-from app.front import InferFront
 from app.gateway import Gateway
+from app.http.front import InferFront
 from app.main import create_app
 from app.settings import Settings
 from engine import InvalidConfig

@@ -9,8 +9,8 @@ import socket
 import subprocess
 from pathlib import Path
 
-from tests.app.serving import POPGATE, ROOT, WAIT
-from tests.app.test_protocol import SLOW
+from tests.app.http.test_protocol import SLOW
+from tests.app.served import POPGATE, ROOT, WAIT
 from tests.engine import models
 
 

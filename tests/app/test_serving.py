@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.app.serving import WAIT, ServedGateway
+from tests.app.served import WAIT, ServedGateway
 from tests.engine import models
 
 ROW = [[1.0, 2.0, 3.0, 4.0]]
@@ -296,7 +296,7 @@ def test_limits_timeouts_and_log_format_are_settings(repository: Path) -> None:
         gateway.wait_ready()
         line = gateway.wait_line("failed to load 'bad'")
         assert line.startswith('{"time":"2')
-        assert '"level":"error","logger":"app.model_control"' in line
+        assert '"level":"error","logger":"app.repository.model_control"' in line
         big = {"inputs": {"input": ROW * 100}}
         response = gateway.client.post("/v1/models/affine/infer", json=big)
         assert response.status_code == 413

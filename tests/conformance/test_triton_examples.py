@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.app.serving import WAIT, ServedGateway
+from tests.app.served import WAIT, ServedGateway
 
 EXAMPLES = Path(__file__).parent / "triton_examples"
 # It needs a server of another mode.

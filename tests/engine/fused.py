@@ -8,7 +8,7 @@ from typing import Any
 
 from onnx import helper
 
-from engine import executable as ex
+from engine.programs import executable as ex
 from popef_io import (
     Anchor,
     DataType,

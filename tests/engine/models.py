@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from engine import executable as ex
+from engine.programs import executable as ex
 from popef_io import (
     Anchor,
     DataType,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.device_lock import try_claim
+from engine.devices.device_lock import try_claim
 from tests.engine import models
 from tests.engine.forks import is_gone
 

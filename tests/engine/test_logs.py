@@ -56,12 +56,12 @@ def test_info_tells_the_life_of_devices_and_models(model: Path) -> None:
     out, log = run(model, "kill", MODEL_RUNTIME_LOG_LEVEL="INFO")
     assert out == ""
     words = [
-        r"I \d+ engine.device: device cpu:0 is attached: process \d+",
-        r"I \d+ engine.replica_set: replica 0 of 'model' is loaded on cpu:0",
-        r"W \d+ engine.device: device cpu:0 was lost",
-        r"I \d+ engine.device: device cpu:0 has a new process",
-        r"I \d+ engine.replica_set: replica 0 of 'model' is loaded on cpu:0",
-        r"I \d+ engine.device: device cpu:0 is free again",
+        r"I \d+ engine.devices.device: device cpu:0 is attached: process \d+",
+        r"I \d+ engine.runner.replica_set: replica 0 of 'model' is loaded on cpu:0",
+        r"W \d+ engine.devices.device: device cpu:0 was lost",
+        r"I \d+ engine.devices.device: device cpu:0 has a new process",
+        r"I \d+ engine.runner.replica_set: replica 0 of 'model' is loaded on cpu:0",
+        r"I \d+ engine.devices.device: device cpu:0 is free again",
     ]
     assert len(log.splitlines()) == len(words), log
     for line, expected in zip(log.splitlines(), words, strict=True):
@@ -76,8 +76,8 @@ def test_trace_tells_what_devices_run_on_standard_output_too(model: Path) -> Non
         POPEF_LOG_LEVEL="DEBUG",
         POPEF_LOG_DEST="stderr",
     )
-    assert re.search(r"T \d+ popgate-cpu:0 engine.scheduler: .* ran programs", out)
-    assert re.search(r"D \d+ popgate-cpu:0 engine.device_service: loaded", out)
+    assert re.search(r"T \d+ popgate-cpu:0 engine\S+scheduler: .* ran programs", out)
+    assert re.search(r"D \d+ popgate-cpu:0 engine.worker.device_service: loaded", out)
     # Both the owner and the device read the file.
     assert len(re.findall(r"D \d+ popef_io.reader: read", log)) == 1
     assert len(re.findall(r"D \d+ popgate-cpu:0 popef_io.reader: read", log)) == 1
@@ -90,8 +90,8 @@ def test_a_file_takes_the_lines_of_all_processes(model: Path, tmp_path: Path) ->
         model, MODEL_RUNTIME_LOG_LEVEL="DEBUG", MODEL_RUNTIME_LOG_DEST=str(file)
     ) == ("", "")
     text = file.read_text()
-    assert "popgate-cpu:0 engine.device_service" in text
-    assert "engine.device: device cpu:0 is attached" in text
+    assert "popgate-cpu:0 engine.worker.device_service" in text
+    assert "engine.devices.device: device cpu:0 is attached" in text
 
 
 SESSION = """
@@ -111,9 +111,9 @@ def test_sessions_and_queues(model: Path, tmp_path: Path) -> None:
     fixed = models.affine(tmp_path / "fixed.popef", batch_size=3)
     _, log = run(fixed, code=SESSION, MODEL_RUNTIME_LOG_LEVEL="TRACE")
     for words in (
-        r"I \d+ engine.residence: <Session 'model' on cpu:\d, active> is loaded",
-        r"D \d+ engine.queues: input queue 'input' is flushed: 48 bytes",
-        r"T \d+ engine.residence: .* runs programs \[1\]",
-        r"I \d+ engine.residence: .* leaves its device",
+        r"I \d+ engine\S+residence: <Session 'model' on cpu:\d, active> is loaded",
+        r"D \d+ engine.session.queues: input queue 'input' is flushed: 48 bytes",
+        r"T \d+ engine.session.residence: .* runs programs \[1\]",
+        r"I \d+ engine.session.residence: .* leaves its device",
     ):
         assert re.search(words, log), log

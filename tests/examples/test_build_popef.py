@@ -12,9 +12,9 @@ import pytest
 from build_popef import BATCH, FEED_LENGTH, ITERATIONS, SHAPE, WIDTH, build_all, weights
 
 from engine import Device, DeviceManager, ModelRunner, ModelRunnerConfig
-from engine.executable import Executable
-from engine.executor import Executor
-from engine.model_data import ModelData, ProgramStreams
+from engine.programs.executable import Executable
+from engine.programs.executor import Executor
+from engine.programs.model_data import ModelData, ProgramStreams
 from popef_io import Model, Reader, dump_text, load_model
 
 ROOT = Path(__file__).parents[2]

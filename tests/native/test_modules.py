@@ -26,7 +26,7 @@ mypycify([*options, *sources], target_dir=folder, separate=True)
 
 def test_the_list_names_files_that_exist() -> None:
     sources = compiled_sources(ROOT)
-    assert "engine/replica_channel.py" in sources
+    assert "engine/runner/replica_channel.py" in sources
     assert len(sources) == len(set(sources))
     assert not [path for path in sources if path.endswith("__init__.py")]
 

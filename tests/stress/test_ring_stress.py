@@ -1,9 +1,9 @@
 """Two processes over one ring: what is published is whole, in order and not lost.
 
-This defends the ordering claim at the head of `engine/ring_buffer.py`. The producer
-fills every slot with a pattern that depends on its number and publishes in bursts; the
-consumer checks every byte, holds several slots at a time, puts some back and reads them
-again. Bounded in count, not in time.
+This defends the ordering claim at the head of `engine/transport/ring_buffer.py`. The
+producer fills every slot with a pattern that depends on its number and publishes in
+bursts; the consumer checks every byte, holds several slots at a time, puts some back
+and reads them again. Bounded in count, not in time.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.ring_buffer import CONTROL_SIZE, RingCounters
-from engine.shared_memory import SharedMemory
+from engine.transport.ring_buffer import CONTROL_SIZE, RingCounters
+from engine.transport.shared_memory import SharedMemory
 
 ROOT = Path(__file__).parents[2]
 MESSAGES = 60_000
@@ -26,8 +26,8 @@ WORDS = 24
 PRODUCER = """
 import random, sys
 import numpy as np
-from engine.ring_buffer import CONTROL_SIZE, RingCounters
-from engine.shared_memory import SharedMemory
+from engine.transport.ring_buffer import CONTROL_SIZE, RingCounters
+from engine.transport.shared_memory import SharedMemory
 
 fd, slots, messages, words, seed = map(int, sys.argv[1:])
 memory = SharedMemory.attach(fd, CONTROL_SIZE + slots * words * 8)

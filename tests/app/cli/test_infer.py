@@ -9,7 +9,7 @@ import pytest
 
 from app.cli.tensors import Encoding, NamedTensor, encode_request
 from tests.app.cli.calls import Call
-from tests.app.serving import ServedGateway
+from tests.app.served import ServedGateway
 
 ENCODINGS = ["json", "msgpack", "binary", "npy"]
 

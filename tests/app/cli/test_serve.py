@@ -11,7 +11,7 @@ import pytest
 
 from app.cli.errors import CommandError
 from app.cli.started import say
-from app.server import listen_tcp
+from app.http.server import listen_tcp
 from tests.app.cli.calls import Call
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.app.serving import run_popgate
+from tests.app.served import run_popgate
 from tests.engine import models
 
 

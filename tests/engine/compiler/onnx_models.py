@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from engine.executable import Executable
-from engine.executor import Executor
+from engine.programs.executable import Executable
+from engine.programs.executor import Executor
 from popef_io import Model, load_model
 
 Array = npt.NDArray[Any]

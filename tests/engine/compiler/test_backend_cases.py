@@ -119,7 +119,7 @@ def carried(model: onnx.ModelProto) -> bool:
 CASES = {
     case.name: case
     for case in (*node_cases(), *folder_cases())
-    # Those are only bound, see tests/engine/test_executor.py.
+    # Those are only bound, see tests/engine/programs/test_executor.py.
     if TensorProto.BFLOAT16 not in types(case.model)
 }
 

@@ -11,8 +11,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from engine.compiler import CompileOptions, compile_model
-from engine.compiler.exposure import exposed, has_inside
-from engine.compiler.known_values import known_values
+from engine.compiler.rows.exposure import exposed, has_inside
+from engine.compiler.rows.known_values import known_values
 from tests.engine.compiler.onnx_models import (
     FLOAT,
     INT64,

@@ -1,0 +1,135 @@
+"""What a route may ask for: the gateway, a model, permission to manage, a body."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Depends, Path, Request, Security
+from fastapi.security import HTTPBearer
+
+from app.codec.json_text import parse_json
+from app.codec.nesting import check_depth
+from app.errors import (
+    BodyTooLarge,
+    InvalidRequest,
+    UnknownModel,
+    larger_than_allowed,
+)
+from app.gateway import Gateway
+from app.http.access import check_management
+from app.limits import DEFAULT_LIMITS
+from app.repository.load_request import LoadRequest, parse_load_request
+from app.repository.loader import LoadedModel
+from app.repository.model_record import ModelRecord
+
+# Bodies of management calls are a few options; this bounds what a stray one can cost.
+MAX_MANAGEMENT_BODY = 1 << 20
+PARSED_AT_ONCE = 1 << 16  # bytes; more than that goes to a thread
+
+
+def get_gateway(request: Request) -> Gateway:
+    gateway: Gateway = request.app.state.gateway
+    return gateway
+
+
+KEY_SCHEME = "apiKey"
+_KEY = HTTPBearer(
+    scheme_name=KEY_SCHEME,
+    description="The key given to the gateway with `--api-key`.",
+    auto_error=False,
+)
+
+
+def require_management(request: Request, _: Annotated[Any, Security(_KEY)]) -> None:
+    """Lets only those in who may load and unload (`app/http/access.py`)."""
+    settings = get_gateway(request).settings
+    key = settings.api_key.get_secret_value() if settings.api_key else None
+    client = request.client.host if request.client is not None else None
+    check_management(request.headers, client, key)
+
+
+GatewayOf = Annotated[Gateway, Depends(get_gateway)]
+ModelName = Annotated[str, Path(description="Name of a model of the repository.")]
+Version = Annotated[str, Path(description="One of the model's versions, a number.")]
+MANAGEMENT = [Depends(require_management)]
+
+
+def find_model(gateway: Gateway, name: str) -> ModelRecord:
+    """The model of that name. Raises `UnknownModel`."""
+    record = gateway.repository.get(name)
+    if record is None:
+        raise UnknownModel(name)
+    return record
+
+
+def find_version(record: ModelRecord, version: str | None) -> LoadedModel | None:
+    """What serves the version, or the default one; None where it is not loaded.
+
+    Raises `UnknownModel` for a version that is not there.
+    """
+    if version is None:
+        return record.default
+    for number, entry in record.versions.items():
+        if str(number) == version:
+            return entry.loaded
+    raise UnknownModel(record.name, version)
+
+
+async def read_object(request: Request) -> dict[str, Any]:
+    """The body as a JSON object, whatever its content type; `{}` if it is empty.
+
+    Raises `MalformedBody`, `BodyTooLarge`, or `InvalidRequest` for any other JSON.
+    """
+    limit = MAX_MANAGEMENT_BODY
+    body = await _read(request, limit)
+    if len(body) > limit:
+        raise BodyTooLarge(f"the body is larger than {limit} bytes")
+    return _parse_object(body)
+
+
+async def read_load_request(
+    gateway: Gateway, request: Request, name: str
+) -> LoadRequest:
+    """What a load of model `name` asks for; it may bring files, so it may be large.
+
+    Raises what `read_object` raises.
+    """
+    limit = gateway.settings.max_body_size
+    body = await _read(request, limit)
+    if len(body) > limit:
+        size = request.headers.get("content-length") or f"{len(body)} or more"
+        raise larger_than_allowed(size, limit, is_json=True)
+
+    def parse() -> LoadRequest:
+        parameters = _parse_object(body).get("parameters", {})
+        return parse_load_request(name, as_object(parameters, "'parameters'"))
+
+    if len(body) <= PARSED_AT_ONCE:
+        return parse()
+    return await gateway.in_background(parse)
+
+
+async def _read(request: Request, limit: int) -> bytearray:
+    """The body, or more than `limit` bytes of it if it has more."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit:
+            break
+    return body
+
+
+def _parse_object(body: bytearray) -> dict[str, Any]:
+    if not body:
+        return {}
+    document = as_object(parse_json(bytes(body), DEFAULT_LIMITS), "the body")
+    check_depth(document, DEFAULT_LIMITS)
+    return document
+
+
+def as_object(value: Any, what: str) -> dict[str, Any]:
+    """`value`, which must be a JSON object; `what` names it in the error."""
+    if not isinstance(value, dict):
+        msg = f"{what} must be a JSON object, got {type(value).__name__}"
+        raise InvalidRequest(f"expected a JSON object: {msg}")
+    return value

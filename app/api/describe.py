@@ -1,0 +1,324 @@
+"""What the API says about models: documents made from records and specs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import quote
+
+from app.api.examples import example_request, shown_shape
+from app.api.schemas import (
+    IndexEntry,
+    MetadataTensor,
+    ModelDetails,
+    ModelMetadata,
+    ModelSummary,
+    VersionStatus,
+)
+from app.config.sequence_config import SequenceConfig
+from app.config.triton import DeclaredTensor
+from app.repository.loader import LoadedModel
+from app.repository.model_record import ModelRecord, State, VersionRecord
+from app.serving.ensemble_graph import Step
+from app.serving.ensembles import EnsembleRunner
+from app.spec import TensorSpec
+from engine import DeviceState, DeviceWaitTimeout, NoDeviceAvailable
+
+LOST = "its device is lost and being restarted"
+NOT_BACK = "its device was restarted and has not loaded it again (yet)"
+
+# What runs a platform.
+_BACKENDS = {
+    "ensemble": "",
+    "onnxruntime_onnx": "onnxruntime",
+    "popgate_popef": "popgate",
+}
+# The protocol's datatypes in the words of Triton's model configuration.
+_CONFIG_TYPES = {"BYTES": "TYPE_STRING"}
+
+
+def is_serving(loaded: LoadedModel | None) -> bool:
+    """Whether a version answers now: loaded, also on one of its devices at least."""
+    return loaded is not None and loaded.runner.serving
+
+
+def why_not_serving(loaded: LoadedModel | None) -> str:
+    """What keeps a loaded version from answering."""
+    if loaded is not None and isinstance(loaded.runner, EnsembleRunner):
+        return loaded.runner.missing or LOST
+    if loaded is not None and any(
+        device.state is DeviceState.READY for device in loaded.runner.devices
+    ):
+        return NOT_BACK
+    return LOST
+
+
+def platform_of(loaded: LoadedModel) -> str:
+    """What a version is, in Triton's words: its kind of file, or an ensemble."""
+    if loaded.config.ensemble is not None:
+        return "ensemble"
+    return "onnxruntime_onnx" if loaded.source.is_onnx else "popgate_popef"
+
+
+def version_status(record: VersionRecord) -> VersionStatus:
+    state, reason = record.state, record.explanation
+    if state is State.READY and not is_serving(record.loaded):
+        state, reason = State.UNAVAILABLE, why_not_serving(record.loaded)
+    return VersionStatus(
+        version=str(record.version),
+        state=state.word,
+        reason=reason,
+        in_memory=record.loaded is not None,
+    )
+
+
+def model_summary(record: ModelRecord) -> ModelSummary:
+    """The line of a model in the list."""
+    return ModelSummary(**_summary(record))
+
+
+def model_details(record: ModelRecord, loaded: LoadedModel | None) -> ModelDetails:
+    """All about one model; `loaded` is the version that was asked for."""
+    values = _summary(record)
+    if loaded is None:
+        return ModelDetails(**values)
+    spec = loaded.spec
+    return ModelDetails(
+        **values,
+        platform=platform_of(loaded),
+        inputs=[_tensor(loaded, t) for t in spec.inputs],
+        outputs=[_tensor(loaded, t) for t in spec.outputs],
+        batching=spec.is_batched,
+        max_batch_size=spec.max_batch_size,
+        instances=loaded.config.instances,
+        example=example_request(spec, loaded.config.example),
+    )
+
+
+def model_metadata(record: ModelRecord, loaded: LoadedModel) -> ModelMetadata:
+    """The protocol's metadata document."""
+    return ModelMetadata(
+        name=record.name,
+        versions=[str(version) for version in record.available],
+        platform=platform_of(loaded),
+        inputs=[_tensor(loaded, t) for t in loaded.spec.inputs],
+        outputs=[_tensor(loaded, t) for t in loaded.spec.outputs],
+    )
+
+
+def model_config(loaded: LoadedModel) -> dict[str, Any]:
+    """Triton's model configuration document, as far as it applies."""
+    spec, config, files = loaded.spec, loaded.config, loaded.source.files
+    is_decoupled = config.responses is not None and bool(config.responses.more)
+    document: dict[str, Any] = {
+        "name": spec.name,
+        "platform": platform_of(loaded),
+        "backend": _BACKENDS[platform_of(loaded)],
+        "version_policy": _version_policy(loaded),
+        "max_batch_size": spec.max_batch_size,
+        "input": [_config_input(loaded, t) for t in spec.inputs],
+        "output": [_config_output(loaded, t) for t in spec.outputs],
+        "instance_group": [
+            {
+                "name": f"{spec.name}_0",
+                "kind": f"KIND_{memory_kind(loaded)}",
+                "count": config.instances,
+            }
+        ],
+        "default_model_filename": files[0].name if len(files) == 1 else "",
+        "parameters": {},
+        "model_warmup": [],
+        "model_transaction_policy": {"decoupled": is_decoupled},
+    }
+    if isinstance(loaded.runner, EnsembleRunner):
+        document["ensemble_scheduling"] = {
+            "step": [_ensemble_step(step) for step in loaded.runner.steps]
+        }
+    elif config.sequence is not None:
+        document["sequence_batching"] = _sequence_batching(config.sequence)
+    elif spec.is_batched and loaded.runner.max_batch_size:
+        document["dynamic_batching"] = _dynamic_batching(loaded)
+    return document
+
+
+def _dynamic_batching(loaded: LoadedModel) -> dict[str, Any]:
+    config = loaded.config
+    return {
+        "preferred_batch_size": sorted(config.preferred_batch_sizes),
+        "max_queue_delay_microseconds": round(config.max_queue_delay * 1e6),
+        "priority_levels": config.priority_levels,
+        "default_priority_level": loaded.runner.config.default_level,
+        "default_queue_policy": _queue_policy(config.max_queue_size, config.timeout),
+        "priority_queue_policy": {
+            str(item.level): _queue_policy(
+                item.max_queue_size or config.max_queue_size,
+                item.timeout or config.timeout,
+            )
+            for item in config.priority
+        },
+    }
+
+
+def _ensemble_step(step: Step) -> dict[str, Any]:
+    return {
+        "model_name": step.model,
+        "model_version": step.version or -1,
+        "input_map": dict(step.inputs),
+        "output_map": dict(step.outputs),
+    }
+
+
+def _queue_policy(max_queue_size: int, timeout: float | None) -> dict[str, Any]:
+    return {
+        "timeout_action": "REJECT",
+        "default_timeout_microseconds": round((timeout or 0) * 1e6),
+        "allow_timeout_override": True,
+        "max_queue_size": max_queue_size,
+    }
+
+
+def index_entries(records: list[ModelRecord], *, ready: bool) -> list[IndexEntry]:
+    """The repository index; with `ready`, only what answers."""
+    entries = []
+    for record in records:
+        for _, version in sorted(record.versions.items()):
+            status = version_status(version)
+            entries.append(
+                IndexEntry(
+                    name=record.name,
+                    version=status.version,
+                    state=status.state,
+                    reason=status.reason or None,
+                )
+            )
+        if not record.versions:
+            why = record.problem or record.absence
+            entries.append(
+                IndexEntry(name=record.name, state=record.state.word, reason=why)
+            )
+    return [e for e in entries if e.state == "READY" or not ready]
+
+
+def _summary(record: ModelRecord) -> dict[str, Any]:
+    default, number = record.default, record.default_version
+    state, reason = record.state, record.problem
+    if state in (State.UNAVAILABLE, State.ON_DEMAND):
+        reason = reason or record.absence
+    if state is State.READY and not is_serving(default):
+        state, reason = State.UNAVAILABLE, why_not_serving(default)
+    return {
+        "name": record.name,
+        "state": state.word,
+        "ready": state.word == State.READY.word,
+        "reason": reason,
+        "version": None if number is None else str(number),
+        "versions": [version_status(v) for _, v in sorted(record.versions.items())],
+        "url": f"/v1/models/{quote(record.name)}/infer",
+    }
+
+
+def _tensor(loaded: LoadedModel, tensor: TensorSpec) -> MetadataTensor:
+    return MetadataTensor(
+        name=tensor.name,
+        datatype=tensor.datatype,
+        shape=shown_shape(loaded.spec, tensor),
+    )
+
+
+def _config_tensor(loaded: LoadedModel, tensor: TensorSpec) -> dict[str, Any]:
+    dims = shown_shape(loaded.spec, tensor)
+    if loaded.spec.is_batched:
+        dims = dims[1:]
+    kind = _CONFIG_TYPES.get(tensor.datatype, f"TYPE_{tensor.datatype}")
+    return {"name": tensor.name, "data_type": kind, "dims": dims}
+
+
+def _config_input(loaded: LoadedModel, tensor: TensorSpec) -> dict[str, Any]:
+    declared = _declared(loaded.source.declared.inputs, tensor)
+    return {
+        **_config_tensor(loaded, tensor),
+        # Clients for images look here for the place of the channels.
+        "format": (declared.format if declared else "") or "FORMAT_NONE",
+        **_reshape(declared),
+        "is_shape_tensor": False,
+        "allow_ragged_batch": False,
+        "optional": loaded.spec.optional_inputs or tensor.name in loaded.spec.defaults,
+    }
+
+
+def _config_output(loaded: LoadedModel, tensor: TensorSpec) -> dict[str, Any]:
+    declared = _declared(loaded.source.declared.outputs, tensor)
+    return {
+        **_config_tensor(loaded, tensor),
+        **_reshape(declared),
+        "label_filename": declared.label_filename if declared else "",
+        "is_shape_tensor": False,
+    }
+
+
+def _declared(
+    tensors: Iterable[DeclaredTensor], tensor: TensorSpec
+) -> DeclaredTensor | None:
+    return next((d for d in tensors if d.name == tensor.name), None)
+
+
+def _reshape(declared: DeclaredTensor | None) -> dict[str, Any]:
+    if declared is None or declared.reshape is None:
+        return {}
+    return {"reshape": {"shape": list(declared.reshape)}}
+
+
+_CONTROL_KINDS = {"correlation_id": "CORRID"}
+
+
+def _sequence_batching(config: SequenceConfig) -> dict[str, Any]:
+    """The sequences of a model, in Triton's words."""
+    return {
+        "max_sequence_idle_microseconds": round(config.max_idle * 1e6),
+        "oldest": {
+            "max_candidate_sequences": config.max_active or config.max_sequences
+        },
+        "control_input": [
+            {
+                "name": name,
+                "control": [
+                    {
+                        "kind": "CONTROL_SEQUENCE_"
+                        + _CONTROL_KINDS.get(role, role.upper())
+                    }
+                ],
+            }
+            for role, name in config.controls.items()
+        ],
+        "state": [
+            {"input_name": state.input, "output_name": state.output}
+            for state in config.state
+        ],
+    }
+
+
+def memory_kind(loaded: LoadedModel) -> str:
+    """Triton's word for the memory that a model is in."""
+    on_gpu = any("cuda" in device.id for device in loaded.runner.devices)
+    return "GPU" if on_gpu else "CPU"
+
+
+def _version_policy(loaded: LoadedModel) -> dict[str, Any]:
+    policy = loaded.config.versions
+    if policy.specific:
+        return {"specific": {"versions": list(policy.specific)}}
+    if policy.latest:
+        return {"latest": {"num_versions": policy.latest}}
+    return {"all": {}}
+
+
+def explain_start_failure(error: Exception) -> str:
+    """What an operator can do about a gateway that could not start."""
+    if isinstance(error, NoDeviceAvailable | DeviceWaitTimeout):
+        return (
+            f"{error}; `popgate devices` shows who has them, "
+            f"--device-wait waits for one, --devices names others"
+        )
+    if isinstance(error, OSError):
+        return f"the model repository cannot be read: {error}"
+    return str(error) or type(error).__name__

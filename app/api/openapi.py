@@ -1,0 +1,313 @@
+"""The OpenAPI document: of the application alone, and with the models that are loaded.
+
+The first is the file `openapi.yaml` of the repository. The second is what a running
+gateway serves: every loaded model has an operation of its own there, with the real
+schema of its tensors and an example that works as it stands.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+from fastapi import APIRouter, FastAPI
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+
+from app.about import VERSION
+from app.api.dependencies import KEY_SCHEME
+from app.api.examples import (
+    MAX_EXAMPLE_ELEMENTS,
+    example_oip_request,
+    example_request,
+    shown_shape,
+)
+from app.api.request_bodies import body_schemas
+from app.api.routes.infer import OTHER_ENCODINGS
+from app.api.schemas import GenerateRequest, InferenceRequest, PredictRequest
+from app.config.restrictions import group_of
+from app.repository.loader import LoadedModel
+from app.spec import ModelSpec, TensorSpec
+
+TITLE = "PopGate"
+DESCRIPTION = """An open inference gateway.
+
+Post tensors to a model as JSON, msgpack, the Open Inference Protocol's binary form or
+`.npy`; get the answer in any of them. `/v2` is the Open Inference Protocol, for its
+stock clients.
+"""
+# More operations than this make the page slow and help nobody find one.
+MAX_MODELS_SHOWN = 100
+
+_TAGS = (
+    ("inference", "Run a model by its name."),
+    ("models", "What is served, how it is doing, load and unload."),
+    ("devices", "What the models run on."),
+    ("health", "For load balancers and supervisors."),
+    ("metrics", "For Prometheus."),
+    ("kserve v1", "The protocol before that, of KServe and TensorFlow Serving."),
+    ("open inference protocol", "The same over the standard's paths, `/v2`."),
+)
+_REF = "#/components/schemas/{model}"
+_JSON_TYPES = {"f": "number", "i": "integer", "u": "integer", "b": "boolean"}
+_NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+_PLAIN_KEY = re.compile(r"[$A-Za-z_][A-Za-z0-9_./-]*")
+_YAML_WORDS = frozenset(["y", "n", "yes", "no", "on", "off", "true", "false", "null"])
+_LOADING = re.compile(r"/(load|unload)$")
+
+
+def documented_methods(routers: Iterable[APIRouter]) -> dict[str, set[str]]:
+    """The paths of the document with their methods, without making all of it."""
+    methods: dict[str, set[str]] = {}
+    for router in routers:
+        for route in router.routes:
+            if isinstance(route, APIRoute) and route.include_in_schema:
+                methods.setdefault(route.path_format, set()).update(route.methods or ())
+    return methods
+
+
+def base_document(app: FastAPI, restricted: Collection[str] = ()) -> dict[str, Any]:
+    """The document of the application, whatever is loaded.
+
+    `restricted` are the groups of the API that need a header
+    (`app/config/restrictions.py`).
+    """
+    document = get_openapi(
+        title=TITLE,
+        version=VERSION,
+        description=DESCRIPTION,
+        routes=app.routes,
+        tags=[{"name": name, "description": text} for name, text in _TAGS],
+        license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
+    )
+    schemas = document["components"]["schemas"]
+    # Bodies that routes read themselves, and so declare by reference only.
+    for body in (InferenceRequest, GenerateRequest, PredictRequest):
+        schema = body.model_json_schema(ref_template=_REF)
+        schemas.update(schema.pop("$defs", {}))
+        schemas[body.__name__] = schema
+    schemas.update(body_schemas())
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    document["components"]["schemas"] = dict(sorted(schemas.items()))
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            if group_of(path) in restricted:
+                refusal = _error_response("The header that this needs is missing.")
+                operation["responses"]["403"] = refusal
+            _finish_operation(path, operation)
+    return document
+
+
+def _finish_operation(path: str, operation: dict[str, Any]) -> None:
+    """What FastAPI cannot know: our error form, and who may call it."""
+    responses = operation["responses"]
+    # Our path parameters are texts, which no validation refuses.
+    if "HTTPValidationError" in orjson.dumps(responses.get("422", {})).decode():
+        del responses["422"]
+    errors = {}
+    if "{name}" in path:
+        errors["404"] = "There is no such model or version."
+    if path.startswith("/v2/models/{name}"):
+        errors["503"] = "It is not served now."
+    if "requestBody" in operation or _LOADING.search(path):
+        errors["400"] = "The request is malformed, or it could not be done."
+        errors["413"] = "The body is larger than allowed."
+    if _LOADING.search(path):
+        errors["503"] = "The server does not let clients load and unload."
+    if "security" in operation:  # the dependency of management calls
+        errors["401"] = "The API key is missing or wrong."
+        errors["403"] = "Management calls are taken from this machine only."
+        operation["security"] = [{KEY_SCHEME: []}, {}]
+    for status, text in errors.items():
+        responses.setdefault(status, _error_response(text))
+    operation["responses"] = dict(sorted(responses.items()))
+    for response in responses.values():
+        # The page asks for the first one, and JSON is what a person can read.
+        content = response.get("content", {})
+        if "application/json" in content:
+            first = {"application/json": content.pop("application/json")}
+            response["content"] = first | content
+
+
+def _error_response(text: str) -> dict[str, Any]:
+    schema = {"$ref": _REF.format(model="ErrorBody")}
+    return {"description": text, "content": {"application/json": {"schema": schema}}}
+
+
+def document_with_models(
+    base: Mapping[str, Any], models: Iterable[LoadedModel]
+) -> dict[str, Any]:
+    """`base` and an operation for each of `models`, first in the page."""
+    models = list(models)
+    if not models:
+        return dict(base)
+    document = {**base, "paths": {}}
+    template = base["paths"]["/v1/models/{name}/infer"]["post"]
+    for loaded in models[:MAX_MODELS_SHOWN]:
+        path = f"/v1/models/{quote(loaded.spec.name)}/infer"
+        document["paths"][path] = {"post": _model_operation(template, loaded)}
+    document["paths"].update(base["paths"])
+    text = f"{len(models)} loaded."
+    if len(models) > MAX_MODELS_SHOWN:
+        text += f" The first {MAX_MODELS_SHOWN} are shown; GET /v1/models lists all."
+    tag = {"name": "loaded models", "description": text}
+    document["tags"] = [tag, *base["tags"]]
+    return document
+
+
+def _model_operation(template: Mapping[str, Any], loaded: LoadedModel) -> Any:
+    spec = loaded.spec
+    operation = copy.deepcopy(dict(template))
+    operation["tags"] = ["loaded models"]
+    operation["summary"] = f"{_signature(spec)}"
+    operation["operationId"] = "infer_" + re.sub(r"\W", "_", spec.name)
+    operation["parameters"] = []
+    operation["description"] = _description(spec, loaded)
+    operation["requestBody"]["content"] = {
+        "application/json": {
+            "schema": _request_schema(spec),
+            "examples": _examples(spec, loaded),
+        },
+        **OTHER_ENCODINGS,
+    }
+    answer = operation["responses"]["200"]["content"]["application/json"]
+    answer["example"] = _example_response(spec)
+    return operation
+
+
+def _signature(spec: ModelSpec) -> str:
+    def tensors(items: Iterable[TensorSpec]) -> str:
+        return ", ".join(f"{t.name}: {t.datatype}{_dims(spec, t)}" for t in items)
+
+    return f"{tensors(spec.inputs)} → {tensors(spec.outputs)}"
+
+
+def _dims(spec: ModelSpec, tensor: TensorSpec) -> str:
+    if tensor.shape is None:
+        return "[…]"
+    dims = ("?" if d < 0 else str(d) for d in shown_shape(spec, tensor))
+    return f"[{','.join(dims)}]"
+
+
+def _description(spec: ModelSpec, loaded: LoadedModel) -> str:
+    lines = [f"Version {spec.version} of {spec.name}.", ""]
+    for title, tensors in (("takes", spec.inputs), ("gives", spec.outputs)):
+        names = (f"`{t.name}` {t.datatype}{_dims(spec, t)}" for t in tensors)
+        lines.append(f"- {title} {', '.join(names)}")
+    if spec.is_batched:
+        lines.append(
+            f"- rows of different requests run together, up to {spec.max_batch_size}"
+        )
+    if example_request(spec, loaded.config.example) is None:
+        lines.append(
+            f"- its inputs have more than {MAX_EXAMPLE_ELEMENTS} elements: send them "
+            f"in a binary encoding, for example with "
+            f"`popgate infer {spec.name} --input {spec.inputs[0].name}=file.npy`"
+        )
+    return "\n".join(lines)
+
+
+def _examples(spec: ModelSpec, loaded: LoadedModel) -> dict[str, Any]:
+    found = {
+        "short": ("name and values", example_request(spec, loaded.config.example)),
+        "protocol": (
+            "Open Inference Protocol",
+            None if loaded.config.example else example_oip_request(spec),
+        ),
+    }
+    return {
+        key: {"summary": summary, "value": value}
+        for key, (summary, value) in found.items()
+        if value is not None
+    }
+
+
+def _example_response(spec: ModelSpec) -> dict[str, Any]:
+    outputs = [
+        {"name": t.name, "datatype": t.datatype, "shape": shown_shape(spec, t)}
+        | {"data": ["…"]}
+        for t in spec.outputs
+    ]
+    return {
+        "model_name": spec.name,
+        "model_version": spec.version,
+        "outputs": outputs,
+    }
+
+
+def _request_schema(spec: ModelSpec) -> dict[str, Any]:
+    short = {
+        "type": "object",
+        "title": "short form",
+        "required": ["inputs"],
+        "properties": {
+            "id": {"type": "string"},
+            "inputs": {
+                "type": "object",
+                "required": [
+                    t.name for t in spec.inputs if t.name not in spec.defaults
+                ],
+                "properties": {t.name: _tensor_schema(spec, t) for t in spec.inputs},
+            },
+        },
+    }
+    return {"anyOf": [short, {"$ref": _REF.format(model="InferenceRequest")}]}
+
+
+def _tensor_schema(spec: ModelSpec, tensor: TensorSpec) -> dict[str, Any]:
+    kind = tensor.type.kind
+    schema: dict[str, Any] = {"type": _JSON_TYPES.get(kind, "string")}
+    if tensor.shape is None:
+        return {"description": f"{tensor.datatype} of any shape"}
+    for dim in reversed(shown_shape(spec, tensor)):
+        schema = {"type": "array", "items": schema}
+        if dim >= 0:
+            schema |= {"minItems": dim, "maxItems": dim}
+    schema["description"] = f"{tensor.datatype}{_dims(spec, tensor)}"
+    return schema
+
+
+def to_yaml(value: Any, indent: int = 0) -> str:
+    """A JSON document as YAML in block style; scalars stay JSON, which YAML takes."""
+    pad = "  " * indent
+    if isinstance(value, dict) and value:
+        return "".join(
+            f"{pad}{_yaml_key(key)}:{_yaml_value(item, indent)}"
+            for key, item in value.items()
+        )
+    if isinstance(value, list) and value:
+        return "".join(_yaml_item(item, indent) for item in value)
+    return f"{pad}{_scalar(value)}\n"
+
+
+def _yaml_value(item: Any, indent: int) -> str:
+    if isinstance(item, dict | list) and item:
+        return "\n" + to_yaml(item, indent + 1)
+    return f" {_scalar(item)}\n"
+
+
+def _yaml_item(item: Any, indent: int) -> str:
+    pad = "  " * indent
+    if isinstance(item, dict | list) and item:
+        inner = to_yaml(item, indent + 1)
+        return f"{pad}- {inner[len(pad) + 2 :]}"
+    return f"{pad}- {_scalar(item)}\n"
+
+
+def _yaml_key(key: str) -> str:
+    # Quoted unless it is a plain word that YAML reads as a text.
+    if _PLAIN_KEY.fullmatch(key) and key.lower() not in _YAML_WORDS:
+        return key
+    return _scalar(key)
+
+
+def _scalar(value: Any) -> str:
+    """JSON, less the characters that YAML takes for line breaks or not at all."""
+    return _NOT_IN_YAML.sub(
+        lambda match: f"\\u{ord(match[0]):04x}", orjson.dumps(value).decode()
+    )

@@ -1,0 +1,112 @@
+"""Bodies of management calls, for documentation: the routes read them themselves.
+
+Stock clients send these without a content type, or with a wrong one, so no route takes
+them as a typed parameter; see `app/api/dependencies.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Required, TypeAlias
+
+from pydantic import ConfigDict, Field, TypeAdapter
+from typing_extensions import TypedDict
+
+MOST = (1 << 53) - 1  # of a number in settings: what every reader of JSON keeps
+
+_REF = "#/components/schemas/{model}"
+
+
+class IndexRequest(TypedDict, total=False):
+    ready: Annotated[bool, Field(description="Only what takes requests.")]
+
+
+class LoadParameters(TypedDict, total=False):
+    """`config`, and files as `file:<version>/<name>` with their content in base64."""
+
+    config: Annotated[
+        str | None, Field(description="A model configuration, as JSON text.")
+    ]
+
+
+class LoadRequest(TypedDict, total=False):
+    parameters: LoadParameters
+
+
+class UnloadParameters(TypedDict, total=False):
+    unload_dependents: bool
+
+
+class UnloadRequest(TypedDict, total=False):
+    parameters: UnloadParameters
+
+
+class RegisterRequest(TypedDict, total=False):
+    """A part of a POSIX shared memory segment; sizes are bytes."""
+
+    key: Required[Annotated[str, Field(description="The name of the segment.")]]
+    offset: Annotated[int, Field(ge=0)]
+    byte_size: Required[Annotated[int, Field(ge=1)]]
+
+
+class LogRequest(TypedDict, total=False):
+    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
+
+    log_info: bool
+    log_warning: bool
+    log_error: bool
+    log_verbose_level: Annotated[int, Field(ge=0, le=MOST)]
+    log_format: Literal["default", "ISO8601"]
+
+
+# A number, or the same as a text, as stock clients send it.
+_Digits = Annotated[str, Field(pattern="^[1-9][0-9]{0,14}$")]
+_Rate: TypeAlias = Annotated[int, Field(ge=1, le=MOST)] | _Digits
+_Frequency: TypeAlias = Annotated[int, Field(ge=0, le=MOST)] | _Digits | Literal["0"]
+_Count: TypeAlias = Annotated[int, Field(ge=-1, le=MOST)] | _Digits | Literal["0", "-1"]
+_Level: TypeAlias = Literal["OFF", "TIMESTAMPS", "TENSORS"]
+
+
+class TraceRequest(TypedDict, total=False):
+    """Null takes a setting back."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
+
+    trace_level: Annotated[list[_Level], Field(min_length=1)] | None
+    trace_rate: _Rate | None
+    trace_count: _Count | None
+    log_frequency: _Frequency | None
+    trace_mode: Literal["triton"] | None
+
+
+REQUEST_BODIES: tuple[type, ...] = (
+    IndexRequest,
+    LoadRequest,
+    LogRequest,
+    RegisterRequest,
+    TraceRequest,
+    UnloadRequest,
+)
+
+
+def whole_number(value: object) -> int | None:
+    """The integer that a JSON number is, for which 3.0 is one too; None for others."""
+    if type(value) is float and value.is_integer():
+        return int(value)
+    return value if type(value) is int else None
+
+
+def documented(model: type, *, required: bool = False) -> dict[str, Any]:
+    """What a route adds to its OpenAPI operation for a body like this."""
+    schema = {"$ref": _REF.format(model=model.__name__)}
+    content = {"application/json": {"schema": schema}}
+    return {"requestBody": {"required": required, "content": content}}
+
+
+def body_schemas() -> dict[str, Any]:
+    """The schemas of all these bodies by name, for the OpenAPI document."""
+    found: dict[str, Any] = {}
+    for model in REQUEST_BODIES:
+        schema = TypeAdapter(model).json_schema(ref_template=_REF)
+        found.update(schema.pop("$defs", {}))
+        found[model.__name__] = schema
+    return found

@@ -1,0 +1,36 @@
+"""Liveness and readiness, in our form and in the protocol's."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from app.api.dependencies import GatewayOf
+from app.api.schemas import Live, Ready
+
+router = APIRouter(tags=["health"])
+
+_READY: dict[int | str, dict[str, object]] = {
+    503: {"model": Ready, "description": "Not now; the reasons are in the body."}
+}
+
+
+@router.get("/v1/health/live", summary="Is the process alive?")
+@router.get("/v2/health/live", summary="Is the process alive?")
+async def live() -> Live:
+    """Answers as long as the server can answer at all. Restart it if this fails."""
+    return Live(live=True)
+
+
+@router.get("/v1/health/ready", summary="Should it get requests?", responses=_READY)
+@router.get("/v2/health/ready", summary="Should it get requests?", responses=_READY)
+async def ready(gateway: GatewayOf, response: Response) -> Ready:
+    """200 when devices are attached and the models have been loaded, else 503.
+
+    A model that could not be loaded is listed, but does not by itself make the
+    server unready (unless `--strict-readiness` is set).
+    """
+    now = gateway.readiness()
+    response.status_code = 200 if now.ready else 503
+    return Ready(
+        ready=now.ready, reasons=now.reasons, loading=now.loading, failed=now.failed
+    )

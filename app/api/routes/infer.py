@@ -1,0 +1,122 @@
+"""Inference, declared: the requests themselves never come here.
+
+`app.http.front.InferFront` stands before this application and takes the infer URLs;
+these routes make the operation known to the documentation, and hand a request that
+reaches them all the same (an application used without its front) to the same code.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from starlette.types import Receive, Scope, Send
+
+from app.api.dependencies import ModelName, Version
+from app.api.schemas import ErrorBody, InferenceResponse
+from app.errors import HttpError
+
+router = APIRouter()
+
+_MARK = "popgate.delegated"
+
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+# Encodings of a body beside JSON, the same in both directions.
+OTHER_ENCODINGS: dict[str, dict[str, Any]] = {
+    "application/msgpack": _BINARY,
+    "application/octet-stream": _BINARY,
+    "application/x-npy": _BINARY,
+}
+_ERRORS = {
+    400: "The request is malformed, or does not fit the model.",
+    404: "There is no such model or version.",
+    406: "Nothing that Accept asks for is written here.",
+    408: "The body stopped coming before its end.",
+    413: "The body is larger than allowed.",
+    415: "The content type or encoding is not read here.",
+    422: "The result cannot be written in the encoding asked for.",
+    429: "The queue is full, or the answer would come after the deadline; Retry-After "
+    "(and Retry-After-Ms) says when to come again.",
+    500: "The model failed, or we did.",
+    503: "The model, or its device, is not available now.",
+    504: "The deadline passed.",
+}
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": text}
+    for status, text in _ERRORS.items()
+}
+_EVENTS = {"text/event-stream": {"schema": {"type": "string"}}}
+INFER_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {"model": InferenceResponse, "content": OTHER_ENCODINGS | _EVENTS},
+    **ERROR_RESPONSES,
+}
+_EXTRA: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {"$ref": "#/components/schemas/InferenceRequest"}
+            },
+            **OTHER_ENCODINGS,
+        },
+    }
+}
+_TEXT = """Tensors in, tensors out.
+
+`Content-Type` says what comes (recognised if absent): JSON, msgpack (the same document,
+`data` as bytes), the protocol's binary form (`Inference-Header-Content-Length`), or one
+`.npy` array. `Accept` says what goes back; the default is the encoding of the request.
+`text/event-stream` gives every response of a model that has several as an event.
+"""
+
+
+class _Delegate(Response):
+    """A response that is whatever the front answers."""
+
+    def __init__(self, front: Any) -> None:
+        super().__init__()
+        self._front = front
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._front({**scope, _MARK: True}, receive, send)
+
+
+def _to_front(request: Request) -> Response:
+    if request.scope.get(_MARK):
+        # The front has handed it back: not a URL that it knows.
+        raise HttpError(404, f"Not Found: {request.url.path}", "not_found")
+    return _Delegate(request.app.state.front)
+
+
+def _declare(path: str, summary: str, tag: str) -> None:
+    """One operation: the same for every path that leads to it."""
+
+    async def infer(request: Request, name: ModelName) -> Response:
+        return _to_front(request)
+
+    async def infer_version(
+        request: Request, name: ModelName, version: Version
+    ) -> Response:
+        return _to_front(request)
+
+    router.add_api_route(
+        path,
+        infer_version if "{version}" in path else infer,
+        methods=["POST"],
+        summary=summary,
+        description=_TEXT,
+        response_class=Response,
+        responses=INFER_RESPONSES,
+        openapi_extra=_EXTRA,
+        tags=[tag],
+    )
+
+
+_declare("/v1/models/{name}/infer", "Run a model", "inference")
+_declare("/v1/models/{name}/versions/{version}/infer", "Run a version", "inference")
+_declare("/v2/models/{name}/infer", "Run a model", "open inference protocol")
+_declare(
+    "/v2/models/{name}/versions/{version}/infer",
+    "Run a version",
+    "open inference protocol",
+)

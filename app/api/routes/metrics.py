@@ -1,0 +1,155 @@
+"""Prometheus' view: the models' numbers, the devices' states, the process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import threading
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+
+from fastapi import APIRouter
+from fastapi.responses import PlainTextResponse, StreamingResponse
+
+from app.about import VERSION
+from app.api.dependencies import GatewayOf
+from app.gateway import Gateway
+from app.observe.machine import memory
+from app.observe.metrics import (
+    CONTENT_TYPE,
+    Family,
+    ModelMetrics,
+    render_families,
+    render_models,
+)
+from app.repository.model_record import State
+from app.serving.sequences import SequenceScheduler
+from engine import DeviceState, ModelRunner
+
+router = APIRouter(tags=["metrics"])
+
+_PAGE = resource.getpagesize()
+
+
+@router.get(
+    "/metrics", summary="Metrics for Prometheus", response_class=PlainTextResponse
+)
+async def metrics(gateway: GatewayOf) -> StreamingResponse:
+    """Counters under Triton's names, latency histograms, devices, the process."""
+    return StreamingResponse(_render(gateway), media_type=CONTENT_TYPE)
+
+
+async def _render(gateway: Gateway) -> AsyncIterator[str]:
+    for text in render_models(gateway.metrics.models(), partial(_awaiting, gateway)):
+        yield text
+        await asyncio.sleep(0)  # hundreds of models: let requests in between
+    for text in render_families(_families(gateway)):
+        yield text
+
+
+def _awaiting(gateway: Gateway, model: ModelMetrics) -> int:
+    """Requests to a version that no execution has taken yet.
+
+    An ensemble has none: its steps wait, each for its own model.
+    """
+    record = gateway.repository.get(model.name)
+    loaded = record and record.serving.get(int(model.version))
+    if not loaded or not isinstance(loaded.runner, ModelRunner):
+        return 0
+    waiting = loaded.runner.stats.awaiting
+    if isinstance(loaded.scheduler, SequenceScheduler):
+        waiting += loaded.scheduler.waiting
+    return waiting
+
+
+def _families(gateway: Gateway) -> Iterator[Family]:
+    devices = gateway.devices.summaries()
+    yield Family(
+        "popgate_device_up",
+        "gauge",
+        "Whether the device process runs",
+        [({"device": d.id}, d.state == DeviceState.READY.value) for d in devices],
+    )
+    yield Family(
+        "popgate_device_restarts",
+        "counter",
+        "How often the device process was lost and started again",
+        [({"device": d.id}, d.restarts) for d in devices],
+    )
+    yield Family(
+        "popgate_device_in_flight",
+        "gauge",
+        "Requests in the device's queues or running on it",
+        [({"device": d.id}, d.in_flight) for d in devices],
+    )
+    yield Family(
+        "popgate_device_threads",
+        "gauge",
+        "Threads that a model may use on the device",
+        [({"device": d.id}, d.threads) for d in devices],
+    )
+    yield Family(
+        "popgate_models",
+        "gauge",
+        "Models of the repository by state",
+        [
+            ({"state": state.value}, len(gateway.repository.names_in(state)))
+            for state in State
+        ],
+    )
+    budget = gateway.repository.budget
+    yield Family(
+        "popgate_model_memory_bytes",
+        "gauge",
+        "What the loaded models take, as --model-memory counts it",
+        [({}, budget.used)],
+    )
+    yield Family(
+        "popgate_model_memory_limit_bytes",
+        "gauge",
+        "What all models together may take (--model-memory); 0 without a limit",
+        [({}, budget.limit)],
+    )
+    yield Family(
+        "popgate_ready",
+        "gauge",
+        "Whether the readiness check says yes",
+        [({}, gateway.readiness().ready)],
+    )
+    yield Family("popgate_info", "gauge", "Version", [({"version": VERSION}, 1)])
+    yield from _machine(gateway)
+    yield from _process(gateway)
+
+
+def _machine(gateway: Gateway) -> Iterator[Family]:
+    """The machine, under the names that dashboards for Triton have."""
+    total, used = memory()
+    for name, text, value in (
+        ("nv_cpu_utilization", "CPU utilization rate [0.0 - 1.0]",
+         gateway.processors.utilization()),
+        ("nv_cpu_memory_total_bytes", "CPU total memory (RAM), in bytes", total),
+        ("nv_cpu_memory_used_bytes", "CPU used memory (RAM), in bytes", used),
+    ):  # fmt: skip
+        yield Family(name, "gauge", text, [({}, value)])
+
+
+def _process(gateway: Gateway) -> Iterator[Family]:
+    """The gateway's own process, under the names of Prometheus' clients."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    for name, kind, text, value in (
+        ("process_start_time_seconds", "gauge", "Start time since 1970",
+         gateway.started_at),
+        ("process_cpu_seconds_total", "counter", "User and system CPU time",
+         usage.ru_utime + usage.ru_stime),
+        ("process_resident_memory_bytes", "gauge", "Resident memory", _resident()),
+        ("process_open_fds", "gauge", "Open file descriptors",
+         len(os.listdir("/proc/self/fd"))),
+        ("process_threads", "gauge", "Threads", threading.active_count()),
+    ):  # fmt: skip
+        yield Family(name, kind, text, [({}, value)])
+
+
+def _resident() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * _PAGE

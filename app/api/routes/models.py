@@ -1,0 +1,150 @@
+"""Models in our form of the API: list, describe, count, load, unload."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from enum import Enum
+
+from fastapi import APIRouter, Request
+
+from app.api.dependencies import (
+    MANAGEMENT,
+    GatewayOf,
+    ModelName,
+    Version,
+    find_model,
+    find_version,
+    read_load_request,
+)
+from app.api.describe import memory_kind, model_details, model_summary
+from app.api.request_bodies import LoadRequest, documented
+from app.api.schemas import (
+    DeviceList,
+    DeviceStatus,
+    ModelDetails,
+    ModelList,
+    ModelState,
+    ModelStatistics,
+    StatisticsList,
+)
+from app.errors import HttpError, VersionNotAvailable
+from app.gateway import Gateway
+from app.repository.model_record import ModelRecord, RepositoryError, State
+
+router = APIRouter(prefix="/v1")
+_TAGS: list[str | Enum] = ["models"]
+
+
+@router.get("/models", summary="List the models", tags=_TAGS)
+async def list_models(gateway: GatewayOf) -> ModelList:
+    """Every model of the repository, ready or not, with the reason if not."""
+    return ModelList(models=[model_summary(r) for r in gateway.repository.models()])
+
+
+@router.get("/models/{name}", summary="Describe a model", tags=_TAGS)
+async def get_model(gateway: GatewayOf, name: ModelName) -> ModelDetails:
+    """What it takes and gives, how it is run, and a request that it answers."""
+    record = find_model(gateway, name)
+    return model_details(record, record.default)
+
+
+@router.get(
+    "/models/{name}/versions/{version}", summary="Describe a version", tags=_TAGS
+)
+async def get_version(
+    gateway: GatewayOf, name: ModelName, version: Version
+) -> ModelDetails:
+    """The same of one version."""
+    record = find_model(gateway, name)
+    details = model_details(record, find_version(record, version))
+    url = details.url.replace("/infer", f"/versions/{version}/infer")
+    return details.model_copy(update={"version": version, "url": url})
+
+
+@router.get("/models/{name}/stats", summary="Count what a model has done", tags=_TAGS)
+async def get_stats(gateway: GatewayOf, name: ModelName) -> StatisticsList:
+    """Cumulative counts and durations of every version that is served."""
+    return StatisticsList(model_stats=statistics(gateway, name))
+
+
+@router.post(
+    "/models/{name}/load",
+    summary="Load a model",
+    dependencies=MANAGEMENT,
+    tags=_TAGS,
+    openapi_extra=documented(LoadRequest),
+)
+async def load(gateway: GatewayOf, request: Request, name: ModelName) -> ModelState:
+    """Brings the model to what the repository holds now.
+
+    A body is not needed; it may bring a configuration and files, as the protocol's
+    load does.
+
+    New and changed versions are loaded beside the ones that serve and take over
+    when they are ready; if that fails, nothing changes. Answers when it is done.
+    """
+    wanted = await read_load_request(gateway, request, name)
+    try:
+        return _state(await gateway.control.load(name, wanted))
+    except RepositoryError as e:
+        status, code = (400, "load_failed") if e.found else (404, "unknown_model")
+        raise HttpError(status, str(e), code) from None
+
+
+@router.post(
+    "/models/{name}/unload",
+    summary="Unload a model",
+    dependencies=MANAGEMENT,
+    tags=_TAGS,
+)
+async def unload(gateway: GatewayOf, name: ModelName) -> ModelState:
+    """Stops serving it. Requests that are in flight are answered first."""
+    find_model(gateway, name)
+    return _state(await gateway.control.unload(name))
+
+
+@router.get("/devices", summary="List the devices", tags=["devices"])
+async def list_devices(gateway: GatewayOf) -> DeviceList:
+    """The devices that this gateway has attached, and how they are."""
+    return DeviceList(
+        devices=[DeviceStatus(**asdict(d)) for d in gateway.devices.summaries()]
+    )
+
+
+def statistics(
+    gateway: GatewayOf, name: str | None, version: str | None = None
+) -> list[ModelStatistics]:
+    """The numbers of a version, of a model or of all, as far as they take requests.
+
+    Raises `UnknownModel` where what is named does not.
+    """
+    records = [find_model(gateway, name)] if name else gateway.repository.models()
+    found = [
+        _statistics(gateway, record, number)
+        for record in records
+        for number, entry in sorted(record.versions.items())
+        if entry.loaded is not None or entry.state is State.ON_DEMAND
+        if version in (None, str(number))
+    ]
+    if name is not None and not found:
+        raise VersionNotAvailable(name)
+    return found
+
+
+def _statistics(gateway: Gateway, record: ModelRecord, number: int) -> ModelStatistics:
+    loaded = record.versions[number].loaded
+    document = gateway.metrics.model(record.name, str(number)).statistics()
+    if loaded is not None:
+        document["memory_usage"] = [
+            {"type": memory_kind(loaded), "id": 0, "byte_size": loaded.memory}
+        ]
+    return ModelStatistics.model_validate(document)
+
+
+def _state(record: ModelRecord) -> ModelState:
+    number = record.default_version
+    return ModelState(
+        name=record.name,
+        state=record.state.word,
+        version=None if number is None else str(number),
+    )

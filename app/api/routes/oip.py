@@ -1,0 +1,245 @@
+"""The Open Inference Protocol's metadata, configuration, statistics and repository.
+
+Bodies are read as they come and their content type is ignored: stock clients send none
+or a wrong one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from app.about import VERSION
+from app.api.dependencies import (
+    MANAGEMENT,
+    GatewayOf,
+    ModelName,
+    Version,
+    as_object,
+    find_model,
+    find_version,
+    read_load_request,
+    read_object,
+)
+from app.api.describe import (
+    index_entries,
+    is_serving,
+    model_config,
+    model_metadata,
+    why_not_serving,
+)
+from app.api.request_bodies import IndexRequest, LoadRequest, UnloadRequest, documented
+from app.api.routes.models import statistics
+from app.api.schemas import (
+    IndexEntry,
+    ModelMetadata,
+    ModelNames,
+    ModelReady,
+    ServerMetadata,
+    StatisticsList,
+)
+from app.config.extensions import listed_extensions
+from app.errors import (
+    HttpError,
+    InvalidRequest,
+    ModelNotReady,
+    NestedTooDeep,
+    VersionNotReady,
+)
+from app.gateway import Gateway
+from app.repository.loader import LoadedModel
+from app.repository.model_record import ModelRecord, RepositoryError, State
+from app.serving.patience import Patience
+
+router = APIRouter(prefix="/v2", tags=["open inference protocol"])
+
+_MODEL = "/models/{name}"
+_VERSION = "/models/{name}/versions/{version}"
+
+
+@router.get("", summary="Describe the server")
+async def server_metadata(gateway: GatewayOf) -> ServerMetadata:
+    settings = gateway.settings
+    return ServerMetadata(
+        name=settings.server_name,
+        version=settings.server_version or VERSION,
+        extensions=listed_extensions(
+            settings.server_extensions, shared_memory=gateway.regions is not None
+        ),
+    )
+
+
+@router.get("/models", summary="List the models that are ready")
+async def model_names(gateway: GatewayOf) -> ModelNames:
+    return ModelNames(models=gateway.repository.names_in(State.READY, State.ON_DEMAND))
+
+
+# Before the routes of a model: a model cannot be asked about under this name.
+@router.get("/models/stats", summary="Count what all models have done")
+async def all_statistics(gateway: GatewayOf) -> StatisticsList:
+    return StatisticsList(model_stats=statistics(gateway, None))
+
+
+@router.get(_MODEL, summary="Describe a model")
+async def metadata(gateway: GatewayOf, name: ModelName) -> ModelMetadata:
+    record, loaded = await _served(gateway, name)
+    return model_metadata(record, loaded)
+
+
+@router.get(_VERSION, summary="Describe a version")
+async def version_metadata(
+    gateway: GatewayOf, name: ModelName, version: Version
+) -> ModelMetadata:
+    record, loaded = await _served(gateway, name, version)
+    return model_metadata(record, loaded)
+
+
+@router.get(f"{_MODEL}/ready", summary="Is a model ready?")
+async def model_ready(gateway: GatewayOf, name: ModelName) -> ModelReady:
+    """200 if it answers requests, else 503 (404 for one that is not there)."""
+    return _ready(gateway, name)
+
+
+@router.get(f"{_VERSION}/ready", summary="Is a version ready?")
+async def version_ready(
+    gateway: GatewayOf, name: ModelName, version: Version
+) -> ModelReady:
+    return _ready(gateway, name, version)
+
+
+@router.get(f"{_MODEL}/config", summary="Show a model's configuration")
+async def config(gateway: GatewayOf, name: ModelName) -> dict[str, Any]:
+    return model_config((await _served(gateway, name))[1])
+
+
+@router.get(f"{_VERSION}/config", summary="Show a version's configuration")
+async def version_config(
+    gateway: GatewayOf, name: ModelName, version: Version
+) -> dict[str, Any]:
+    return model_config((await _served(gateway, name, version))[1])
+
+
+@router.get(f"{_MODEL}/stats", summary="Count what a model has done")
+async def model_statistics(gateway: GatewayOf, name: ModelName) -> StatisticsList:
+    return StatisticsList(model_stats=statistics(gateway, name))
+
+
+@router.get(f"{_VERSION}/stats", summary="Count what a version has done")
+async def version_statistics(
+    gateway: GatewayOf, name: ModelName, version: Version
+) -> StatisticsList:
+    return StatisticsList(model_stats=statistics(gateway, name, version))
+
+
+@router.post(
+    "/repository/index",
+    summary="List the repository",
+    response_model_exclude_none=True,
+    openapi_extra=documented(IndexRequest),
+)
+async def repository_index(gateway: GatewayOf, request: Request) -> list[IndexEntry]:
+    """Every version of every model with its state; `{"ready": true}` filters."""
+    msg = "Invalid value for 'ready': expected a boolean"
+    try:
+        ready = (await read_object(request)).get("ready", False)
+    except NestedTooDeep as e:  # nothing else has a place in this document
+        raise InvalidRequest(f"{msg}: {e}") from None
+    if not isinstance(ready, bool):
+        raise InvalidRequest(msg)
+    await gateway.control.discover()
+    return index_entries(gateway.repository.models(), ready=ready)
+
+
+@router.post(
+    "/repository/models/{name}/load",
+    summary="Load a model",
+    dependencies=MANAGEMENT,
+    response_class=Response,
+    openapi_extra=documented(LoadRequest),
+)
+async def load(gateway: GatewayOf, request: Request, name: ModelName) -> Response:
+    """Brings the model to what the repository, or the request, holds.
+
+    The parameter `config` (a model configuration, as JSON text) has the last word;
+    `file:<version>/<name>` are files in base64 that are taken instead of the
+    repository's. The answer has no body.
+    """
+    wanted = await read_load_request(gateway, request, name)
+    try:
+        await gateway.control.load(name, wanted)
+    except RepositoryError as e:
+        raise _refusal(e, "load_failed") from None
+    return Response(status_code=200)
+
+
+@router.post(
+    "/repository/models/{name}/unload",
+    summary="Unload a model",
+    dependencies=MANAGEMENT,
+    response_class=Response,
+    openapi_extra=documented(UnloadRequest),
+)
+async def unload(gateway: GatewayOf, request: Request, name: ModelName) -> Response:
+    """Stops serving it after its last request. The answer has no body.
+
+    With the parameter `unload_dependents` the models that an ensemble is made of are
+    unloaded with it.
+    """
+    dependents = (await _parameters(request)).get("unload_dependents", False)
+    if not isinstance(dependents, bool):
+        msg = f"'unload_dependents' must be true or false, got {dependents!r:.80}"
+        raise InvalidRequest(msg)
+    try:
+        await gateway.control.unload(name, dependents=dependents)
+    except RepositoryError as e:
+        raise _refusal(e, "unload_failed") from None
+    return Response(status_code=200)
+
+
+@router.post("/repository/{repository}/index", include_in_schema=False)
+@router.post(
+    "/repository/{repository}/models/{name}/{verb:path}", include_in_schema=False
+)
+async def named_repository(repository: str) -> Response:
+    """The protocol has a name for a repository here, but there is only one."""
+    msg = f"repository '{repository:.100}' cannot be named: there is only one"
+    raise HttpError(501, msg, "unsupported")
+
+
+async def _parameters(request: Request) -> dict[str, Any]:
+    """The `parameters` of a management call; none if it has no body."""
+    document = await read_object(request)
+    return as_object(document.get("parameters", {}), "'parameters'")
+
+
+def _refusal(e: RepositoryError, code: str) -> HttpError:
+    return HttpError(400 if e.found else 404, str(e), code)
+
+
+async def _served(
+    gateway: Gateway, name: str, version: str | None = None
+) -> tuple[ModelRecord, LoadedModel]:
+    """What serves a version; it is loaded first where that is left to requests."""
+    record = find_model(gateway, name)
+    patience = Patience(gateway.settings.request_timeout)
+    await gateway.on_demand.ensure(name, version, patience)
+    loaded = find_version(record, version)
+    if loaded is None:
+        raise _not_ready(gateway, name, version)
+    return record, loaded
+
+
+def _not_ready(gateway: Gateway, name: str, version: str | None) -> VersionNotReady:
+    why = gateway.repository.explain(name, version)
+    return VersionNotReady(name, version, why or "it is not loaded")
+
+
+def _ready(gateway: Gateway, name: str, version: str | None = None) -> ModelReady:
+    record = find_model(gateway, name)
+    loaded = find_version(record, version)
+    if loaded is None and not gateway.on_demand.offers(name, version):
+        raise _not_ready(gateway, name, version)
+    if loaded is not None and not is_serving(loaded):
+        raise ModelNotReady(name, why_not_serving(loaded))
+    return ModelReady(name=name, ready=True)

@@ -1,0 +1,173 @@
+"""The protocol's shared memory extensions: system, and CUDA, of which there is none."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Request, Response
+
+from app.api.dependencies import MANAGEMENT, GatewayOf, read_object
+from app.api.request_bodies import RegisterRequest, documented, whole_number
+from app.api.schemas import CudaRegion, ErrorBody, SystemRegion
+from app.codec.shared_memory import RegionStatus, RegionTable
+from app.codec.wanted import not_allowed
+from app.errors import HttpError, InvalidRequest
+from app.gateway import Gateway
+
+router = APIRouter(
+    prefix="/v2", tags=["open inference protocol"], dependencies=MANAGEMENT
+)
+
+_SYSTEM = "/systemsharedmemory"
+_CUDA = "/cudasharedmemory"
+_REGION = "/region/{region}"
+_LARGEST = (1 << 64) - 1
+REFUSED = {"model": ErrorBody, "description": "It cannot be registered here."}
+UNKNOWN = {"model": ErrorBody, "description": "There is no such region."}
+
+RegionName = Annotated[str, Path(description="The name that it is registered under.")]
+
+
+@router.get(f"{_SYSTEM}/status", summary="List the registered shared memory")
+async def system_status(gateway: GatewayOf) -> list[SystemRegion]:
+    """Empty where shared memory is not allowed."""
+    return _status(gateway, None)
+
+
+@router.get(
+    f"{_SYSTEM}{_REGION}/status",
+    summary="Show a shared memory region",
+    responses={404: UNKNOWN},
+)
+async def system_region_status(
+    gateway: GatewayOf, region: RegionName
+) -> list[SystemRegion]:
+    """A list of one. 404 if there is no such region."""
+    return _status(gateway, region)
+
+
+@router.post(
+    f"{_SYSTEM}{_REGION}/register",
+    summary="Register shared memory",
+    response_class=Response,
+    openapi_extra=documented(RegisterRequest, required=True),
+    responses={501: REFUSED},
+)
+async def register_system(
+    gateway: GatewayOf, request: Request, region: RegionName
+) -> Response:
+    """Lets requests name a part of a POSIX segment of this machine.
+
+    The body has `key` (the segment's name), `offset` and `byte_size`. 501 unless the
+    server was started with `--allow-shared-memory`.
+    """
+    table = _allowed(gateway)
+    document = await read_object(request)
+    key = document.get("key")
+    if not isinstance(key, str):
+        msg = f"Unable to parse 'key': expected a string, got {key!r:.80}"
+        raise InvalidRequest(msg)
+    offset = _size(document, "offset", default=0)
+    status = RegionStatus(region, key, offset, _size(document, "byte_size"))
+    table.register(status)
+    return Response(status_code=200)
+
+
+@router.post(
+    f"{_SYSTEM}/unregister",
+    summary="Unregister all shared memory",
+    response_class=Response,
+)
+async def unregister_all_system(gateway: GatewayOf) -> Response:
+    """Also where there is none: clients call this before they begin."""
+    return _unregister(gateway, None)
+
+
+@router.post(
+    f"{_SYSTEM}{_REGION}/unregister",
+    summary="Unregister shared memory",
+    response_class=Response,
+)
+async def unregister_system(gateway: GatewayOf, region: RegionName) -> Response:
+    """It stays listed and usable until the last request that uses it has ended."""
+    return _unregister(gateway, region)
+
+
+@router.get(f"{_CUDA}/status", summary="List the registered CUDA memory")
+async def cuda_status() -> list[CudaRegion]:
+    """Always empty."""
+    return []
+
+
+@router.get(f"{_CUDA}{_REGION}/status", summary="Show a CUDA memory region")
+async def cuda_region_status(region: RegionName) -> list[CudaRegion]:
+    """Always empty."""
+    return []
+
+
+@router.post(
+    f"{_CUDA}{_REGION}/register",
+    summary="Register CUDA memory",
+    response_class=Response,
+    responses={400: REFUSED},
+)
+async def register_cuda(request: Request, region: RegionName) -> Response:
+    """Always refused: tensors of devices are not shared with clients."""
+    # A client that is still sending would not see the answer.
+    await read_object(request)
+    msg = (
+        f"failed to register CUDA shared memory region: '{region:.100}', "
+        "GPUs not supported"
+    )
+    raise HttpError(400, msg, "unsupported")
+
+
+@router.post(
+    f"{_CUDA}/unregister",
+    summary="Unregister all CUDA memory",
+    response_class=Response,
+)
+async def unregister_all_cuda() -> Response:
+    """There is none, and clients call this before they begin."""
+    return Response(status_code=200)
+
+
+@router.post(
+    f"{_CUDA}{_REGION}/unregister",
+    summary="Unregister CUDA memory",
+    response_class=Response,
+)
+async def unregister_cuda(region: RegionName) -> Response:
+    """There is none, and clients call this before they begin."""
+    return Response(status_code=200)
+
+
+def _allowed(gateway: Gateway) -> RegionTable:
+    if gateway.regions is None:
+        raise not_allowed()
+    return gateway.regions
+
+
+def _status(gateway: Gateway, region: str | None) -> list[SystemRegion]:
+    if gateway.regions is None:
+        return []
+    return [SystemRegion(**asdict(status)) for status in gateway.regions.status(region)]
+
+
+def _unregister(gateway: Gateway, region: str | None) -> Response:
+    if gateway.regions is not None:
+        gateway.regions.unregister(region)
+    return Response(status_code=200)
+
+
+def _size(document: dict[str, Any], key: str, default: int | None = None) -> int:
+    value = document.get(key, default)
+    size = whole_number(value)
+    if size is None or not 0 <= size <= _LARGEST:
+        msg = (
+            f"Unable to parse '{key}': attempt to access JSON non-unsigned-integer as "
+            f"unsigned-integer, got {value!r:.80}"
+        )
+        raise InvalidRequest(msg)
+    return size

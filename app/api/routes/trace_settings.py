@@ -1,0 +1,174 @@
+"""The protocol's trace extension: which requests are traced, asked and changed."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from app.api.dependencies import (
+    MANAGEMENT,
+    GatewayOf,
+    ModelName,
+    Version,
+    find_version,
+    read_object,
+)
+from app.api.request_bodies import MOST, TraceRequest, documented, whole_number
+from app.api.schemas import TraceDocument
+from app.errors import InvalidRequest, UnknownModelTraced
+from app.gateway import Gateway
+from app.observe.tracing import LEVELS, Tracing
+
+router = APIRouter(prefix="/v2", tags=["open inference protocol"])
+
+_MODEL = "/models/{name}/trace/setting"
+_VERSION = "/models/{name}/versions/{version}/trace/setting"
+# As texts only in the one spelling, so that none of them is a typing mistake.
+_TEXT = re.compile(r"-1|0|[1-9][0-9]{0,15}")
+# Setting, field of `TraceSettings`, smallest value.
+_NUMBERS = {
+    "trace_rate": ("rate", 1),
+    "trace_count": ("count", -1),
+    "log_frequency": ("log_frequency", 0),
+}
+
+
+@router.get("/trace/setting", summary="Show what is traced")
+async def get_trace(gateway: GatewayOf) -> TraceDocument:
+    return _document(gateway.tracing, None)
+
+
+@router.post(
+    "/trace/setting",
+    summary="Change what is traced",
+    dependencies=MANAGEMENT,
+    openapi_extra=documented(TraceRequest),
+)
+async def update_trace(gateway: GatewayOf, request: Request) -> TraceDocument:
+    """Changes what is named and answers with all settings; null takes a change back.
+
+    `trace_level` OFF, TIMESTAMPS or TENSORS (a list); of `trace_rate` requests one is
+    traced, at most `trace_count` of them (-1: no end). Where traces go is for whoever
+    starts the server to say (`--trace-file`), so `trace_file` is refused.
+    """
+    return _update(gateway, None, await read_object(request))
+
+
+@router.get(_MODEL, summary="Show what is traced of a model")
+async def get_model_trace(gateway: GatewayOf, name: ModelName) -> TraceDocument:
+    return _document(gateway.tracing, _known(gateway, name))
+
+
+@router.post(
+    _MODEL,
+    summary="Change what is traced of a model",
+    dependencies=MANAGEMENT,
+    openapi_extra=documented(TraceRequest),
+)
+async def update_model_trace(
+    gateway: GatewayOf, request: Request, name: ModelName
+) -> TraceDocument:
+    """The same for one model; null takes a setting back to the server's."""
+    return _update(gateway, _known(gateway, name), await read_object(request))
+
+
+@router.get(_VERSION, summary="Show what is traced of a version")
+async def get_version_trace(
+    gateway: GatewayOf, name: ModelName, version: Version
+) -> TraceDocument:
+    """The settings of its model: versions have none of their own."""
+    return _document(gateway.tracing, _known(gateway, name, version))
+
+
+@router.post(
+    _VERSION,
+    summary="Change what is traced of a version",
+    dependencies=MANAGEMENT,
+    openapi_extra=documented(TraceRequest),
+)
+async def update_version_trace(
+    gateway: GatewayOf, request: Request, name: ModelName, version: Version
+) -> TraceDocument:
+    """Changes the settings of its model: versions have none of their own."""
+    name = _known(gateway, name, version)
+    return _update(gateway, name, await read_object(request))
+
+
+def _known(gateway: Gateway, name: str, version: str | None = None) -> str:
+    record = gateway.repository.get(name)
+    if record is None:
+        raise UnknownModelTraced(name)
+    find_version(record, version)
+    return name
+
+
+def _document(tracing: Tracing, model: str | None) -> TraceDocument:
+    settings = tracing.settings(model)
+    return TraceDocument(
+        trace_level=list(settings.level),
+        trace_rate=str(settings.rate),
+        trace_count=str(settings.count),
+        log_frequency=str(settings.log_frequency),
+        trace_file=tracing.path,
+        trace_mode="triton",
+    )
+
+
+def _update(
+    gateway: Gateway, model: str | None, document: dict[str, Any]
+) -> TraceDocument:
+    tracing = gateway.tracing
+    changes = _parse(document)
+    level = changes.get("level")
+    if level not in (None, ("OFF",)) and not tracing.path:
+        msg = (
+            "trace_level cannot be set: there is no file that traces could go to; "
+            "start the server with --trace-file"
+        )
+        raise InvalidRequest(msg)
+    tracing.update(model, changes)
+    return _document(tracing, model)
+
+
+def _parse(document: dict[str, Any]) -> dict[str, Any]:
+    """The fields of `TraceSettings` that a document changes, None to take back."""
+    changes: dict[str, Any] = {}
+    for key, value in document.items():
+        if key == "trace_file":
+            msg = "trace file location can not be updated through network protocol"
+            raise InvalidRequest(msg)
+        if key == "trace_level":
+            changes["level"] = _level(value)
+        elif key in _NUMBERS:
+            field, low = _NUMBERS[key]
+            changes[field] = _number(key, value, low)
+        elif key != "trace_mode" or value not in (None, "triton"):
+            known = ", ".join(["trace_level", *_NUMBERS])
+            msg = f"trace setting {key!r:.80} cannot be {value!r:.80}"
+            raise InvalidRequest(f"{msg}; known settings are {known}")
+    return changes
+
+
+def _level(value: object) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    names = value if isinstance(value, list) else []
+    if not names or any(name not in LEVELS for name in names):
+        msg = f"trace_level must be a list out of {LEVELS}, got {value!r:.80}"
+        raise InvalidRequest(msg)
+    wanted = tuple(name for name in LEVELS[1:] if name in names)
+    return ("OFF",) if "OFF" in names else wanted
+
+
+def _number(key: str, value: object, low: int) -> int | None:
+    """A number that may be written as a text, as stock clients do."""
+    if value is None:
+        return None
+    is_text = isinstance(value, str) and _TEXT.fullmatch(value)
+    number = int(str(value)) if is_text else whole_number(value)
+    if number is None or not low <= number <= MOST:
+        msg = f"'{key}' must be a whole number from {low} to {MOST}, got {value!r:.80}"
+        raise InvalidRequest(msg)
+    return number

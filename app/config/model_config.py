@@ -1,0 +1,293 @@
+"""``config.toml`` of a model: how it is run. Every key is optional.
+
+An unknown key, a wrong type or a value out of range is an error that names the key, so
+that a typing mistake never passes for a setting. `docs/configuration.md` lists them.
+How keys are declared is in `app/config/config_keys.py`.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from app.config.config_keys import (
+    KeyProblem,
+    boolean,
+    default_of,
+    integer,
+    integers,
+    key,
+    read_section,
+    seconds,
+    section,
+    sections,
+    size,
+    table,
+    text,
+)
+from app.config.ensemble_config import EnsembleConfig
+from app.config.frozen_inputs import check_frozen, with_frozen_files
+from app.config.labels import check_labels, read_labels
+from app.config.model_files import read_text, shown
+from app.config.priorities import PriorityLevel, check_levels
+from app.config.sequence_config import SequenceConfig
+from app.config.steps_config import StepsConfig
+from app.config.version_policy import ALL_VERSIONS, VersionPolicy, check_versions
+from app.config.warmup_config import WarmupConfig
+from engine import MAX_PRIORITY_LEVELS
+
+# What can be said of a model that runs nothing itself.
+ENSEMBLE_KEYS = frozenset(
+    {"ensemble", "example", "labels", "max_request_rows", "max_timeout", "timeout"}
+    | {"versions"}
+)
+MAX_CONFIG_BYTES = 1 << 20  # a page of options; bounds what a stray file can cost
+
+
+class ModelConfigError(Exception):
+    """A ``config.toml`` that cannot be used; the message names file and key."""
+
+
+def _auto_or_bool(value: Any) -> bool | None:
+    if value == "auto":
+        return None
+    if isinstance(value, bool):
+        return value
+    raise ValueError('"auto", true or false')
+
+
+def _optional_inputs(value: Any) -> bool | tuple[str, ...] | None:
+    if isinstance(value, list) and all(isinstance(name, str) for name in value):
+        return tuple(value)
+    try:
+        return _auto_or_bool(value)
+    except ValueError:
+        raise ValueError('"auto", true, false or a list of inputs') from None
+
+
+def _batching_dim(value: Any) -> int | None:
+    if value == "auto":
+        return None
+    try:
+        found: int = integer(0, 26)(value)
+    except ValueError:
+        raise ValueError('"auto" or the number of a dimension') from None
+    return found
+
+
+def _example(value: Any) -> Mapping[str, Any]:
+    try:
+        orjson.dumps(value)
+    except orjson.JSONEncodeError as e:
+        raise ValueError(f"a table of what JSON can hold ({e})") from None
+    return table(value)
+
+
+def _devices(value: Any) -> tuple[int, ...]:
+    try:
+        found: tuple[int, ...] = integers(0)(value)
+    except ValueError:
+        wanted = "a list of different indices of attached devices, as in [0, 1]"
+        raise ValueError(wanted) from None
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The options of one model, as written or by default.
+
+    `batching`, `batching_dim` and `optional_inputs` None leave the decision to what the
+    compiler has shown and the file says; `max_batch_size`
+    0 leaves it to the model; `memory` None is what its files take; `timeout` None is
+    the server's. Times are seconds, sizes bytes.
+    """
+
+    instances: int = key(
+        1, integer(1, 1024), "replicas, over the attached devices or those of `devices`"
+    )
+    devices: tuple[int, ...] = key(
+        (), _devices, "indices into the attached devices for the instances, in turn"
+    )
+    batching: bool | None = key(
+        None, _auto_or_bool, "whether rows of different requests run together"
+    )
+    batching_dim: int | None = key(
+        None, _batching_dim, "the dimension in which requests may have any size"
+    )
+    optional_inputs: bool | tuple[str, ...] | None = key(
+        None, _optional_inputs, "whether requests may leave inputs out, or which"
+    )
+    max_batch_size: int = key(0, integer(0, 65536), "rows in a batch at most")
+    max_request_rows: int = key(
+        0, integer(0, 1 << 31), "rows of a request at most; more are refused"
+    )
+    preferred_batch_sizes: tuple[int, ...] = key(
+        (), integers(1, 65536), "rows of a batch, where so many wait"
+    )
+    max_queue_delay: float = key(
+        0.0, seconds(0, 60), "how long a free device waits for more rows"
+    )
+    max_queue_size: int = key(
+        1024, integer(1, 65536), "requests that may be in one instance"
+    )
+    priority_levels: int = key(
+        0, integer(0, MAX_PRIORITY_LEVELS), "levels of requests, 1 goes first; 0: none"
+    )
+    default_priority: int = key(
+        0, integer(1, MAX_PRIORITY_LEVELS), "the level of requests that name none"
+    )
+    priority: tuple[PriorityLevel, ...] = key(
+        (), sections(PriorityLevel), "what is different for single levels"
+    )
+    channel_memory: int | None = key(
+        None,
+        size(1 << 16, 1 << 38),
+        "shared memory of an instance in each direction",
+    )
+    memory: int | None = key(
+        None, size(1, 1 << 50), "what it takes when loaded, for --model-memory"
+    )
+    timeout: float | None = key(
+        None, seconds(0.001, 86400), "how long a request may take that does not say"
+    )
+    max_timeout: float | None = key(
+        None, seconds(0.001, 86400), "how long a request may take, whatever it says"
+    )
+    check_package_hash: bool = key(
+        True, boolean, "compare what is loaded with the digests recorded in the file"
+    )
+    frozen_inputs: Mapping[str, Any] = key(
+        dict, check_frozen, "values of inputs that requests do not bring"
+    )
+    save_outputs: str = key(
+        "", text(4000), "the folder where what its save programs deliver is put"
+    )
+    versions: VersionPolicy = key(
+        ALL_VERSIONS, check_versions, "which of the versions are served"
+    )
+    labels: Mapping[str, Any] = key(
+        dict, check_labels, "names of the classes of an output, or the file with them"
+    )
+    sequence: SequenceConfig | None = key(
+        None, section(SequenceConfig), "requests follow each other and share a state"
+    )
+    responses: StepsConfig | None = key(
+        None,
+        section(StepsConfig),
+        "a request runs in steps and has several responses",
+    )
+    warmup: WarmupConfig | None = key(
+        None, section(WarmupConfig), "what every replica runs before it takes requests"
+    )
+    ensemble: EnsembleConfig | None = key(
+        None, section(EnsembleConfig), "the graph of other models that this one is"
+    )
+    example: Mapping[str, Any] = key(
+        dict, _example, "values of inputs by name, for the documentation page"
+    )
+
+    def __post_init__(self) -> None:
+        if self.ensemble is not None:
+            self._check_ensemble()
+        if self.devices and len(self.devices) > self.instances:
+            msg = (
+                f"devices names {len(self.devices)} devices for {self.instances} "
+                f"instances; every instance runs on one device"
+            )
+            raise ValueError(msg)
+        most = self.max_batch_size
+        too_large = [n for n in self.preferred_batch_sizes if most and n > most]
+        if too_large:
+            msg = f"preferred_batch_sizes has {too_large[0]}, over max_batch_size"
+            raise ValueError(f"{msg} ({most})")
+        if self.default_priority > self.priority_levels:
+            msg = (
+                f"default_priority is {self.default_priority}, priority_levels says "
+                f"that there are {self.priority_levels}"
+            )
+            raise ValueError(msg)
+        if self.sequence is not None and self.responses is not None:
+            raise ValueError("a model has either [sequence] or [responses], not both")
+        check_levels(self.priority, self.priority_levels)
+        if self.timeout and self.max_timeout and self.timeout > self.max_timeout:
+            msg = f"timeout is {self.timeout:g} s, over max_timeout"
+            raise ValueError(f"{msg} ({self.max_timeout:g} s)")
+
+    def _check_ensemble(self) -> None:
+        for item in fields(self):
+            given = getattr(self, item.name)
+            if item.name not in ENSEMBLE_KEYS and given != default_of(item):
+                msg = f"an ensemble has no {item.name}; set it for the models of its"
+                raise ValueError(f"{msg} steps")
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """The tables of a ``config.toml``, unchecked. Raises `ModelConfigError`."""
+    try:
+        text = read_text(path, MAX_CONFIG_BYTES)
+    except ValueError as e:
+        raise ModelConfigError(f"{path.name} {e}") from None
+    try:
+        return tomllib.loads(text)
+    except (ValueError, ArithmeticError, RecursionError, MemoryError) as e:
+        # A date that no calendar has, a number of thousands of digits, tables in
+        # tables: the grammar allows more than Python can hold.
+        raise ModelConfigError(f"{path.name} cannot be read: {e}") from None
+
+
+def with_files(config: ModelConfig, folder: Path, name: str) -> ModelConfig:
+    """`config` with the files of the model's folder that it names; `name` is for
+    errors.
+
+    Raises `ModelConfigError`.
+    """
+    if not (config.labels or config.frozen_inputs or config.save_outputs):
+        return config
+    try:
+        frozen = with_frozen_files(config.frozen_inputs, folder)
+        save_outputs = config.save_outputs and save_folder(config.save_outputs, folder)
+        labels = {
+            output: read_labels(folder, value) if isinstance(value, str) else value
+            for output, value in config.labels.items()
+        }
+    except (ValueError, OSError) as e:
+        raise ModelConfigError(f"{name}: {e}") from None
+    return replace(
+        config, labels=labels, frozen_inputs=frozen, save_outputs=save_outputs
+    )
+
+
+def parse_model_config(
+    document: Mapping[str, Any], name: str = "config.toml"
+) -> ModelConfig:
+    """The `ModelConfig` of a parsed document. Raises `ModelConfigError`."""
+    try:
+        return read_section(ModelConfig, document)
+    except KeyProblem as e:
+        raise ModelConfigError(f"{name}: {e}") from None
+
+
+def save_folder(name: str, folder: Path) -> str:
+    """Where it is, seen from the model's folder. Raises ValueError where versions are.
+
+    Files that come and go there would be taken for another version.
+    """
+    try:
+        path = (folder / name).resolve()
+        path.exists()  # it need not, but must be a name that a folder can have
+    except (OSError, RuntimeError) as e:
+        why = getattr(e, "strerror", None) or "its links lead in a circle"
+        raise ValueError(f"save_outputs {shown(name)}: {why}") from None
+    try:
+        parts = path.relative_to(folder.resolve()).parts
+    except ValueError:
+        return str(path)
+    if not parts or parts[0].isdecimal():
+        msg = f"save_outputs {name!r} is where the model's versions are"
+        raise ValueError(msg)
+    return str(path)

@@ -1,0 +1,127 @@
+"""A model's options, from all that says something about them.
+
+Triton's ``config.pbtxt``, our ``config.toml`` and the configuration of a load request,
+each over the one before; none is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from app.config.model_config import (
+    ModelConfig,
+    ModelConfigError,
+    parse_model_config,
+    read_document,
+    with_files,
+)
+from app.config.triton import (
+    DeclaredTensors,
+    Translation,
+    TritonConfigError,
+    read_json_config,
+    read_pbtxt,
+    translate,
+)
+
+OVERRIDE = "the config of the load request"
+_KEYS = frozenset(item.name for item in fields(ModelConfig))
+#: What a load request may set: how a model runs, and nothing of what it may do to the
+#: machine. Who may load models may not therefore write files (`save_outputs`), or take
+#: more memory than the operator gives (`memory`).
+REQUESTABLE = frozenset(
+    {
+        "batching", "batching_dim", "channel_memory", "check_package_hash",
+        "default_priority", "devices", "ensemble", "example", "frozen_inputs",
+        "instances", "labels", "max_batch_size", "max_queue_delay", "max_queue_size",
+        "max_request_rows", "max_timeout", "optional_inputs", "preferred_batch_sizes",
+        "priority", "priority_levels", "responses", "sequence", "timeout", "versions",
+        "warmup",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """How a model is run, what was declared about it, and what has no effect.
+
+    `filename` is the file to take where a version has several.
+    """
+
+    config: ModelConfig = field(default_factory=ModelConfig)
+    declared: DeclaredTensors = field(default_factory=DeclaredTensors)
+    filename: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def read_options(
+    name: str,
+    folder: Path | None,
+    pbtxt: Path | None,
+    toml: Path | None,
+    override: str | None = None,
+    *,
+    is_upload: bool = False,
+) -> ModelOptions:
+    """The options of model `name`, whose files are in `folder`; `override` is JSON.
+
+    `is_upload`: the files came with a load request as well. Raises `ModelConfigError`,
+    also where such a request sets what is the operator's to set.
+    """
+    try:
+        triton = Translation()
+        if pbtxt is not None:
+            triton = translate(read_pbtxt(pbtxt), name)
+        layers: list[tuple[str, Mapping[str, Any]]] = [("config.pbtxt", triton.options)]
+        if toml is not None:
+            layers.append((toml.name, read_document(toml)))
+        changes = _override(name, override)
+    except TritonConfigError as e:
+        raise ModelConfigError(str(e)) from None
+    layers.append((OVERRIDE, changes.options))
+    merged: dict[str, Any] = {}
+    for label, layer in layers:
+        if is_upload or label == OVERRIDE:
+            _check_requestable(label, layer)
+        parse_model_config(layer, label)
+        merged |= layer
+    declared = triton.declared.changed_by(changes.declared)
+    if "ensemble" in merged:
+        if "max_batch_size" in changes.options:
+            del merged["max_batch_size"]  # declared of it; what it runs has its own
+    elif declared.max_batch_size == 0 and not any(
+        "batching" in layer for _, layer in layers[1:]
+    ):
+        merged["batching"] = False
+    together = " and ".join(label for label, layer in layers if layer)
+    config = parse_model_config(merged, together)
+    if folder is not None:
+        config = with_files(config, folder, together)
+    return ModelOptions(
+        config,
+        declared,
+        changes.filename or triton.filename,
+        triton.notes + changes.notes,
+    )
+
+
+def _check_requestable(label: str, layer: Mapping[str, Any]) -> None:
+    for key in layer:
+        if key in _KEYS and key not in REQUESTABLE:
+            where = label if label == OVERRIDE else f"{label} of the load request"
+            msg = f"{where}: {key} can be set in the model repository only"
+            raise ModelConfigError(msg)
+
+
+def _override(name: str, override: str | None) -> Translation:
+    """Both Triton's keys and ours are understood."""
+    if override is None:
+        return Translation()
+    message, ours = read_json_config(override)
+    found = translate(message, name, OVERRIDE, partial=True)
+    return Translation(
+        {**found.options, **ours}, found.declared, found.filename, found.notes
+    )

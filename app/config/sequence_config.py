@@ -1,0 +1,47 @@
+"""``[sequence]`` of a model's ``config.toml``: that it keeps state, and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from app.config.config_keys import integer, key, seconds, sections, text
+from app.config.state_config import StateConfig
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceConfig:
+    """How the sequences of a model are run. Control inputs are named; empty: none."""
+
+    start: str = key("", text(), "input that is 1 in the first request of a sequence")
+    end: str = key("", text(), "input that is 1 in the last one")
+    ready: str = key("", text(), "input that is 1 in every request")
+    correlation_id: str = key("", text(), "input that gets the sequence's identifier")
+    state: tuple[StateConfig, ...] = key(
+        (), sections(StateConfig), "outputs that are inputs of the next request"
+    )
+    max_idle: float = key(
+        1.0, seconds(0.001, 604800), "a sequence without a request for so long is ended"
+    )
+    max_sequences: int = key(1024, integer(1, 1 << 20), "sequences at the same time")
+    max_active: int = key(
+        0,
+        integer(1, 1 << 20),
+        "sequences of an instance that may run; others wait until one of them ends",
+    )
+    max_waiting: int = key(
+        64, integer(0, 65536), "requests of one sequence that may wait for their turn"
+    )
+
+    def __post_init__(self) -> None:
+        names = [*self.controls.values(), *(state.input for state in self.state)]
+        if len(set(names)) != len(names):
+            raise ValueError(f"an input is named twice: {', '.join(sorted(names))}")
+        outputs = [state.output for state in self.state]
+        if len(set(outputs)) != len(outputs):
+            raise ValueError(f"an output is named twice: {', '.join(sorted(outputs))}")
+
+    @property
+    def controls(self) -> dict[str, str]:
+        """The control inputs that are named, by what they are for."""
+        roles = ("start", "end", "ready", "correlation_id")
+        return {role: getattr(self, role) for role in roles if getattr(self, role)}

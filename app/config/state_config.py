@@ -1,0 +1,49 @@
+"""``[[….state]]`` of a model's ``config.toml``: what one run leaves for the next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.config.config_keys import integer, key, text
+from app.limits import DEFAULT_LIMITS
+
+
+def _dimensions(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or len(value) > DEFAULT_LIMITS.max_rank:
+        raise ValueError("a list of dimensions")
+    check = integer(0, 1 << 31)
+    return tuple(check(dim) for dim in value)
+
+
+@dataclass(frozen=True, slots=True)
+class StateConfig:
+    """``[[….state]]``: the output of a run that is an input of the next."""
+
+    input: str = key("", text(), "the input that takes the state")
+    output: str = key("", text(), "the output that is the state from then on")
+    initial: str = key(
+        "", text(255), "an .npy file beside the model with the first value; else zeros"
+    )
+    shape: tuple[int, ...] | None = key(
+        None, _dimensions, "of the zeros, where the input leaves dimensions free"
+    )
+    data_file: str = key(
+        "",
+        text(255),
+        "a file in the model's folder `initial_state` with the bytes of `shape`",
+    )
+
+    def __post_init__(self) -> None:
+        if not self.input or not self.output:
+            raise ValueError("input and output must both be named")
+        if self.initial and Path(self.initial).name != self.initial:
+            raise ValueError(f"initial must be the name of a file, got {self.initial}")
+        if self.initial and self.shape is not None:
+            raise ValueError("the file of initial has a shape of its own; leave it out")
+        if self.data_file and Path(self.data_file).name != self.data_file:
+            msg = f"data_file must be the name of a file, got {self.data_file}"
+            raise ValueError(msg)
+        if self.data_file and (self.initial or self.shape is None):
+            raise ValueError("data_file needs a shape, and stands instead of initial")

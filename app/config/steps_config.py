@@ -1,0 +1,68 @@
+"""``[responses]`` of a model's ``config.toml``: several responses to one request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from app.config.config_keys import integer, key, sections, text
+from app.config.state_config import StateConfig
+
+Parameter: TypeAlias = bool | int | float | str
+
+
+def _parameters(value: Any) -> Mapping[str, Parameter]:
+    if not isinstance(value, dict) or not all(
+        isinstance(item, bool | int | float | str) for item in value.values()
+    ):
+        raise ValueError("a table of input name to a number, a boolean or a text")
+    return value
+
+
+def _delay(value: Any) -> float | str:
+    if isinstance(value, str) and len(value) <= 1000:
+        return value
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if number and 0 <= value <= 3600:
+        return float(value)
+    raise ValueError("the name of an output, or seconds up to 3600")
+
+
+@dataclass(frozen=True, slots=True)
+class StepsConfig:
+    """How a model is run step by step. Names are of inputs and outputs; empty: none."""
+
+    more: str = key("", text(), "BOOL output: whether another step follows")
+    emit: str = key("", text(), "BOOL output: whether the step gives a response")
+    error: str = key("", text(), "BYTES output: an error that ends it, unless empty")
+    delay: float | str = key(
+        0.0, _delay, "seconds that a step's response is held back, or the output for it"
+    )
+    step: str = key("", text(), "input that gets the number of the step, from 0")
+    state: tuple[StateConfig, ...] = key(
+        (), sections(StateConfig), "outputs that are inputs of the next step"
+    )
+    parameters: Mapping[str, Parameter] = key(
+        dict, _parameters, "inputs that request parameters fill, with their defaults"
+    )
+    max_steps: int = key(4096, integer(1, 1 << 20), "steps of one request at most")
+
+    def __post_init__(self) -> None:
+        for kind, names in (("input", self.inputs), ("output", self.outputs)):
+            if len(set(names)) != len(names):
+                raise ValueError(f"an {kind} is named twice: {', '.join(names)}")
+
+    @property
+    def inputs(self) -> list[str]:
+        """The inputs that requests do not see."""
+        states = [state.input for state in self.state]
+        return [name for name in (self.step, *states, *self.parameters) if name]
+
+    @property
+    def outputs(self) -> list[str]:
+        """The outputs that responses do not show."""
+        delay = self.delay if isinstance(self.delay, str) else ""
+        states = [state.output for state in self.state]
+        names = (self.more, self.emit, self.error, delay, *states)
+        return [name for name in names if name]

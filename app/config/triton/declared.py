@@ -1,0 +1,278 @@
+"""The tensors that Triton's configuration declares, compared with the model's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from app.config.triton.reading import TritonConfigError
+from app.config.triton.reshape import Reshape, Reshapes
+from app.spec import ModelSpec, TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredTensor:
+    """One input or output as declared. `dims` are without the batch dimension.
+
+    `datatype` is the protocol's name; empty where none is declared. `reshape` are the
+    dimensions that the model has instead of `dims`, None for the same. `format` and
+    `label_filename` are told to those who ask for the configuration.
+    """
+
+    name: str
+    datatype: str
+    dims: tuple[int, ...]
+    label: str
+    reshape: tuple[int, ...] | None = None
+    format: str = ""
+    label_filename: str = ""
+
+    def shape(self, *, batched: bool) -> tuple[int, ...] | None:
+        """The shape that requests see; None where no dimensions are declared."""
+        if not self.dims and self.reshape is None:
+            return None
+        return (-1, *self.dims) if batched else self.dims
+
+    def inner_shape(self, *, batched: bool) -> tuple[int, ...] | None:
+        """The shape that the model sees; None where no dimensions are declared."""
+        if self.reshape is None:
+            return self.shape(batched=batched)
+        return (-1, *self.reshape) if batched else self.reshape
+
+    def narrowed(self, tensor: TensorSpec, kind: str, *, batched: bool) -> TensorSpec:
+        """The tensor of the model with what is declared of it.
+
+        Raises ValueError where they differ.
+        """
+        if self.datatype and tensor.datatype != self.datatype:
+            msg = (
+                f"{self.label}: {kind} '{self.name}' is declared as {self.datatype}, "
+                f"but the model has {tensor.datatype}"
+            )
+            raise ValueError(msg)
+        shape = self.shape(batched=batched)
+        if shape is None:
+            return tensor
+        if tensor.shape is None:
+            return replace(tensor, shape=shape)
+        if not _fits(shape, tensor.shape):
+            msg = (
+                f"{self.label}: {kind} '{self.name}' is declared with shape "
+                f"{list(shape)}, but the model has {list(tensor.shape)}"
+            )
+            raise ValueError(msg)
+        known = tuple(map(max, shape, tensor.shape))
+        return tensor if known == tensor.shape else replace(tensor, shape=known)
+
+
+def declared_tensors(messages: Iterable[Any], label: str) -> tuple[DeclaredTensor, ...]:
+    """The ``input`` or ``output`` entries. Raises `TritonConfigError`."""
+    found = tuple(_declared(message, label) for message in messages)
+    names = [tensor.name for tensor in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise TritonConfigError(f"{label}: '{name}' is declared twice")
+    return found
+
+
+def _declared(message: Any, label: str) -> DeclaredTensor:
+    name, dims = message.name, tuple(message.dims)
+    if not name:
+        raise TritonConfigError(f"{label}: an input or output has no name")
+    check_dims(name, dims, label)
+    reshape = None
+    if message.HasField("reshape"):
+        reshape = tuple(message.reshape.shape)
+        check_dims(name, reshape, label)
+        problem = Reshape(name, dims, reshape, batched=False).check()
+        if problem:
+            msg = f"{label}: reshape of '{name}' cannot be done: {problem}"
+            raise TritonConfigError(msg)
+    return DeclaredTensor(
+        name,
+        datatype_word(message),
+        dims,
+        label,
+        reshape,
+        format=_word(message, "format"),
+        label_filename=getattr(message, "label_filename", ""),
+    )
+
+
+def declared_states(
+    messages: Iterable[Any], field: str, label: str
+) -> tuple[DeclaredTensor, ...]:
+    """The tensors that the ``state`` entries name in `field`."""
+    found = []
+    for message in messages:
+        name, dims = getattr(message, field), tuple(message.dims)
+        check_dims(name, dims, label)
+        found.append(DeclaredTensor(name, datatype_word(message), dims, label))
+    return tuple(found)
+
+
+def check_dims(name: str, dims: tuple[int, ...], label: str) -> None:
+    """Raises `TritonConfigError` for what are no dimensions."""
+    if any(dim < -1 or dim == 0 for dim in dims):
+        msg = f"{label}: dims of '{name}' must be 1 or more, or -1, got {list(dims)}"
+        raise TritonConfigError(msg)
+
+
+def datatype_word(message: Any) -> str:
+    """The protocol's name of a message's ``data_type``; empty where there is none."""
+    kind = _word(message, "data_type").removeprefix("TYPE_")
+    return {"INVALID": "", "STRING": "BYTES"}.get(kind, kind)
+
+
+def _word(message: Any, field: str) -> str:
+    """The word of an enumerator; empty where messages of this kind have none."""
+    found = message.DESCRIPTOR.fields_by_name.get(field)
+    if found is None:
+        return ""
+    word: str = found.enum_type.values_by_number[getattr(message, field)].name
+    return word
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredTensors:
+    """All that a configuration declares; nothing, if there is none.
+
+    `max_batch_size` above 0 states that the first dimension of every input and output
+    counts rows; 0, that it does not; None says nothing. `state_inputs` and
+    `state_outputs` are those that sequences hide.
+    """
+
+    inputs: tuple[DeclaredTensor, ...] = ()
+    outputs: tuple[DeclaredTensor, ...] = ()
+    max_batch_size: int | None = None
+    state_inputs: tuple[DeclaredTensor, ...] = ()
+    state_outputs: tuple[DeclaredTensor, ...] = ()
+    label: str = ""
+
+    @property
+    def is_batched(self) -> bool:
+        return bool(self.max_batch_size)
+
+    @property
+    def reshapes(self) -> Reshapes:
+        """What is to be put into the model when it is compiled."""
+        return Reshapes(self._reshapes(self.inputs), self._reshapes(self.outputs))
+
+    def _reshapes(self, tensors: Iterable[DeclaredTensor]) -> tuple[Reshape, ...]:
+        return tuple(
+            Reshape(t.name, t.dims, t.reshape, self.is_batched)
+            for t in tensors
+            if t.reshape is not None
+        )
+
+    def input(self, name: str) -> DeclaredTensor | None:
+        return next((t for t in self.inputs if t.name == name), None)
+
+    def output(self, name: str) -> DeclaredTensor | None:
+        return next((t for t in self.outputs if t.name == name), None)
+
+    def changed_by(self, other: DeclaredTensors) -> DeclaredTensors:
+        """These, with what `other` says instead."""
+        said = other.max_batch_size is not None
+        return DeclaredTensors(
+            other.inputs or self.inputs,
+            other.outputs or self.outputs,
+            other.max_batch_size if said else self.max_batch_size,
+            other.state_inputs or self.state_inputs,
+            other.state_outputs or self.state_outputs,
+            other.label or self.label,
+        )
+
+    def applied(self, spec: ModelSpec, rows: int = 0) -> ModelSpec:
+        """The spec of all tensors of a model, with what is declared about them.
+
+        `rows` run together at most, if they are declared to; 0: as many as is declared.
+        Raises ValueError where the model differs.
+        """
+        problems: list[str] = []
+        inputs = self._narrowed(
+            spec.inputs, (*self.inputs, *self.state_inputs), "input", problems
+        )
+        outputs = self._narrowed(
+            spec.outputs, (*self.outputs, *self.state_outputs), "output", problems
+        )
+        if self.is_batched and not problems:
+            problems += self._without_rows(inputs, "input")
+            problems += self._without_rows(outputs, "output")
+        if problems:
+            raise ValueError("; ".join(problems))
+        if self.is_batched:
+            most = rows or self.max_batch_size or 0
+            return replace(spec, inputs=inputs, outputs=outputs, max_batch_size=most)
+        return replace(spec, inputs=inputs, outputs=outputs)
+
+    def _narrowed(
+        self,
+        tensors: Iterable[TensorSpec],
+        declared: Iterable[DeclaredTensor],
+        kind: str,
+        problems: list[str],
+    ) -> tuple[TensorSpec, ...]:
+        found: dict[str, TensorSpec] = {tensor.name: tensor for tensor in tensors}
+        for item in declared:
+            tensor = found.get(item.name)
+            if tensor is None:
+                problems.append(f"{item.label}: the model has no {kind} '{item.name}'")
+                continue
+            try:
+                found[item.name] = item.narrowed(tensor, kind, batched=self.is_batched)
+            except ValueError as e:
+                problems.append(str(e))
+        return tuple(found.values())
+
+    def _without_rows(self, tensors: Iterable[TensorSpec], kind: str) -> list[str]:
+        """Complaints about tensors of a model whose rows cannot be counted."""
+        return [
+            f"{self.label}: max_batch_size is {self.max_batch_size}, but "
+            f"{kind} '{tensor.name}' {why}"
+            for tensor in tensors
+            if (why := _why_no_rows(tensor))
+        ]
+
+    def visible(self, spec: ModelSpec, everything: ModelSpec) -> ModelSpec:
+        """What requests see of `everything`, of which `spec` is not hidden from them.
+
+        Raises ValueError where there are inputs that are not declared: nobody would
+        send them.
+        """
+        if self.inputs:
+            names = [tensor.name for tensor in self.inputs]
+            more = [t.name for t in spec.inputs if t.name not in names]
+            if more:
+                msg = (
+                    f"{self.label}: the model has the input '{more[0]}' too; declared "
+                    f"are only {names}"
+                )
+                raise ValueError(msg)
+        if not self.outputs:
+            return spec
+        shown = {tensor.name for tensor in self.outputs}
+        outputs = tuple(t for t in everything.outputs if t.name in shown)
+        return replace(spec, outputs=outputs)
+
+
+def _why_no_rows(tensor: TensorSpec) -> str:
+    """What keeps the first dimension from counting rows; empty if it does."""
+    if tensor.shape is None:
+        return "has no known shape"
+    if not tensor.shape:
+        return "has no dimension for rows"
+    if tensor.shape[0] >= 0 or tensor.multiple > 1:
+        return (
+            f"has a fixed first dimension (its shape is {list(tensor.shape)}); "
+            f"dynamic_batching, or batching = true in config.toml, fills batches up"
+        )
+    return ""
+
+
+def _fits(declared: tuple[int, ...], model: tuple[int, ...]) -> bool:
+    """Whether some tensor has both shapes; -1 is any dimension."""
+    return len(declared) == len(model) and all(
+        a == b or a < 0 or b < 0 for a, b in zip(declared, model, strict=True)
+    )

@@ -1,0 +1,131 @@
+"""What a configuration changes of an ONNX model before it is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeAlias
+
+import numpy.typing as npt
+
+from app.config.triton.reshape import Reshape, Reshapes
+
+#: The name of the first dimension of all inputs, where they have none in common.
+ROWS = "rows"
+
+_Dims: TypeAlias = tuple[int | str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphChanges:
+    """`repr` is complete and stable: part of a cache key.
+
+    `counts_rows`: the first dimension of every input is stated to be that of one batch,
+    which the file need not say. `optional`: inputs that stay inputs though the file
+    gives them values (initializers).
+    """
+
+    reshapes: Reshapes = field(default_factory=Reshapes)
+    counts_rows: bool = False
+    optional: tuple[str, ...] = ()
+
+    def to_message(self) -> dict[str, Any]:
+        """What JSON can hold."""
+        return asdict(self)
+
+    @classmethod
+    def from_message(cls, message: Mapping[str, Any]) -> GraphChanges:
+        """The inverse of `to_message`."""
+        reshapes = message["reshapes"]
+        return cls(
+            Reshapes(
+                tuple(Reshape.from_message(one) for one in reshapes["inputs"]),
+                tuple(Reshape.from_message(one) for one in reshapes["outputs"]),
+            ),
+            bool(message["counts_rows"]),
+            tuple(message["optional"]),
+        )
+
+    @property
+    def are_of_the_graph(self) -> bool:
+        """Whether the model has to be changed itself (`apply`)."""
+        return bool(self.reshapes or self.optional)
+
+    def row_shapes(self, model: Any) -> Mapping[str, _Dims]:
+        """New shapes of inputs, so that their rows have one name; none where they do.
+
+        `model` is an `onnx.ModelProto`, with or without its data.
+        """
+        graph = model.graph
+        constants = {tensor.name for tensor in graph.initializer}
+        inputs = [v for v in graph.input if v.name not in constants]
+        shapes = {v.name: v.type.tensor_type.shape.dim for v in inputs}
+        if not self.counts_rows or any(not dims for dims in shapes.values()):
+            return {}
+        firsts = {_dim(dims[0]) for dims in shapes.values()}
+        if len(firsts) == 1 and firsts != {-1}:
+            return {}
+        if any(isinstance(first, int) and first >= 0 for first in firsts):
+            return {}
+        return {
+            name: (ROWS, *map(_dim, dims[1:])) for name, dims in sorted(shapes.items())
+        }
+
+    def apply(self, model: Any) -> tuple[dict[str, str], dict[str, str]]:
+        """Changes an `onnx.ModelProto`, which has its data.
+
+        Inputs and outputs may have other names then; returns what they are to be called
+        by their names in it. Raises ValueError for a tensor that there is not.
+        """
+        graph = model.graph
+        for tensor in [t for t in graph.initializer if t.name in self.optional]:
+            graph.initializer.remove(tensor)
+        shapes = self.row_shapes(model)
+        for value in graph.input:
+            if value.name in shapes:
+                value.type.tensor_type.shape.dim[0].dim_param = ROWS
+        if shapes:
+            del graph.value_info[:]  # which may use the old names
+        return self.reshapes.apply(model)
+
+
+def _dim(dim: Any) -> int | str:
+    if dim.dim_param:
+        return str(dim.dim_param)
+    return int(dim.dim_value) if dim.HasField("dim_value") else -1
+
+
+def input_defaults(
+    model: Any, names: Collection[str]
+) -> dict[str, npt.NDArray[Any] | None]:
+    """What those of the inputs `names` are that a request may leave out.
+
+    The value that the model gives an input, None for one that nothing in it uses (and
+    may be anything). Others are not among them. `model` has its data.
+    """
+    from onnx import numpy_helper
+
+    graph = model.graph
+    given = {tensor.name: tensor for tensor in graph.initializer}
+    used = set(_names_used(graph))
+    found: dict[str, npt.NDArray[Any] | None] = {}
+    for value in graph.input:
+        if value.name not in names:
+            continue
+        if value.name in given:
+            found[value.name] = numpy_helper.to_array(given[value.name])
+        elif value.name not in used:
+            found[value.name] = None
+    return found
+
+
+def _names_used(graph: Any) -> Iterator[str]:
+    """The values that something in a graph reads, or in one within it."""
+    for value in graph.output:
+        yield value.name
+    for node in graph.node:
+        yield from node.input
+        for attribute in node.attribute:
+            inner = [attribute.g] if attribute.HasField("g") else []
+            for graph_within in (*inner, *attribute.graphs):
+                yield from _names_used(graph_within)

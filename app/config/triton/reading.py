@@ -1,0 +1,103 @@
+"""Reading Triton's model configuration, as text (``config.pbtxt``) and as JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from app.config.model_files import read_text, shown
+
+PBTXT_NAME = "config.pbtxt"
+MAX_CONFIG_BYTES = 1 << 20  # a page of options; bounds what a stray file can cost
+MAX_JSON_DEPTH = 32
+MAX_MESSAGE = 1000  # characters of what protobuf says, which quotes whole lines
+# What Python makes of texts and numbers that protobuf's grammar allows.
+_NOT_PARSED = (ValueError, ArithmeticError, RecursionError, MemoryError)
+
+_UNKNOWN = re.compile(r'Message type "triton\.(\w+)" has no field named "([^"]*)"')
+
+
+class TritonConfigError(Exception):
+    """A configuration that cannot be used; the message names file and field."""
+
+
+def read_pbtxt(path: Path) -> Any:
+    """The message of a ``config.pbtxt``. Raises `TritonConfigError`."""
+    from google.protobuf import text_format
+
+    from app.config.triton.schema import config_class
+
+    try:
+        text = read_text(path, MAX_CONFIG_BYTES)
+    except ValueError as e:
+        raise TritonConfigError(f"{path.name} {e}") from None
+    try:
+        message = text_format.Parse(text, config_class()())
+        _check_enumerators(message)
+    except (text_format.ParseError, *_NOT_PARSED) as e:
+        raise TritonConfigError(f"{path.name}: {_explain(str(e))}") from None
+    return message
+
+
+def read_json_config(text: str) -> tuple[Any, Mapping[str, Any]]:
+    """The message of a configuration in JSON, and the keys that are not Triton's.
+
+    Raises `TritonConfigError`.
+    """
+    from google.protobuf import json_format
+
+    from app.config.triton.schema import config_class
+
+    if len(text) > MAX_CONFIG_BYTES:
+        msg = f"the config is larger than {MAX_CONFIG_BYTES} characters"
+        raise TritonConfigError(msg)
+    try:
+        document = json.loads(text)
+        json.dumps(document, ensure_ascii=False).encode()  # no half characters
+    except (ValueError, RecursionError) as e:
+        raise TritonConfigError(f"the config is not JSON: {e}") from None
+    if not isinstance(document, dict):
+        kind = type(document).__name__
+        raise TritonConfigError(f"the config must be a JSON object, got {kind}")
+    message = config_class()()
+    theirs = {field.name for field in message.DESCRIPTOR.fields}
+    theirs |= {field.json_name for field in message.DESCRIPTOR.fields}
+    ours = {k: v for k, v in document.items() if k not in theirs}
+    mine = {k: v for k, v in document.items() if k in theirs}
+    try:
+        json_format.ParseDict(mine, message, max_recursion_depth=MAX_JSON_DEPTH)
+        _check_enumerators(message)
+    except (json_format.ParseError, *_NOT_PARSED) as e:
+        raise TritonConfigError(f"the config: {_explain(str(e))}") from None
+    return message, ours
+
+
+def _check_enumerators(message: Any) -> None:
+    """Raises ValueError for a number that stands for nothing, which protobuf keeps."""
+    for field, value in message.ListFields():
+        if field.enum_type is not None:
+            for number in value if isinstance(value, Sequence) else (value,):
+                if number not in field.enum_type.values_by_number:
+                    kind = field.enum_type.name
+                    raise ValueError(f"{field.name} is {number}, which is no {kind}")
+        elif isinstance(value, Mapping):
+            for item in value.values():
+                if hasattr(item, "ListFields"):
+                    _check_enumerators(item)
+        elif field.message_type is not None:
+            for item in (value,) if hasattr(value, "ListFields") else value:
+                _check_enumerators(item)
+
+
+def _explain(text: str) -> str:
+    """protobuf's message without the names that only we know, and not too long."""
+    match = _UNKNOWN.search(text)
+    if match is None:
+        text = text.replace('"triton.', '"')
+        return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]}..."
+    place = text[: match.start()].strip(" :")
+    where = f" (line {place.replace(':', ', column ')})" if place[:1].isdigit() else ""
+    return f"unknown field {shown(match[2])} in {match[1]}{where}"

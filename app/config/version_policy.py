@@ -1,0 +1,54 @@
+"""Which of the versions that lie in the repository are served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from app.config.config_keys import integer, integers
+
+
+@dataclass(frozen=True, slots=True)
+class VersionPolicy:
+    """The `latest` n versions, the `specific` ones, or (with neither) all of them.
+
+    The words are Triton's (``version_policy``).
+    """
+
+    latest: int = 0
+    specific: tuple[int, ...] = ()
+
+    def select(self, versions: Iterable[int]) -> list[int]:
+        """The versions to serve, ascending."""
+        there = sorted(versions)
+        if self.specific:
+            return [v for v in there if v in self.specific]
+        return there[-self.latest :] if self.latest else there
+
+    def __str__(self) -> str:
+        if self.specific:
+            return ", ".join(map(str, self.specific))
+        if self.latest:
+            return "latest" if self.latest == 1 else f"latest {self.latest}"
+        return "all"
+
+
+ALL_VERSIONS = VersionPolicy()
+
+
+def check_versions(value: Any) -> VersionPolicy:
+    """``"all"``, ``"latest"``, ``{latest = n}`` or a list. Raises ValueError."""
+    if value == "all":
+        return ALL_VERSIONS
+    if value == "latest":
+        return VersionPolicy(latest=1)
+    try:
+        if isinstance(value, dict) and set(value) == {"latest"}:
+            return VersionPolicy(latest=integer(1, 1_000_000)(value["latest"]))
+        if isinstance(value, list):
+            return VersionPolicy(specific=integers(1)(value))
+    except ValueError:
+        pass
+    wanted = '"all", "latest", {latest = N} or a list of version numbers'
+    raise ValueError(wanted)

@@ -1,0 +1,39 @@
+"""What the port for metrics answers: `/metrics` and health, and nothing else.
+
+It may be open to a network that must not run models, as Triton's own metrics port is.
+"""
+
+from __future__ import annotations
+
+from app.errors import ErrorResponse, HttpError
+from app.http.asgi import Receive, Scope, Send, send_error
+from app.http.front import InferFront
+from app.serving.table import ModelTable
+
+PATHS = frozenset(
+    {"/metrics"}
+    | {f"/{api}/health/{what}" for api in ("v1", "v2") for what in ("live", "ready")}
+)
+
+
+class MetricsFront(InferFront):
+    """Hands requests to `PATHS` on to what `whole` does, and runs no models."""
+
+    def __init__(self, whole: InferFront) -> None:
+        super().__init__(
+            whole.fallback,
+            ModelTable(),
+            base_path=whole.base_path.decode(),
+            restrictions=whole.restrictions,
+            transfers=whole.transfers,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in PATHS:
+            msg = "Not Found: this port has /metrics and health only"
+            error = HttpError(404, msg, "not_found")
+            # Whatever body there is stays unread.
+            is_post = scope["method"] == "POST"
+            await send_error(send, ErrorResponse.of(error, close=is_post))
+            return
+        await super().__call__(scope, receive, send)

@@ -1,0 +1,617 @@
+"""uvicorn's HTTP protocol, with a short way for inference.
+
+A request to a path of the model table whose body comes with a Content-Length is
+answered right here: the parser's callbacks collect its body in chunks, the complete
+body starts an `InferCall`, and its result is written to the connection from the
+device's `poll`. There is no task, no future and no message in between, which halves
+what a small request costs (bench/LOG.md). Everything else goes uvicorn's way, through
+ASGI, including all that is unusual about an inference: no Content-Length, too long a
+body, compression, an answer in events, Expect, HTTP/1.0.
+
+To uvicorn an `Exchange` is the cycle of a request like its own, which it ends in an
+orderly way.
+
+One request of a connection is looked at at a time. What a client sends behind it waits
+as bytes, few of which are read, until the answer has been handed on: answers keep their
+order, also those to what is no HTTP, and a client that goes away leaves one run behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import select
+from functools import partial
+from time import monotonic_ns
+from typing import Any
+from urllib.parse import unquote
+
+import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from app.codec.messages import Buffer, Header
+from app.codec.model import DECODED_AT_ONCE
+from app.errors import BodyStopped, ErrorResponse, HttpError
+from app.http.exchange import Exchange
+from app.http.front import InferFront
+from app.http.known_head import KnownHead
+from app.http.stalls import Stall
+from app.http.streaming import wants_events
+
+logger = logging.getLogger(__name__)
+
+# Of a request line with its headers, or of what stands between chunks and behind them.
+_MOST_HEAD = 64 * 1024
+_MOST_URL = 16 * 1024
+# What asks for another protocol, which is never spoken here.
+_UPGRADES = (b"upgrade", b"http2-settings")
+_VERSIONS = ("1.1", "1.0")
+# Where a head, and a body in chunks, end; the parser lets no line end in another way.
+_END = b"\r\n\r\n"
+# Bytes that may wait behind a request; with so many, no more are read.
+_MOST_BEHIND = 64 * 1024
+# Seconds for which what a client still sends is read and dropped before its connection
+# is closed: closing it with bytes unread takes the answer away from it.
+_LINGER = 1.0
+# Where at least so many bytes of a body are still to come, they go past the parser.
+_PAST_THE_PARSER_FROM = 64 * 1024
+# Requests in a row that were each unlike the one before: there is nothing to remember.
+_UNLIKE = 8
+
+
+class CommonHead:
+    """The headers of every answer, as bytes; uvicorn renews them each second."""
+
+    __slots__ = ("_bytes", "_of")
+
+    def __init__(self) -> None:
+        self._of: list[Header] | None = None
+        self._bytes = b""
+
+    def of(self, headers: list[Header]) -> bytes:
+        if headers is not self._of:
+            self._of = headers
+            self._bytes = b"".join(b"%b: %b\r\n" % header for header in headers)
+        return self._bytes
+
+
+class Reading(FlowControl):
+    """uvicorn's, which reads on whenever a request is answered, or waits for more."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__(transport)
+        self.is_full = False
+
+    def resume_reading(self) -> None:
+        if not self.is_full:
+            super().resume_reading()
+
+
+class GatewayProtocol(HttpToolsProtocol):
+    """One connection. `front` answers inference, and is the ASGI application."""
+
+    def __init__(
+        self, front: InferFront, common: CommonHead, *arguments: Any, **options: Any
+    ) -> None:
+        super().__init__(*arguments, **options)
+        # The connections of one server may have different ones.
+        self.app = self.front = front
+        self._common = common
+        self._exchange: Exchange | None = None
+        self._idle_since = self.loop.time()
+        self._stall = Stall()
+        self._send_stall = Stall()
+        self._arrived = 0
+        # Bytes that were parsed since something was made of them.
+        self._unused = 0
+        self._declined = b""
+        self._last_url = b""
+        self._last_path = ""
+        # Of the last request, where it came in one piece and the parser has seen
+        # nothing behind it.
+        self._known: KnownHead | None = None
+        self._unlike = 0
+        # The message that is being parsed: whether there is one, whether its head has
+        # made a cycle, bytes of its body to come (where that has a length, and no
+        # exchange counts them), and the last of it if its end may be cut in two.
+        self._in_message = False
+        self._has_cycle = False
+        self._missing = 0
+        self._tail = b""
+        # Messages that ended in the bytes that are being parsed, and the last exchange.
+        self._ended = 0
+        self._begun: Exchange | None = None
+        # What came behind the request under way, from an index on.
+        self._behind = b""
+        self._behind_at = 0
+        self._goes_on = False
+        self._reading: Reading
+        # Bytes that it counts for in what all transfers take: of a body, of answers.
+        self._held = 0
+        self._unsent = 0
+        self._closing: asyncio.TimerHandle | None = None
+
+    @classmethod
+    def serving(cls, front: InferFront) -> partial[GatewayProtocol]:
+        """What uvicorn calls for each connection."""
+        return partial(cls, front, CommonHead())
+
+    def data_received(self, data: bytes) -> None:
+        exchange = self._exchange
+        if exchange is None:
+            if not self._answer_known(data):
+                self._take(data, 0)
+        elif exchange.is_past_parser or exchange.missing >= _PAST_THE_PARSER_FROM:
+            self._take_past_parser(exchange, data)
+        else:
+            self._take(data, 0)
+
+    def _take(self, data: bytes, at: int) -> None:
+        """Parse one message of `data[at:]`, or what there is of it; the rest waits.
+
+        The parser gets no more at once than one message may have, so that where it ends
+        is known. Remembers the head where `data` was one whole request; not for a
+        client that hardly ever sends the same head twice.
+        """
+        learns = not (at or self._in_message) and self._unlike < _UNLIKE
+        self._known = None
+        self._begun = None
+        self._ended = 0
+        size = len(data)
+        while at < size:
+            if self._closing is not None:
+                return  # nothing is answered any more
+            if not self._in_message and (self._ended or not self._is_free()):
+                self._hold(data, at)
+                return
+            exchange = self._exchange
+            if exchange is not None:
+                if exchange.missing >= _PAST_THE_PARSER_FROM:
+                    self._take_past_parser(exchange, memoryview(data)[at:])
+                    return
+                end = at + exchange.missing
+            elif self._missing:
+                end = at + self._missing
+            else:
+                end = self._end_of_head(data, at)
+            piece = data if at == 0 and end >= size else data[at:end]
+            self._unused += len(piece)
+            try:
+                self.parser.feed_data(piece)
+            except httptools.HttpParserUpgrade as upgrade:
+                # The parser gives the body away to the other protocol. So it gets the
+                # request once more, as if that had not been asked for.
+                data = self._declined + data[at + upgrade.args[0] :]
+                at, size, learns = 0, len(data), False
+                self._declined = b""
+                self.parser = self._new_parser()
+                continue
+            except httptools.HttpParserCallbackError as error:
+                self._answer_failed(error.__context__ or error)
+                return
+            except httptools.HttpParserError as broken:
+                self.send_400_response(str(broken))
+                return
+            if self._unused > _MOST_HEAD:
+                self._answer_failed(_too_long("head"))
+                return
+            at = end
+        begun: Exchange | None = self._begun  # mypyc takes it for None
+        if learns and begun is not None and self._ended == 1 and begun.keep_alive:
+            self._unlike += 1
+            self._known = KnownHead.of(data, begun.path, begun.headers)
+
+    def _end_of_head(self, data: bytes, at: int) -> int:
+        """Where a head that goes on at `data[at:]`, or a body in chunks, may end."""
+        tail = self._tail
+        if tail:
+            seam = (tail + data[at : at + 3]).find(_END)
+            if seam >= 0:
+                self._tail = b""
+                return at + seam + len(_END) - len(tail)
+        end = data.find(_END, at)
+        if end < 0:
+            self._tail = (tail + data[-3:])[-3:]
+            return len(data)
+        self._tail = b""
+        return end + len(_END)
+
+    def _hold(self, data: bytes, at: int) -> None:
+        """Keep `data[at:]` until the request before it is answered."""
+        if self._behind:
+            data, at = self._behind[self._behind_at :] + data[at:], 0
+        self._behind, self._behind_at = data, at
+        if len(data) - at >= _MOST_BEHIND:
+            self._reading.is_full = True
+            self._reading.pause_reading()
+        self._go_on_soon()
+
+    def _go_on_soon(self) -> None:
+        """Take up what waits, if its turn has come: after everybody else's."""
+        if self._behind and not self._goes_on and self._is_idle():
+            self._goes_on = True
+            self.loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._goes_on = False
+        if self.transport.is_closing() or not self._is_idle():
+            return
+        data, at = self._behind, self._behind_at
+        self._behind, self._behind_at = b"", 0
+        self._take(data, at)
+        self._reading.is_full = len(self._behind) - self._behind_at >= _MOST_BEHIND
+        self._reading.resume_reading()
+
+    def _new_parser(self) -> Any:
+        parser = httptools.HttpRequestParser(self)
+        # As uvicorn's own: what follows `Connection: close` is not looked at.
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return parser
+
+    def _take_past_parser(self, exchange: Exchange, data: Buffer) -> None:
+        """The rest of a large body needs no parser, which would copy it once more. A
+        new one takes over after it."""
+        exchange.is_past_parser = True
+        missing = exchange.missing
+        exchange.body.append(data if len(data) <= missing else data[:missing])
+        taken = min(missing, len(data))
+        exchange.missing = missing - taken
+        transfers = self.front.transfers
+        transfers.held += taken
+        self._held += taken
+        if transfers.is_full:
+            self._end_with(ErrorResponse.of(transfers.refusal(), close=True))
+            self._give_back()
+            return
+        if exchange.missing:
+            return
+        self.parser = self._new_parser()
+        self._in_message = False
+        self._exchange = None
+        exchange.begin(self.front)
+        if len(data) > missing:
+            self._hold(bytes(data[missing:]), 0)
+
+    def _answer_known(self, data: bytes) -> bool:
+        """Whether `data` was a whole request like the last one, which is under way."""
+        known = self._known
+        if (
+            known is None
+            or len(data) != known.total
+            or not data.startswith(known.head)
+            or not self._is_free()
+            or known.path not in self.front.models.paths
+        ):
+            return False
+        self._unlike = 0
+        exchange = Exchange(self, known.path, keep_alive=True)
+        exchange.headers = known.headers
+        exchange.body.append(data[known.size :])
+        self.cycle = exchange  # type: ignore[assignment]
+        try:
+            exchange.begin(self.front)
+        except Exception as error:  # ours: as it would come out of the parser
+            self._answer_failed(error)
+        return True
+
+    def _is_idle(self) -> bool:
+        """Whether an answer would be the next that goes out, and at once."""
+        cycle = self.cycle
+        return (cycle is None or cycle.response_complete) and not self.flow.write_paused
+
+    def _is_free(self) -> bool:
+        """Whether what comes now is the next to be looked at."""
+        return not self._behind and self._is_idle()
+
+    def _answer_failed(self, error: BaseException) -> None:
+        """Answers what was raised in a callback of the parser, and ends it there.
+
+        A mistake of ours would otherwise look like one of the client's.
+        """
+        if isinstance(error, httptools.HttpParserInvalidURLError):
+            self.send_400_response("")
+        else:
+            self._end_with(ErrorResponse.of(error, close=True))
+
+    # -- the parser's callbacks
+
+    def on_message_begin(self) -> None:
+        self._in_message = True
+        self._has_cycle = False
+        self._missing = 0
+        # uvicorn makes the scope here; it is made later, where it is needed.
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
+
+    # As uvicorn's own two, but compiled with the rest of this.
+    def on_url(self, url: bytes) -> None:
+        # No `+=`, which mypyc does not know of attributes that uvicorn makes.
+        self.url = self.url + url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        if value and value[-1] <= 32:  # white space around a value is not part of it
+            value = value.rstrip(b" \t")
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        if self._unused > _MOST_HEAD:
+            raise _too_long("head")
+        self._unused = 0
+        if self.parser.should_upgrade():
+            self._declined = self._head_without_upgrade()
+            return
+        if len(self.url) > _MOST_URL:
+            raise _too_long("URL")
+        if self.url[:1] != b"/":
+            self.url = _origin_form(self.url)
+        if self.front.base_path:
+            self.url = _below(self.front.base_path, self.url)
+        path = self._infer_path()
+        if path:
+            keep_alive = self.parser.should_keep_alive()
+            exchange = Exchange(self, path, keep_alive)
+            exchange.headers = dict(self.headers)
+            length = exchange.headers.get(b"content-length", b"")
+            # Whatever is unusual is uvicorn's and the front's.
+            limit = self.front.limits.max_body_bytes
+            if (
+                length.isdigit()
+                and len(length) < 16
+                and int(length) <= limit
+                and b"content-encoding" not in exchange.headers
+                and not wants_events(exchange.headers)
+                and self.front.coding_for(exchange.headers) is None
+            ):
+                exchange.missing = int(length)
+                exchange.is_large = exchange.missing > DECODED_AT_ONCE
+                if self.front.models.paths[path].tracer is not None:
+                    exchange.arrived = monotonic_ns()
+                self._exchange = self._begun = exchange
+                self._has_cycle = True
+                self.cycle = exchange  # type: ignore[assignment]
+                return
+        self._exchange = None
+        version = self.parser.get_http_version()
+        if version not in _VERSIONS:
+            msg = f"HTTP/{version} is not spoken here; expected HTTP/1.1 or HTTP/1.0"
+            raise HttpError(505, msg, "http_version_not_supported")
+        url, headers, expect = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.expect_100_continue = url, expect
+        self.headers[:] = headers
+        super().on_headers_complete()
+        self._has_cycle = True
+        for name, value in headers:
+            if name == b"content-length":  # the parser has seen that it is a number
+                self._missing = int(value)
+
+    def _head_without_upgrade(self) -> bytes:
+        """The request line and the headers again, but for the other protocol."""
+        if self.parser.get_method() == b"CONNECT":
+            allow = ((b"allow", b"GET, POST"),)
+            msg = "Method Not Allowed: this is no proxy"
+            raise HttpError(405, msg, "method_not_allowed", allow)
+        lines = [b"%b %b HTTP/%b" % (
+            self.parser.get_method(), self.url, self.parser.get_http_version().encode()
+        )]  # fmt: skip
+        for name, value in self.headers:
+            if name == b"connection":
+                tokens = [token.strip() for token in value.split(b",")]
+                value = b", ".join(t for t in tokens if t.lower() not in _UPGRADES)
+            if value and name not in _UPGRADES:
+                lines.append(b"%b: %b" % (name, value))
+        return b"\r\n".join([*lines, b"", b""])
+
+    def on_body(self, body: bytes) -> None:
+        self._unused = 0
+        exchange = self._exchange
+        if exchange is None:
+            self._arrived += len(body)
+            if self._missing:
+                self._missing -= len(body)
+            super().on_body(body)
+        else:
+            exchange.body.append(body)
+            exchange.missing -= len(body)
+
+    def on_message_complete(self) -> None:
+        self._in_message = False
+        if self._declined:
+            return
+        self._ended += 1
+        exchange = self._exchange
+        if exchange is None:
+            super().on_message_complete()
+            return
+        self._exchange = None
+        exchange.begin(self.front)
+
+    def _infer_path(self) -> str:
+        """The path of the request where it can go the short way, else empty."""
+        if self.expect_100_continue:
+            return ""
+        parser = self.parser
+        if parser.get_method() != b"POST" or parser.get_http_version() != "1.1":
+            return ""
+        # A client that keeps its connection usually asks for the same again.
+        url = self.url
+        if url != self._last_url:
+            path = url.partition(b"?")[0].decode("latin-1")
+            self._last_path = unquote(path) if "%" in path else path
+            self._last_url = url
+        path = self._last_path
+        if self.root_path or path not in self.front.models.paths:
+            return ""
+        if self.front.restricts_inference:
+            return ""
+        return path
+
+    # -- the connection
+
+    def common_head(self) -> bytes:
+        return self._common.of(self.server_state.default_headers)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.flow = self._reading = Reading(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        cycle = self.cycle
+        super().connection_lost(exc)
+        if isinstance(cycle, Exchange):
+            cycle.disconnect()
+        elif cycle is not None:
+            cycle.body = bytearray()
+        if self._closing is not None:
+            self._closing.cancel()
+        # A cycle and its connection know each other. Nothing that they hold may wait
+        # for the garbage collector, which comes by rarely.
+        self.cycle = None  # type: ignore[assignment]
+        self._exchange = self._begun = self._known = None
+        self._behind = b""
+        self._give_back()
+        self._count_unsent(0)
+
+    def pause_writing(self) -> None:
+        """The client takes an answer more slowly than it was made."""
+        super().pause_writing()
+        self._count_unsent(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._count_unsent(0)
+        self._go_on_soon()
+
+    def _count_unsent(self, size: int) -> None:
+        self.front.transfers.held += size - self._unsent
+        self._unsent = size
+
+    def _give_back(self) -> None:
+        """The body that was counted is there no more."""
+        self.front.transfers.held -= self._held
+        self._held = 0
+
+    def on_exchange_complete(self) -> None:
+        """The answer to the exchange under way has been handed to the transport."""
+        self.server_state.total_requests += 1
+        self._idle_since = self.loop.time()
+        if self._held:
+            self._give_back()
+        if self._behind:
+            self._go_on_soon()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._unset_keepalive_if_required()
+        self._idle_since = self.loop.time()
+        self._go_on_soon()
+
+    def look_after(self, now: float, patience: float, send_patience: float) -> None:
+        """Close the connection if nothing has happened on it for too long, if a body
+        has stopped coming for more than `patience` seconds, or if its client has taken
+        nothing of what is there for it for `send_patience`.
+
+        One look at all connections every few seconds, where uvicorn sets and cancels a
+        timer for every request.
+        """
+        unsent = self.transport.get_write_buffer_size()
+        if unsent:
+            self._idle_since = now
+            if self._send_stall.stands_still(self, unsent, now) > send_patience:
+                self.transport.abort()
+                return
+        else:
+            self._send_stall.forget()
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            self._stall.forget()
+            if now - self._idle_since >= self.timeout_keep_alive:
+                self.transport.close()
+        elif self._exchange is not None or getattr(cycle, "more_body", False):
+            missing = self._exchange.missing if self._exchange is not None else 0
+            stood = self._stall.stands_still(cycle, self._arrived - missing, now)
+            if stood > patience:
+                self._give_up(stood)
+        else:
+            self._stall.forget()
+            # Nobody notices on a connection that is not read from.
+            if self.flow.read_paused and _has_gone(self.transport):
+                self.transport.abort()
+
+    def _give_up(self, stood: float) -> None:
+        """End a request whose body has stopped coming, and its connection."""
+        self._end_with(ErrorResponse.of(BodyStopped(stood), close=True))
+
+    def _end_with(self, answer: ErrorResponse) -> None:
+        """Send the connection's last answer: to the message that is being parsed."""
+        cycle = self.cycle if self._has_cycle else None
+        if cycle is not None and (
+            cycle.response_complete or getattr(cycle, "response_started", False)
+        ):
+            self.transport.close()  # it has its answer, or half of one
+            return
+        head = b"".join(b"%b: %b\r\n" % header for header in answer.headers)
+        status = STATUS_LINE[answer.status]
+        self.transport.write(b"%b%b\r\n%b" % (status, head, answer.body))
+        if isinstance(cycle, Exchange):
+            cycle.give_up()
+        elif cycle is not None:  # whoever reads its body is told that there is no more
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self._close_gently()
+
+    def _close_gently(self) -> None:
+        """Close the connection when its client has had time to read the last answer."""
+        self._exchange = self._known = None
+        self._behind = b""
+        self.transport.write_eof()
+        self._reading.is_full = False
+        self._reading.resume_reading()
+        self._closing = self.loop.call_later(_LINGER, self.transport.close)
+
+    def finish(self) -> None:
+        """Make the request that is being answered the connection's last."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.keep_alive = False
+
+    def send_400_response(self, msg: str) -> None:
+        """Our form of error where the HTTP itself is broken."""
+        text = "the request is not valid HTTP/1.1"
+        if msg:
+            text += f": {msg}"
+        self._end_with(ErrorResponse.of(HttpError(400, text, "bad_http"), close=True))
+
+
+def _too_long(what: str) -> HttpError:
+    if what == "URL":
+        msg = f"the URL has more than {_MOST_URL} bytes"
+        return HttpError(414, msg, "url_too_long")
+    msg = f"the head of the request has more than {_MOST_HEAD} bytes"
+    return HttpError(431, msg, "head_too_long")
+
+
+def _origin_form(url: bytes) -> bytes:
+    """The path and the query of an absolute URL; others are left as they are."""
+    parsed = httptools.parse_url(url)
+    path = parsed.path or b"/"
+    return path if parsed.query is None else b"%b?%b" % (path, parsed.query)
+
+
+def _below(base: bytes, url: bytes) -> bytes:
+    """As a proxy would do that forwards what is below a path."""
+    rest = url[len(base) :] if url.startswith(base) else url
+    if rest[:1] not in (b"/", b"?", b""):
+        return url
+    return rest if rest[:1] == b"/" else b"/" + rest
+
+
+def _has_gone(transport: asyncio.Transport) -> bool:
+    """Whether the other end has closed a connection that nobody reads from."""
+    look = select.poll()
+    look.register(transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
+    return bool(look.poll(0))

@@ -1,0 +1,298 @@
+"""The HTTP server: uvicorn, with an orderly end.
+
+Shutting down, in this order: readiness says no; every answer carries ``Connection:
+close``; after `drain_grace` seconds no new connection is taken, but those already in
+the kernel's queue are; connections that stay idle are closed; what is in flight is
+answered, if need be (after `shutdown_timeout`) with an error; the process exits with 0.
+A second signal goes at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import errno
+import functools
+import logging
+import math
+import signal
+import socket
+import struct
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from app.http.exchange import Exchange
+from app.http.front import InferFront
+from app.http.protocol import GatewayProtocol
+
+logger = logging.getLogger(__name__)
+
+# A client that has just read `Connection: close`, or is just sending on an idle
+# connection, gets this long (seconds) before idle connections are closed.
+IDLE_LINGER = 0.5
+SIGNAL_APART = 0.3  # seconds: signals closer together are one
+TICK = 0.02  # seconds between looks at what is still in flight
+LAST_ANSWERS = 2.0  # seconds that answers to aborted requests have to leave
+BACKLOG = 2048
+LOOK_TICKS = 10  # of 0.1 s, between looks for connections on which nothing happens
+
+_CLOSE_HEADER = (b"connection", b"close")
+_SO_ATTACH_FILTER = 26  # Linux; the socket module has no name for it
+
+
+class ListenError(Exception):
+    """The address cannot be listened on; the message says why, for the user."""
+
+
+def listen_tcp(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one. Raises `ListenError`."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as e:
+        msg = f"cannot listen on host {host!r}: {e.strerror}"
+        raise ListenError(msg) from e
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as e:
+        listener.close()
+        raise ListenError(_explain(e, f"{host}:{port}")) from e
+    listener.setblocking(False)
+    return listener
+
+
+def listen_unix(path: Path) -> socket.socket:
+    """A listening Unix socket; a stale one of a dead process is replaced.
+
+    Raises `ListenError`, also where another process listens on it.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.is_socket():
+            _remove_stale(path)
+        listener.bind(str(path))
+        listener.listen(BACKLOG)
+    except OSError as e:
+        listener.close()
+        raise ListenError(_explain(e, str(path))) from e
+    listener.setblocking(False)
+    return listener
+
+
+def _remove_stale(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+        else:
+            raise OSError(errno.EADDRINUSE, "another process listens on it")
+
+
+def _explain(e: OSError, address: str) -> str:
+    if e.errno == errno.EADDRINUSE:
+        return (
+            f"cannot listen on {address}: it is in use by another process; "
+            f"stop that one or choose another with --port (0 takes a free one)"
+        )
+    if e.errno in (errno.EACCES, errno.EPERM):
+        return f"cannot listen on {address}: not permitted (ports below 1024 need root)"
+    return f"cannot listen on {address}: {e.strerror or e}"
+
+
+def refuse_new_connections(listener: socket.socket) -> None:
+    """Drops further connection attempts, so that the queue of accepted ones can empty.
+
+    Closing a listening socket resets the connections that wait in its queue, whose
+    clients have sent their request already. A packet filter that takes nothing (Linux
+    only; without it this does nothing) stops new ones from coming first.
+    """
+    drop_all = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0), 8)
+    program = struct.pack("HP", 1, ctypes.addressof(drop_all))
+    if listener.family != socket.AF_UNIX:
+        with contextlib.suppress(OSError):
+            listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+
+
+class GatewayServer(uvicorn.Server):
+    """Runs one ASGI application on sockets that already listen.
+
+    A body that does not get on for `upload_timeout` seconds is given up, and so is an
+    answer of which nothing is taken for `send_timeout` (0: never).
+    `side` is another application with sockets of its own, which lives as long.
+    `on_drain` is called when the end begins (from a signal handler: it may only set
+    things), `abort` when the time is up: it must make every request in flight end soon.
+    `exit_code` is what the process should return.
+    """
+
+    def __init__(
+        self,
+        app: InferFront,
+        *,
+        drain_grace: float = 0.0,
+        shutdown_timeout: float = 30.0,
+        upload_timeout: float = 30.0,
+        send_timeout: float = 30.0,
+        side: tuple[InferFront, list[socket.socket]] | None = None,
+        on_drain: Callable[[], None] = lambda: None,
+        abort: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        config = uvicorn.Config(
+            app,
+            loop="uvloop",
+            # A factory in place of a class: uvicorn only calls it.
+            http=GatewayProtocol.serving(app),  # type: ignore[arg-type]
+            ws="none",
+            lifespan="on",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=True,
+            timeout_keep_alive=75,
+        )
+        super().__init__(config)
+        self.exit_code = 0
+        self._drain_grace = drain_grace
+        self._shutdown_timeout = shutdown_timeout
+        self._upload_timeout = upload_timeout or math.inf
+        self._send_timeout = send_timeout or math.inf
+        self._side_app, self._side_sockets = side or (app, [])
+        self._on_drain = on_drain
+        self._abort = abort
+        self._draining_since = 0.0
+
+    @property
+    def draining(self) -> bool:
+        return self._draining_since > 0
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The handler of SIGINT and SIGTERM: the first drains, the second goes."""
+        if self.draining:
+            if time.monotonic() - self._draining_since < SIGNAL_APART:
+                return  # the same stop, delivered to us and to our group
+            self.force_exit = True
+            self.should_exit = True
+            self.exit_code = 1
+            return
+        logger.info("%s: shutting down", signal.Signals(sig).name)
+        self.begin_drain()
+
+    def begin_drain(self) -> None:
+        """Starts the orderly end. Loop thread or signal handler; at most once."""
+        self._draining_since = time.monotonic()
+        self._on_drain()
+        self._announce_close()
+
+    def stop(self, exit_code: int) -> None:
+        """Ends the server from inside, with an exit code of its own."""
+        self.exit_code = exit_code
+        if not self.draining:
+            self.begin_drain()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        loop = asyncio.get_running_loop()
+        protocol = GatewayProtocol.serving(self._side_app)
+        make = functools.partial(
+            protocol, config=self.config, server_state=self.server_state,
+            app_state=self.lifespan.state, _loop=loop,
+        )  # fmt: skip
+        for listener in self._side_sockets:
+            self.servers.append(await loop.create_server(make, sock=listener))
+
+    async def on_tick(self, counter: int) -> bool:
+        stop = await super().on_tick(counter)
+        if counter % LOOK_TICKS == 0:
+            self._look_after_connections()
+        if self.draining:
+            self._announce_close()
+            stop |= time.monotonic() >= self._draining_since + self._drain_grace
+        return stop
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if not self.draining:
+            self.begin_drain()
+        await self._close_listeners([*(sockets or []), *self._side_sockets])
+        if not await self._finish(self._draining_since + self._shutdown_timeout):
+            await self._abort_requests()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        if not self.force_exit:
+            await self.lifespan.shutdown()
+
+    def _announce_close(self) -> None:
+        """Lets every answer from now on say that it is its connection's last."""
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, GatewayProtocol):
+                connection.finish()
+        headers = self.server_state.default_headers
+        if _CLOSE_HEADER not in headers:
+            self.server_state.default_headers = [*headers, _CLOSE_HEADER]
+
+    async def _close_listeners(self, sockets: list[socket.socket]) -> None:
+        for listener in sockets:
+            refuse_new_connections(listener)
+        if not self.force_exit:
+            await asyncio.sleep(2 * TICK)  # the loop takes what the queue still holds
+        for server in self.servers:
+            server.close()
+        for listener in sockets:
+            listener.close()
+
+    async def _finish(self, deadline: float) -> bool:
+        """Waits until nothing is in flight; False if that lasts too long."""
+        linger_until = time.monotonic() + IDLE_LINGER
+        while not self.force_exit:
+            now = time.monotonic()
+            if now >= linger_until:
+                self._close_idle()
+            connections = self.server_state.connections
+            if not (connections or self.server_state.tasks):
+                return True
+            if now >= max(deadline, linger_until):
+                return False
+            await asyncio.sleep(TICK)
+        return False
+
+    def _close_idle(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.shutdown()  # closes an idle one, marks a busy one as its last
+
+    def _look_after_connections(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, GatewayProtocol):
+                connection.look_after(now, self._upload_timeout, self._send_timeout)
+
+    async def _abort_requests(self) -> None:
+        tasks = self.server_state.tasks
+        direct = sum(
+            isinstance(c, GatewayProtocol)
+            and isinstance(c.cycle, Exchange)
+            and not c.cycle.response_complete
+            for c in self.server_state.connections
+        )
+        if self.force_exit or not (tasks or direct):
+            return
+        logger.error(
+            "%d requests are not finished after %g seconds: failing them",
+            len(tasks) + direct,
+            self._shutdown_timeout,
+        )
+        if self._abort is not None:
+            await self._abort()
+        if tasks:
+            await asyncio.wait(list(tasks), timeout=LAST_ANSWERS)
+        for task in list(tasks):
+            task.cancel(msg="the gateway is shutting down")

@@ -1,0 +1,161 @@
+"""Logging set up once, for people (text) or for log systems (JSON lines).
+
+`LogControl` changes it while the server runs, in the words of the protocol's logging
+extension.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+_TEXT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+_CHATTY = ("uvicorn", "uvicorn.error", "uvicorn.access")
+_CLIENTS = ("httpx", "httpcore", "asyncio")
+_RETOLD = ("engine.devices.device", "engine.runner.replica_set")
+
+# What logging puts on every record: anything else was given as `extra`.
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time (ISO 8601, UTC), level, logger, message, extras."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": _iso_8601(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        extras = vars(record).items()
+        line.update({key: value for key, value in extras if key not in _STANDARD})
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return orjson.dumps(line, default=str).decode()
+
+
+class IsoFormatter(logging.Formatter):
+    """Text for people, with times in ISO 8601 and UTC."""
+
+    def __init__(self) -> None:
+        super().__init__(_TEXT)
+
+    def formatTime(  # noqa: N802
+        self, record: logging.LogRecord, datefmt: str | None = None
+    ) -> str:
+        return _iso_8601(record)
+
+
+def _iso_8601(record: logging.LogRecord) -> str:
+    seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    return f"{seconds}.{int(record.msecs):03d}Z"
+
+
+def set_up_logging(level: str, style: str = "text") -> None:
+    """Sends every logger's records to standard error, in one style.
+
+    uvicorn's chatter about its own start and end is shown from `debug` on only:
+    `popgate serve` prints what a person wants to know.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_formatter(style))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    for name in _CHATTY:
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.propagate = True
+    _set_chatter(verbose=level == "debug")
+
+
+def _formatter(style: str) -> logging.Formatter:
+    return JsonFormatter() if style == "json" else logging.Formatter(_TEXT)
+
+
+def _set_chatter(*, verbose: bool) -> None:
+    level = logging.DEBUG if verbose else logging.WARNING
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(level)
+    # The gateway says in its own words which devices and models there are, unless the
+    # environment asks the engine (docs/logging.md).
+    if logging.getLogger("engine").level == logging.NOTSET:
+        for name in _RETOLD:
+            logging.getLogger(name).setLevel(level)
+    # A client without credentials of ours: its requests are not our log's business.
+    for name in _CLIENTS:
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """What is logged and how (Triton's logging extension, less its file).
+
+    `verbose_level` above 0 shows debugging records. `format` is ``default`` (what the
+    server was started with) or ``ISO8601`` (text with times in UTC; JSON lines, which
+    have them anyway, stay as they are).
+    """
+
+    info: bool = True
+    warning: bool = True
+    error: bool = True
+    verbose_level: int = 0
+    format: str = "default"
+
+    @classmethod
+    def of_level(cls, level: str) -> LogSettings:
+        """The settings that show what a logging level does, for example ``info``."""
+        number = logging.getLevelNamesMapping()[level.upper()]
+        return cls(
+            info=number <= logging.INFO,
+            warning=number <= logging.WARNING,
+            error=number <= logging.ERROR,
+            verbose_level=int(number <= logging.DEBUG),
+        )
+
+    def shows(self, level: int) -> bool:
+        """Whether records of a level are written. What is critical always is."""
+        if level >= logging.CRITICAL:
+            return True
+        if level >= logging.ERROR:
+            return self.error
+        if level >= logging.WARNING:
+            return self.warning
+        return self.info if level >= logging.INFO else self.verbose_level > 0
+
+
+class LogControl(logging.Filter):
+    """Changes what the handlers of the root logger write, and how.
+
+    Nothing is touched before the first `apply`. For one thread at a time.
+    """
+
+    def __init__(self, level: str, style: str = "text") -> None:
+        super().__init__()
+        self.settings = LogSettings.of_level(level)
+        self._style = style
+
+    def apply(self, settings: LogSettings) -> None:
+        """From now on, log as `settings` say."""
+        self.settings = settings
+        root = logging.getLogger()
+        iso = settings.format == "ISO8601" and self._style != "json"
+        for handler in root.handlers:
+            handler.addFilter(self)  # which adds it once
+            handler.setFormatter(IsoFormatter() if iso else _formatter(self._style))
+        levels = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)
+        shown = (level for level in levels if settings.shows(level))
+        root.setLevel(next(shown, logging.CRITICAL))
+        _set_chatter(verbose=settings.verbose_level > 0)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return self.settings.shows(record.levelno)
+
+    def __repr__(self) -> str:
+        return f"<LogControl {self.settings}>"

@@ -1,0 +1,197 @@
+"""What a model is as requests see it, from its files and its options.
+
+Used to load it, and to say what would be loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeAlias
+
+import numpy as np
+
+from app.config.frozen_inputs import frozen_arrays
+from app.config.model_config import ModelConfig
+from app.config.priorities import queue_sizes
+from app.config.triton import GraphChanges
+from app.repository.scan import VersionSource
+from app.serving.sequences import SequenceScheduler
+from app.serving.steps import StepScheduler
+from app.serving.table import Runner
+from app.spec import DescribesTensors, ModelSpec
+from engine import Array, Device, ModelRunnerConfig, Tensor
+from popef_io import Model
+
+#: `channel_memory` of models that do not say, at least and at most.
+CHANNEL_MEMORY, MOST_CHANNEL_MEMORY = 256 << 20, 1 << 38
+
+Scheduler: TypeAlias = SequenceScheduler | StepScheduler
+
+
+class DescribesModel(DescribesTensors, Protocol):
+    """The part of a model, loaded or not, that a spec is made of."""
+
+    @property
+    def is_fused(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimits:
+    """Seconds that loading a model with its warm-up may take, and one run of it; 0: as
+    long as it does."""
+
+    load: float = 0.0
+    run: float = 0.0
+
+
+NO_LIMITS = TimeLimits()
+
+
+def runner_config(
+    config: ModelConfig,
+    model: Model,
+    placement: Mapping[int, Device],
+    largest_body: int = 0,
+    limits: TimeLimits = NO_LIMITS,
+) -> ModelRunnerConfig:
+    """The engine's options of a model whose replicas run on `placement`.
+
+    Where `config` does not say how large requests may be, they may be as large as the
+    bodies that are taken, `largest_body` bytes, and never less than the engine's own.
+    Raises `engine.InvalidConfig`, ValueError for frozen inputs that do not suit it.
+    """
+    channel_memory = config.channel_memory
+    if channel_memory is None:
+        channel_memory = min(max(largest_body, CHANNEL_MEMORY), MOST_CHANNEL_MEMORY)
+    return ModelRunnerConfig(
+        replication_factor=config.instances,
+        replica_to_device=placement,
+        frozen_inputs=frozen_arrays(model, config.frozen_inputs),
+        check_package_hash=config.check_package_hash,
+        validate_io_params=False,  # the front has checked every request
+        auto_reset=True,
+        max_batch_size=config.max_batch_size,
+        preferred_batch_sizes=config.preferred_batch_sizes,
+        max_queue_delay=config.max_queue_delay,
+        max_queue_size=config.max_queue_size,
+        priority_levels=config.priority_levels,
+        default_priority=config.default_priority,
+        priority_queue_sizes=queue_sizes(config.priority),
+        channel_memory=channel_memory,
+        load_timeout=limits.load,
+        run_timeout=_run_timeout(config, limits.run),
+        batching=config.batching,
+        batching_dim=config.batching_dim,
+        # Nothing waits for company unless the model's owner wants it to.
+        timeout_ns=max(1, int(config.max_queue_delay * 1e9)),
+        flush_on_waiting_outputs=True,
+    )
+
+
+def _run_timeout(config: ModelConfig, seconds: float) -> float:
+    """What one run may take: where requests may take longer, so may a run."""
+    if not seconds:
+        return 0.0
+    return max(seconds, config.timeout or 0.0, config.max_timeout or 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """A version as it is run and as requests see it.
+
+    `spec` is of all its tensors, `visible` of those that requests have.
+    """
+
+    spec: ModelSpec
+    visible: ModelSpec
+    scheduler: Scheduler | None
+
+
+def graph_changes(source: VersionSource, config: ModelConfig) -> GraphChanges:
+    """What is changed of the model before it is compiled."""
+    declared = source.declared
+    return GraphChanges(
+        declared.reshapes, declared.is_batched, named_optional_inputs(config)
+    )
+
+
+def named_optional_inputs(config: ModelConfig) -> tuple[str, ...]:
+    """The inputs that may be left out one by one, as the options say."""
+    optional = config.optional_inputs
+    return optional if isinstance(optional, tuple) else ()
+
+
+def assemble(
+    name: str,
+    source: VersionSource,
+    config: ModelConfig,
+    model: DescribesModel,
+    runner: Runner,
+    defaults: Mapping[str, Array | None],
+) -> Assembled:
+    """What requests see of a version that `runner` runs.
+
+    `defaults` are those of its inputs (`CompileCache.defaults`). Raises ValueError
+    where its options or what is declared differ from `model`.
+    """
+    optional = config.optional_inputs
+    spec = ModelSpec.from_runner(
+        name,
+        str(source.version),
+        model,
+        max_rows=config.max_request_rows,
+        # Those who choose a model of a fused one leave out the others' inputs.
+        optional_inputs=optional if isinstance(optional, bool) else model.is_fused,
+        labels=config.labels,
+    )
+    spec = source.declared.applied(spec, config.max_batch_size)
+    spec = replace(spec, defaults=_defaults(spec, defaults))
+    scheduler = _scheduler(spec, runner, source, config)
+    visible = spec if scheduler is None else scheduler.visible
+    return Assembled(spec, source.declared.visible(visible, spec), scheduler)
+
+
+def _defaults(
+    spec: ModelSpec, arrays: Mapping[str, Array | None]
+) -> Mapping[str, Tensor]:
+    """The defaults of inputs, each of one row where the model is batched."""
+    found = {}
+    for name, array in arrays.items():
+        tensor = spec.inputs_by_name.get(name)
+        if tensor is None:
+            continue
+        if array is None:  # which nobody looks at
+            shape = [max(1, dim) for dim in tensor.shape or ()]
+            array = np.zeros(shape, tensor.type.dtype)
+            if not tensor.type.item_size:
+                array = np.full(shape, b"", dtype=np.object_)
+        if spec.is_batched and array.shape[:1] != (1,):
+            msg = (
+                f"input '{name}' is optional, and its default has shape "
+                f"{list(array.shape)}; where rows are counted it must have one"
+            )
+            raise ValueError(msg)
+        if tensor.type.item_size:
+            array = np.ascontiguousarray(array).view(tensor.type.dtype)
+        found[name] = Tensor.from_numpy(array, tensor.data_type)
+    return found
+
+
+def _scheduler(
+    spec: ModelSpec, runner: Runner, source: VersionSource, config: ModelConfig
+) -> Scheduler | None:
+    """What fills in the inputs that requests do not see. Raises ValueError."""
+    folder = source.files[0].parent
+    if config.sequence is not None:
+        return SequenceScheduler(
+            spec,
+            runner,
+            config.sequence,
+            folder,
+            source.folder,
+            instances=config.instances,
+        )
+    if config.responses is not None:
+        return StepScheduler(spec, runner, config.responses, folder, source.folder)
+    return None

@@ -1,0 +1,223 @@
+"""ONNX files of the repository, compiled when they are first loaded and kept.
+
+The key of a compiled file is a digest of everything that it was made from: the ONNX
+file, its external data files, the compile options, and the versions of the compiler and
+of ONNX Runtime. So nothing in the cache is ever stale, and deleting it is always safe.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import threading
+import weakref
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING, Any
+
+from app.about import VERSION
+from app.config.triton import GraphChanges, input_defaults
+from engine import Array, InvalidModel
+
+if TYPE_CHECKING:
+    from engine.compiler import Compilations, CompileOptions, Progress
+
+logger = logging.getLogger(__name__)
+
+NO_CHANGES = GraphChanges()
+_FORMAT = "popgate-compiled-2"
+
+
+class CompileCache:
+    """Compiled models by the digest of their sources. Thread-safe.
+
+    Two processes that compile the same model at once do the work twice and end with the
+    same file: a finished file is renamed into its place. Compiling a file may take so
+    many `seconds`, and bytes of `memory` (0: three quarters of the machine's); one that
+    exceeds them is an error of that file.
+    """
+
+    def __init__(self, folder: Path, seconds: float = 600.0, memory: int = 0) -> None:
+        self._wanted = folder
+        self._folder: Path | None = None
+        self._limits = seconds, memory
+        self._lock = threading.Lock()
+        self._compilations: Compilations | None = None
+        self._closed = False
+
+    def find(self, source: Path, changes: GraphChanges = NO_CHANGES) -> Path | None:
+        """The compiled file of an ONNX file, if there is one. Raises as `popef_for`."""
+        target, _ = self._place(source, changes)
+        return target if target.is_file() else None
+
+    def popef_for(self, source: Path, changes: GraphChanges = NO_CHANGES) -> Path:
+        """The compiled file of an ONNX file; compiles it if there is none yet.
+
+        `changes` are made to the model. Blocks as long as compiling takes, which is
+        done in a process of its own: what is in the file may take no more time and
+        memory than the limits say, and crash nobody. Raises what `compile_model`
+        raises, ValueError for changes that do not fit, OSError where a file cannot be
+        read or written.
+        """
+        target, options = self._place(source, changes)
+        if target.is_file():
+            logger.debug("%s: compiled before, %s", source.name, target)
+            return target
+        target.parent.mkdir(parents=True, exist_ok=True)
+        logger.info("%s: compiling", source.name)
+        job = str(source), str(target), changes.to_message(), options.to_message()
+        self._running().run(compile_into, *job)
+        return target
+
+    def close(self) -> None:
+        """Ends what is being compiled, and refuses everything from now on."""
+        self._closed = True
+        if self._compilations is not None:
+            self._compilations.close()
+
+    def _running(self) -> Compilations:
+        from engine.compiler import Compilations, CompileLimits
+
+        with self._lock:
+            if self._compilations is None:
+                self._compilations = Compilations(CompileLimits(*self._limits))
+        if self._closed:
+            self._compilations.close()
+        return self._compilations
+
+    def _place(
+        self, source: Path, changes: GraphChanges
+    ) -> tuple[Path, CompileOptions]:
+        """Where the compiled file is or will be, and what it is compiled with."""
+        # The compiler and what it needs take a tenth of a second and tens of MiB, and
+        # most repositories hold compiled models.
+        from engine.compiler import CompileOptions
+
+        options = CompileOptions()
+        if changes.counts_rows and not changes.are_of_the_graph:
+            # Without its data: a change of names is no reason to read that.
+            shapes = changes.row_shapes(_load(source, load_external_data=False))
+            options = CompileOptions(shapes=shapes)
+        key = repr(options) + (repr(changes) if changes.are_of_the_graph else "")
+        key = _digest(source, key)
+        return self._usable_folder() / key[:2] / f"{key}.popef", options
+
+    def defaults(self, source: Path, names: Collection[str]) -> dict[str, Array | None]:
+        """What those of the inputs `names` are that a request may leave out.
+
+        None is an input that the model does not use. Raises what `popef_for` raises.
+        """
+        return input_defaults(_load(source), names) if names else {}
+
+    def _usable_folder(self) -> Path:
+        """The folder of the cache, or one for temporary files if it is read-only."""
+        if self._folder is None:
+            try:
+                self._wanted.mkdir(parents=True, exist_ok=True)
+                if not os.access(self._wanted, os.W_OK | os.X_OK):
+                    raise PermissionError(f"{self._wanted} is not writable")
+                self._folder = self._wanted
+            except OSError as e:
+                self._folder = Path(mkdtemp(prefix="popgate-cache-"))
+                # It goes with this object, at the latest at exit.
+                weakref.finalize(self, shutil.rmtree, self._folder, True)
+                logger.warning("compiled models go to %s: %s", self._folder, str(e))
+        return self._folder
+
+    def __repr__(self) -> str:
+        return f"<CompileCache {self._folder or self._wanted}>"
+
+
+def compile_into(
+    source_name: str,
+    target: str,
+    changes_message: Mapping[str, Any],
+    options_message: Mapping[str, Any],
+    progress: Progress,
+) -> None:
+    """Compiles an ONNX file with changes. Runs in the process that compiles."""
+    from engine.compiler import CompileOptions, compile_model
+
+    source = Path(source_name)
+    changes = GraphChanges.from_message(changes_message)
+    if not changes.are_of_the_graph:
+        options = CompileOptions.from_message(options_message)
+        compile_model(source, target, options, progress)
+        return
+    try:
+        model = _load(source)  # with its external data
+        inputs, outputs = changes.apply(model)
+    except ValueError as e:
+        raise InvalidModel(str(e)) from None
+    options = CompileOptions(name=source.stem, inputs=inputs, outputs=outputs)
+    compile_model(model, target, options, progress)
+
+
+def _check_regular(source: Path) -> None:
+    if not source.is_file():  # a pipe would be waited for
+        raise InvalidModel(f"{source.name} is no regular file")
+
+
+def _digest(source: Path, options: str) -> str:
+    _check_regular(source)
+    digest = hashlib.sha256()
+    onnxruntime = metadata.version("onnxruntime")
+    digest.update(f"{_FORMAT}\n{VERSION}\n{onnxruntime}\n{options}\n".encode())
+    for path in (source, *external_files(source)):
+        with path.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()
+
+
+def external_files(source: Path) -> list[Path]:
+    """The data files that an ONNX file refers to, beside it, sorted; only those there.
+
+    What a model may refer to is the compiler's to check; this only reads them.
+    """
+    model = _load(source, load_external_data=False)
+    names = {
+        entry.value
+        for tensor in _tensors(model.graph)
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+    folder = source.parent.resolve()
+    paths = sorted((folder / name).resolve() for name in names)
+    return [p for p in paths if p.is_relative_to(folder) and p.is_file()]
+
+
+def _load(source: Path, **options: Any) -> Any:
+    """The model in a file. Raises OSError, ValueError where there is none."""
+    import onnx
+
+    _check_regular(source)
+    try:
+        return onnx.load(source, **options)
+    except OSError:
+        raise
+    except Exception as e:  # the parser's own error type depends on its implementation
+        raise ValueError(f"{source.name} is not an ONNX model, or cut off: {e}") from e
+
+
+def _tensors(graph: Any) -> Iterator[Any]:
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield sparse.values
+        yield sparse.indices
+    for node in graph.node:
+        yield from _attribute_tensors(node.attribute)
+
+
+def _attribute_tensors(attributes: Iterable[Any]) -> Iterator[Any]:
+    for attribute in attributes:
+        if attribute.HasField("t"):
+            yield attribute.t
+        yield from attribute.tensors
+        if attribute.HasField("g"):
+            yield from _tensors(attribute.g)
+        for graph in attribute.graphs:
+            yield from _tensors(graph)

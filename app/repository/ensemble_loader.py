@@ -1,0 +1,126 @@
+"""Bringing the members of an ensemble together. For the event loop's thread."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from app.config.ensemble_config import EnsembleConfig, StepConfig
+from app.config.model_config import ModelConfig
+from app.repository.loader import LoadedModel, LoadError, explained
+from app.repository.model_record import ModelRecord, State, VersionRecord
+from app.repository.scan import VersionSource
+from app.serving.ensemble_graph import EnsembleGraph, compose, described, label_of
+from app.serving.ensembles import EnsembleRunner, EnsembleScheduler
+from app.serving.sequences import SequenceScheduler
+from app.serving.steps import StepScheduler
+from app.serving.table import ModelTable, infer_path
+from app.spec import ModelSpec
+
+NO_PLACE = "its requests go by [sequence] or [responses], which have no place here"
+_TICK = 0.02  # seconds between looks at a member that is being loaded
+
+
+def assemble_ensemble(
+    name: str, source: VersionSource, config: ModelConfig, specs: Sequence[ModelSpec]
+) -> EnsembleGraph:
+    """The ensemble whose steps run models of these `specs`. Raises ValueError."""
+    assert config.ensemble is not None
+    version = str(source.version)
+    graph = compose(name, version, config.ensemble, specs, source.declared)
+    return replace(graph, spec=described(graph.spec, config))
+
+
+class Members(Protocol):
+    """The part of the repository that an ensemble is made from."""
+
+    def get(self, name: str) -> ModelRecord | None: ...
+    async def load_offered(self, record: ModelRecord, entry: VersionRecord) -> None: ...
+
+
+class EnsembleLoader:
+    """Loads ensembles, after the models that they are made of.
+
+    `load_member` has a model loaded that is in the folder and not in memory; by default
+    there is nobody who does.
+    """
+
+    def __init__(self, members: Members, table: ModelTable) -> None:
+        self.load_member: Callable[[str], Awaitable[None]] | None = None
+        self._members = members
+        self._table = table
+
+    async def load(self, record: ModelRecord, source: VersionSource) -> LoadedModel:
+        """The ensemble that the record's configuration describes. Raises `LoadError`.
+
+        Waits for members that are being loaded, and has those loaded that are not.
+        """
+        config = record.config.ensemble
+        assert config is not None
+        specs = []
+        for number, step in enumerate(config.step):
+            label = label_of(number, step)
+            try:
+                specs.append(await self._member(record.name, step))
+            except LoadError as e:
+                raise LoadError(f"{label}: {e}") from None
+        with explained(f"{record.name}/{source.version}"):
+            graph = assemble_ensemble(record.name, source, record.config, specs)
+        runner = EnsembleRunner(config, graph, specs, self._table, source.declared)
+        # Its models have run before they were ready; it has nothing to run itself.
+        return LoadedModel(
+            graph.spec,
+            runner,
+            record.config,
+            source,
+            memory=0,
+            loaded_at=time.time(),
+            warmed=False,
+            scheduler=EnsembleScheduler(runner),
+        )
+
+    async def _member(self, ensemble: str, step: StepConfig) -> ModelSpec:
+        """What the model of a step takes and gives, once it is loaded."""
+        asked = False
+        while True:
+            self._check_circle(ensemble, step.model)
+            member = self._members.get(step.model)
+            if member is None:
+                raise LoadError(f"there is no model {step.model!r} in the repository")
+            offered = member.on_demand(str(step.version) if step.version else None)
+            if member.is_pending or member.state is State.LOADING:
+                await asyncio.sleep(_TICK)
+            elif offered is not None:
+                await self._members.load_offered(member, offered)
+                break
+            elif member.serving or member.problem or asked or self.load_member is None:
+                break
+            else:
+                asked = True
+                await self.load_member(step.model)
+        entry = self._table.paths.get(infer_path(step.model, step.version))
+        if entry is None:
+            missing = self._table.missing(infer_path(step.model, step.version))
+            raise LoadError(str(missing))
+        if isinstance(entry.scheduler, SequenceScheduler | StepScheduler):
+            raise LoadError(NO_PLACE)
+        return entry.spec
+
+    def _check_circle(self, ensemble: str, member: str) -> None:
+        """Raises `LoadError` where `member` is made of `ensemble`, however far down."""
+        seen: set[str] = set()
+        below = [member]
+        while below:
+            name = below.pop()
+            if name == ensemble:
+                way = "itself" if member == ensemble else f"{member!r}, which runs it"
+                raise LoadError(f"the ensemble would run {way}")
+            if name in seen:
+                continue
+            seen.add(name)
+            found = self._members.get(name)
+            config: EnsembleConfig | None = found.config.ensemble if found else None
+            below += [step.model for step in config.step] if config else []

@@ -1,0 +1,246 @@
+"""From the files of one version to a runner that takes requests. For threads."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.config.model_config import ModelConfig
+from app.repository.assembly import (
+    NO_LIMITS,
+    TimeLimits,
+    assemble,
+    graph_changes,
+    named_optional_inputs,
+    runner_config,
+)
+from app.repository.compile_cache import CompileCache
+from app.repository.devices import GatewayDevices
+from app.repository.saved_state import save_state
+from app.repository.scan import VersionSource
+from app.repository.warmup import WarmupFailed, warm_up
+from app.serving.ensembles import EnsembleRunner
+from app.serving.table import RequestScheduler
+from app.spec import ModelSpec
+from engine import Array, DeviceLost, EngineError, ModelRunner, open_model
+from popef_io import PopefError
+
+logger = logging.getLogger(__name__)
+
+
+class LoadError(Exception):
+    """A version that cannot be loaded; the message is for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A version that can be run, and what it was made from.
+
+    `memory` is what it takes, in bytes, as far as `--model-memory` is concerned;
+    `loaded_at` a `time.time()`; `warmed` says that it has run before it was ready.
+    """
+
+    spec: ModelSpec
+    runner: ModelRunner | EnsembleRunner
+    config: ModelConfig
+    source: VersionSource
+    memory: int
+    loaded_at: float
+    warmed: bool
+    scheduler: RequestScheduler | None = None
+
+    @property
+    def version(self) -> str:
+        return self.spec.version
+
+    def is_from(self, source: VersionSource, config: ModelConfig) -> bool:
+        """Whether loading that again would make no difference."""
+        return self.config == config and self.source == source
+
+    def save(self) -> None:
+        """Puts its state where the options say, if anywhere. Blocks."""
+        if self.config.save_outputs and isinstance(self.runner, ModelRunner):
+            save_state(self.runner, Path(self.config.save_outputs), self.version)
+
+    def __repr__(self) -> str:
+        return f"<LoadedModel {self.spec.name}/{self.version} {self.runner!r}>"
+
+
+class ModelLoader:
+    """Loads versions onto the devices of a gateway. Thread-safe.
+
+    `largest_body`: how many bytes a request may have. `limits`: how long loading and a
+    run may take.
+    """
+
+    def __init__(
+        self,
+        devices: GatewayDevices,
+        cache: CompileCache,
+        largest_body: int = 0,
+        limits: TimeLimits = NO_LIMITS,
+    ) -> None:
+        self._devices = devices
+        self._cache = cache
+        self._largest_body = largest_body
+        self._limits = limits
+
+    def load(
+        self,
+        name: str,
+        source: VersionSource,
+        config: ModelConfig,
+        replaces: LoadedModel | None = None,
+    ) -> LoadedModel:
+        """Compiles where needed, loads, describes and warms up. Raises `LoadError`.
+
+        `replaces` serves in its place now. Where that was warmed up with values that
+        were made up, they suit the model, and if they fail now the new one is at fault.
+        """
+        start = time.monotonic()
+        label = f"{name}/{source.version}"
+        with explained(label):
+            files = self._files(source, config)
+            defaults = input_defaults(source, config, self._cache)
+            memory = self._memory(files, config)
+            runner = self._open(label, files, config)
+        try:
+            with explained(label):
+                made = assemble(name, source, config, runner, runner, defaults)
+                until = start + self._limits.load if self._limits.load else math.inf
+                warmed = _warm_up(made.spec, runner, source, config, replaces, until)
+        except BaseException:
+            runner.close()
+            raise
+        seconds = time.monotonic() - start
+        logger.debug("model %s is loaded (%.3f s)", label, seconds)
+        return LoadedModel(
+            made.visible,
+            runner,
+            config,
+            source,
+            memory,
+            time.time(),
+            warmed,
+            made.scheduler,
+        )
+
+    def prepare(self, source: VersionSource, config: ModelConfig) -> None:
+        """Compiles where that is needed, which may take long. Raises `LoadError`."""
+        with explained(str(source.version)):
+            compiled_files(source, config, self._cache)
+
+    def is_prepared(self, source: VersionSource, config: ModelConfig) -> bool:
+        """Whether `prepare` has nothing to do, or nothing that helps."""
+        if not source.is_onnx or source.problem:
+            return True
+        with explained(str(source.version)):
+            changes = graph_changes(source, config)
+            return self._cache.find(source.files[0], changes) is not None
+
+    def memory_of(self, source: VersionSource, config: ModelConfig) -> int:
+        """Bytes that a version would take, about. Compiles it where needed.
+
+        Raises `LoadError`.
+        """
+        with explained(str(source.version)):
+            return self._memory(self._files(source, config), config)
+
+    def _files(self, source: VersionSource, config: ModelConfig) -> list[Path]:
+        return compiled_files(source, config, self._cache)
+
+    def _memory(self, files: list[Path], config: ModelConfig) -> int:
+        if config.memory is not None:
+            return config.memory
+        devices = self._devices.count_for(config.instances, config.devices)
+        return devices * sum(path.stat().st_size for path in files)
+
+    def _open(self, label: str, files: list[Path], config: ModelConfig) -> ModelRunner:
+        placement = self._devices.place(config.instances, config.devices)
+        model = open_model(files)
+        options = runner_config(
+            config, model, placement, self._largest_body, self._limits
+        )
+        try:
+            return ModelRunner(model, options, name=label)
+        except DeviceLost as e:
+            # That need not be this model's doing, and the device is started again. A
+            # model whose doing it is fails for good the second time.
+            logger.warning("model %s: %s; it is loaded once more", label, e)
+            for device in placement.values():
+                if not device.check():
+                    device.recover()
+            return ModelRunner(model, options, name=label)
+
+
+def compiled_files(
+    source: VersionSource, config: ModelConfig, cache: CompileCache
+) -> list[Path]:
+    """The PopEF files of a version; compiles where needed. Raises what that raises."""
+    if source.problem:
+        raise LoadError(source.problem)
+    changes = graph_changes(source, config)
+    if source.is_onnx:
+        return [cache.popef_for(source.files[0], changes)]
+    if changes.reshapes:
+        raise LoadError("config.pbtxt: reshape needs an .onnx file")
+    return list(source.files)
+
+
+def input_defaults(
+    source: VersionSource, config: ModelConfig, cache: CompileCache
+) -> dict[str, Array | None]:
+    """What the inputs are that requests may leave out. Raises what compiling does."""
+    if not source.is_onnx:
+        return {}
+    return cache.defaults(source.files[0], named_optional_inputs(config))
+
+
+@contextmanager
+def explained(label: str) -> Iterator[None]:
+    """Turns whatever goes wrong into a `LoadError` that an operator understands."""
+    try:
+        yield
+    except LoadError:
+        raise
+    except (EngineError, PopefError, ValueError, WarmupFailed) as e:
+        raise LoadError(str(e)) from e
+    except OSError as e:
+        raise LoadError(f"cannot be read: {e}") from e
+    except Exception as e:
+        logger.exception("model %s: unexpected", label)
+        raise LoadError(f"{type(e).__name__}: {e}; this is a bug") from e
+
+
+def _warm_up(
+    spec: ModelSpec,
+    runner: ModelRunner,
+    source: VersionSource,
+    config: ModelConfig,
+    replaces: LoadedModel | None,
+    until: float,
+) -> bool:
+    """Whether it has run. Raises `WarmupFailed` where it should have."""
+    if config.warmup is None and runner.model.metadata.program_flow.save:
+        return False  # it has a state worth saving, which runs would change
+    try:
+        sizes = config.preferred_batch_sizes
+        return warm_up(spec, runner, config.warmup, source.folder, sizes, until)
+    except WarmupFailed as e:
+        if runner.failure is not None or e.is_late:
+            raise  # whatever its values: others would wait for its runs
+        if config.warmup is not None or (replaces is not None and replaces.warmed):
+            raise
+        logger.warning(
+            "model %s/%s: %s; write a [warmup] section with values that suit it, "
+            "or one with enabled = false",
+            spec.name,
+            spec.version,
+            e,
+        )
+        return False

@@ -1,0 +1,299 @@
+"""When models are loaded, and by whom: the modes of `--model-control-mode`.
+
+    managed    all at the start, then by request
+    none       all at the start, and nothing after that
+    poll       whatever the folder holds, looked at again and again
+    explicit   those named by `--load-model`, then by request
+
+The last three are Triton's. What polling finds changed is taken when it has stayed the
+same for two looks, so that files that are still being written are left alone; what is
+renamed into its place is whole anyway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from enum import Enum
+from functools import partial
+from pathlib import Path
+
+from app.background import DaemonPool
+from app.errors import HttpError
+from app.repository.load_request import LoadRequest
+from app.repository.model_record import ModelRecord, RepositoryError
+from app.repository.repository import ModelRepository
+from app.repository.scan import (
+    ModelSource,
+    Stamp,
+    is_model_name,
+    scan_model,
+    scan_names,
+)
+from app.repository.uploads import Uploads
+
+logger = logging.getLogger(__name__)
+
+ALL_MODELS = "*"
+FROM_THE_FOLDER = LoadRequest()
+# Seconds until polling looks again at what has changed, to see whether it still does.
+SETTLE = 1.0
+
+
+class ControlMode(Enum):
+    """The modes, as they are written."""
+
+    MANAGED = "managed"
+    NONE = "none"
+    POLL = "poll"
+    EXPLICIT = "explicit"
+
+    @property
+    def takes_requests(self) -> bool:
+        return self in (ControlMode.MANAGED, ControlMode.EXPLICIT)
+
+
+class ControlRefused(HttpError):
+    """Models are not loaded and unloaded by request here. The text is Triton's."""
+
+    def __init__(self, verb: str, name: str, mode: ControlMode) -> None:
+        super().__init__(
+            503,
+            f"failed to {verb} '{name}', explicit model load / unload is not allowed "
+            f"if polling is enabled or with --model-control-mode={mode.value}; "
+            f"use managed or explicit",
+            "model_control",
+        )
+
+
+class ModelControl:
+    """Keeps a repository as its mode has it. For the event loop's thread."""
+
+    def __init__(
+        self,
+        repository: ModelRepository,
+        pool: DaemonPool,
+        scan_pool: DaemonPool,
+        mode: ControlMode = ControlMode.MANAGED,
+        *,
+        startup: tuple[str, ...] = (),
+        poll_seconds: float = 15.0,
+        lazily: bool = False,
+        uploads: Uploads,
+    ) -> None:
+        self.mode = mode
+        self._repository = repository
+        self._pool = pool
+        self._scan_pool = scan_pool
+        self._startup = startup
+        self._poll_seconds = poll_seconds
+        self._lazily = lazily
+        self._uploads = uploads
+        self._uploaded: dict[str, list[Path]] = {}
+        self._polling: asyncio.Task[None] | None = None
+        self._unsettled: dict[str, Stamp | None] = {}
+        if mode.takes_requests:
+            repository.ensembles.load_member = self._load_quietly
+
+    async def start(self) -> None:
+        """Loads what the mode says; failures are recorded, not raised.
+
+        Raises OSError if the folder cannot be listed.
+        """
+        repository = self._repository
+        await self._pool.run(self._uploads.sweep)
+        names = await self._pool.run(lambda: scan_names(repository.root))
+        wanted = set(names)
+        for name in names:
+            repository.record(name)
+        if self.mode is ControlMode.EXPLICIT and ALL_MODELS not in self._startup:
+            wanted = set(self._startup)
+        for name in wanted:
+            repository.record(name).is_pending = True
+        await asyncio.gather(*(self._load_quietly(name) for name in sorted(wanted)))
+        if self.mode is ControlMode.POLL:
+            self._polling = asyncio.get_running_loop().create_task(self._poll())
+
+    async def load(
+        self, name: str, request: LoadRequest = FROM_THE_FOLDER
+    ) -> ModelRecord:
+        """Brings a model to what the folder holds now, on somebody's request.
+
+        Files of the request are taken instead of the folder's. Raises
+        `RepositoryError`, or `ControlRefused` where the mode has no requests.
+        """
+        self._check("load", name)
+        root = await self._store(name, request) if request.files else None
+        try:
+            source = await self._scan(name, root, request.config)
+            await self._repository.bring_up(source)
+        finally:
+            if root is not None:
+                self._uploaded.setdefault(name, []).append(root)
+            await self._clean_up(name)
+        record = self._repository.record(name)
+        if record.problem:
+            logger.error("failed to load '%s': %s", name, record.problem)
+            raise RepositoryError(_failure(record))
+        logger.info("model %s is loaded: %s", name, sorted(record.serving))
+        return record
+
+    async def unload(self, name: str, *, dependents: bool = False) -> ModelRecord:
+        """Stops serving a model, after its last request, on somebody's request.
+
+        With `dependents` the models that an ensemble is made of are unloaded too, where
+        no other ensemble that is served needs them. Raises `RepositoryError`, or
+        `ControlRefused` where the mode has no requests.
+        """
+        self._check("unload", name)
+        record = self._repository.get(name)
+        if record is None:
+            msg = f"failed to unload '{name}': there is no such model"
+            raise RepositoryError(msg, found=False)
+        await self._repository.take_down(name)
+        await self._clean_up(name)
+        ensemble = record.config.ensemble
+        for step in ensemble.step if dependents and ensemble is not None else ():
+            users = self._repository.users_of(step.model)
+            part = self._repository.get(step.model)
+            if part is not None and not any(user.available for user in users):
+                await self.unload(step.model, dependents=True)
+        return record
+
+    async def discover(self) -> None:
+        """Lists models that have come into the folder and were never loaded."""
+        if self.mode.takes_requests:
+            root = self._repository.root
+            names = await self._scan_pool.run(lambda: scan_names(root))
+            for name in names:
+                self._repository.record(name)
+
+    def stop(self) -> None:
+        """Polls no more."""
+        if self._polling is not None:
+            self._polling.cancel()
+
+    async def _store(self, name: str, request: LoadRequest) -> Path:
+        """A folder with the files of the request. Raises `RepositoryError`."""
+        if not is_model_name(name):
+            msg = f"failed to load '{name}': a model cannot be called that"
+            raise RepositoryError(msg, found=False)
+        try:
+            root = await self._pool.run(
+                lambda: self._uploads.store(name, request.files)
+            )
+        except OSError as e:
+            msg = f"failed to load '{name}': its files cannot be written: {e}"
+            raise RepositoryError(msg) from e
+        return root
+
+    async def _clean_up(self, name: str) -> None:
+        """Removes uploaded files that nothing is made of any more."""
+        roots = self._uploaded.get(name)
+        if not roots:
+            return
+        record = self._repository.get(name)
+        used = record.sources if record is not None else []
+        for root in list(roots):
+            if not any(f.is_relative_to(root) for s in used for f in s.files):
+                roots.remove(root)
+                await self._pool.run(partial(self._uploads.remove, root))
+
+    def _check(self, verb: str, name: str) -> None:
+        if not self.mode.takes_requests:
+            raise ControlRefused(verb, name, self.mode)
+
+    async def _scan(
+        self, name: str, root: Path | None = None, config: str | None = None
+    ) -> ModelSource:
+        """The model in the folder. Raises `RepositoryError` where there is none."""
+        folder = root or self._repository.root
+        scan = partial(scan_model, folder, name, config, is_upload=root is not None)
+        source = await self._pool.run(scan)
+        if source is None:
+            msg = (
+                f"failed to load '{name}', failed to poll from model repository: "
+                f"there is no such model in it"
+            )
+            raise RepositoryError(msg, found=False)
+        return source
+
+    async def _load_quietly(self, name: str) -> None:
+        record = self._repository.record(name)
+        try:
+            source = await self._scan(name)
+            await self._repository.bring_up(
+                source, lazily=self._lazily, make_room=False
+            )
+            problem = record.problem
+        except (RepositoryError, OSError) as e:
+            problem = record.reason = str(e)
+        except Exception as e:  # whatever is wrong with one keeps no other away
+            logger.exception("model %s: unexpected", name)
+            problem = record.reason = f"{type(e).__name__}: {e}; this is a bug"
+        record.is_pending = False
+        if problem:
+            logger.error("failed to load '%s': %s", name, problem)
+
+    # -- polling
+
+    async def _poll(self) -> None:
+        while True:
+            pause = self._poll_seconds
+            await asyncio.sleep(min(pause, SETTLE) if self._unsettled else pause)
+            try:
+                await self.poll_once()
+            except OSError as e:
+                logger.error("the model repository cannot be read: %s", e)
+            except Exception:
+                logger.exception("polling the model repository")
+
+    async def poll_once(self) -> None:
+        """Takes over what has changed and settled since the last look."""
+        root = self._repository.root
+        sources = await self._pool.run(lambda: _scan_all(root))
+        known = {record.name for record in self._repository.models()}
+        for name in sorted(known | set(sources)):
+            source = sources.get(name)
+            record = self._repository.get(name)
+            stamp = source.stamp if source is not None else None
+            before = record.stamp if record is not None else None
+            if stamp == before:
+                self._unsettled.pop(name, None)
+            elif name not in self._unsettled or self._unsettled[name] != stamp:
+                self._unsettled[name] = stamp
+            else:
+                del self._unsettled[name]
+                try:
+                    await self._follow(name, source)
+                except Exception as e:
+                    logger.exception("model %s: unexpected", name)
+                    reason = f"{type(e).__name__}: {e}; this is a bug"
+                    self._repository.record(name).reason = reason
+
+    async def _follow(self, name: str, source: ModelSource | None) -> None:
+        if source is None:
+            await self._repository.take_down(name)
+            self._repository.forget(name)
+            return
+        await self._repository.bring_up(source, lazily=self._lazily)
+        record = self._repository.record(name)
+        if record.problem:
+            logger.error("failed to load '%s': %s", name, record.problem)
+        else:
+            logger.info("model %s has changed: %s", name, record.available)
+
+
+def _failure(record: ModelRecord) -> str:
+    """Why loading has failed, in the words that Triton's scripts look for."""
+    if record.reason:  # of the model as it lies there, before any version
+        return (
+            f"failed to load '{record.name}', failed to poll from model repository: "
+            f"{record.reason}"
+        )
+    return f"load failed for model '{record.name}': {record.problem}"
+
+
+def _scan_all(root: Path) -> dict[str, ModelSource]:
+    found = ((name, scan_model(root, name)) for name in scan_names(root))
+    return {name: source for name, source in found if source is not None}

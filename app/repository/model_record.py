@@ -1,0 +1,180 @@
+"""What is known about the models of the repository: states, reasons, what serves."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal, TypeAlias
+
+from app.config.model_config import ModelConfig
+from app.repository.loader import LoadedModel
+from app.repository.scan import VersionSource
+
+NEVER_LOADED = "it has not been loaded"
+UNLOADED = "unloaded"  # the word that scripts look for
+ON_DEMAND = "it is loaded by the first request to it"
+
+# A version that could not be loaded on demand is tried again after so many seconds:
+# the next request must not start the same failing work at once.
+RETRY_SECONDS = 10.0
+
+
+StateWord: TypeAlias = Literal["READY", "LOADING", "UNLOADING", "UNAVAILABLE"]
+
+
+class State(Enum):
+    """The states of a model version. All but ON_DEMAND are the protocol's words.
+
+    ON_DEMAND takes requests like READY, but is not in memory at the moment.
+    """
+
+    READY = "READY"
+    ON_DEMAND = "ON_DEMAND"
+    LOADING = "LOADING"
+    UNLOADING = "UNLOADING"
+    UNAVAILABLE = "UNAVAILABLE"
+
+    @property
+    def word(self) -> StateWord:
+        """The protocol's word for it."""
+        return "READY" if self is State.ON_DEMAND else self.value
+
+
+class RepositoryError(Exception):
+    """A load or unload that did not succeed; `found` is False for an unknown model."""
+
+    def __init__(self, message: str, *, found: bool = True) -> None:
+        super().__init__(message)
+        self.found = found
+
+
+@dataclass(slots=True)
+class VersionRecord:
+    """One version, loaded or not. `loaded` is what serves now, if anything does.
+
+    `reason` is what has gone wrong, if anything has. A version that is loaded on demand
+    keeps what it is loaded from in `source` and `config`.
+    """
+
+    version: int
+    state: State = State.UNAVAILABLE
+    reason: str = ""
+    loaded: LoadedModel | None = None
+    source: VersionSource | None = None
+    config: ModelConfig = field(default_factory=ModelConfig)
+    retry_at: float = 0.0
+
+    @property
+    def is_on_demand(self) -> bool:
+        """Whether a request may have it loaded now."""
+        if self.loaded is not None or self.source is None:
+            return False
+        return self.state is State.ON_DEMAND or time.monotonic() >= self.retry_at
+
+    @property
+    def explanation(self) -> str:
+        """What is wrong with it, or else why it is not in memory; empty if it is."""
+        if self.reason:
+            return self.reason
+        if self.state is State.UNAVAILABLE:
+            return UNLOADED
+        return ON_DEMAND if self.state is State.ON_DEMAND else ""
+
+    def offer(self) -> None:
+        """From now on the next request loads it."""
+        self.state, self.reason, self.retry_at = State.ON_DEMAND, "", 0.0
+
+    def fail(self, reason: str) -> None:
+        """Loading it has failed; what was served before is served on."""
+        self.state = State.UNAVAILABLE
+        if self.loaded is not None:
+            self.state = State.READY
+            self.source, self.config = self.loaded.source, self.loaded.config
+        self.reason = reason
+        self.retry_at = time.monotonic() + RETRY_SECONDS
+
+
+@dataclass(slots=True)
+class ModelRecord:
+    """Everything known about one model of the repository.
+
+    `stamp` is what the folder held when it was last brought up; `is_pending` says that
+    nobody has looked into it yet.
+    """
+
+    name: str
+    versions: dict[int, VersionRecord] = field(default_factory=dict)
+    config: ModelConfig = field(default_factory=ModelConfig)
+    reason: str = ""
+    stamp: tuple[object, ...] = ()
+    is_pending: bool = False
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def serving(self) -> dict[int, LoadedModel]:
+        records = sorted(self.versions.items())
+        return {v: r.loaded for v, r in records if r.loaded is not None}
+
+    @property
+    def sources(self) -> list[VersionSource]:
+        """All that a version is made of, or would be."""
+        records = self.versions.values()
+        found = [r.source for r in records] + [
+            r.loaded.source for r in records if r.loaded is not None
+        ]
+        return [source for source in found if source is not None]
+
+    @property
+    def available(self) -> list[int]:
+        """The versions that take requests, in memory or not, ascending."""
+        records = sorted(self.versions.items())
+        return [v for v, r in records if r.loaded is not None or r.is_on_demand]
+
+    @property
+    def default_version(self) -> int | None:
+        """What answers requests that name no version: the highest there is."""
+        available = self.available
+        return available[-1] if available else None
+
+    @property
+    def default(self) -> LoadedModel | None:
+        """The default version, if it is in memory."""
+        version = self.default_version
+        return self.versions[version].loaded if version is not None else None
+
+    @property
+    def state(self) -> State:
+        """The best that any version has to offer."""
+        if self.is_pending:
+            return State.LOADING
+        states = {record.state for record in self.versions.values()}
+        for state in State:
+            if state in states:
+                return state
+        return State.UNAVAILABLE
+
+    @property
+    def absence(self) -> str:
+        """Why it is not served, although nothing has gone wrong with it."""
+        state = self.state
+        if state is State.UNAVAILABLE:
+            return UNLOADED if self.versions else NEVER_LOADED
+        return ON_DEMAND if state is State.ON_DEMAND else f"it is {state.value.lower()}"
+
+    @property
+    def problem(self) -> str:
+        """What has gone wrong with the model or a version of it; empty if nothing."""
+        if self.reason:
+            return self.reason
+        bad = (r for r in self.versions.values() if r.reason)
+        return "; ".join(f"version {r.version}: {r.reason}" for r in bad)
+
+    def on_demand(self, version: str | None) -> VersionRecord | None:
+        """The version that a request would have loaded first; None if there is none."""
+        number = self.default_version
+        if version is not None:
+            number = int(version) if version.isdecimal() and len(version) < 19 else 0
+        entry = self.versions.get(number) if number else None
+        return entry if entry is not None and entry.is_on_demand else None

@@ -1,0 +1,73 @@
+"""Models that are loaded by the first request to them, while it waits."""
+
+from __future__ import annotations
+
+import asyncio
+
+from app.repository.model_record import VersionRecord
+from app.repository.repository import ModelRepository
+from app.serving.patience import Patience
+from engine import DeadlineExceeded, QueueFull
+
+
+class OnDemandLoader:
+    """Loads what is offered on demand, each version once, however many wait for it.
+
+    A request waits up to its deadline; the loading goes on without it. For the event
+    loop's thread.
+    """
+
+    def __init__(self, repository: ModelRepository) -> None:
+        self._repository = repository
+        self._loads: dict[int, asyncio.Task[None]] = {}
+        self._waiting: dict[int, int] = {}
+
+    def offers(self, name: str, version: str | None = None) -> bool:
+        """Whether a request to a version (None: the default) would have it loaded."""
+        return self._entry(name, version) is not None
+
+    async def ensure(self, name: str, version: str | None, patience: Patience) -> None:
+        """Returns when the version is loaded, or cannot be, or is not on offer.
+
+        Raises `engine.DeadlineExceeded` when the request has waited for as long as it
+        may in all, `engine.QueueFull` where too many wait already.
+        """
+        entry = self._entry(name, version)
+        if entry is None:
+            return
+        key = id(entry)
+        load = self._loads.get(key)
+        if load is None:
+            record = self._repository.record(name)
+            load = asyncio.ensure_future(self._repository.load_offered(record, entry))
+            self._loads[key] = load
+            load.add_done_callback(lambda _: self._loads.pop(key, None))
+        limit = entry.config.max_queue_size
+        waiting = self._waiting.get(key, 0)
+        if waiting >= limit:
+            msg = f"{waiting} requests wait for model '{name}' to be loaded"
+            raise QueueFull(msg, retry_after=1.0)
+        seconds = patience.with_model(entry.config)
+        self._waiting[key] = waiting + 1
+        try:
+            done, _ = await asyncio.wait([load], timeout=seconds)
+        finally:
+            self._waiting[key] -= 1
+            if not self._waiting[key]:
+                del self._waiting[key]
+        if not done:
+            msg = f"model '{name}' was still being loaded when the deadline passed"
+            raise DeadlineExceeded(msg)
+        load.result()
+
+    def close(self) -> None:
+        """Gives up what is being loaded."""
+        for load in self._loads.values():
+            load.cancel()
+
+    def _entry(self, name: str, version: str | None) -> VersionRecord | None:
+        record = self._repository.get(name)
+        return record.on_demand(version) if record is not None else None
+
+    def __repr__(self) -> str:
+        return f"<OnDemandLoader loading {len(self._loads)}>"

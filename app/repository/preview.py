@@ -1,0 +1,321 @@
+"""What a repository would serve, and what is wrong with it, found without a device.
+
+The same steps as in loading, up to the device: files are found, options read, ONNX
+files compiled (and kept for the server), and what they take and give is compared with
+what was declared. What a model is told to run before it is ready is run, in a process
+of its own. For a thread; blocks.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from app.config.model_config import ModelConfig
+from app.config.triton import PBTXT_NAME
+from app.repository.assembly import (
+    Assembled,
+    assemble,
+    named_optional_inputs,
+    runner_config,
+)
+from app.repository.compile_cache import CompileCache
+from app.repository.ensemble_loader import NO_PLACE, assemble_ensemble
+from app.repository.loader import LoadError, compiled_files, explained, input_defaults
+from app.repository.scan import (
+    CONFIG_NAME,
+    WARMUP_FOLDER,
+    ModelSource,
+    VersionSource,
+    is_folder,
+    is_version,
+    names_in,
+    scan_model,
+)
+from app.repository.warmup import warm_up
+from app.serving.ensemble_graph import label_of
+from app.serving.table import Submitted
+from app.spec import ModelSpec
+from engine import (
+    Array,
+    DeviceManager,
+    ModelRunner,
+    RunnerClosed,
+    describe_model,
+    open_model,
+)
+from popef_io import Model, Reader
+
+
+@dataclass(frozen=True, slots=True)
+class VersionPreview:
+    """One version that would be served; `spec` is None where it would not."""
+
+    version: int
+    files: tuple[str, ...] = ()
+    spec: ModelSpec | None = None
+    memory: int = 0
+    problem: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPreview:
+    """One model. Problems and notes begin with the file or folder they are about."""
+
+    name: str
+    config: ModelConfig = field(default_factory=ModelConfig)
+    versions: tuple[VersionPreview, ...] = ()
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_served(self) -> bool:
+        return any(v.spec is not None for v in self.versions)
+
+    @property
+    def memory(self) -> int:
+        """Bytes of all its versions, about."""
+        return sum(v.memory for v in self.versions)
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryPreview:
+    """A repository; `problems` are those of the folder itself."""
+
+    models: tuple[ModelPreview, ...]
+    problems: tuple[str, ...] = ()
+
+    @property
+    def all_problems(self) -> list[str]:
+        return [*self.problems, *(p for m in self.models for p in m.problems)]
+
+    @property
+    def is_good(self) -> bool:
+        return not self.all_problems
+
+
+def preview_repository(
+    root: Path, cache: CompileCache, *, devices: int = 1
+) -> RepositoryPreview:
+    """What would be served of a folder with `devices` devices. Raises OSError."""
+    return _Previewer(root, cache, devices).repository()
+
+
+class _NoRunner:
+    """In place of a `Runner`, where nothing is run. (No subclass: that is compiled.)"""
+
+    def submit(self, *arguments: object, **options: object) -> Submitted:
+        raise RunnerClosed("nothing is run here")
+
+
+class _Previewer:
+    def __init__(self, root: Path, cache: CompileCache, devices: int) -> None:
+        self._root = root
+        self._cache = cache
+        self._devices = devices
+        self._models: dict[str, ModelPreview] = {}
+        self._begun: list[str] = []
+
+    def repository(self) -> RepositoryPreview:
+        good, bad = names_in(self._root)
+        options = [n for n in (CONFIG_NAME, PBTXT_NAME) if (self._root / n).is_file()]
+        if options or (good and all(map(is_version, good))):
+            problem = (
+                f"{self._root.name}: this is the folder of one model; name the folder "
+                f"that it is in"
+            )
+            return RepositoryPreview((), (problem,))
+        for name in good:
+            self._model(name)
+        problems = [f"{name!r}: this is no name for a model" for name in bad]
+        models = tuple(self._models[name] for name in good)
+        return RepositoryPreview(models, tuple(problems))
+
+    def _model(self, name: str) -> ModelPreview | None:
+        """The model of that name; None where there is none."""
+        if name in self._models:
+            return self._models[name]
+        source = scan_model(self._root, name)
+        if source is None:
+            return None
+        self._begun.append(name)
+        found = self._preview(source)
+        self._begun.pop()
+        self._models[name] = found
+        return found
+
+    def _preview(self, source: ModelSource) -> ModelPreview:
+        name = source.name
+        notes = [f"{name}/{note}" for note in source.notes]
+        notes += _odd_entries(self._root / name)
+        preview = ModelPreview(name, source.config, notes=tuple(notes))
+        if source.problem:
+            return replace(preview, problems=(_placed(name, source.problem),))
+        versions = [self._version(name, v, source.config) for v in source.versions]
+        problems = [
+            _placed(name, v.problem, f"{name}/{v.version}")
+            for v in versions
+            if v.problem
+        ]
+        missing = [i for i in source.config.devices if i >= self._devices]
+        if missing:
+            versions = [replace(version, spec=None) for version in versions]
+            problems.append(
+                f"{name}/{CONFIG_NAME}: devices names number {missing[0]}, but "
+                f"{self._devices} would be attached, from 0; change it, or --devices"
+            )
+        notes += [f"{name}/{v.version}: {note}" for v in versions for note in v.notes]
+        return replace(
+            preview,
+            versions=tuple(versions),
+            problems=tuple(problems),
+            notes=tuple(notes),
+        )
+
+    def _version(
+        self, name: str, source: VersionSource, config: ModelConfig
+    ) -> VersionPreview:
+        preview = VersionPreview(source.version, tuple(p.name for p in source.files))
+        try:
+            if config.ensemble is not None:
+                with explained(f"{name}/{source.version}"):
+                    return replace(preview, spec=self._ensemble(name, source, config))
+            with explained(f"{name}/{source.version}"):
+                spec, memory = self._loadable(name, source, config)
+                notes = tuple(_needed(spec, config))
+        except LoadError as e:
+            text = str(e).replace(f"{self._root.resolve()}/", "")
+            return replace(preview, problem=text)
+        return replace(preview, spec=spec, memory=memory, notes=notes)
+
+    def _loadable(
+        self, name: str, source: VersionSource, config: ModelConfig
+    ) -> tuple[ModelSpec, int]:
+        """What requests see, and what it takes. Raises anything."""
+        files = compiled_files(source, config, self._cache)
+        defaults = input_defaults(source, config, self._cache)
+        model = open_model(files)
+        _verify(files)
+        if config.warmup is not None and config.warmup.enabled:
+            made = _warmed_up(name, source, config, model, defaults)
+        else:
+            described = describe_model(model, runner_config(config, model, {}))
+            made = assemble(name, source, config, described, _NoRunner(), defaults)
+        memory = config.memory
+        if memory is None:
+            used = min(config.instances, len(config.devices) or self._devices)
+            memory = used * sum(path.stat().st_size for path in files)
+        return made.visible, memory
+
+    def _ensemble(
+        self, name: str, source: VersionSource, config: ModelConfig
+    ) -> ModelSpec:
+        """What an ensemble takes and gives. Raises `LoadError`."""
+        assert config.ensemble is not None
+        specs = []
+        for number, step in enumerate(config.ensemble.step):
+            if step.model in self._begun:
+                raise LoadError(f"{label_of(number, step)}: it would run itself")
+            member = self._model(step.model)
+            there = [v for v in member.versions if v.spec] if member else []
+            wanted = [v for v in there if step.version in (0, v.version)]
+            if not wanted:
+                which = f" version {step.version}" if step.version else ""
+                raise LoadError(
+                    f"{label_of(number, step)}: model {step.model!r}{which} would not "
+                    f"be served"
+                )
+            spec = wanted[-1].spec
+            assert spec is not None
+            specs.append(spec)
+            assert member is not None
+            if member.config.sequence or member.config.responses:
+                raise LoadError(f"{label_of(number, step)}: {NO_PLACE}")
+        with explained(f"{name}/{source.version}"):
+            return assemble_ensemble(name, source, config, specs).spec
+
+
+def _warmed_up(
+    name: str,
+    source: VersionSource,
+    config: ModelConfig,
+    model: Model,
+    defaults: Mapping[str, Array | None],
+) -> Assembled:
+    """The version, which has run what it is told to run before it is ready.
+
+    Whether it can shows only when it does: here, in a process of its own, which takes
+    no device from anybody. Raises anything.
+    """
+    device = DeviceManager("cpu:1").create_ipu_model_device(model)
+    try:
+        alone = replace(config, instances=1, devices=())
+        options = runner_config(alone, model, {0: device})
+        with ModelRunner(model, options, name=f"{name}/{source.version}") as runner:
+            made = assemble(name, source, config, runner, runner, defaults)
+            sizes = config.preferred_batch_sizes
+            warm_up(made.spec, runner, config.warmup, source.folder, sizes)
+            return made
+    finally:
+        device.close()
+
+
+def _needed(spec: ModelSpec, config: ModelConfig) -> Iterator[str]:
+    """Notes on inputs that are said to be optional and cannot be left out."""
+    if spec.optional_inputs:
+        return
+    for name in named_optional_inputs(config):
+        if name in spec.inputs_by_name and name not in spec.defaults:
+            yield (
+                f"{name!r} is optional, but the model needs it and has no default "
+                f"(an initializer of that name): requests must have it"
+            )
+
+
+def _verify(files: Sequence[Path]) -> None:
+    """What loading would read only when it is used. Raises `PopefError`."""
+    with Reader(detached=True) as reader:
+        for file in files:
+            reader.parse_file(file)
+        reader.verify()
+
+
+def _placed(name: str, text: str, place: str = "") -> str:
+    """A problem with the file in front that is to be changed."""
+    for file in (CONFIG_NAME, PBTXT_NAME):
+        if text.startswith(file):
+            return f"{name}/{text}"
+    return text if text.startswith(f"{name}/") else f"{place or name}: {text}"
+
+
+def _odd_entries(folder: Path) -> Iterator[str]:
+    """Notes on what lies in a model's folder and looks as if somebody meant it."""
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError:  # there is none, or it is told elsewhere
+        return
+    for entry in entries:
+        name = entry.name
+        if is_folder(entry):
+            if any(c.isdigit() for c in name) and not is_version(name):
+                yield (
+                    f"{folder.name}/{name}: this is no version and is not served; "
+                    f"versions are whole numbers from 1"
+                )
+            elif name != WARMUP_FOLDER and difflib.get_close_matches(
+                name, [WARMUP_FOLDER], cutoff=0.8
+            ):
+                yield f"{folder.name}/{name}: not read; {WARMUP_FOLDER} is"
+        elif name not in (CONFIG_NAME, PBTXT_NAME):
+            if name.lower().startswith("config") or difflib.get_close_matches(
+                name, [CONFIG_NAME, PBTXT_NAME], cutoff=0.8
+            ):
+                yield f"{folder.name}/{name}: not read; {CONFIG_NAME} is"
+            elif entry.suffix in (".onnx", ".popef"):
+                yield (
+                    f"{folder.name}/{name}: not served; put it into a version folder, "
+                    f"{folder.name}/1/{name}"
+                )

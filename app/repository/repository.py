@@ -1,0 +1,436 @@
+"""The models that are served: loading, swapping and unloading them while others run.
+
+Everything here runs on the event loop's thread except the loading itself. Operations on
+one model happen one after the other; different models do not wait for each other. A
+version that is loaded again is loaded beside the old one, takes its place at once when
+it is ready, and the old one is closed when its last request has been answered.
+
+When models are loaded, and which, is decided elsewhere
+(`app/repository/model_control.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+
+from app.background import DaemonPool
+from app.config.priorities import timeouts
+from app.observe.metrics import MetricsRegistry
+from app.repository.ensemble_loader import EnsembleLoader
+from app.repository.loader import LoadedModel, LoadError, ModelLoader
+from app.repository.memory_budget import MemoryBudget
+from app.repository.model_record import ModelRecord, State, VersionRecord
+from app.repository.scan import ModelSource, VersionSource
+from app.serving.ensembles import EnsembleRunner
+from app.serving.table import ModelEntry, ModelTable
+from app.sizes import size_text
+from engine import EngineError, ModelRunner
+
+logger = logging.getLogger(__name__)
+
+# How long a load waits for models in use to become idle, where their memory is needed.
+ROOM_TIMEOUT = 30.0
+ROOM_TICK = 0.02
+
+
+class NoRoom(LoadError):
+    """There is no memory left for it now, because others use it."""
+
+
+class ModelRepository:
+    """The models of one folder, and their states."""
+
+    def __init__(
+        self,
+        root: Path,
+        loader: ModelLoader,
+        pool: DaemonPool,
+        table: ModelTable,
+        metrics: MetricsRegistry,
+        *,
+        drain_timeout: float = 30.0,
+        budget: MemoryBudget | None = None,
+        compile_pool: DaemonPool | None = None,
+        unload_pool: DaemonPool | None = None,
+    ) -> None:
+        self._compile_pool = compile_pool or pool
+        self._unload_pool = unload_pool or pool
+        self.root = root
+        self.budget = budget or MemoryBudget()
+        self._loader = loader
+        self._pool = pool
+        self._table = table
+        table.explain = self.explain
+        self._metrics = metrics
+        self._drain_timeout = drain_timeout
+        self._records: dict[str, ModelRecord] = {}
+        self._closing = False
+        self._leaving: set[asyncio.Task[None]] = set()
+        self.ensembles = EnsembleLoader(self, table)
+
+    # -- what there is
+
+    def models(self) -> list[ModelRecord]:
+        """All known models, by name."""
+        return [self._records[name] for name in sorted(self._records)]
+
+    def get(self, name: str) -> ModelRecord | None:
+        return self._records.get(name)
+
+    def names_in(self, *states: State) -> list[str]:
+        return [record.name for record in self.models() if record.state in states]
+
+    def explain(self, name: str, version: str | None = None) -> str | None:
+        """Why a model, or a version of it, is not served; None if there is none."""
+        record = self._records.get(name)
+        if record is None:
+            return None
+        if version is None or not record.versions:
+            return record.problem or record.absence
+        for number, entry in record.versions.items():
+            if str(number) == version:
+                return entry.explanation or record.problem or record.absence
+        return None
+
+    def problems(self) -> dict[str, str]:
+        """The models of which something failed to load, with the reasons."""
+        return {r.name: r.problem for r in self.models() if r.problem}
+
+    def users_of(self, name: str) -> list[ModelRecord]:
+        """The ensembles that a model is a part of, however far down."""
+        found: dict[str, ModelRecord] = {}
+        names = [name]
+        while names:
+            part = names.pop()
+            for record in self._records.values():
+                ensemble = record.config.ensemble
+                if record.name in found or ensemble is None:
+                    continue
+                if any(step.model == part for step in ensemble.step):
+                    found[record.name] = record
+                    names.append(record.name)
+        return list(found.values())
+
+    # -- changing it
+
+    def record(self, name: str) -> ModelRecord:
+        """The record of a model; a new one if there is none."""
+        return self._records.setdefault(name, ModelRecord(name))
+
+    def forget(self, name: str) -> None:
+        """Drops the record of a model that is not served."""
+        record = self._records.get(name)
+        if record is not None and not record.serving:
+            del self._records[name]
+            self._publish(record)
+
+    async def bring_up(
+        self, source: ModelSource, *, lazily: bool = False, make_room: bool = True
+    ) -> None:
+        """Brings a model to what `source` says.
+
+        Versions that are served and unchanged stay as they are; new and changed ones
+        are loaded; those no longer there are unloaded. If one fails, what was served
+        before is served on, and the record says why. `lazily` offers what is new for
+        loading on demand instead; what replaces a version in memory is loaded now.
+        Without `make_room` that also becomes of what finds no memory free.
+        """
+        record = self.record(source.name)
+        async with record.lock:
+            record.is_pending = False
+            record.reason = source.problem
+            record.stamp = source.stamp
+            if source.problem:
+                return
+            record.config = source.config
+            changed = [v for v in source.versions if _is_new(record, v, source)]
+            for version in source.versions:
+                if version not in changed:  # it serves, whatever has failed since
+                    record.versions[version.version].reason = ""
+            later = [v for v in changed if lazily and not _is_loaded(record, v)]
+            for version in changed:
+                entry = record.versions.setdefault(
+                    version.version, VersionRecord(version.version)
+                )
+                entry.source, entry.config = version, source.config
+                if version in later:
+                    entry.offer()
+                elif entry.loaded is None:
+                    entry.state = State.LOADING
+            now = [v for v in changed if v not in later]
+            leaving = await self._load(record, now, make_room=make_room)
+            leaving += self._switch(record, {v.version for v in source.versions})
+            await self._retire(leaving)
+
+    async def take_down(self, name: str) -> None:
+        """Stops serving a model, after its last request."""
+        record = self._records[name]
+        async with record.lock:
+            leaving = list(record.serving.values())
+            for version in record.versions.values():
+                busy = version.loaded is not None
+                version.state = State.UNLOADING if busy else State.UNAVAILABLE
+                version.loaded = version.source = None
+                version.reason = ""
+            record.reason = ""
+            record.is_pending = False
+            self._publish(record)
+            await self._retire(leaving)
+            for version in record.versions.values():
+                version.state = State.UNAVAILABLE
+        logger.info("model %s is unloaded", name)
+
+    async def load_offered(self, record: ModelRecord, entry: VersionRecord) -> None:
+        """Loads a version that was offered on demand, if that is still to be done."""
+        async with record.lock:
+            current = record.versions.get(entry.version) is entry
+            if not current or not entry.is_on_demand or entry.source is None:
+                return
+            leaving = await self._load(record, [entry.source])
+            self._publish(record)
+            await self._retire(leaving)
+
+    async def save(self) -> None:
+        """Puts the state of all models where their options say."""
+        for record in self.models():
+            for loaded in record.serving.values():
+                if loaded.config.save_outputs:
+                    await self._unload_pool.run(loaded.save)
+
+    def close(self) -> None:
+        """Serves nothing from now on. The runners end with their devices."""
+        self._closing = True
+        for record in self.models():
+            record.versions.clear()
+            self._publish(record)
+
+    # -- how
+
+    async def _load(
+        self,
+        record: ModelRecord,
+        versions: Sequence[VersionSource],
+        *,
+        make_room: bool = True,
+    ) -> list[LoadedModel]:
+        """Loads versions beside what serves; what they replace, for `_retire`.
+
+        They serve from the next `_publish` on, which is to follow at once.
+        """
+        loads = (self._load_one(record, v, make_room) for v in versions)
+        results = await asyncio.gather(*loads)
+        leaving = []
+        for version, result in zip(versions, results, strict=True):
+            entry = record.versions[version.version]
+            if isinstance(result, LoadedModel):
+                if entry.loaded is not None:
+                    leaving.append(entry.loaded)
+                entry.loaded, entry.state, entry.reason = result, State.READY, ""
+            elif isinstance(result, NoRoom) and not make_room:
+                entry.offer()
+            else:
+                entry.fail(_without_root(str(result), self.root, version))
+        return leaving
+
+    def _switch(self, record: ModelRecord, wanted: set[int]) -> list[LoadedModel]:
+        """Publishes the versions `wanted`; those that have to go, if others serve."""
+        leaving = []
+        if any(v in wanted for v in record.available):
+            for number in [v for v in record.versions if v not in wanted]:
+                gone = record.versions.pop(number)
+                if gone.loaded is not None:
+                    leaving.append(gone.loaded)
+        self._publish(record)
+        return leaving
+
+    async def _load_one(
+        self, record: ModelRecord, source: VersionSource, make_room: bool
+    ) -> LoadedModel | LoadError:
+        entry = record.versions[source.version]
+        config, reserved = entry.config, 0
+        try:
+            if config.ensemble is not None:
+                return await self.ensembles.load(record, source)
+            ready = partial(self._loader.is_prepared, source, config)
+            if source.is_onnx and not await self._pool.run(ready):
+                # Elsewhere: models that take long to compile keep no other waiting.
+                prepare = partial(self._loader.prepare, source, config)
+                await self._compile_pool.run(prepare)
+            if self.budget.limit:
+                measure = partial(self._loader.memory_of, source, config)
+                reserved = await self._room(await self._pool.run(measure), make_room)
+            before = entry.loaded or record.default
+            load = partial(self._loader.load, record.name, source, config, before)
+            loaded = await self._pool.run(load)
+        except LoadError as e:
+            self.budget.give(reserved)
+            return e
+        except Exception as e:  # whatever is wrong with one keeps no other away
+            self.budget.give(reserved)
+            logger.exception("model %s/%s: unexpected", record.name, source.version)
+            return LoadError(f"{type(e).__name__}: {e}; this is a bug")
+        if isinstance(loaded.runner, ModelRunner):
+            loop = asyncio.get_running_loop()
+            blame = partial(self._blame, record, loaded)
+
+            def on_failure(error: EngineError) -> None:
+                loop.call_soon_threadsafe(blame, error)
+
+            loaded.runner.on_failure = on_failure
+            if loaded.runner.failure is not None:
+                return LoadError(str(loaded.runner.failure))
+        self.budget.correct(reserved, loaded.memory)
+        if self._closing:
+            loaded.runner.close()
+            return LoadError("the gateway is shutting down")
+        return loaded
+
+    def _blame(
+        self, record: ModelRecord, loaded: LoadedModel, error: EngineError
+    ) -> None:
+        """A version that serves was found at fault: it is not served any more, until
+        somebody loads it again."""
+        for entry in record.versions.values():
+            if entry.loaded is loaded:
+                logger.error("model %s/%s: %s", record.name, entry.version, error)
+                entry.loaded = entry.source = None
+                entry.fail(str(error))
+                self._publish(record)
+                leaving = asyncio.get_running_loop().create_task(self._retire([loaded]))
+                self._leaving.add(leaving)
+                leaving.add_done_callback(self._leaving.discard)
+
+    async def _room(self, size: int, make_room: bool) -> int:
+        """Takes `size` bytes of the budget; idle models make room where they have to.
+
+        Raises `LoadError`, `NoRoom` where it could be had at another time.
+        """
+        budget, deadline = self.budget, time.monotonic() + ROOM_TIMEOUT
+        if size > budget.limit:
+            msg = (
+                f"it takes about {size_text(size)}, and all models together may take "
+                f"{size_text(budget.limit)} (--model-memory)"
+            )
+            raise LoadError(msg)
+        while not budget.take(size):
+            victim = self._least_recently_used() if make_room else None
+            if victim is not None:
+                await self._evict(*victim)
+            elif not make_room or time.monotonic() > deadline:
+                msg = (
+                    f"it takes about {size_text(size)}, and models in use have "
+                    f"{size_text(budget.used)} of {size_text(budget.limit)} "
+                    f"(--model-memory)"
+                )
+                raise NoRoom(msg)
+            else:
+                await asyncio.sleep(ROOM_TICK)
+        return size
+
+    def _least_recently_used(self) -> tuple[ModelRecord, VersionRecord] | None:
+        """The version that has been idle the longest; None where all are in use."""
+        found: tuple[float, ModelRecord, VersionRecord] | None = None
+        for record in self._records.values():
+            if record.lock.locked():
+                continue
+            for entry in record.versions.values():
+                loaded = entry.loaded
+                if loaded is None or entry.source is None or not loaded.memory:
+                    continue
+                stats = self._metrics.model(record.name, loaded.version)
+                if loaded.runner.in_flight or self._is_pending(record):
+                    continue
+                used = max(stats.last_inference, loaded.loaded_at)
+                if found is None or used < found[0]:
+                    found = (used, record, entry)
+        return found[1:] if found is not None else None
+
+    def _is_pending(self, record: ModelRecord) -> bool:
+        """Whether requests to it, or to an ensemble that it is in, are under way."""
+        return any(
+            self._metrics.model(user.name, loaded.version).pending
+            for user in (record, *self.users_of(record.name))
+            for loaded in user.serving.values()
+        )
+
+    async def _evict(self, record: ModelRecord, entry: VersionRecord) -> None:
+        """Takes an idle version out of memory; the next request loads it again.
+
+        So does one to an ensemble of which it is a part.
+        """
+        loaded, entry.loaded = entry.loaded, None
+        assert loaded is not None
+        entry.offer()
+        for user in self.users_of(record.name):
+            for version in user.versions.values():
+                if version.loaded is not None:
+                    version.loaded = None
+                    version.offer()
+            self._publish(user)
+        self._publish(record)
+        logger.info("model %s/%s makes room", record.name, entry.version)
+        await self._retire([loaded])
+
+    def _publish(self, record: ModelRecord) -> None:
+        entries = [
+            ModelEntry(
+                loaded.spec,
+                loaded.runner,
+                self._metrics.model(record.name, loaded.version),
+                timeout=loaded.config.timeout,
+                scheduler=loaded.scheduler,
+                max_timeout=loaded.config.max_timeout,
+                level_timeouts=timeouts(loaded.runner.config, loaded.config.priority),
+            )
+            for loaded in record.serving.values()
+        ]
+        default = str(record.default_version)
+        self._table.publish(record.name, entries, default=default)
+
+    async def _retire(self, leaving: Iterable[LoadedModel]) -> None:
+        """Closes runners that get no new requests, when they have nothing in flight."""
+        for loaded in leaving:
+            drain = partial(loaded.runner.drain, self._drain_timeout)
+            drained = await self._unload_pool.run(drain)
+            await self._unload_pool.run(loaded.save)
+            if drained:
+                await self._unload_pool.run(loaded.runner.close)
+            else:
+                logger.warning("%r is closed with requests in flight", loaded.runner)
+                # Requests must be failed in this thread; the price is that nothing
+                # else is done meanwhile.
+                loaded.runner.close()
+            self.budget.give(loaded.memory)
+
+    def __repr__(self) -> str:
+        ready = len(self.names_in(State.READY))
+        return f"<ModelRepository {self.root} {ready}/{len(self._records)} ready>"
+
+
+def _without_root(text: str, root: Path, version: VersionSource) -> str:
+    """A reason as everybody may see it: no path from outside the repository."""
+    for folder in (version.folder and version.folder.parent, root):
+        if folder is not None:
+            text = text.replace(f"{folder.resolve()}/", "")
+    return text
+
+
+def _is_loaded(record: ModelRecord, version: VersionSource) -> bool:
+    entry = record.versions.get(version.version)
+    return entry is not None and entry.loaded is not None
+
+
+def _is_new(record: ModelRecord, version: VersionSource, source: ModelSource) -> bool:
+    """Whether a version has to be loaded, or offered, for `source` to be served."""
+    entry = record.versions.get(version.version)
+    if entry is None or entry.loaded is None:
+        return True
+    runner = entry.loaded.runner
+    if isinstance(runner, EnsembleRunner) and not runner.is_current:
+        return True  # its models are not those that it was made for, or not there
+    return not entry.loaded.is_from(version, source.config)

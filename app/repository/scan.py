@@ -1,0 +1,347 @@
+"""What lies in a model repository folder, before anything is loaded.
+
+    models/<name>/<version>/*.popef     one model, in one file or several
+    models/<name>/<version>/*.onnx      one file, compiled when it is loaded
+    models/<name>.popef, <name>.onnx    one file, served as version 1
+    models/<name>/config.toml           optional, for each of these
+    models/<name>/config.pbtxt          optional, Triton's
+    models/<name>/config.toml           alone, that of an ensemble of other models
+
+A model is found by listing the folder and comparing names; a name from a request never
+becomes part of a path. Whatever resolves to a place outside the folder (a symbolic
+link) is not served.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import TypeAlias
+
+from app.config.model_config import ModelConfig, ModelConfigError
+from app.config.model_files import INITIAL_STATE_FOLDER
+from app.config.model_options import ModelOptions, read_options
+from app.config.triton import PBTXT_NAME, DeclaredTensors
+
+logger = logging.getLogger(__name__)
+
+CONFIG_NAME = "config.toml"
+WARMUP_FOLDER = "warmup"
+TRITON_MODEL = "model.onnx"  # what Triton takes where there are several
+SUFFIXES = (".popef", ".onnx")
+SINGLE_FILE_VERSION = 1
+MAX_FILES = 10_000  # in one folder of a model
+MAX_PROBLEM = 2000  # characters of what is wrong with a model
+
+Stamp: TypeAlias = tuple[tuple[object, ...], ...]
+"""Names, sizes and times of files: what changes when they do."""
+
+# One path segment of a URL, and nothing that a shell, a URL or a label has to quote.
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,+-]{0,199}")
+_VERSION = re.compile(r"[1-9][0-9]{0,17}")
+
+
+class ScanError(Exception):
+    """A model that lies in the repository but cannot be served; names what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSource:
+    """The files of one version. `problem` says why it cannot be loaded, or is empty.
+
+    `stamp` differs when a file of it has been replaced, added or taken away.
+    """
+
+    version: int
+    files: tuple[Path, ...] = ()
+    problem: str = ""
+    stamp: Stamp = ()
+    declared: DeclaredTensors = field(default_factory=DeclaredTensors)
+    """What its tensors have to be."""
+    folder: Path | None = None
+    """The model's own, where its other files are; None for a single file."""
+
+    @property
+    def is_onnx(self) -> bool:
+        return bool(self.files) and self.files[0].suffix == ".onnx"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model as it lies in the repository: its versions, ascending, and options.
+
+    `stamp` differs when anything of it has changed. `notes` says what of its
+    configuration has no effect here, and why.
+    """
+
+    name: str
+    versions: tuple[VersionSource, ...] = ()
+    config: ModelConfig = field(default_factory=ModelConfig)
+    problem: str = ""
+    stamp: Stamp = ()
+    notes: tuple[str, ...] = ()
+
+
+def is_model_name(name: str) -> bool:
+    """Whether a model may be called so: letters, digits, ``_ . , + -``, up to 200."""
+    return _NAME.fullmatch(name) is not None
+
+
+def is_version(name: str) -> bool:
+    """Whether a folder of a model is a version of it: a whole number from 1."""
+    return _VERSION.fullmatch(name) is not None
+
+
+def scan_names(root: Path) -> list[str]:
+    """The names of the models in the folder, sorted. Raises OSError."""
+    good, bad = names_in(root)
+    for name in bad:
+        _tell_skipped(root, name)
+    return good
+
+
+@lru_cache(maxsize=4096)
+def _tell_skipped(root: Path, name: str) -> None:
+    """Said once, not whenever somebody asks what is in the folder."""
+    logger.warning(
+        "%r is skipped: a model's name is letters, digits and any of '_.,+-', and "
+        "begins with none of the last four",
+        name,
+    )
+
+
+def names_in(root: Path) -> tuple[list[str], list[str]]:
+    """The names of the models, and those that are none, sorted. Raises OSError."""
+    names = {_name_of(entry) for entry in root.iterdir()} - {None}
+    found = sorted(name for name in names if name is not None)
+    good = [name for name in found if is_model_name(name)]
+    return good, [name for name in found if not is_model_name(name)]
+
+
+def scan_model(
+    root: Path, name: str, override: str | None = None, *, is_upload: bool = False
+) -> ModelSource | None:
+    """The model of that name as it lies there now; None where there is none.
+
+    `override` is a configuration in JSON that has the last word; `is_upload` says that
+    the files came with it. Whatever is wrong with the model is told in `problem`: one
+    of them never keeps others from being found. Raises OSError if the folder cannot be
+    listed.
+    """
+    if not is_model_name(name):
+        return None
+    # Names first: looking at each of hundreds of files for each of hundreds of models
+    # takes most of a start.
+    may_be = {name, *(f"{name}{suffix}" for suffix in SUFFIXES)}
+    listed = (root / found for found in os.listdir(root) if found in may_be)
+    entries = [entry for entry in listed if _name_of(entry) == name]
+    if not entries:
+        return None
+    stamp: Stamp = ()
+    try:
+        stamp = _stamp_of(root.resolve(), entries)
+        read = partial(read_options, override=override, is_upload=is_upload)
+        found = _read_model(root.resolve(), name, sorted(entries), read)
+        return replace(found, stamp=stamp)
+    except (ScanError, ModelConfigError) as e:
+        problem = str(e)
+    except OSError as e:
+        problem = f"cannot be read: {e}"
+    except Exception as e:
+        logger.exception("model %s: unexpected", name)
+        problem = f"cannot be read: {type(e).__name__}: {e}; this is a bug"
+    if len(problem) > MAX_PROBLEM:
+        problem = f"{problem[:MAX_PROBLEM]}..."
+    return ModelSource(name, problem=problem, stamp=stamp)
+
+
+def _stamp_of(root: Path, entries: Iterable[Path]) -> Stamp:
+    """Of a model: its files, those in its folder, and those of its versions."""
+    paths: list[Path] = []
+    for entry in entries:
+        paths.append(entry)
+        if not _is_inside(root, entry) or not is_folder(entry):
+            continue
+        for inner in _listed(entry):
+            paths.append(inner)
+            read = is_version(inner.name) or inner.name in (
+                WARMUP_FOLDER,
+                INITIAL_STATE_FOLDER,
+            )
+            if read and is_folder(inner):
+                paths += _listed(inner) if _is_inside(root, inner) else ()
+    return _stamp(paths)
+
+
+def _stamp(paths: Iterable[Path]) -> Stamp:
+    """What differs when one of the files has been replaced; cheap to find out."""
+    stamps: list[tuple[object, ...]] = []
+    for path in sorted(paths):
+        try:
+            found = path.stat()
+        except OSError as e:
+            stamps.append((str(path), e.errno))
+            continue
+        if not stat.S_ISDIR(found.st_mode):
+            stamps.append((str(path), found.st_ino, found.st_size, found.st_mtime_ns))
+    return tuple(stamps)
+
+
+def _listed(folder: Path) -> list[Path]:
+    """What lies in a folder; hidden files are nobody's business yet."""
+    found = [p for p in folder.iterdir() if not p.name.startswith(".")]
+    if len(found) > MAX_FILES:
+        msg = f"the folder {folder.name} holds more than {MAX_FILES} files"
+        raise ScanError(msg)
+    return sorted(found)
+
+
+def _is_inside(root: Path, path: Path) -> bool:
+    return _resolved(path).is_relative_to(root)
+
+
+def _resolved(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except RuntimeError:  # what older Pythons make of it
+        raise ScanError(f"{path.name} is a link that leads in a circle") from None
+
+
+def is_folder(path: Path) -> bool:
+    """Whether it can be seen to be one: a link may lead where nobody may look."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
+def _name_of(entry: Path) -> str | None:
+    """The model that an entry of the repository belongs to."""
+    if entry.name.startswith("."):
+        return None
+    if entry.suffix in SUFFIXES and not is_folder(entry):
+        return entry.stem
+    return entry.name if is_folder(entry) else None
+
+
+def _read_model(
+    root: Path, name: str, entries: list[Path], read: Callable[..., ModelOptions]
+) -> ModelSource:
+    folders = [e for e in entries if _inside(root, e).is_dir()]
+    files = [_inside(root, e) for e in entries if e not in folders]
+    folder = folders[0] if folders else None
+    pbtxt, toml = (_option_file(root, folder, n) for n in (PBTXT_NAME, CONFIG_NAME))
+    options = read(name, folder, pbtxt, toml)
+    versions: list[VersionSource] = []
+    if folder is not None:
+        versions += _read_versions(root, folder, options)
+    if len(files) > 1 or (files and versions):
+        found = ", ".join(e.name + "/" * e.is_dir() for e in entries)
+        msg = f"there are several models of this name: {found}; keep one"
+        raise ScanError(msg)
+    if files:
+        stamp = _stamp(files)
+        versions = [VersionSource(SINGLE_FILE_VERSION, tuple(files), stamp=stamp)]
+    if options.config.ensemble is not None:
+        if files:
+            msg = f"config.toml makes it an ensemble, and there is {files[0].name} too"
+            raise ScanError(msg)
+        versions = versions or [VersionSource(SINGLE_FILE_VERSION)]
+    if not versions:
+        msg = (
+            f"the folder has no version folder; put the model into {name}/1/ "
+            f"or beside it as {name}.popef"
+        )
+        raise ScanError(msg)
+    return ModelSource(
+        name,
+        tuple(
+            replace(v, declared=options.declared, folder=folder)
+            for v in _selected(versions, options.config)
+        ),
+        options.config,
+        notes=options.notes,
+    )
+
+
+def _selected(
+    versions: list[VersionSource], config: ModelConfig
+) -> list[VersionSource]:
+    """The versions that are served, ascending."""
+    versions.sort(key=lambda v: v.version)
+    wanted = config.versions.select(v.version for v in versions)
+    if not wanted:
+        have = ", ".join(str(v.version) for v in versions)
+        msg = f"versions {config.versions} are to be served, but there are {have}"
+        raise ScanError(msg)
+    return [v for v in versions if v.version in wanted]
+
+
+def _option_file(root: Path, folder: Path | None, name: str) -> Path | None:
+    if folder is None or not (folder / name).exists():
+        return None
+    return _inside(root, folder / name)
+
+
+def _read_versions(
+    root: Path, folder: Path, options: ModelOptions
+) -> Iterator[VersionSource]:
+    for entry in folder.iterdir():
+        if not is_version(entry.name) or not is_folder(entry):
+            continue
+        version = int(entry.name)
+        if (
+            options.config.ensemble is not None
+        ):  # nothing lies there, the folder is its number
+            yield VersionSource(version)
+            continue
+        stamp: Stamp = ()
+        try:
+            inside = _inside(root, entry)
+            stamp = _stamp(_listed(inside))
+            files = _read_version(root, inside, options.filename)
+            yield VersionSource(version, files, stamp=stamp)
+        except ScanError as e:
+            yield VersionSource(version, problem=str(e), stamp=stamp)
+        except OSError as e:
+            problem = f"version {version} cannot be read: {e.strerror}"
+            yield VersionSource(version, problem=problem, stamp=stamp)
+
+
+def _read_version(root: Path, folder: Path, filename: str) -> tuple[Path, ...]:
+    files = _listed(folder)
+    if filename:
+        chosen = [p for p in files if p.name == filename]
+        if not chosen:
+            msg = (
+                f"version {folder.name} has no file {filename} (default_model_filename)"
+            )
+            raise ScanError(msg)
+        files = chosen
+    for suffix in SUFFIXES:
+        found = tuple(_inside(root, p) for p in files if p.suffix == suffix)
+        if suffix == ".onnx" and len(found) > 1:
+            found = tuple(p for p in found if p.name == TRITON_MODEL) or found
+        if suffix == ".onnx" and len(found) > 1:
+            names = ", ".join(p.name for p in found)
+            msg = f"version {folder.name} has several .onnx files: {names}; keep one"
+            raise ScanError(msg)
+        if found:
+            return found
+    msg = f"version {folder.name} has neither a .popef nor an .onnx file"
+    raise ScanError(msg)
+
+
+def _inside(root: Path, path: Path) -> Path:
+    """`path` with links followed; raises `ScanError` if that leaves the repository."""
+    resolved = _resolved(path)
+    if not resolved.is_relative_to(root):
+        msg = f"{path.name} is a link out of the model repository"
+        raise ScanError(msg)
+    return resolved

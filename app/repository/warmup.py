@@ -1,0 +1,298 @@
+"""Running a model before it takes requests, so that the first ones are not slow.
+
+Every replica runs every batch size once (or what ``[warmup]`` says): ONNX Runtime
+allocates and chooses on the first run of a shape, and what cannot run at all shows
+before anybody depends on it. For threads; blocks.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from app.config.model_files import count_strings, file_inside, read_array, read_bytes
+from app.config.warmup_config import WarmupConfig, WarmupInput, WarmupSample
+from app.limits import DEFAULT_LIMITS
+from app.repository.scan import WARMUP_FOLDER
+from app.spec import ModelSpec, TensorSpec
+from engine import Array, EngineError, ModelRunner, Tensor, TimedOut
+from popef_io import DataType
+
+logger = logging.getLogger(__name__)
+
+# What is made up without being asked for stays small and short: where a run takes
+# seconds, what the first one has to prepare is not felt, and many rows of a large
+# model would take memory that no request may ever need.
+AUTOMATIC_BYTES = 64 << 20
+AUTOMATIC_SECONDS = 2.0
+RUN_TIMEOUT = 300.0  # seconds that one run may take
+SEED = 0
+
+
+class WarmupFailed(Exception):
+    """A run before the model was ready has failed; the message says which and why.
+
+    `is_late`: it did not end in time.
+    """
+
+    def __init__(self, message: str, *, is_late: bool = False) -> None:
+        super().__init__(message)
+        self.is_late = is_late
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One request, and how often it is run; `rows` is 0 where they do not matter."""
+
+    label: str
+    inputs: Mapping[str, Tensor]
+    count: int = 1
+    rows: int = 0
+
+
+def warm_up(
+    spec: ModelSpec,
+    runner: ModelRunner,
+    config: WarmupConfig | None,
+    folder: Path | None,
+    preferred: Sequence[int] = (),
+    until: float = math.inf,
+) -> bool:
+    """Runs what `config` says on every replica; None makes something up.
+
+    Files come from `folder`. It is to be done at `until`, a `time.monotonic()`.
+    Returns whether anything was run. Raises `WarmupFailed`.
+    """
+    if config is not None and not config.enabled:
+        return False
+    budget = _Budget(until)
+    ran = False
+    try:
+        for run in _runs(spec, config or WarmupConfig(), folder, preferred):
+            if config is None and not budget.allows(runner, run):
+                continue
+            budget.spend(runner, run)
+            ran = True
+    except (ValueError, OSError) as e:
+        raise WarmupFailed(f"warm-up: {e}") from e
+    return ran
+
+
+class _Budget:
+    """How much is made up without being asked for: rows are expected to take as long
+    as those of the run before, so that a slow model is not run with many."""
+
+    def __init__(self, until: float) -> None:
+        self._until = until
+        self._left = AUTOMATIC_SECONDS
+        self._last: _Run | None = None
+        self._per_row = 0.0
+
+    def allows(self, runner: ModelRunner, run: _Run) -> bool:
+        if sum(tensor.nbytes for tensor in run.inputs.values()) > AUTOMATIC_BYTES:
+            return False
+        if self._per_row * run.rows > self._left and self._last is not None:
+            # What a first run prepares may have taken longer than the run itself.
+            self.spend(runner, self._last)
+        return self._per_row * run.rows <= self._left
+
+    def spend(self, runner: ModelRunner, run: _Run) -> None:
+        """Runs it."""
+        started = time.monotonic()
+        _run_everywhere(runner, run, self._until)
+        seconds = time.monotonic() - started
+        self._left -= seconds
+        self._per_row = seconds / max(1, run.rows)
+        self._last = None if run is self._last else run
+
+
+def _run_everywhere(runner: ModelRunner, run: _Run, until: float) -> None:
+    """On all replicas at the same time, `count` times. Raises `WarmupFailed`."""
+    for _ in range(run.count):
+        deadline = min(time.monotonic() + RUN_TIMEOUT, until)
+        try:
+            requests = [
+                runner.submit(
+                    run.inputs,
+                    deadline=deadline,
+                    replica_id=replica,
+                    validate=True,
+                    # Nobody else has requests yet: a delay would be for nothing.
+                    delayed=False,
+                )
+                for replica in range(len(runner.devices))
+            ]
+        except EngineError as e:
+            msg = f"warm-up with {run.label} failed: {e}"
+            raise WarmupFailed(msg, is_late=isinstance(e, TimedOut)) from e
+        for request in requests:
+            request.wait(max(0.0, deadline - time.monotonic()))
+            if request.error is not None or not request.done:
+                late = not request.done or isinstance(request.error, TimedOut)
+                why = "it takes too long" if late else request.error
+                msg = f"warm-up with {run.label} failed: {why}"
+                raise WarmupFailed(msg, is_late=late)
+
+
+def _runs(
+    spec: ModelSpec,
+    config: WarmupConfig,
+    folder: Path | None,
+    preferred: Sequence[int],
+) -> Iterator[_Run]:
+    if config.samples:
+        for sample in config.samples:
+            yield _sample_run(spec, sample, folder)
+        return
+    default = WarmupInput(data=config.data)
+    sizes: Sequence[int] = (0,)
+    if spec.is_batched:
+        sizes = config.batch_sizes or sorted({1, *preferred, spec.max_batch_size})
+    for rows in sizes:
+        label = f"{config.data}, batch size {rows}" if rows else config.data
+        inputs = {t.name: _made_up(t, spec, rows, default) for t in spec.inputs}
+        yield _Run(label, inputs, config.count, rows)
+
+
+def _sample_run(spec: ModelSpec, sample: WarmupSample, folder: Path | None) -> _Run:
+    unknown = sorted(set(sample.inputs) - set(spec.inputs_by_name))
+    if unknown:
+        msg = f"the model has no input {', '.join(unknown)}"
+        raise ValueError(msg)
+    rows = (sample.batch_size or 1) if spec.is_batched else 0
+    inputs = {}
+    for tensor in spec.inputs:
+        wanted = sample.inputs.get(tensor.name)
+        if wanted is None and tensor.name in spec.defaults:
+            inputs[tensor.name] = spec.default(tensor.name, rows)
+            continue
+        wanted = wanted or WarmupInput()
+        make = _from_file if wanted.file else _made_up
+        inputs[tensor.name] = _checked(tensor, make(tensor, spec, rows, wanted, folder))
+    counts = {name: made.shape[0] for name, made in inputs.items() if made.shape}
+    if spec.is_batched and len(set(counts.values())) > 1:
+        raise ValueError(f"inputs have different numbers of rows: {counts}")
+    label = f"sample {sample.name!r}" if sample.name else "a sample"
+    return _Run(label, inputs, sample.count)
+
+
+def _checked(tensor: TensorSpec, made: Tensor) -> Tensor:
+    """What was made for an input, if that takes it. Raises ValueError."""
+    if made.data_type is not tensor.data_type:
+        msg = f"input '{tensor.name}' is {tensor.datatype}, got {made.data_type.name}"
+        raise ValueError(msg)
+    expected, shape = tensor.shape, made.shape
+    fits = expected is None or (
+        len(expected) == len(shape)
+        and all(want in (-1, got) for want, got in zip(expected, shape, strict=True))
+    )
+    if not fits:
+        msg = (
+            f"input '{tensor.name}' expects shape {list(expected or ())}, "
+            f"got {list(shape)}"
+        )
+        raise ValueError(msg)
+    return made
+
+
+def _shape(tensor: TensorSpec, rows: int, wanted: WarmupInput) -> tuple[int, ...]:
+    """The shape with its free dimensions filled in. Raises ValueError."""
+    declared = tensor.shape if tensor.shape is not None else (-1, *wanted.shape)
+    inner = declared[1:] if rows else declared
+    given = wanted.shape or tuple(dim if dim >= 0 else 1 for dim in inner)
+    if tensor.multiple > 1 and not wanted.shape:
+        given = (tensor.multiple, *given[1:])
+    shape = (rows, *given) if rows else given
+    if math.prod(shape) > DEFAULT_LIMITS.max_elements:
+        msg = f"input '{tensor.name}' would have {math.prod(shape)} elements"
+        raise ValueError(msg)
+    return shape
+
+
+def _made_up(
+    tensor: TensorSpec,
+    spec: ModelSpec,
+    rows: int,
+    wanted: WarmupInput,
+    folder: Path | None = None,
+) -> Tensor:
+    shape = _shape(tensor, rows, wanted)
+    if tensor.data_type is DataType.STRING:
+        word = b"" if wanted.data == "zeros" else b"1"
+        return Tensor.from_numpy(np.full(shape, word, object), DataType.STRING)
+    return Tensor.from_numpy(_values(tensor, shape, wanted.data), tensor.data_type)
+
+
+def _values(tensor: TensorSpec, shape: tuple[int, ...], data: str) -> Array:
+    dtype = tensor.type.dtype
+    if data == "zeros":
+        return np.zeros(shape, dtype)
+    if data == "random":
+        random = np.random.default_rng(SEED)
+        if tensor.type.kind != "f":
+            return random.integers(0, 2, shape).astype(dtype)
+        floats = random.random(shape, np.float32)
+    else:
+        if tensor.type.kind != "f":
+            return np.ones(shape, dtype)
+        floats = np.ones(shape, np.float32)
+    if tensor.data_type is DataType.BF16:  # its upper half is what is kept
+        return (floats.view(np.uint32) >> 16).astype(np.uint16)
+    return floats.astype(dtype)
+
+
+def _from_file(
+    tensor: TensorSpec,
+    spec: ModelSpec,
+    rows: int,
+    wanted: WarmupInput,
+    folder: Path | None,
+) -> Tensor:
+    """The value in a file: an .npy file as it is, raw bytes in the input's shape."""
+    if folder is None:
+        msg = f"file {wanted.file}: a model without a folder has no files"
+        raise ValueError(msg)
+    try:
+        path = file_inside(folder, f"{WARMUP_FOLDER}/{wanted.file}")
+        if path.suffix == ".npy":
+            array = read_array(path)
+        else:
+            data = read_bytes(path, DEFAULT_LIMITS.max_body_bytes)
+    except ValueError as e:
+        raise ValueError(f"file {wanted.file} {e}") from None
+    if path.suffix == ".npy":
+        data_type = tensor.data_type if array.dtype == tensor.type.dtype else None
+        return Tensor.from_numpy(np.ascontiguousarray(array), data_type)
+    return _from_bytes(tensor, _shape(tensor, rows, wanted), data, rows, wanted.file)
+
+
+def _from_bytes(
+    tensor: TensorSpec, shape: tuple[int, ...], data: bytes, rows: int, name: str
+) -> Tensor:
+    """Bytes of all rows, or of one that every row is. Raises ValueError."""
+    count, size = math.prod(shape), tensor.type.item_size
+    if size:
+        found, rest = divmod(len(data), size)
+        found = -1 if rest else found
+    else:
+        found = count_strings(data)
+    repeats = 1
+    if found != count and rows and found * rows == count:
+        repeats = rows
+    elif found != count:
+        what = f"{len(data)} bytes" if size else f"{max(0, found)} strings"
+        per_row = count * (size or 1) // max(1, rows)
+        one = f" (one row: {per_row})" if rows > 1 else ""
+        msg = (
+            f"file {name} has {what}, but input '{tensor.name}' of shape "
+            f"{list(shape)} takes {count * (size or 1)}{one}"
+        )
+        raise ValueError(msg)
+    parts = (data,) * repeats if data else ()
+    return Tensor(tensor.data_type, shape, parts, len(data) * repeats)

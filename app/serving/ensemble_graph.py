@@ -1,0 +1,385 @@
+"""The graph of an ensemble, checked against the models that it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from app.config.ensemble_config import EnsembleConfig, StepConfig
+from app.config.model_config import ModelConfig
+from app.config.triton import DeclaredTensor, DeclaredTensors
+from app.spec import ModelSpec, TensorSpec
+
+NOTHING_DECLARED = DeclaredTensors()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step that can be run: (tensor of the model, tensor of the ensemble) each.
+
+    `needs` counts the steps whose outputs it waits for, `followers` are those that wait
+    for it.
+    """
+
+    label: str
+    model: str
+    version: int
+    inputs: tuple[tuple[str, str], ...]
+    outputs: tuple[tuple[str, str], ...]
+    needs: int = 0
+    followers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Face:
+    """An input or output of an ensemble: its shape for clients, and for the steps."""
+
+    name: str
+    outer: tuple[int, ...] | None
+    inner: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class EnsembleGraph:
+    """The steps in the order in which they were written, and the whole as a model."""
+
+    spec: ModelSpec
+    steps: tuple[Step, ...]
+    inputs: tuple[Face, ...] = ()
+    outputs: tuple[Face, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is known of a tensor, from whom, and whether its first dimension counts
+    rows."""
+
+    where: str
+    spec: TensorSpec
+    batched: bool
+
+
+def label_of(number: int, step: StepConfig) -> str:
+    """A step as messages call it."""
+    return f"step {number + 1} ({step.model})"
+
+
+def compose(
+    name: str,
+    version: str,
+    config: EnsembleConfig,
+    members: Sequence[ModelSpec],
+    declared: DeclaredTensors = NOTHING_DECLARED,
+) -> EnsembleGraph:
+    """The graph of an ensemble whose steps run `members`, in the same order.
+
+    `declared` is what is said of its own inputs and outputs. Where that, or one step,
+    counts rows and another step does not, tensors in between get or lose a first
+    dimension of 1.
+
+    Raises ValueError for a tensor that a model does not have, one that two steps give,
+    types and shapes that do not fit, and steps that wait for each other.
+    """
+    steps = [
+        _step(label_of(n, step), step, spec, config)
+        for n, (step, spec) in enumerate(zip(config.step, members, strict=True))
+    ]
+    producers = _producers(steps)
+    known = _tensors(steps, members, producers, declared)
+    inputs = [name for name in known if name not in producers]
+    _check_inputs(config, steps, inputs)
+    outputs = _outputs(config, steps, producers)
+    batched = all(member.is_batched for member in members)
+    most = min(member.max_batch_size for member in members) if batched else 0
+    if declared.max_batch_size is not None:
+        most, batched = declared.max_batch_size, declared.is_batched
+        _check_rows(steps, members, declared)
+    rows = [m.max_rows for m in members if m.max_rows and m.is_batched]
+    taken = [
+        _face(known[name], declared.input(name), batched)
+        for name in config.inputs or inputs
+    ]
+    given = [
+        _given_face(known[name], declared.output(name), batched) for name in outputs
+    ]
+    spec = ModelSpec(
+        name,
+        version,
+        tuple(replace(known[f.name].spec, shape=f.outer) for f in taken),
+        tuple(replace(known[f.name].spec, shape=f.outer) for f in given),
+        most,
+        min(rows, default=0) if batched else 0,
+    )
+    return EnsembleGraph(spec, _linked(steps, producers), tuple(taken), tuple(given))
+
+
+def described(spec: ModelSpec, config: ModelConfig) -> ModelSpec:
+    """The spec with what the ensemble's own options say. Raises ValueError."""
+    unknown = set(config.labels).difference(spec.outputs_by_name)
+    if unknown:
+        msg = f"there are labels for {sorted(unknown)}, which are no outputs"
+        raise ValueError(msg)
+    if config.max_request_rows and not spec.is_batched:
+        msg = "max_request_rows is for ensembles of which every model is batched"
+        raise ValueError(msg)
+    most = [rows for rows in (spec.max_rows, config.max_request_rows) if rows]
+    return replace(
+        spec,
+        outputs=tuple(
+            replace(output, labels=config.labels.get(output.name, output.labels))
+            for output in spec.outputs
+        ),
+        max_rows=min(most, default=0),
+    )
+
+
+def _check_rows(
+    steps: Sequence[Step], members: Sequence[ModelSpec], declared: DeclaredTensors
+) -> None:
+    """Raises ValueError where a step takes fewer rows than the ensemble says."""
+    most = declared.max_batch_size or 0
+    for step, member in zip(steps, members, strict=True):
+        if member.is_batched and 0 < member.max_rows < most:
+            msg = (
+                f"{declared.label}: max_batch_size is {most}, but {step.label} takes "
+                f"at most {member.max_rows} rows"
+            )
+            raise ValueError(msg)
+
+
+def _face(known: _Known, declared: DeclaredTensor | None, batched: bool) -> Face:
+    """An input, whose tensor is already as it is declared."""
+    shape = known.spec.shape
+    if declared is None or declared.reshape is None:
+        return Face(known.spec.name, shape, shape)
+    return Face(known.spec.name, declared.shape(batched=batched), shape)
+
+
+def _given_face(known: _Known, declared: DeclaredTensor | None, batched: bool) -> Face:
+    """An output. Raises ValueError where it cannot be as it is declared."""
+    name, shape = known.spec.name, known.spec.shape
+    if declared is None:
+        return Face(name, shape, shape)
+    _check_type(declared, known.spec, known.where)
+    inner = declared.inner_shape(batched=batched)
+    if inner is None:
+        return Face(name, shape, shape)
+    try:
+        inner = fitting(inner, batched, shape, known.batched)
+    except ValueError:
+        msg = (
+            f"{declared.label}: output '{name}' is declared with shape "
+            f"{_shown(declared.inner_shape(batched=batched))}, {known.where} has "
+            f"{_shown(shape)}"
+        )
+        raise ValueError(msg) from None
+    outer = inner
+    if declared.reshape is not None:
+        outer = declared.shape(batched=batched)
+    return Face(name, outer, inner)
+
+
+def _check_type(declared: DeclaredTensor, spec: TensorSpec, where: str) -> None:
+    if declared.datatype and declared.datatype != spec.datatype:
+        msg = (
+            f"{declared.label}: '{declared.name}' is declared as {declared.datatype}, "
+            f"{where} is {spec.datatype}"
+        )
+        raise ValueError(msg)
+
+
+def _step(
+    label: str, config: StepConfig, spec: ModelSpec, ensemble: EnsembleConfig
+) -> Step:
+    for kind, given, known in (
+        ("input", config.inputs, spec.inputs_by_name),
+        ("output", config.outputs, spec.outputs_by_name),
+    ):
+        for name in given:
+            if name not in known:
+                msg = f"{label}: the model has no {kind} {name!r}, it has {list(known)}"
+                raise ValueError(msg)
+    inputs = tuple(
+        (n, config.inputs.get(n, n))
+        for n in spec.inputs_by_name
+        # What may be left out is, unless somebody means it.
+        if n not in spec.defaults or n in config.inputs or n in ensemble.inputs
+    )
+    outputs = tuple(config.outputs.items()) or tuple(
+        (n, n) for n in spec.outputs_by_name
+    )
+    return Step(label, config.model, config.version, inputs, outputs)
+
+
+def _producers(steps: Sequence[Step]) -> dict[str, int]:
+    """The step that gives each tensor."""
+    producers: dict[str, int] = {}
+    for number, step in enumerate(steps):
+        for _, tensor in step.outputs:
+            if tensor in producers:
+                other = steps[producers[tensor]].label
+                msg = f"tensor {tensor!r} comes from {other} and from {step.label}"
+                raise ValueError(msg)
+            producers[tensor] = number
+    return producers
+
+
+def _tensors(
+    steps: Sequence[Step],
+    members: Sequence[ModelSpec],
+    producers: dict[str, int],
+    declared: DeclaredTensors,
+) -> dict[str, _Known]:
+    """Every tensor, with what is known of its type and shape."""
+    found: dict[str, _Known] = {}
+    for step, member in zip(steps, members, strict=True):
+        for own, tensor in step.outputs:
+            spec = replace(member.outputs_by_name[own], name=tensor)
+            where = f"output {own!r} of {step.label}"
+            found[tensor] = _Known(where, spec, member.is_batched)
+    for step, member in zip(steps, members, strict=True):
+        for own, tensor in step.inputs:
+            where = f"input {own!r} of {step.label}"
+            spec = replace(member.inputs_by_name[own], name=tensor)
+            taken = _Known(where, spec, member.is_batched)
+            if tensor not in found:
+                first = _from_outside(taken, declared)
+                if first is None:
+                    found[tensor] = taken
+                    continue
+                found[tensor] = first
+            known = found[tensor]
+            shape = _joined(tensor, known, taken)
+            # What a step gives has the shape that the step says.
+            if tensor not in producers:
+                found[tensor] = replace(known, spec=replace(known.spec, shape=shape))
+    return found
+
+
+def _from_outside(taken: _Known, declared: DeclaredTensors) -> _Known | None:
+    """An input of the ensemble as it is declared; None where it is not."""
+    said = declared.input(taken.spec.name)
+    if said is None:
+        return None
+    shape = said.inner_shape(batched=declared.is_batched)
+    if shape is None:
+        return None
+    _check_type(said, taken.spec, taken.where)
+    spec = replace(taken.spec, shape=shape, multiple=1)
+    where = f"the input that {declared.label} declares"
+    return _Known(where, spec, declared.is_batched)
+
+
+def _joined(tensor: str, known: _Known, taken: _Known) -> tuple[int, ...] | None:
+    """The shape that suits both who gives a tensor and who takes it, as it is given.
+
+    Raises ValueError where there is none.
+    """
+    if known.spec.datatype != taken.spec.datatype:
+        msg = (
+            f"tensor {tensor!r}: {known.where} is {known.spec.datatype}, "
+            f"{taken.where} is {taken.spec.datatype}"
+        )
+        raise ValueError(msg)
+    mine, theirs = known.spec.shape, taken.spec.shape
+    try:
+        return fitting(mine, known.batched, theirs, taken.batched)
+    except ValueError:
+        msg = (
+            f"tensor {tensor!r}: {known.where} has shape {_shown(mine)}, "
+            f"{taken.where} takes {_shown(theirs)}"
+        )
+        raise ValueError(msg) from None
+
+
+def fitting(
+    mine: tuple[int, ...] | None,
+    batched: bool,
+    theirs: tuple[int, ...] | None,
+    others_batched: bool,
+) -> tuple[int, ...] | None:
+    """The shape `mine` with what is known from `theirs`, which may have one dimension
+    more or less where only one of both counts rows. Raises ValueError."""
+    if mine is not None and theirs is not None and batched != others_batched:
+        if others_batched and len(theirs) == len(mine) + 1:
+            return common_shape(mine, theirs[1:])
+        if batched and len(mine) == len(theirs) + 1:
+            common = common_shape(mine[1:], theirs)
+            return (mine[0], *(common or ()))
+    return common_shape(mine, theirs)
+
+
+def common_shape(
+    first: tuple[int, ...] | None, second: tuple[int, ...] | None
+) -> tuple[int, ...] | None:
+    """The shape that satisfies both; -1 is any size. Raises ValueError."""
+    if first is None or second is None:
+        return second if first is None else first
+    if len(first) != len(second):
+        raise ValueError("ranks differ")
+    if any(a != b and -1 not in (a, b) for a, b in zip(first, second, strict=True)):
+        raise ValueError("sizes differ")
+    return tuple(max(a, b) for a, b in zip(first, second, strict=True))
+
+
+def _shown(shape: tuple[int, ...] | None) -> str:
+    return "of any rank" if shape is None else str(list(shape))
+
+
+def _check_inputs(
+    config: EnsembleConfig, steps: Sequence[Step], inputs: Sequence[str]
+) -> None:
+    if not inputs:
+        raise ValueError("every step waits for another: no input is left")
+    if config.inputs and set(config.inputs) != set(inputs):
+        unknown = [name for name in inputs if name not in config.inputs]
+        if unknown:
+            taker = _first(steps, lambda step: unknown[0] in dict(step.inputs).values())
+            msg = (
+                f"{taker.label} takes {unknown[0]!r}, which no step gives and which is "
+                f"not among the inputs {list(config.inputs)}"
+            )
+            raise ValueError(msg)
+        unused = [name for name in config.inputs if name not in inputs]
+        raise ValueError(f"no step takes the input {unused[0]!r} from outside")
+
+
+def _outputs(
+    config: EnsembleConfig, steps: Sequence[Step], producers: dict[str, int]
+) -> Sequence[str]:
+    taken = {tensor for step in steps for _, tensor in step.inputs}
+    for name in config.outputs:
+        if name not in producers:
+            msg = f"no step gives the output {name!r}; there are {list(producers)}"
+            raise ValueError(msg)
+    outputs = config.outputs or [name for name in producers if name not in taken]
+    if not outputs:
+        raise ValueError("every tensor is taken by a step: name the outputs")
+    return outputs
+
+
+def _linked(steps: Sequence[Step], producers: dict[str, int]) -> tuple[Step, ...]:
+    """The steps with who waits for whom; ValueError where that goes round."""
+    needs = [
+        {producers[tensor] for _, tensor in step.inputs if tensor in producers}
+        for step in steps
+    ]
+    waiting = dict(enumerate(needs))
+    while ready := [n for n, others in waiting.items() if not others & waiting.keys()]:
+        for number in ready:
+            del waiting[number]
+    if waiting:
+        labels = ", ".join(steps[n].label for n in waiting)
+        raise ValueError(f"steps wait for each other: {labels}")
+    return tuple(
+        replace(
+            step,
+            needs=len(needs[n]),
+            followers=tuple(m for m, others in enumerate(needs) if n in others),
+        )
+        for n, step in enumerate(steps)
+    )
+
+
+def _first(steps: Iterable[Step], holds: Callable[[Step], bool]) -> Step:
+    return next(step for step in steps if holds(step))

@@ -1,0 +1,574 @@
+"""Ensembles at work: requests that go through several models without leaving here.
+
+Tensors between steps are what the engine gives: bytes in the gateway's memory, copied
+from one device's slot and into the next. A step starts as soon as what it takes is
+there, so steps that do not need each other run at the same time, and each is batched
+with whatever else its model has to do. Everything here belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from app.codec import InferRequest
+from app.config.ensemble_config import EnsembleConfig
+from app.config.triton import DeclaredTensors
+from app.errors import InvalidTensor, ModelNotReady, RequestError, row_of
+from app.serving.ensemble_graph import (
+    NOTHING_DECLARED,
+    EnsembleGraph,
+    Face,
+    Step,
+    common_shape,
+    compose,
+)
+from app.serving.patience import MAX_TIMEOUT, Patience
+from app.serving.table import ModelEntry, ModelTable, Submitted, infer_path
+from app.spec import ModelSpec
+from engine import (
+    Cancelled,
+    Device,
+    EngineError,
+    ModelRunnerConfig,
+    RunnerClosed,
+    Tensor,
+)
+
+_DRAIN_TICK = 0.01  # seconds
+_REMEMBERED = 64  # choices of outputs whose plans are remembered
+
+
+class EnsembleRunner:
+    """What runs the requests of an ensemble: in place of an `engine.ModelRunner`.
+
+    Members are looked up in the table for each request, so one that is swapped for an
+    equal one is used from then on, and one that is unloaded fails the requests that
+    need it with 503 until it is back.
+    """
+
+    def __init__(
+        self,
+        config: EnsembleConfig,
+        graph: EnsembleGraph,
+        members: list[ModelSpec],
+        table: ModelTable,
+        declared: DeclaredTensors = NOTHING_DECLARED,
+    ) -> None:
+        self.spec = graph.spec
+        self.graph = graph
+        self.steps = graph.steps
+        self.table = table
+        self.config = ModelRunnerConfig()
+        self._ensemble = config
+        self._members = members
+        self._declared = declared
+        self._plans: dict[tuple[str, ...], Plan] = {}
+        self._paths = [infer_path(step.model, step.version) for step in graph.steps]
+        self._requests: set[EnsembleRequest] = set()
+        self._closed = False
+
+    # -- what a loaded model is asked for
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices of its members; none where a member is not loaded."""
+        entries = [self.table.paths.get(path) for path in self._paths]
+        found: dict[Device, None] = {}
+        for entry in entries:
+            if entry is None:
+                return ()
+            found |= dict.fromkeys(getattr(entry.runner, "devices", ()))
+        return tuple(found)
+
+    @property
+    def serving(self) -> bool:
+        """Whether all of its members take requests."""
+        entries = [self.table.paths.get(path) for path in self._paths]
+        return all(
+            e is not None and getattr(e.runner, "serving", True) for e in entries
+        )
+
+    @property
+    def missing(self) -> str:
+        """The member that keeps it from running, in words; empty if there is none."""
+        for step, path in zip(self.steps, self._paths, strict=True):
+            if path not in self.table.paths and not self.table.offers(path):
+                return f"{step.label} needs a model that is not loaded"
+        return ""
+
+    @property
+    def is_current(self) -> bool:
+        """Whether its models are still those that it was made for, or are loaded when
+        they are needed."""
+        entries = [self.table.paths.get(path) for path in self._paths]
+        return all(
+            self.table.offers(path) if entry is None else entry.spec is spec
+            for entry, path, spec in zip(
+                entries, self._paths, self._members, strict=True
+            )
+        )
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._requests)
+
+    def submit(
+        self,
+        inputs: Mapping[str, Tensor],
+        *,
+        deadline: float | None = None,
+        on_done: Callable[[Any], None] | None = None,
+        priority: int = 0,
+        outputs: Sequence[str] | None = None,
+    ) -> EnsembleRequest:
+        """Start a request, for these `outputs` (all of them), which runs no step that
+        leads to none of them. Raises RunnerClosed; what goes wrong in a step is the
+        request's error."""
+        if self._closed:
+            raise RunnerClosed(f"ensemble {self.spec.name!r} was unloaded")
+        plan = self.plan(tuple(outputs or self.spec.outputs_by_name))
+        request = EnsembleRequest(self, plan, inputs, deadline, on_done, priority)
+        self._requests.add(request)
+        request.start()
+        return request
+
+    def plan(self, outputs: tuple[str, ...]) -> Plan:
+        """What is run for these outputs."""
+        found = self._plans.get(outputs)
+        if found is None:
+            if len(self._plans) >= _REMEMBERED:
+                self._plans.clear()
+            found = self._plans[outputs] = Plan.of(self.steps, outputs)
+        return found
+
+    def forget(self, request: EnsembleRequest) -> None:
+        self._requests.discard(request)
+
+    def drain(self, timeout: float) -> bool:
+        """Wait until nothing is in flight, at most `timeout` seconds. For a thread."""
+        end = time.monotonic() + timeout
+        while self._requests:
+            if time.monotonic() > end:
+                return False
+            time.sleep(_DRAIN_TICK)
+        return True
+
+    def close(self) -> None:
+        """Fail what is in flight, and take nothing more."""
+        self._closed = True
+        for request in list(self._requests):
+            request.abandon(RunnerClosed(f"ensemble {self.spec.name!r} was unloaded"))
+
+    # -- what its requests ask for
+
+    def entry_of(self, number: int) -> ModelEntry | None:
+        """The member that runs a step now; None where it must be loaded on demand.
+
+        Raises `ModelNotReady` where it cannot run.
+        """
+        path = self._paths[number]
+        entry = self.table.paths.get(path)
+        if entry is None:
+            if self.table.offers(path):
+                return None
+            missing = self.table.missing(path)
+            raise missing or ModelNotReady(self.steps[number].model, "not loaded")
+        if entry.spec is not self._members[number]:
+            self._take_over()
+        return entry
+
+    async def fetch(self, number: int, deadline: float | None) -> None:
+        """Has the member of a step loaded."""
+        left = MAX_TIMEOUT if deadline is None else deadline - time.monotonic()
+        left = max(0.0, left)
+        await self.table.fetch(self._paths[number], Patience(left, asked=left))
+
+    def _take_over(self) -> None:
+        """Goes on with members that were swapped, if they fit as the old ones did."""
+        entries = [self.table.paths.get(path) for path in self._paths]
+        members = [
+            before if entry is None else entry.spec
+            for entry, before in zip(entries, self._members, strict=True)
+        ]
+        mine = self.spec
+        why = "the ensemble would take or give other tensors than before"
+        try:
+            graph = compose(
+                mine.name, mine.version, self._ensemble, members, self._declared
+            )
+        except ValueError as e:
+            why = str(e)
+        else:
+            if _face(graph.spec) == _face(mine) and graph.steps == self.steps:
+                self._members = members
+                return
+        why = f"its models have changed: {why}; load the ensemble again"
+        raise ModelNotReady(mine.name, why)
+
+    def __repr__(self) -> str:
+        return (
+            f"<EnsembleRunner {self.spec.name!r} {len(self.steps)} steps, "
+            f"{self.in_flight} in flight>"
+        )
+
+
+class EnsembleScheduler:
+    """Tells an ensemble which outputs a request wants."""
+
+    def __init__(self, runner: EnsembleRunner) -> None:
+        self._runner = runner
+
+    def submit(
+        self, request: InferRequest, deadline: float, on_done: Callable[[Any], None]
+    ) -> EnsembleRequest:
+        """Raises RunnerClosed."""
+        return self._runner.submit(
+            request.inputs,
+            deadline=deadline,
+            on_done=on_done,
+            priority=request.priority,
+            outputs=request.outputs,
+        )
+
+    def __repr__(self) -> str:
+        return f"<EnsembleScheduler {self._runner!r}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The steps that lead to some `outputs`, by number, and what each is asked for.
+
+    A step that is not among them is not run.
+    """
+
+    outputs: frozenset[str]
+    asked: Mapping[int, tuple[str, ...]]
+
+    @classmethod
+    def of(cls, steps: Sequence[Step], outputs: Iterable[str]) -> Plan:
+        producers = {
+            tensor: number
+            for number, step in enumerate(steps)
+            for _, tensor in step.outputs
+        }
+        wanted: set[str] = set()
+        needed: set[int] = set()
+        left = list(outputs)
+        while left:
+            tensor = left.pop()
+            wanted.add(tensor)
+            number = producers.get(tensor)
+            if number is not None and number not in needed:
+                needed.add(number)
+                left += [name for _, name in steps[number].inputs]
+        return cls(
+            frozenset(outputs),
+            {
+                number: tuple(own for own, t in steps[number].outputs if t in wanted)
+                for number in sorted(needed)
+            },
+        )
+
+
+class EnsembleRequest:
+    """One request to an ensemble; resolved exactly once.
+
+    `queue_ns` and `compute_ns` are sums over its steps, `batch_rows` is that of the
+    step that ended last.
+    """
+
+    __slots__ = (
+        "_began",
+        "_deadline",
+        "_fetching",
+        "_left",
+        "_needs",
+        "_on_done",
+        "_outputs",
+        "_plan",
+        "_priority",
+        "_runner",
+        "_running",
+        "_tensors",
+        "batch_rows",
+        "compute_ns",
+        "done",
+        "error",
+        "outputs",
+        "queue_ns",
+    )
+
+    def __init__(
+        self,
+        runner: EnsembleRunner,
+        plan: Plan,
+        inputs: Mapping[str, Tensor],
+        deadline: float | None,
+        on_done: Callable[[Any], None] | None,
+        priority: int,
+    ) -> None:
+        self._runner = runner
+        self._plan = plan
+        self._deadline = deadline
+        self._on_done = on_done
+        self._priority = priority
+        self._tensors = dict(inputs)
+        self._outputs: dict[str, Tensor] = {}
+        self._needs = [step.needs for step in runner.steps]
+        self._left = len(plan.asked)
+        self._running: dict[int, Submitted] = {}
+        self._began = [0] * len(runner.steps)
+        self._fetching: set[asyncio.Task[None]] = set()
+        self.done = False
+        #: An `engine.EngineError`, or what the gateway itself says of a step.
+        self.error: Any = None
+        self.outputs: Mapping[str, Tensor] = {}
+        self.queue_ns = self.compute_ns = self.batch_rows = 0
+
+    def start(self) -> None:
+        """Start the steps that wait for no other."""
+        runner, tensors = self._runner, self._tensors
+        try:
+            for face in runner.graph.inputs:
+                if face.outer != face.inner and face.name in tensors:
+                    tensor, batched = tensors[face.name], runner.spec.is_batched
+                    tensors[face.name] = _reshaped(tensor, face.inner, batched=batched)
+        except InvalidTensor as error:
+            self._resolve(error)
+            return
+        for number in self._plan.asked:
+            if not runner.steps[number].needs:
+                self._start(number)
+
+    def abandon(self, error: EngineError) -> None:
+        """Give it up, and with it the steps that run."""
+        self._resolve(error)
+
+    def _start(self, number: int) -> None:
+        if self.done:
+            return
+        try:
+            entry = self._runner.entry_of(number)
+            if entry is None:
+                self._fetch(number)
+            else:
+                self._submit(number, entry)
+        except (EngineError, RequestError) as error:
+            self._fail(number, error)
+
+    def _submit(self, number: int, entry: ModelEntry) -> None:
+        if not entry.ready:
+            raise ModelNotReady(entry.spec.name)
+        step, tensors = self._runner.steps[number], self._tensors
+        spec, runner = entry.spec, entry.runner
+        feed = {
+            own: _with_rank(tensors[name], spec.inputs_by_name[own].shape, spec)
+            for own, name in step.inputs
+        }
+        rows = _check(spec, feed)
+        for name in spec.defaults:
+            if name not in feed and name in spec.inputs_by_name:
+                feed[name] = spec.default(name, rows)
+        self._began[number] = time.monotonic_ns()
+        entry.stats.begin()
+        try:
+            on_done = partial(self._ended, number, entry, rows)
+            options: dict[str, Any] = {}
+            if isinstance(runner, EnsembleRunner):
+                options["outputs"] = self._plan.asked[number]
+            submitted = runner.submit(
+                feed,
+                deadline=self._deadline,
+                on_done=on_done,
+                priority=self._priority,
+                **options,
+            )
+        except Exception as error:
+            entry.stats.failure(row_of(error).reason)
+            raise
+        if not submitted.done:
+            self._running[number] = submitted
+
+    def _ended(
+        self, number: int, entry: ModelEntry, rows: int, submitted: Submitted
+    ) -> None:
+        """A step is done, however it ended."""
+        self._running.pop(number, None)
+        took = time.monotonic_ns() - self._began[number]
+        error = submitted.error
+        if error is not None:
+            entry.stats.failure(row_of(error).reason, took)
+            self._fail(number, error)
+            return
+        queue_ns, compute_ns = submitted.queue_ns, submitted.compute_ns
+        self.batch_rows = submitted.batch_rows
+        entry.stats.success(
+            took, queue_ns, compute_ns, rows=rows, batch_rows=self.batch_rows
+        )
+        if self.done:
+            return
+        self.queue_ns += queue_ns
+        self.compute_ns += compute_ns
+        step = self._runner.steps[number]
+        outputs = submitted.outputs
+        for own, name in step.outputs:
+            if own in outputs:  # a part that is an ensemble gives what is needed of it
+                self._tensors[name] = outputs[own]
+        self._left -= 1
+        if not self._left:
+            self._end()
+            return
+        for follower in step.followers:
+            self._needs[follower] -= 1
+            if not self._needs[follower] and follower in self._plan.asked:
+                self._start(follower)
+
+    def _end(self) -> None:
+        """All steps are done: the outputs, as the ensemble gives them."""
+        spec = self._runner.spec
+        try:
+            for face in self._runner.graph.outputs:
+                if face.name in self._plan.outputs:
+                    tensor = _with_rank(self._tensors[face.name], face.inner, spec)
+                    self._outputs[face.name] = _given(tensor, face, spec)
+        except InvalidTensor as error:
+            self._resolve(error)
+            return
+        self._resolve(None)
+
+    def _fetch(self, number: int) -> None:
+        """Start a step once its model is loaded on demand."""
+        task = asyncio.get_running_loop().create_task(self._fetched(number))
+        self._fetching.add(task)
+        task.add_done_callback(self._fetching.discard)
+
+    async def _fetched(self, number: int) -> None:
+        try:
+            await self._runner.fetch(number, self._deadline)
+        except (EngineError, RequestError) as error:
+            self._fail(number, error)
+            return
+        self._start(number)
+
+    def _fail(self, number: int, error: Exception) -> None:
+        self._resolve(named(error, self._runner.steps[number].label))
+
+    def _resolve(self, error: Exception | None) -> None:
+        if self.done:
+            return
+        self.done, self.error = True, error
+        if error is None:
+            self.outputs = self._outputs
+        self._tensors = {}
+        self._runner.forget(self)
+        for task in self._fetching:
+            task.cancel()
+        gone = error if isinstance(error, EngineError) else Cancelled("another failed")
+        for submitted in list(self._running.values()):
+            submitted.abandon(gone)
+        on_done, self._on_done = self._on_done, None
+        if on_done is not None:
+            on_done(self)
+
+    def __repr__(self) -> str:
+        state = f"{self._left} steps left"
+        if self.done:
+            state = "done" if self.error is None else f"failed: {self.error}"
+        return f"<EnsembleRequest {self._runner.spec.name!r} {state}>"
+
+
+def named(error: Exception, label: str) -> Exception:
+    """The same error, saying where; errors may be shared, so it is another object."""
+    copy = type(error).__new__(type(error))
+    copy.__dict__.update(error.__dict__)
+    copy.args = (f"{label}: {error}", *error.args[1:])
+    return copy
+
+
+def _with_rank(
+    tensor: Tensor, expected: tuple[int, ...] | None, spec: ModelSpec
+) -> Tensor:
+    """A tensor with or without rows, as `spec` counts them or not: one row is added
+    to, or taken from, what has one dimension too few or too many."""
+    shape = tensor.shape
+    if expected is None or len(shape) == len(expected):
+        return tensor
+    if spec.is_batched and len(shape) + 1 == len(expected):
+        shape = (1, *shape)
+    elif not spec.is_batched and len(shape) == len(expected) + 1 and shape[0] == 1:
+        shape = shape[1:]
+    else:
+        return tensor
+    return Tensor(tensor.data_type, shape, tensor.parts, tensor.nbytes)
+
+
+def _given(tensor: Tensor, face: Face, spec: ModelSpec) -> Tensor:
+    """An output as clients see it. Raises InvalidTensor where it cannot be."""
+    try:
+        common_shape(face.inner, tensor.shape)
+    except ValueError:
+        msg = (
+            f"output {face.name!r} of ensemble {spec.name!r} has shape "
+            f"{list(tensor.shape)}, and {list(face.inner or ())} is declared"
+        )
+        raise InvalidTensor(msg) from None
+    if face.outer == face.inner:
+        return tensor
+    return _reshaped(tensor, face.outer, batched=spec.is_batched)
+
+
+def _reshaped(
+    tensor: Tensor, wanted: tuple[int, ...] | None, *, batched: bool
+) -> Tensor:
+    """The elements in another shape, with the same rows; -1 is what is left of them.
+
+    Raises InvalidTensor where they do not make it up.
+    """
+    shape, dims = tensor.shape, wanted or ()
+    rows, inner, dims = (
+        (shape[:1], shape[1:], dims[1:]) if batched else ((), shape, dims)
+    )
+    count = math.prod(inner)
+    known = math.prod(dim for dim in dims if dim >= 0)
+    if -1 in dims and known and count % known == 0:
+        dims = tuple(count // known if dim < 0 else dim for dim in dims)
+    if -1 in dims or math.prod(dims) != count:
+        msg = f"{list(shape)} cannot be reshaped to {list(wanted or ())}"
+        raise InvalidTensor(msg)
+    return Tensor(tensor.data_type, (*rows, *dims), tensor.parts, tensor.nbytes)
+
+
+def _check(spec: ModelSpec, feed: Mapping[str, Tensor]) -> int:
+    """The rows of a step's inputs, which must fit its model. Raises InvalidTensor."""
+    rows = -1
+    for item in spec.inputs:
+        if item.name not in feed:
+            continue
+        shape = feed[item.name].shape
+        try:
+            common_shape(item.shape, shape)
+        except ValueError:
+            expected = "any" if item.shape is None else list(item.shape)
+            msg = f"input {item.name!r} takes shape {expected}, and got {list(shape)}"
+            raise InvalidTensor(msg) from None
+        if not spec.is_batched:
+            continue
+        if rows not in (-1, shape[0]):
+            msg = f"input {item.name!r} has {shape[0]} rows, another input has {rows}"
+            raise InvalidTensor(msg)
+        rows = shape[0]
+    if spec.is_batched and 0 < spec.max_rows < rows:
+        raise InvalidTensor(f"{rows} rows, and at most {spec.max_rows} are taken")
+    return max(1, rows)
+
+
+def _face(spec: ModelSpec) -> tuple[object, ...]:
+    """What requests see of a model."""
+    tensors = (*spec.inputs, *spec.outputs)
+    return *((t.name, t.datatype, t.shape) for t in tensors), spec.is_batched

@@ -1,0 +1,59 @@
+"""How long a request may take: by its own word, or by what holds otherwise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from app.config.model_config import ModelConfig
+from app.config.priorities import timeouts
+from app.errors import InvalidRequest
+from engine import ModelRunnerConfig
+
+# The longest that may be asked for: it has to fit into nanoseconds of 64 bits.
+MAX_TIMEOUT = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Of a request whose model is not in memory yet.
+
+    `asked` is what the request says, in seconds, None where it does not; `default` what
+    holds where neither it nor its model does.
+    """
+
+    default: float
+    asked: float | None = None
+    priority: int = 0
+
+    def with_model(self, config: ModelConfig) -> float:
+        """Seconds for a request to a model with these options."""
+        wanted = self.asked
+        if wanted is None:
+            options = ModelRunnerConfig(
+                priority_levels=config.priority_levels,
+                default_priority=config.default_priority,
+            )
+            levels = timeouts(options, config.priority)
+            own = levels.get(self.priority, levels.get(0))
+            wanted = own or config.timeout or self.default
+        stated = (self.default, config.timeout, *(p.timeout for p in config.priority))
+        longest = config.max_timeout or max(seconds or 0.0 for seconds in stated)
+        return min(wanted, longest, MAX_TIMEOUT)
+
+
+def header_timeout(headers: Mapping[bytes, bytes]) -> float | None:
+    """Seconds of the header ``X-Request-Timeout``. Raises `InvalidRequest`."""
+    value = headers.get(b"x-request-timeout")
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        shown = value[:40].decode("ascii", "backslashreplace")
+        msg = f"X-Request-Timeout must be seconds, a number above 0, got '{shown}'"
+        raise InvalidRequest(msg)
+    return seconds

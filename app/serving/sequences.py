@@ -1,0 +1,442 @@
+"""Sequences: requests that follow each other and share a state of the model.
+
+The protocol calls them so: the first request carries ``sequence_start``, the last
+``sequence_end``, and all of them the same ``sequence_id``. Between two requests the
+state lies here, in the gateway: an output of one, an input of the next. So any replica
+may run any request, requests of different sequences share batches, and a device that
+dies takes no sequence with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from app.codec import InferRequest
+from app.config.sequence_config import SequenceConfig
+from app.errors import InvalidRequest
+from app.serving.state_tensors import Control, States
+from app.serving.table import Runner, Submitted
+from app.spec import ModelSpec
+from engine import EngineError, QueueFull, Tensor
+
+SequenceId: TypeAlias = int | str
+_MAX_ID_BYTES = 256
+
+
+class SequenceRequest:
+    """A request that waits for those before it, then for its device."""
+
+    __slots__ = (
+        "batch_rows",
+        "compute_ns",
+        "deadline",
+        "done",
+        "end",
+        "error",
+        "inner",
+        "inputs",
+        "on_done",
+        "outputs",
+        "priority",
+        "queue_ns",
+        "start",
+    )
+
+    def __init__(
+        self,
+        inputs: dict[str, Tensor],
+        deadline: float,
+        on_done: Callable[[Any], None],
+        *,
+        priority: int,
+        start: bool,
+        end: bool,
+    ) -> None:
+        self.priority = priority
+        self.inputs = inputs
+        self.deadline = deadline
+        self.on_done = on_done
+        self.start = start
+        self.end = end
+        self.inner: Submitted | None = None
+        self.done = False
+        self.error: Exception | None = None
+        self.outputs: Mapping[str, Tensor] = {}
+        self.queue_ns = self.compute_ns = self.batch_rows = 0
+
+    def abandon(self, error: EngineError) -> None:
+        """Give it up. The state of its sequence stays as it was before it."""
+        if self.inner is not None and not self.inner.done:
+            self.inner.abandon(error)  # which resolves this one, too
+        self.resolve(error)
+
+    def resolve(self, error: Exception | None) -> None:
+        if self.done:
+            return
+        self.done = True
+        self.error = error
+        self.on_done(self)
+
+    def __repr__(self) -> str:
+        return f"<SequenceRequest start={self.start} end={self.end} done={self.done}>"
+
+
+class Sequence:
+    """One live sequence: its state, who runs, who waits."""
+
+    __slots__ = (
+        "controls",
+        "has_slot",
+        "id",
+        "is_begun",
+        "is_draining",
+        "is_open",
+        "last_used",
+        "running",
+        "state",
+        "waiting",
+    )
+
+    def __init__(self, identifier: SequenceId, controls: dict[str, Tensor]) -> None:
+        self.id = identifier
+        self.controls = controls
+        self.state: dict[str, Tensor] = {}
+        # Whether the last request that has come leaves it open for another.
+        self.is_open = False
+        # Whether its first request has run, or could have.
+        self.is_begun = False
+        self.running: SequenceRequest | None = None
+        self.waiting: deque[SequenceRequest] = deque()
+        self.is_draining = False
+        # Whether it may run; others wait for those that may.
+        self.has_slot = False
+        self.last_used = 0.0
+
+    @property
+    def is_busy(self) -> bool:
+        return self.running is not None or bool(self.waiting)
+
+    def __repr__(self) -> str:
+        return f"<Sequence {self.id!r}, {len(self.waiting)} waiting>"
+
+
+class SequenceScheduler:
+    """The sequences of one version of a model. Belongs to the event loop's thread.
+
+    `spec` is of all tensors that the model has; `visible` is what requests see. Raises
+    ValueError where the model has not what `config` names. Files of initial states
+    are in `folder`, or below `model_folder`.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        runner: Runner,
+        config: SequenceConfig,
+        folder: Path,
+        model_folder: Path | None = None,
+        *,
+        instances: int = 1,
+    ) -> None:
+        self.config = config
+        self._runner = runner
+        self._states = States(spec, config.state, folder, model_folder)
+        #: Sequences that may run beside those that do; None: any number.
+        self._slots = config.max_active * instances if config.max_active else None
+        self._without_slot: deque[Sequence] = deque()
+        self._is_admitting = False
+        self._controls = {
+            role: Control(spec, name, f"sequence.{role}")
+            for role, name in config.controls.items()
+        }
+        hidden = {c.name for c in self._controls.values()}
+        hidden |= self._states.initial.keys()
+        self.visible = spec.without(hidden, self._states.outputs)
+        self._sequences: OrderedDict[SequenceId, Sequence] = OrderedDict()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for the one before them in their sequence."""
+        return sum(len(sequence.waiting) for sequence in self._sequences.values())
+
+    def submit(
+        self, request: InferRequest, deadline: float, on_done: Callable[[Any], None]
+    ) -> SequenceRequest:
+        """Queues a request behind those of its sequence; never blocks.
+
+        Raises `InvalidRequest` for one that belongs to no sequence, `QueueFull`, and
+        what the runner raises.
+        """
+        parameters = request.parameters or {}
+        start = _flag(parameters, "sequence_start")
+        end = _flag(parameters, "sequence_end")
+        model = self.visible.name
+        if self.visible.is_batched and request.rows != 1:
+            msg = (
+                f"inference request to model '{model}' must specify batch-size 1 due "
+                f"to requirements of sequence batcher, got {request.rows}"
+            )
+            raise InvalidRequest(msg)
+        sequence = self._sequence(parameters.get("sequence_id"), start=start)
+        if sequence.is_busy and len(sequence.waiting) >= self.config.max_waiting:
+            msg = (
+                f"Exceeds maximum queue size: {len(sequence.waiting)} requests of "
+                f"sequence {sequence.id} of model '{model}' wait already"
+            )
+            raise QueueFull(msg)
+        mine = SequenceRequest(
+            request.inputs,
+            deadline,
+            on_done,
+            priority=request.priority,
+            start=start,
+            end=end,
+        )
+        if sequence.is_busy or not self._take_slot(sequence):
+            sequence.is_open = not end
+            sequence.waiting.append(mine)
+        else:
+            self._start(sequence, mine)
+        return mine
+
+    def _take_slot(self, sequence: Sequence) -> bool:
+        """Whether a sequence may run; one that may not waits for those that do."""
+        if sequence.has_slot:
+            return True
+        if self._slots is None or self._slots > 0:
+            if self._slots is not None:
+                self._slots -= 1
+            sequence.has_slot = True
+            return True
+        self._without_slot.append(sequence)
+        self._touch(sequence)
+        return False
+
+    def _drop(self, sequence: Sequence) -> None:
+        """Forgets a sequence that has ended; the one that waits the longest may run."""
+        if self._sequences.get(sequence.id) is sequence:
+            del self._sequences[sequence.id]
+        if not sequence.has_slot:
+            return
+        sequence.has_slot = False
+        if self._slots is None:
+            return
+        self._slots += 1
+        if self._is_admitting:
+            return  # one that was let in has ended at once: the loop below goes on
+        self._is_admitting = True
+        try:
+            while self._slots and self._without_slot:
+                following = self._without_slot.popleft()
+                self._slots -= 1
+                following.has_slot = True
+                self._run_next(following)
+        finally:
+            self._is_admitting = False
+
+    def _start(self, sequence: Sequence, mine: SequenceRequest) -> None:
+        """Runs a request at once. If it is refused, it was never there."""
+        was_open, sequence.is_open = sequence.is_open, not mine.end
+        self._touch(sequence)
+        try:
+            self._run(sequence, mine)
+        except BaseException:
+            sequence.is_open = was_open
+            if not was_open:
+                self._drop(sequence)
+            raise
+
+    def _sequence(self, value: object, *, start: bool) -> Sequence:
+        """The sequence that a request belongs to; a new one if it starts one."""
+        model = self.visible.name
+        identifier = _identifier(value)
+        if not identifier:
+            msg = (
+                f"inference request to model '{model}' must specify a non-zero or "
+                f"non-empty correlation ID"
+            )
+            raise InvalidRequest(msg)
+        found = self._sequences.get(identifier)
+        if found is not None and (found.is_open or start):
+            return found
+        if not start:
+            raise self._not_begun(identifier)
+        if len(self._sequences) >= self.config.max_sequences:
+            msg = (
+                f"Exceeds maximum queue size: model '{model}' has "
+                f"{len(self._sequences)} sequences, and max_sequences is "
+                f"{self.config.max_sequences}"
+            )
+            raise QueueFull(msg, self.config.max_idle)
+        controls = {}
+        for role, control in self._controls.items():
+            if role == "correlation_id":
+                controls[control.name] = _id_tensor(control, identifier)
+            elif role == "ready":
+                controls[control.name] = control.flag(on=True)
+        return Sequence(identifier, controls)
+
+    def _not_begun(self, identifier: SequenceId) -> InvalidRequest:
+        return InvalidRequest(
+            f"inference request for sequence {identifier} to model "
+            f"'{self.visible.name}' must specify the START flag on the first request "
+            f"of the sequence"
+        )
+
+    def _touch(self, sequence: Sequence) -> None:
+        """Makes it the one that was used last."""
+        loop = asyncio.get_running_loop()
+        sequence.last_used = loop.time()
+        self._sequences[sequence.id] = sequence
+        self._sequences.move_to_end(sequence.id)
+        self._arm(loop)
+
+    # -- running
+
+    def _run(self, sequence: Sequence, mine: SequenceRequest) -> None:
+        """Hands a request to the runner. Raises what that raises."""
+        before = sequence.state
+        if mine.start:
+            sequence.state = self._states.initial
+            sequence.is_begun = True
+        sequence.running = mine
+        inputs = {**mine.inputs, **sequence.controls, **sequence.state}
+        for role, on in (("start", mine.start), ("end", mine.end)):
+            if role in self._controls:
+                control = self._controls[role]
+                inputs[control.name] = control.flag(on=on)
+        try:
+            mine.inner = self._runner.submit(
+                inputs,
+                deadline=mine.deadline,
+                priority=mine.priority,
+                on_done=lambda submitted: self._done(sequence, mine, submitted),
+            )
+        except BaseException:
+            sequence.running = None
+            sequence.state = before
+            raise
+
+    def _done(
+        self, sequence: Sequence, mine: SequenceRequest, inner: Submitted
+    ) -> None:
+        sequence.running = None
+        if inner.error is None:
+            outputs = inner.outputs
+            sequence.state = self._states.after(outputs)
+            mine.outputs = outputs
+            mine.queue_ns, mine.compute_ns = inner.queue_ns, inner.compute_ns
+            mine.batch_rows = inner.batch_rows
+        self._settle(sequence, mine)
+        mine.resolve(inner.error)
+        self._run_next(sequence)
+
+    def _settle(self, sequence: Sequence, mine: SequenceRequest) -> None:
+        """What a request that has ended, well or not, means for its sequence."""
+        if mine.end:
+            sequence.state = {}
+        if sequence.waiting or (sequence.is_open and sequence.is_begun):
+            self._touch(sequence)
+        else:
+            self._drop(sequence)
+
+    def _run_next(self, sequence: Sequence) -> None:
+        if sequence.is_draining:
+            return  # a request that was done at once has come back here
+        sequence.is_draining = True
+        while sequence.waiting and sequence.running is None:
+            mine = sequence.waiting.popleft()
+            if not mine.done:  # nobody has given it up while it waited
+                try:
+                    if not (mine.start or sequence.is_begun):
+                        raise self._not_begun(sequence.id)
+                    self._run(sequence, mine)
+                    continue
+                except (EngineError, InvalidRequest) as error:
+                    mine.resolve(error)
+            self._settle(sequence, mine)
+        sequence.is_draining = False
+
+    # -- idle sequences
+
+    def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._timer is not None:
+            return  # a second one would be armed anew for ever, as the first is
+        oldest = next(iter(self._sequences.values()))
+        # Not this object itself: a model that is unloaded need not wait for its timer.
+        self._timer = loop.call_at(
+            oldest.last_used + self.config.max_idle, _expire, weakref.ref(self)
+        )
+
+    def expire(self) -> None:
+        """Ends the sequences that have been idle for too long."""
+        self._timer = None
+        loop = asyncio.get_running_loop()
+        until = loop.time() - self.config.max_idle
+        while self._sequences:
+            oldest = next(iter(self._sequences.values()))
+            if oldest.last_used > until:
+                self._arm(loop)
+                return
+            if oldest.is_busy:
+                self._touch(oldest)
+            else:
+                self._drop(oldest)
+
+    def __repr__(self) -> str:
+        return f"<SequenceScheduler {self.visible.name} {len(self)} sequences>"
+
+
+def _expire(reference: weakref.ref[SequenceScheduler]) -> None:
+    scheduler = reference()
+    if scheduler is not None:
+        scheduler.expire()
+
+
+def _flag(parameters: Mapping[str, Any], name: str) -> bool:
+    value = parameters.get(name)
+    if value is None:
+        return False
+    if not isinstance(value, bool):
+        msg = f"'{name}' must be true or false, got {value!r:.80}"
+        raise InvalidRequest(msg)
+    return value
+
+
+def _identifier(value: object) -> SequenceId:
+    """The identifier of a sequence; 0 where the request names none."""
+    if value is None:
+        return 0
+    if isinstance(value, str):
+        if len(value.encode("utf-8", "replace")) <= _MAX_ID_BYTES:
+            return value
+    elif type(value) is int and 0 <= value < 1 << 64:
+        return value
+    msg = (
+        f"'sequence_id' must be an unsigned integer of 64 bits or a string of at most "
+        f"{_MAX_ID_BYTES} bytes, got {value!r:.80}"
+    )
+    raise InvalidRequest(msg)
+
+
+def _id_tensor(control: Control, identifier: SequenceId) -> Tensor:
+    """The correlation id as the model takes it, a number or a text."""
+    value = identifier
+    if control.is_text:
+        value = str(identifier)
+    elif isinstance(identifier, str) and identifier.isdecimal():
+        value = int(identifier)
+    try:
+        return control.tensor(value)
+    except ValueError as e:
+        msg = f"'sequence_id' of this model must be {e}, got {identifier!r:.80}"
+        raise InvalidRequest(msg) from None

@@ -1,0 +1,295 @@
+"""Several responses to one request: a model that is run step by step.
+
+The model is the program of one step. Outputs of it say whether the step gives a
+response and whether another step follows; what is declared as state goes from step to
+step. A step is a request to the device like any other, so steps of different requests
+share batches, each response leaves as soon as its step is done, and nothing runs on for
+a client that has gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from app.codec import InferRequest
+from app.config.steps_config import StepsConfig
+from app.errors import InvalidRequest
+from app.serving.state_tensors import Control, States, tensor_of
+from app.serving.table import OnResponse, Runner, Submitted
+from app.spec import ModelSpec
+from engine import EngineError, ExecutionFailed, InvalidInput, Tensor
+
+_Outputs = Mapping[str, Tensor]
+
+
+class StepRun:
+    """The steps of one request; done when the last response has been taken.
+
+    `on_response` gets the outputs of each response, and the next step waits until
+    `proceed` is called. `queue_ns` and `compute_ns` are sums over the steps.
+    """
+
+    __slots__ = (
+        "batch_rows",
+        "compute_ns",
+        "deadline",
+        "done",
+        "error",
+        "go_on",
+        "inner",
+        "inputs",
+        "on_done",
+        "on_response",
+        "outputs",
+        "priority",
+        "queue_ns",
+        "responses",
+        "step",
+        "timer",
+    )
+
+    def __init__(
+        self,
+        inputs: dict[str, Tensor],
+        deadline: float,
+        on_response: OnResponse,
+        on_done: Callable[[Any], None],
+        priority: int,
+    ) -> None:
+        self.inputs = inputs
+        self.priority = priority
+        self.deadline = deadline
+        self.on_response = on_response
+        self.on_done = on_done
+        self.step = 0
+        self.responses = 0
+        self.inner: Submitted | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.go_on: Callable[[], None] | None = None
+        self.done = False
+        self.error: Exception | None = None
+        self.outputs: _Outputs = {}
+        self.queue_ns = self.compute_ns = self.batch_rows = 0
+
+    def proceed(self) -> None:
+        """The response has been taken: whatever comes next may come."""
+        go_on, self.go_on = self.go_on, None
+        if go_on is not None and not self.done:
+            go_on()
+
+    def abandon(self, error: EngineError) -> None:
+        """Give it up: no further step is run."""
+        if self.inner is not None and not self.inner.done:
+            self.inner.abandon(error)
+        self.finish(error)
+
+    def finish(self, error: Exception | None = None) -> None:
+        if self.done:
+            return
+        self.done = True
+        self.error = error
+        if self.timer is not None:
+            self.timer.cancel()
+        self.on_done(self)
+
+    def __repr__(self) -> str:
+        return f"<StepRun step={self.step} responses={self.responses} done={self.done}>"
+
+
+class StepScheduler:
+    """Runs one version of a model step by step. Belongs to the event loop's thread.
+
+    `spec` is of all tensors that the model has; `visible` is what requests see. Raises
+    ValueError where the model has not what `config` names.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        runner: Runner,
+        config: StepsConfig,
+        folder: Path,
+        model_folder: Path | None = None,
+    ) -> None:
+        self.config = config
+        self._runner = runner
+        self._states = States(spec, config.state, folder, model_folder)
+        self._step = (
+            Control(spec, config.step, "responses.step") if config.step else None
+        )
+        self._parameters = {
+            name: Control(spec, name, "responses.parameters")
+            for name in config.parameters
+        }
+        self._defaults = {
+            name: _parameter(control, config.parameters[name])
+            for name, control in self._parameters.items()
+        }
+        for role, kind in (("more", "BOOL"), ("emit", "BOOL"), ("error", "BYTES")):
+            _check_output(spec, getattr(config, role), role, kind)
+        if isinstance(config.delay, str):
+            _check_output(spec, config.delay, "delay", "FP32")
+        self.visible = spec.without(config.inputs, config.outputs)
+
+    def submit(
+        self, request: InferRequest, deadline: float, on_done: Callable[[Any], None]
+    ) -> StepRun:
+        """Runs a request that takes one response; any other number is its failure."""
+
+        def keep(outputs: _Outputs) -> None:
+            run.outputs = outputs
+            if run.responses > 1:
+                run.abandon(InvalidInput(self._not_one("several")))
+            else:
+                run.proceed()
+
+        def check(done: StepRun) -> None:
+            if done.error is None and done.responses != 1:
+                done.error = InvalidInput(self._not_one("no"))
+            on_done(done)
+
+        run = self._make(request, deadline, keep, check)
+        self._run(run)
+        return run
+
+    def stream(
+        self,
+        request: InferRequest,
+        deadline: float,
+        on_response: OnResponse,
+        on_done: Callable[[Any], None],
+    ) -> StepRun:
+        """Runs a request that takes any number of responses; never blocks.
+
+        `on_done` gets the run, however it ended. Raises `InvalidRequest`, and what the
+        runner raises for the first step.
+        """
+        run = self._make(request, deadline, on_response, on_done)
+        self._run(run)
+        return run
+
+    def _make(
+        self,
+        request: InferRequest,
+        deadline: float,
+        on_response: OnResponse,
+        on_done: Callable[[Any], None],
+    ) -> StepRun:
+        inputs = {**request.inputs, **self._defaults, **self._states.initial}
+        for name, value in (request.parameters or {}).items():
+            control = self._parameters.get(name)
+            if control is not None and value is not None:
+                try:
+                    inputs[name] = _parameter(control, value)
+                except ValueError as e:
+                    raise InvalidRequest(str(e)) from None
+        return StepRun(inputs, deadline, on_response, on_done, request.priority)
+
+    def _not_one(self, how_many: str) -> str:
+        return (
+            f"model '{self.visible.name}' gave {how_many} responses where exactly 1 "
+            f"response is expected; ask for a stream of them with Accept: "
+            f"text/event-stream"
+        )
+
+    # -- one step after the other
+
+    def _run(self, run: StepRun) -> None:
+        if self._step is not None:
+            run.inputs[self._step.name] = self._step.tensor(run.step)
+        run.inner = self._runner.submit(
+            run.inputs,
+            deadline=run.deadline,
+            priority=run.priority,
+            on_done=lambda inner: self._stepped(run, inner),
+        )
+
+    def _stepped(self, run: StepRun, inner: Submitted) -> None:
+        run.queue_ns += inner.queue_ns
+        run.compute_ns += inner.compute_ns
+        run.batch_rows = max(run.batch_rows, inner.batch_rows)
+        if inner.error is not None or run.done:
+            run.finish(inner.error)
+            return
+        outputs = inner.outputs
+        run.inputs |= self._states.after(outputs)
+        delay = self._delay(outputs)
+        if delay > 0:
+            loop = asyncio.get_running_loop()
+            run.timer = loop.call_later(delay, self._deliver, run, outputs)
+        else:
+            self._deliver(run, outputs)
+
+    def _deliver(self, run: StepRun, outputs: _Outputs) -> None:
+        config = self.config
+        text = _text(outputs[config.error]) if config.error else ""
+        if text:
+            run.finish(ExecutionFailed(text))
+            return
+        more = bool(config.more) and _is_true(outputs[config.more])
+        run.go_on = (lambda: self._next(run)) if more else run.finish
+        if config.emit and not _is_true(outputs[config.emit]):
+            run.proceed()
+            return
+        run.responses += 1
+        run.on_response(outputs)
+
+    def _next(self, run: StepRun) -> None:
+        run.step += 1
+        if run.step >= self.config.max_steps:
+            msg = (
+                f"model '{self.visible.name}' came to no end within "
+                f"{self.config.max_steps} steps (max_steps)"
+            )
+            run.finish(ExecutionFailed(msg))
+            return
+        try:
+            self._run(run)
+        except EngineError as error:
+            run.finish(error)
+
+    def _delay(self, outputs: _Outputs) -> float:
+        delay = self.config.delay
+        if isinstance(delay, float):
+            return delay
+        seconds = float(outputs[delay].numpy().reshape(-1)[0])
+        # Longer than any deadline is for ever; what is no number is no delay.
+        return min(seconds, 1e6) if seconds > 0 and not math.isnan(seconds) else 0.0
+
+    def __repr__(self) -> str:
+        return f"<StepScheduler {self.visible.name}>"
+
+
+def _parameter(control: Control, value: Any) -> Tensor:
+    try:
+        return control.tensor(value)
+    except ValueError as e:
+        msg = f"parameter '{control.name}' must be {e}, got {value!r:.80}"
+        raise ValueError(msg) from None
+
+
+def _check_output(spec: ModelSpec, name: str, role: str, datatype: str) -> None:
+    if not name:
+        return
+    found = tensor_of(spec.outputs_by_name, name, "output", f"responses.{role}")
+    one = found.shape is not None and all(dim in (1, -1) for dim in found.shape)
+    if found.datatype != datatype or not one:
+        msg = (
+            f"output '{name}' (responses.{role}) must be one {datatype}, it is "
+            f"{found.datatype}{list(found.shape or ())}"
+        )
+        raise ValueError(msg)
+
+
+def _is_true(tensor: Tensor) -> bool:
+    return bool(tensor.numpy().reshape(-1).any())
+
+
+def _text(tensor: Tensor) -> str:
+    """The first text that is not empty."""
+    texts = (bytes(item) for item in tensor.numpy().reshape(-1).tolist())
+    return next((item.decode("utf-8", "replace") for item in texts if item), "")

@@ -1,0 +1,124 @@
+"""Decides whether rows of different requests may share a batch (design, section 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from engine.compiler.interface import Dimension, Interface
+from engine.compiler.options import BatchDecision, CompileOptions
+from engine.compiler.rows.batch_limit import rows_within
+from engine.compiler.rows.column_values import column_values
+from engine.compiler.rows.known_values import known_values
+from engine.compiler.rows.row_check import Dependent, RowCheck, Run
+from engine.compiler.rows.row_mixers import row_mixer
+from engine.compiler.rows.row_proof import unproven
+from engine.compiler.rows.row_trace import RowTrace
+from engine.compiler.weights import Weight
+from engine.model.batch_plan import DEFAULT_MAX_BATCH
+from engine.programs.time_limit import TimeLimit
+
+
+def decide(
+    model: Any,
+    interface: Interface,
+    weights: Sequence[Weight],
+    run: Run,
+    options: CompileOptions,
+    limit: TimeLimit,
+) -> BatchDecision:
+    """The decision on a loaded model, as `options.batch` asks.
+
+    `model` lacks the data of `weights`; `run` runs it on arrays by name, which `limit`
+    ends.
+    """
+    batch = options.batch
+    size = batch if isinstance(batch, int) else 0
+    if batch == "off":
+        return BatchDecision(False, 0, "batching is switched off")
+    most = 0
+    reason = _rows_are_missing(model, interface, size) or row_mixer(model)
+    if reason is None:
+        trace = RowTrace(model, weights, options.threads, limit.options)
+        most = 0 if size else rows_within(model, DEFAULT_MAX_BATCH)
+        check = RowCheck(
+            interface,
+            run,
+            trace,
+            size,
+            options.seed,
+            options.check_seconds,
+            known_values(model),
+            most,
+            column_values(model),
+        )
+        reason = _rows_depend(check)
+        if limit.is_over:  # what it has shown is that runs were ended
+            reason = f"the check was given up after {limit.seconds:g} s"
+    if reason is not None:
+        return BatchDecision(False, size, reason)
+    return BatchDecision(
+        True,
+        size,
+        "made-up rows gave the same alone and together",
+        most if most < DEFAULT_MAX_BATCH else 0,
+    )
+
+
+def _rows_are_missing(model: Any, interface: Interface, size: int) -> str | None:
+    """Why not every input and output has one row for each row; None if they may."""
+    if not interface.inputs:
+        return "there are no inputs"
+    if size == 1:
+        return "in a batch of one row there is nothing to mix"
+    named = (
+        *((f"input {t.name!r}", t.shape) for t in interface.inputs),
+        *((f"output {t.name!r}", t.shape) for t in interface.outputs),
+    )
+    for name, shape in named:
+        if shape is None:
+            return f"the rank of {name} is not known"
+        if not shape:
+            return f"{name} is a scalar"
+        if size and shape[0] != size:
+            return f"the first dimension of {name} is not {size}"
+        if not size and isinstance(shape[0], int):
+            return f"the first dimension of {name} is fixed at {shape[0]}"
+    return None if size else _rows_differ(model, interface)
+
+
+def _rows_differ(model: Any, interface: Interface) -> str | None:
+    """Why free first dimensions are not one and the same; None if they may be.
+
+    Inputs must share a name, or the graph must show that it cannot be run where they
+    differ. Outputs need not: exporters give results new names, and running the model
+    shows how many rows come out.
+    """
+    shapes = {t.name: t.shape or () for t in interface.inputs}
+    elsewhere: set[Dimension] = {d for shape in shapes.values() for d in shape[1:]}
+    for output in interface.outputs:
+        elsewhere.update((output.shape or ())[1:])
+    for name, shape in (
+        *shapes.items(),
+        *((t.name, t.shape or ()) for t in interface.outputs),
+    ):
+        if shape[0] is not None and shape[0] in elsewhere:
+            return f"the first dimension of {name!r}, {shape[0]}, is not only a first"
+    first, *others = shapes.items()
+    rows = first[1][0]
+    for name, shape in others:
+        if shape[0] is None or shape[0] != rows:
+            why = unproven(model, interface)
+            return why and (
+                f"the first dimensions of inputs {first[0]!r} and {name!r} are "
+                f"{rows or '?'} and {shape[0] or '?'}, which need not be equal: {why}"
+            )
+    return None
+
+
+def _rows_depend(check: RowCheck) -> str | None:
+    try:
+        check.check()
+    except Dependent as found:
+        return str(found)
+    return None

@@ -1,0 +1,106 @@
+"""A node as the rules for rows see it: its attributes, and what is known of its inputs.
+
+A rule (`row_rules`, `row_shape_rules`, `row_ml_rules`) says where rows lie in the
+results of one operator, or why that cannot be said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from engine.compiler.rows.row_values import RowCounts, Rows, Size, Unproven, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A node with what is known of the values that it reads."""
+
+    node: Any
+    given: tuple[Value | None, ...]
+    """None where an optional input is left out."""
+    opset: int
+    counts: RowCounts
+
+    def input(self, index: int = 0) -> Value:
+        value = self.given[index] if index < len(self.given) else None
+        if value is None:
+            raise Unproven(f"lacks its input {index}")
+        return value
+
+    def has(self, index: int) -> bool:
+        return index < len(self.given) and self.given[index] is not None
+
+    @property
+    def values(self) -> tuple[Value, ...]:
+        """All inputs that are there."""
+        return tuple(value for value in self.given if value is not None)
+
+    def attribute(self, name: str) -> Any:
+        return next((a for a in self.node.attribute if a.name == name), None)
+
+    def number(self, name: str, default: int) -> int:
+        found = self.attribute(name)
+        return default if found is None else int(found.i)
+
+    def axis(self, default: int, rank: int | None = None) -> int:
+        """The attribute `axis`, counted from the front."""
+        rank = len(self.input().shape) if rank is None else rank
+        return from_front(self.number("axis", default), rank)
+
+    def numbers(self, name: str, index: int) -> tuple[int, ...] | None:
+        """Integers that are an attribute in old operator sets, an input in new ones;
+        None where they are left out."""
+        found = self.attribute(name)
+        if found is not None:
+            return tuple(int(i) for i in found.ints)
+        if not self.has(index):
+            return None
+        return self.constants(index)
+
+    def constants(self, index: int) -> tuple[int, ...]:
+        """The elements of an input, which must be known."""
+        items = self.input(index).items
+        whole = None if items is None else [i for i in items if isinstance(i, int)]
+        if items is None or whole is None or len(whole) < len(items):
+            raise Unproven(f"takes {self.node.input[index]!r}, which is not known")
+        return tuple(whole)
+
+    def only(self, index: int = 0) -> Value:
+        """An input beside which no other may depend on rows."""
+        for other, value in enumerate(self.given):
+            if other != index and value is not None and value.axis is not None:
+                raise Unproven(f"takes rows as its input {other}, too")
+        return self.input(index)
+
+    def leading(self, rank: int = 0) -> Value:
+        """The first input, of `rank` (0: any), whose rows must be along its first axis,
+        one place each, or nowhere; no other input may have any."""
+        value = self.only()
+        if value.axis is not None and value.shape[0] != _plain(value):
+            raise Unproven("takes rows that are not along the first axis")
+        if rank and len(value.shape) != rank:
+            raise Unproven(f"takes {len(value.shape)} dimensions instead of {rank}")
+        return value
+
+
+Rule: TypeAlias = Callable[[Call], Iterable[Value]]
+
+
+def _plain(value: Value) -> Size:
+    rows = value.shape[value.axis or 0]
+    return Rows(rows.group) if isinstance(rows, Rows) else rows
+
+
+def from_front(axis: int, rank: int) -> int:
+    front = axis + rank if axis < 0 else axis
+    if not 0 <= front < max(rank, 1):
+        raise Unproven(f"has an axis {axis} for {rank} dimensions")
+    return front
+
+
+def across(value: Value, axes: Iterable[int]) -> None:
+    """Refuse an operator that combines what lies along `axes`."""
+    if value.axis is not None and value.axis in axes:
+        raise Unproven("combines what lies along the axis of rows")

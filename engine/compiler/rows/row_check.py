@@ -1,0 +1,353 @@
+"""Shows by running it whether each output row of a model depends on its own row only.
+
+Four questions, each put to the model with rows of several kinds:
+
+- Does a row give the same alone, together with others, and in another order?
+  Kernels round differently for other batch sizes and positions, so this is compared
+  within a tolerance: tight on rows of at least one kind, wide on all, for there are
+  models that make much of a rounding error on rows that they were not made for.
+- Does a row give the same whatever its neighbours are? Size and position stay, so
+  every bit must: the rows beside it may be zero, huge, infinite or not a number.
+- Is there a value inside in which rows are mixed (`row_trace`), even if it did not come
+  through to the answers?
+- Do the answers depend on the rows at all? If not, nothing was shown.
+
+A model that cannot be run on made-up rows has shown nothing either.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.compiler.interface import GraphTensor, Interface
+from engine.compiler.rows.column_values import Column, Values
+from engine.compiler.rows.row_trace import RowTrace
+from engine.compiler.rows.samples import (
+    GENTLE,
+    HARSH,
+    OWN,
+    SIZES,
+    Feed,
+    Sampler,
+    joined,
+    row_bytes,
+    take,
+    with_row,
+)
+from engine.errors import EngineError
+from popef_io import DataType
+
+Array = npt.NDArray[Any]
+Run: TypeAlias = Callable[[Feed], dict[str, Array]]
+"""Runs the model; EngineError where it fails."""
+
+ROWS = 5
+"""Rows of most trials: odd, so that the vector units' remainders are met."""
+_SMALLEST = 1e-30
+TRACED_ROWS = 7
+"""Rows of the runs that are looked into: a prime, which few other dimensions share."""
+FEW_ROWS = 3
+"""Rows of most trials of a slow model."""
+_MANY_ROWS = 33
+"""Rows of which some should differ where few are all the same to a model."""
+MAX_ROW = 64 << 20
+"""Bytes of a row beyond which no larger free dimensions are tried."""
+MAX_BATCH = 2 << 30
+"""Bytes of made-up rows beyond which a batch is not tried."""
+_SLOW = 0.02
+"""Seconds of one row that make a model slow."""
+_WIDE = 0.05
+"""Of the largest value of the row: no rounding error, whatever a model makes of it."""
+_TIGHT = {
+    DataType.F64: 1e-9,
+    DataType.F32: 1e-4,
+    DataType.F16: 1e-2,
+    DataType.BF16: 5e-2,
+}
+"""Of the largest value of the row: what kernels make of rounding."""
+
+
+class Dependent(Exception):
+    """Rows depend on each other, or it could not be shown that they do not.
+
+    The message is a clause that says how.
+    """
+
+
+class RowCheck:
+    """Puts the questions to one model.
+
+    `size` is its fixed batch, at least 2, or 0 if it has none. `known` are constants of
+    the model, with which rows are made that it may look for, `columns` such as belong
+    into one column of an input; `most` rows fit into memory.
+    """
+
+    def __init__(
+        self,
+        interface: Interface,
+        run: Run,
+        trace: RowTrace,
+        size: int,
+        seed: int,
+        seconds: float,
+        known: Sequence[float | str] = (),
+        most: int = 33,
+        columns: Mapping[Column, Values] | None = None,
+    ) -> None:
+        self._interface = interface
+        self._trace = trace
+        self._run = run
+        self._size = size
+        self._count = size or ROWS
+        self._seed = seed
+        self._deadline = time.monotonic() + seconds
+        self._known = known
+        self._most = most
+        self._columns = columns or {}
+        self._sampler = self._make_sampler(SIZES[0])
+        self._responds = False
+        self._agrees = False
+        """On some kind of rows, all arrangements gave the same."""
+        self._furthest = ""
+
+    def check(self) -> None:
+        """Raise Dependent unless all answers are right."""
+        kinds = self._find_kinds()
+        first = kinds[0]
+        # What tells most comes first: a slow model gets no further in its time.
+        self._arrangement(first, self._count)
+        self._neighbours(first)
+        for neighbours in dict.fromkeys(("large", "known", first, kinds[-1])):
+            self._inside(first, neighbours)
+        for base in ("known", *kinds[1:2], "large"):
+            if not self._late():
+                self._neighbours(base)
+        for kind in kinds[1:]:
+            if not self._late():
+                self._arrangement(kind, self._count)
+        self._judge(first)
+        if not self._size:
+            for rows in sorted({2, 3, 9, 33, max(33, self._most)}):
+                slow = self._count == FEW_ROWS and rows > 33
+                if not slow and not self._late():
+                    self._arrangement(first, rows)
+
+    def _judge(self, first: str) -> None:
+        """Raise Dependent unless something was shown."""
+        if not self._agrees and not self._furthest and not self._size:
+            self._arrangement(first, _MANY_ROWS)
+        if not self._responds:
+            raise Dependent(
+                "its answers to made-up rows are all the same, which shows nothing"
+            )
+        if not self._agrees and not self._furthest:
+            raise Dependent(
+                "its answers to made-up rows that run together are all the same, which "
+                "shows nothing"
+            )
+        if not self._agrees:
+            raise Dependent(f"{self._furthest} a little")
+
+    def run(self, feed: Feed) -> dict[str, Array]:
+        """Run on the rows of `feed`, padded with zeros to a fixed batch size."""
+        rows = len(next(iter(feed.values())))
+        if self._size > rows:
+            feed = joined(feed, self._sampler.rows("zeros", self._size - rows))
+        results = self._run(feed)
+        expected = self._size or rows
+        for name, result in results.items():
+            if result.ndim == 0 or len(result) != expected:
+                shape = list(result.shape)
+                raise Dependent(
+                    f"output {name!r} has shape {shape} for {expected} rows"
+                )
+        if self._size > rows:
+            results = {name: result[:rows] for name, result in results.items()}
+        return results
+
+    def _late(self) -> bool:
+        return time.monotonic() > self._deadline
+
+    def _make_sampler(self, size: int) -> Sampler:
+        inputs = self._interface.inputs
+        return Sampler(inputs, size, self._seed, self._known, self._columns)
+
+    def _find_kinds(self) -> list[str]:
+        """The gentle kinds on which the model runs; sets free dimensions so that it
+        does."""
+        inputs = self._interface.inputs
+        sizes: Sequence[int] = SIZES[:1]
+        if _has_free_tail(inputs):
+            sizes = [s for s in SIZES if row_bytes(inputs, s) <= MAX_ROW] or sizes
+        self._check_size(row_bytes(inputs, sizes[0]))
+        failure: EngineError | None = None
+        for size in sizes:
+            self._sampler = self._make_sampler(size)
+            kinds = []
+            for kind in (OWN, *GENTLE) if self._columns else GENTLE:
+                started = time.monotonic()
+                try:
+                    self.run(self._sampler.rows(kind, 1))
+                except EngineError as error:
+                    failure = failure or error
+                else:
+                    kinds.append(kind)
+                    if time.monotonic() - started > _SLOW:
+                        self._count = self._size or FEW_ROWS
+            if kinds:
+                # Integers lose nothing by being large: more of what a model knows.
+                whole = all(t.data_type.numpy_dtype.kind != "f" for t in inputs)
+                return [*kinds, "large"] if whole else kinds
+        raise Dependent(f"it could not be run on made-up rows ({failure})")
+
+    def _check_size(self, row: int) -> None:
+        """Raise Dependent where rows of so many bytes are too large to be made up."""
+        count = self._size or TRACED_ROWS
+        if count * row > MAX_BATCH:
+            raise Dependent(
+                f"it was not tried: {count} made-up rows would take "
+                f"{count * row / (1 << 30):,.1f} GiB"
+            )
+
+    def _arrangement(self, kind: str, count: int) -> None:
+        """Alone, together, in another order."""
+        feed = self._sampler.rows(kind, count)
+        alone = self._each_alone(feed)
+        together = self._try(feed)
+        if together is None and alone is None:
+            return
+        if together is None or alone is None:
+            raise Dependent("rows that run alone fail together, or the other way round")
+        order = self._sampler.permutation(count)
+        shuffled = self._try(take(feed, order))
+        if shuffled is None:
+            raise Dependent("rows that run in one order fail in another")
+        ordered = {name: array[order] for name, array in together.items()}
+        tight = self._compare(together, alone, "together with others and alone")
+        tight &= self._compare(shuffled, ordered, "in one order and in another")
+        if self._note_response(together):
+            self._agrees |= tight
+
+    def _each_alone(self, feed: Feed) -> dict[str, Array] | None:
+        count = len(next(iter(feed.values())))
+        results = [self._try(take(feed, slice(i, i + 1))) for i in range(count)]
+        done = [r for r in results if r is not None]
+        if len(done) < count:
+            return None
+        shapes = [{name: a.shape for name, a in r.items()} for r in done]
+        if any(s != shapes[0] for s in shapes):
+            raise Dependent("the shape of its output depends on data")
+        return joined(*done)
+
+    def _neighbours(self, base: str) -> None:
+        """One row kept, all others replaced."""
+        count = self._count
+        feed = self._sampler.rows(base, count)
+        expected = self._try(feed)
+        if expected is None:
+            return
+        self._note_response(expected)
+        for row, others in self._replacements(count):
+            actual = self._try(with_row(others, row, feed))
+            if actual is None:
+                continue  # the neighbours cannot be run, as they may not alone
+            for name, result in actual.items():
+                if result.shape != expected[name].shape or not same_bits(
+                    result[row : row + 1], expected[name][row : row + 1]
+                ):
+                    raise Dependent(
+                        f"a row of output {name!r} changes when other rows do"
+                    )
+
+    def _replacements(self, count: int) -> Iterator[tuple[int, Feed]]:
+        rows = dict.fromkeys((count // 2, 0, count - 1))
+        for row in rows:
+            for kind in ("normal", *([OWN] if self._columns else []), *HARSH):
+                yield row, self._sampler.rows(kind, count)
+                if self._late() and kind == "nan":
+                    return
+
+    def _inside(self, kind: str, neighbours: str) -> None:
+        if self._late():
+            return
+        count = self._size or TRACED_ROWS
+        base = self._sampler.rows(kind, count)
+        other = self._sampler.rows(neighbours, count)
+        row = count // 2
+        mixed = self._trace.mixed(base, with_row(other, row, base), row, self._deadline)
+        if mixed is not None:
+            raise Dependent(mixed)
+
+    def _try(self, feed: Feed) -> dict[str, Array] | None:
+        try:
+            return self.run(feed)
+        except EngineError:
+            return None
+
+    def _compare(
+        self, actual: dict[str, Array], expected: dict[str, Array], when: str
+    ) -> bool:
+        """Whether they are equal within the tight tolerance; Dependent where they are
+        not within the wide one."""
+        tight = True
+        for tensor in self._interface.outputs:
+            gap = _gap(actual[tensor.name], expected[tensor.name], tensor.data_type)
+            what = f"a row of output {tensor.name!r} differs {when}"
+            if gap > _WIDE:
+                raise Dependent(what)
+            if gap > _TIGHT.get(tensor.data_type, 0.0):
+                tight = False
+                self._furthest = what
+        return tight
+
+    def _note_response(self, results: dict[str, Array]) -> bool:
+        """Whether the rows of some output are not all the same."""
+        responds = any(
+            not same_bits(result[:1], result[i : i + 1])
+            for result in results.values()
+            for i in range(1, len(result))
+        )
+        self._responds |= responds
+        return responds
+
+
+def same_bits(one: Array, other: Array) -> bool:
+    """Whether two arrays are equal to the last bit, NaN being equal to NaN."""
+    if one.dtype.kind == "f":
+        return bool(np.array_equal(one, other, equal_nan=True))
+    return bool(np.array_equal(one, other))
+
+
+def _gap(one: Array, other: Array, data_type: DataType) -> float:
+    """How far apart two outputs are, as a part of the largest value of their row."""
+    if one.shape != other.shape:
+        return np.inf
+    if data_type not in _TIGHT or one.size == 0:
+        return 0.0 if same_bits(one, other) else np.inf
+    first, second = _wide(one, data_type), _wide(other, data_type)
+    finite = np.isfinite(first)
+    if not np.array_equal(finite, np.isfinite(second)) or not same_bits(
+        first[~finite], second[~finite]
+    ):
+        return np.inf
+    first = np.where(finite, first, 0).reshape(len(first), -1)
+    second = np.where(finite, second, 0).reshape(len(second), -1)
+    furthest = np.abs(first - second).max(axis=1)
+    size = np.abs(first).max(axis=1) + _SMALLEST
+    return float((furthest / size).max())
+
+
+def _wide(array: Array, data_type: DataType) -> Array:
+    if data_type is DataType.BF16:
+        bits = array.astype(np.uint32) << 16
+        return np.ascontiguousarray(bits).view(np.float32).astype(np.float64)
+    return array.astype(np.float64)
+
+
+def _has_free_tail(inputs: Sequence[GraphTensor]) -> bool:
+    return any(not isinstance(d, int) for t in inputs for d in (t.shape or ())[1:])

@@ -1,0 +1,138 @@
+"""What operators of classical machine learning do to rows: those of `ai.onnx.ml`.
+
+Most take a matrix of one row each. Where they also take a vector, it is one row there,
+whatever it is elsewhere: so that the rank matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from engine.compiler.rows.row_call import Call, Rule, across
+from engine.compiler.rows.row_rules import same
+from engine.compiler.rows.row_values import (
+    Rows,
+    Size,
+    Unproven,
+    Value,
+    matched,
+    unknown,
+)
+
+ML = "ai.onnx.ml"
+_SCALES = ("imputed_value_floats", "imputed_value_int64s", "offset", "scale")
+
+
+def columns(call: Call) -> Iterable[Value]:
+    """Each column by a setting of its own."""
+    return [Value(call.leading(2).shape)]
+
+
+def scaled(call: Call) -> Iterable[Value]:
+    """As `columns`, or all by one setting."""
+    found = (call.attribute(name) for name in _SCALES)
+    settings = [max(len(a.floats), len(a.ints)) for a in found if a is not None]
+    return same(call) if max(settings, default=0) <= 1 else columns(call)
+
+
+def classified(call: Call) -> Iterable[Value]:
+    """A label and the scores for each row of a matrix."""
+    rows = call.leading(2).shape[0]
+    return [Value((rows,)), Value((rows, _scores(call)))]
+
+
+def _scores(call: Call) -> Size:
+    labels = max(
+        (_length(call.attribute(name)) for name in (
+            "classlabels_int64s", "classlabels_ints", "classlabels_strings")),
+        default=0,
+    )  # fmt: skip
+    return labels if labels > 2 else unknown()
+
+
+def _length(attribute: Any) -> int:
+    return 0 if attribute is None else max(len(attribute.ints), len(attribute.strings))
+
+
+def regressed(call: Call) -> Iterable[Value]:
+    """A few numbers for each row of a matrix."""
+    rows = call.leading(2).shape[0]
+    targets = call.number("n_targets", 0) or call.number("targets", 0)
+    return [Value((rows, targets or unknown()))]
+
+
+def encoded(call: Call) -> Iterable[Value]:
+    """`OneHotEncoder`: a new axis behind all others."""
+    categories = max(
+        _length(call.attribute(n)) for n in ("cats_int64s", "cats_strings")
+    )
+    return [Value((*call.input().shape, categories))]
+
+
+def extracted(call: Call) -> Iterable[Value]:
+    """`ArrayFeatureExtractor`: places along the last axis, all in one line."""
+    value, chosen = call.input(0), call.input(1)
+    front = value.shape[:-1] or (1,)
+    if chosen.axis is None:
+        across(value, [len(value.shape) - 1])
+        sizes = [size for size in chosen.shape if isinstance(size, int)]
+        known = len(sizes) == len(chosen.shape)
+        count = 1
+        for size in sizes:
+            count *= size
+        return [Value((*front, count if known else unknown()))]
+    if value.axis is not None:
+        raise Unproven("takes rows by number")
+    rows = chosen.shape[chosen.axis]
+    if not isinstance(rows, Rows) or any(
+        size != 1 for size in chosen.shape if size is not rows
+    ):
+        raise Unproven("may put different rows together")
+    return [Value((*front, rows))]
+
+
+def vector(call: Call) -> Iterable[Value]:
+    """`FeatureVectorizer`: columns side by side; ONNX Runtime wants as many rows."""
+    shapes = [value.shape for value in call.values]
+    if any(len(shape) != 2 or not isinstance(shape[0], Rows) for shape in shapes):
+        raise Unproven("takes something else than rows of a matrix")
+    rows = matched([shape[0] for shape in shapes], call.counts)
+    if not isinstance(rows, Rows) or rows.each != 1:
+        raise Unproven("takes something else than rows of a matrix")
+    return [Value((rows, unknown()))]
+
+
+def text(call: Call) -> Iterable[Value]:
+    """`TfIdfVectorizer`: numbers for each row of a matrix of words."""
+    rows = call.leading(2).shape[0]
+    return [Value((rows, unknown()))]
+
+
+def distances(call: Call) -> Iterable[Value]:
+    """`CDist`: from each row to each of some points."""
+    points = call.input(1).shape
+    rows = call.leading(2).shape[0]
+    return [Value((rows, points[0]))]
+
+
+LEARNING: Mapping[tuple[str, str], Rule] = {
+    (ML, "ArrayFeatureExtractor"): extracted,
+    (ML, "Binarizer"): same,
+    (ML, "CategoryMapper"): same,
+    (ML, "FeatureVectorizer"): vector,
+    (ML, "Imputer"): scaled,
+    (ML, "LabelEncoder"): same,
+    (ML, "LinearClassifier"): classified,
+    (ML, "LinearRegressor"): regressed,
+    (ML, "Normalizer"): columns,
+    (ML, "OneHotEncoder"): encoded,
+    (ML, "SVMClassifier"): classified,
+    (ML, "SVMRegressor"): regressed,
+    (ML, "Scaler"): scaled,
+    (ML, "TreeEnsemble"): regressed,
+    (ML, "TreeEnsembleClassifier"): classified,
+    (ML, "TreeEnsembleRegressor"): regressed,
+    ("", "TfIdfVectorizer"): text,
+    ("com.microsoft", "CDist"): distances,
+}

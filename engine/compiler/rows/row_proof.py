@@ -1,0 +1,208 @@
+"""Shows without running it that a model keeps rows apart and has one number of rows.
+
+Running a model (`engine.compiler.rows.row_check`) shows what it does with as many rows
+in each input. Where the file does not say by a common name that there are as many, more
+has to be shown: that the model cannot be run otherwise. Where one input may have a
+single row that is repeated for all rows of another, requests must stay by themselves.
+
+The graph is gone through node by node. A rule for each operator says along which axis
+rows lie in its results, and which numbers of rows must be equal for it to run at all.
+One node without a rule, or of which that cannot be said, and nothing is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import prod
+from typing import Any
+
+from engine.compiler.graphs import label
+from engine.compiler.interface import GraphTensor, Interface
+from engine.compiler.rows.row_call import Call, Rule
+from engine.compiler.rows.row_ml_rules import LEARNING
+from engine.compiler.rows.row_rules import CALCULATING
+from engine.compiler.rows.row_shape_rules import MOVING, PASS_SIZES_ON, SIZES_OF_RESULTS
+from engine.compiler.rows.row_values import (
+    RowCounts,
+    Rows,
+    Size,
+    Unproven,
+    Value,
+    unknown,
+)
+
+MAX_ITEMS = 64
+"""Elements of a constant that are looked at: more are no sizes or axes."""
+_RULES: Mapping[tuple[str, str], Rule] = {
+    **{("", name): rule for name, rule in {**CALCULATING, **MOVING}.items()},
+    **LEARNING,
+}
+
+
+def unproven(model: Any, interface: Interface) -> str | None:
+    """Why it is not sure that rows stay apart and all inputs have as many rows.
+
+    A clause; None where it is sure. `model` may lack the data of weights. All inputs
+    must have a first dimension that is free.
+    """
+    counts = RowCounts(len(interface.inputs))
+    inputs = _inputs(interface.inputs, counts)
+    try:
+        values = traced(model, inputs, (t.name for t in interface.outputs), counts)
+    except Unproven as error:
+        return str(error)
+    for output in interface.outputs:
+        if not _has_rows_first(values.get(output.name)):
+            return f"output {output.name!r} may not have one row for each row"
+    counts.settle()
+    return _unequal(interface.inputs, counts)
+
+
+def wrongly_fixed(model: Any, interface: Interface) -> list[str]:
+    """The outputs that have a row for each row, but as the file has it a fixed number.
+
+    Some converters say that the labels of all rows are a single one.
+    """
+    named = [t.name for t in interface.outputs if t.shape and _is_fixed(t)]
+    free = all(t.shape and not _is_fixed(t) for t in interface.inputs)
+    if not named or not free or not interface.inputs:
+        return []
+    return named if unproven(model, interface) is None else []
+
+
+def _is_fixed(tensor: GraphTensor) -> bool:
+    return bool(tensor.shape) and isinstance((tensor.shape or (0,))[0], int)
+
+
+def traced(
+    model: Any, inputs: Mapping[str, Value], outputs: Iterable[str], counts: RowCounts
+) -> dict[str, Value]:
+    """What is known of every value that `outputs` are made of, given the inputs.
+
+    Raises Unproven, naming the node, where one may put different rows together.
+    """
+    graph = _inlined(model).graph
+    values = {tensor.name: _constant(tensor) for tensor in graph.initializer}
+    values.update(inputs)
+    opsets = {_domain(o.domain): int(o.version) for o in model.opset_import}
+    for node in _live(graph, outputs):
+        try:
+            _visit(node, values, opsets, counts)
+        except Unproven as error:
+            raise Unproven(f"{label(node)} {error}") from None
+    return values
+
+
+def _unequal(inputs: Iterable[GraphTensor], counts: RowCounts) -> str | None:
+    names = [tensor.name for tensor in inputs]
+    for number, name in enumerate(names):
+        if not counts.are_equal(0, number):
+            return (
+                f"nothing in it fails where {names[0]!r} and {name!r} have different "
+                "numbers of rows"
+            )
+    return None
+
+
+def _inlined(model: Any) -> Any:
+    if not len(model.functions):
+        return model
+    from onnx import inliner
+
+    return inliner.inline_local_functions(model)
+
+
+def _inputs(inputs: Iterable[GraphTensor], counts: RowCounts) -> dict[str, Value]:
+    """Each input with rows of its own; those that share a name share their number."""
+    values: dict[str, Value] = {}
+    groups: dict[str, int] = {}
+    for number, tensor in enumerate(inputs):
+        first, *rest = tensor.shape or (None,)
+        if isinstance(first, str):
+            counts.must_be_equal((groups.setdefault(first, number), number))
+        # A name that comes twice promises nothing: nobody holds requests to it.
+        sizes: list[Size] = [d if isinstance(d, int) else unknown() for d in rest]
+        values[tensor.name] = Value((Rows(number), *sizes))
+    return values
+
+
+def _constant(tensor: Any) -> Value:
+    """A tensor, with its elements where they may be sizes or axes."""
+    from onnx import TensorProto, numpy_helper
+
+    shape = tuple(int(d) for d in tensor.dims)
+    whole = tensor.data_type in (TensorProto.INT32, TensorProto.INT64)
+    if not whole or prod(shape) > MAX_ITEMS or tensor.data_location == tensor.EXTERNAL:
+        return Value(shape)
+    items = numpy_helper.to_array(tensor).reshape(-1).tolist()
+    return Value(shape, tuple(int(item) for item in items))
+
+
+def _live(graph: Any, outputs: Iterable[str]) -> list[Any]:
+    """The nodes that something comes of: others may never run, and prove nothing."""
+    wanted = set(outputs)
+    nodes = []
+    for node in reversed(graph.node):
+        if wanted & set(node.output):
+            nodes.append(node)
+            wanted.update(node.input)
+    return nodes[::-1]
+
+
+def _visit(
+    node: Any, values: dict[str, Value], opsets: Mapping[str, int], counts: RowCounts
+) -> None:
+    """Add what is known of the results of `node`."""
+    domain, kind = _domain(node.domain), node.op_type
+    if kind == "Constant" and not domain:
+        values[node.output[0]] = _constant_node(node)
+        return
+    rule = _RULES.get((domain, kind))
+    if rule is None:
+        raise Unproven("is not known to keep rows apart")
+    if missing := next((n for n in node.input if n and n not in values), None):
+        raise Unproven(f"takes {missing!r}, of which nothing is known")
+    given = tuple(values[name] if name else None for name in node.input)
+    results = list(rule(Call(node, given, opsets.get(domain, 1), counts)))
+    for index, value in enumerate(given):
+        if value is not None and value.counts_rows:
+            _check_counts(kind, index, results)
+    for name, value in zip(node.output, results, strict=False):
+        if sum(isinstance(size, Rows) for size in value.shape) > 1:
+            raise Unproven("puts each row beside every other")
+        values[name] = value
+
+
+def _check_counts(kind: str, index: int, results: Iterable[Value]) -> None:
+    """Refuse to take how many rows there are for anything but a size."""
+    if (kind, index) in SIZES_OF_RESULTS or kind == "Shape":
+        return
+    known = all(result.items is not None for result in results)
+    if kind not in PASS_SIZES_ON or not known:
+        raise Unproven("depends on how many rows there are")
+
+
+def _constant_node(node: Any) -> Value:
+    (attribute,) = node.attribute
+    match attribute.name:
+        case "value":
+            return _constant(attribute.t)
+        case "value_int":
+            return Value((), (int(attribute.i),))
+        case "value_ints":
+            items = tuple(int(i) for i in attribute.ints)
+            return Value((len(items),), items)
+        case "value_float" | "value_string":
+            return Value(())
+        case "value_floats" | "value_strings":
+            return Value((len(attribute.floats) or len(attribute.strings),))
+    raise Unproven(f"has an attribute {attribute.name!r}")
+
+
+def _has_rows_first(value: Value | None) -> bool:
+    first = value.shape[0] if value is not None and value.shape else None
+    return isinstance(first, Rows) and first.each == 1
+
+
+def _domain(name: str) -> str:
+    return "" if name == "ai.onnx" else name

@@ -1,0 +1,193 @@
+"""What operators that calculate do to rows.
+
+An operator without a rule, here or in `row_shape_rules` and `row_ml_rules`, is not
+known to keep rows apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from engine.compiler.rows.row_call import Call, Rule, across, from_front
+from engine.compiler.rows.row_values import (
+    RowCounts,
+    Rows,
+    Shape,
+    Unproven,
+    Value,
+    broadcast,
+    unknown,
+)
+
+_WHOLE_TYPES = (6, 7)
+"""INT32 and INT64 of TensorProto.DataType: casts to these keep sizes."""
+
+
+def same(call: Call) -> Iterable[Value]:
+    """Element by element, other inputs being settings."""
+    return [Value(call.only().shape)]
+
+
+def together(call: Call) -> Iterable[Value]:
+    """Element by element of all inputs, repeated where they have a single one."""
+    return [Value(broadcast([v.shape for v in call.values], call.counts))]
+
+
+def identity(call: Call) -> Iterable[Value]:
+    return [call.input()]
+
+
+def cast(call: Call) -> Iterable[Value]:
+    value = call.input()
+    if call.node.op_type == "Cast" and call.number("to", 0) in _WHOLE_TYPES:
+        return [value]
+    return [Value(value.shape)]
+
+
+def along(call: Call) -> Iterable[Value]:
+    """All that lies along one axis is taken together, and stays as long."""
+    value, old = call.only(), call.opset < 13
+    if call.node.op_type == "CumSum":
+        (axis,) = call.constants(1)
+        across(value, [from_front(axis, len(value.shape))])
+    elif call.node.op_type == "LpNormalization":
+        across(value, [call.axis(-1)])
+    elif old:  # all that is behind the axis is one, there
+        across(value, range(call.axis(1), len(value.shape)))
+    else:
+        across(value, [call.axis(-1)])
+    return [Value(value.shape)]
+
+
+def layer(call: Call) -> Iterable[Value]:
+    """All axes from one on are taken together."""
+    value = call.only()
+    across(value, range(call.axis(-1), len(value.shape)))
+    return [Value(value.shape)]
+
+
+def reduction(call: Call) -> Iterable[Value]:
+    value = call.only()
+    rank = len(value.shape)
+    if call.node.op_type in ("ArgMax", "ArgMin"):
+        axes = {call.axis(0)}
+    else:
+        given = call.numbers("axes", 1)
+        if not given and call.number("noop_with_empty_axes", 0):
+            return [Value(value.shape)]
+        axes = {from_front(axis, rank) for axis in given or range(rank)}
+    across(value, axes)
+    keep = call.number("keepdims", 1)
+    shape = [1 if i in axes else d for i, d in enumerate(value.shape)]
+    return [Value(tuple(d for i, d in enumerate(shape) if keep or i not in axes))]
+
+
+def top(call: Call) -> Iterable[Value]:
+    value = call.only()
+    axis = call.axis(-1)
+    across(value, [axis])
+    items = call.input(1).items if call.has(1) else (call.number("k", 0),)
+    size = items[0] if items else unknown()
+    result = Value((*value.shape[:axis], size, *value.shape[axis + 1 :]))
+    return [result, result]
+
+
+def matrix(call: Call) -> Iterable[Value]:
+    return [Value(product(call.input(0).shape, call.input(1).shape, call.counts))]
+
+
+def product(one: Shape, other: Shape, counts: RowCounts) -> Shape:
+    """The shape of a matrix product."""
+    if not one or not other:
+        raise Unproven("multiplies a scalar")
+    if isinstance(one[-1], Rows) or isinstance(other[max(-2, -len(other))], Rows):
+        raise Unproven("combines what lies along the axis of rows")
+    batch = broadcast([one[:-2], other[:-2]], counts)
+    return (*batch, *one[-2:-1], *(other[-1:] if len(other) > 1 else ()))
+
+
+def gemm(call: Call) -> Iterable[Value]:
+    one, other = call.input(0).shape, call.input(1).shape
+    if len(one) != 2 or len(other) != 2:
+        raise Unproven("multiplies something else than matrices")
+    one = one[::-1] if call.number("transA", 0) else one
+    other = other[::-1] if call.number("transB", 0) else other
+    result = product(one, other, call.counts)
+    if call.has(2):
+        result = broadcast([result, call.input(2).shape], call.counts)
+    return [Value(result)]
+
+
+def neighbourhood(call: Call) -> Iterable[Value]:
+    """Rows along the first axis, channels along the second, places behind them."""
+    value, kind = call.leading(), call.node.op_type
+    rank = len(value.shape)
+    if rank < 2:
+        raise Unproven(f"takes {rank} dimensions")
+    channels, places = value.shape[1], value.shape[2:]
+    if kind == "Conv":
+        channels = call.input(1).shape[0]
+    elif kind == "ConvTranspose":
+        channels = unknown()
+    if kind.startswith("Global"):
+        places = (1,) * (rank - 2)
+    elif "Pool" in kind or "Conv" in kind:
+        places = tuple(unknown() for _ in places)
+    return [Value((value.shape[0], channels, *places))]
+
+
+def recurrent(call: Call) -> Iterable[Value]:
+    """Steps along the first axis, rows along the second."""
+    value = call.input()
+    if call.number("layout", 0) or value.axis != 1 or len(value.shape) != 3:
+        raise Unproven("takes rows that are not along the second axis")
+    wanted = {0: 1, 4: 0, 5: 1, 6: 1}
+    for index, other in enumerate(call.given):
+        axis = None if other is None else other.axis
+        if axis is not None and axis != wanted.get(index):
+            raise Unproven(f"takes rows as its input {index}")
+    steps, rows, _ = value.shape
+    direction = call.attribute("direction")
+    both = direction is not None and direction.s == b"bidirectional"
+    hidden = call.number("hidden_size", 0) or unknown()
+    last = Value((1 + both, rows, hidden))
+    return [Value((steps, *last.shape)), last, last]
+
+
+def _each(rule: Rule, operators: str) -> dict[str, Rule]:
+    return dict.fromkeys(operators.split(), rule)
+
+
+CALCULATING: Mapping[str, Rule] = {
+    **_each(identity, "Identity"),
+    **_each(cast, "Cast CastLike"),
+    **_each(
+        same,
+        "Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Ceil Celu Clip Cos Cosh "
+        "Dropout Elu Erf Exp Floor Gelu HardSigmoid HardSwish IsInf IsNaN LeakyRelu "
+        "Log Mish Neg Not Reciprocal RegexFullMatch Relu Round Selu Shrink Sigmoid "
+        "Sign Sin Sinh Softplus Softsign Sqrt Swish Tan Tanh ThresholdedRelu",
+    ),
+    **_each(
+        together,
+        "Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater "
+        "GreaterOrEqual Less LessOrEqual Max Mean Min Mod Mul Or PRelu Pow "
+        "StringConcat Sub Sum Where Xor",
+    ),
+    **_each(along, "CumSum Hardmax LogSoftmax LpNormalization Softmax"),
+    **_each(layer, "LayerNormalization RMSNormalization"),
+    **_each(
+        reduction,
+        "ArgMax ArgMin ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax "
+        "ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare",
+    ),
+    **_each(top, "TopK"),
+    **_each(matrix, "MatMul"),
+    **_each(gemm, "Gemm"),
+    **_each(
+        neighbourhood,
+        "AveragePool BatchNormalization Conv ConvTranspose GlobalAveragePool "
+        "GlobalLpPool GlobalMaxPool InstanceNormalization LRN LpPool MaxPool",
+    ),
+    **_each(recurrent, "GRU LSTM RNN"),
+}

@@ -1,0 +1,88 @@
+"""What an owner shares with its device process while that lives."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from engine.errors import DeviceLost
+from engine.faults import DeviceFault
+from engine.transport import control
+from engine.transport.link import Link
+
+
+class Connection:
+    """The link, the bells and the control socket of one device process.
+
+    `doorbell` wakes the thread that runs programs, `cancel_bell` the one that ends what
+    nobody waits for. `sock` is only looked at: it is readable when the process is gone,
+    or reports the fault that ends it.
+    """
+
+    __slots__ = ("cancel_bell", "doorbell", "link", "number", "sock")
+
+    def __init__(
+        self,
+        address: str,
+        result_fd: int,
+        timeout: float,
+        watch: control.Watch | None = None,
+    ) -> None:
+        """Link up with the process at `address`, which rings `result_fd`.
+
+        Raises DeviceLost where it does not answer within `timeout` seconds, and what
+        `watch` raises meanwhile.
+        """
+        self.link = link = Link.create()
+        self.sock = control.connect(address, timeout)
+        try:
+            fds = [link.memory.fd, result_fd]
+            answer, bells = control.ask(self.sock, {"op": "link"}, fds, watch)
+        except BaseException as error:
+            self.sock.close()
+            link.close()
+            if isinstance(error, TimeoutError):
+                raise DeviceLost("the device process did not start") from error
+            raise
+        link.memory.detach_fd()
+        # With a timeout set, even a look would wait.
+        self.sock.settimeout(None)
+        self.number = int(answer["link"])
+        self.doorbell, self.cancel_bell = bells
+
+    def wake(self) -> None:
+        os.eventfd_write(self.doorbell, 1)
+
+    def tell_cancelled(self) -> None:
+        os.eventfd_write(self.cancel_bell, 1)
+
+    @property
+    def process_is_gone(self) -> bool:
+        """Whether it has ended, or says why it is about to (`last_words`)."""
+        try:
+            self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+        return True
+
+    def last_words(self) -> DeviceFault | None:
+        """The fault that a process that is gone has reported, if it has. For one
+        caller; never blocks."""
+        self.sock.setblocking(False)
+        try:
+            message, fds = control.receive(self.sock)
+            control.close_all(fds)
+            return DeviceFault.from_message(message)
+        except (OSError, EOFError, ValueError):
+            return None
+
+    def close(self) -> None:
+        self.sock.close()
+        self.link.close()
+        os.close(self.doorbell)
+        os.close(self.cancel_bell)
+
+    def __repr__(self) -> str:
+        return f"<Connection {self.number} {self.link!r}>"

@@ -1,0 +1,623 @@
+"""`Device`: one attached device, and the process of ours that is it.
+
+The owner of a device holds its claim (engine/devices/device_lock.py), starts the
+process and talks to it over a link. There is no thread here. Whoever waits drives: an
+event loop watches `fileno()` and `lost_fileno()` and calls `poll()` and `check()`; a
+blocking caller's `Request.wait` does the same itself, one thread at a time, for all of
+them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from engine.devices.back_off import BackOff
+from engine.devices.connection import Connection
+from engine.devices.device_launch import STOP_TIMEOUT, Launcher
+from engine.devices.device_lock import address_of
+from engine.devices.device_state import READY, DeviceState
+from engine.devices.request import Request, RequestChannel
+from engine.devices.session_seat import SessionSeat
+from engine.devices.waiting import BlockingDriver
+from engine.errors import (
+    DeadlineExceeded,
+    DeviceClosed,
+    DeviceFailed,
+    DeviceLost,
+    EngineError,
+    ExecutionFailed,
+    InvalidModel,
+    QueueFull,
+)
+from engine.faults import DeviceFault
+from engine.origin import here
+from engine.transport import control
+from engine.transport.channel import Channel, ChannelLayout
+from engine.transport.control import Message
+
+logger = logging.getLogger(__name__)
+
+#: Seconds a device process may take to start and answer for the first time.
+START_TIMEOUT = 60.0
+#: Seconds that a run which was told to end gets to do so.
+RUN_GRACE = 5.0
+#: Seconds it may take to answer a ping, where nobody says otherwise.
+PATIENCE = 10.0
+
+
+class DeviceUser(Protocol):
+    """Who has models on a device (a model runner)."""
+
+    def reload(self, device: Device) -> None:
+        """Load them again: the device has a new process. Raises EngineError."""
+
+    def run_limit(self, device: Device, replica: int) -> float | None:
+        """How many seconds a run of this replica may take (0: as long as it does);
+        None where it is none of theirs."""
+
+    def fail(self, error: EngineError) -> None:
+        """They are found at fault: requests fail, now and from now on."""
+
+
+class Device:
+    """An attached device (Model Runtime: `Device`); made by `DeviceManager`.
+
+    `threads` tells how many threads a graph may use that is loaded now, `spin_us` for
+    how long its process looks for the next request before it sleeps. Thread-safe.
+    Close it (or use it as a context manager) to detach: the process ends and the device
+    is free.
+    A forked child cannot use it (WrongProcess), and does not keep it attached; closing
+    it there is no business of its parent's.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[str],
+        claims: Sequence[socket.socket],
+        threads: Callable[[], int],
+        providers: Sequence[str] = ("CPUExecutionProvider",),
+        spin_us: int = 0,
+        ipu_version: int = -1,
+    ) -> None:
+        self.origin = here()
+        self.units, self.id = tuple(units), "+".join(units)
+        self._share = threads
+        self.providers = tuple(providers)
+        self.spin_us = spin_us
+        self.ipu_version = ipu_version
+        self.lock = threading.RLock()
+        self.seat = SessionSeat()
+        self.state = DeviceState.LOST
+        self.restarts = 0
+        self._claims = tuple(claims)
+        self.address = address_of(self.units[0])
+        self._launcher = Launcher(self.units[0], self.address, self._claims, spin_us)
+        self._connection: Connection | None = None
+        self.outstanding = 0  # requests in flight, counted by their channels
+        self._result_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._channels: dict[int, RequestChannel] = {}
+        self._runners: list[DeviceUser] = []
+        self._on_lost: list[Callable[[Device], None]] = []
+        self._on_wanted: Callable[[], None] | None = None
+        self._lost_by: str | DeviceFault | None = None
+        self._killed_for = ""
+        #: Replicas of the process whose runs nobody waits for any more.
+        self._condemned: set[int] = set()
+        #: Seconds the process may take to answer a ping while somebody waits for it; 0:
+        #: any time. One that takes longer hangs, and is killed.
+        self.patience = PATIENCE
+        self._back_off = BackOff()
+        self._recovering = threading.RLock()
+        self._blocking = BlockingDriver(self)
+        self._busy = False
+        self.hungry: deque[Callable[[], None]] = deque()  # ask users for data
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        logger.info("device %s is attached: process %s", self.id, self.pid)
+
+    # -- what there is
+
+    @property
+    def num_units(self) -> int:
+        """How many units of the pool it takes (Model Runtime: number of IPUs)."""
+        return len(self.units)
+
+    @property
+    def threads(self) -> int:
+        """Of a graph that is loaded now; those loaded before keep what they have."""
+        return self._share()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the device process; None while there is none."""
+        return self._launcher.pid
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests; cheap, however many models there are."""
+        return self.outstanding
+
+    @property
+    def runners(self) -> tuple[DeviceUser, ...]:
+        return tuple(self._runners)
+
+    # -- driving
+
+    def fileno(self) -> int:
+        """Readable when results wait: call `poll`."""
+        return self._result_fd
+
+    def lost_fileno(self) -> int:
+        """Readable when the process is gone: call `check`. Changes on `recover`."""
+        connection = self._connection
+        return connection.sock.fileno() if connection is not None else -1
+
+    def adopt(self) -> None:
+        """An event loop drives from now on: blocking waits only wait for it."""
+        self._blocking.adopted = True
+        self.look(False)
+
+    def look(self, alone: bool) -> bool:
+        """Whether `collect` would find something; looks at memory only.
+
+        `alone`: the caller goes on looking, for the only request in flight. From the
+        thread that drives; where the process is gone there is nothing to wait for.
+        """
+        connection = self._connection
+        if connection is None:
+            return True
+        link = connection.link
+        try:
+            if link.alone != alone:
+                link.alone = alone
+            return link.completions.has_news
+        except ValueError:  # another thread has lost, or closed, the device
+            return True
+
+    def catch_up(self) -> None:
+        """Resolve what has finished, where no event loop sees to that."""
+        if not self._blocking.adopted:
+            connection = self._connection
+            if connection is not None and self.look(connection.link.alone):
+                self.collect()
+
+    def poll(self) -> int:
+        """Resolve what has finished; how many requests that was. Never blocks."""
+        if self.origin.left:
+            raise self.origin.error("Device")
+        try:  # noqa: SIM105 - for every wake, where a context manager costs
+            os.eventfd_read(self._result_fd)
+        except BlockingIOError:
+            pass
+        return self.collect()
+
+    def collect(self) -> int:
+        """`poll` for who has not been woken: what `fileno` announces is left to it."""
+        with self.lock:
+            connection = self._connection
+            if connection is None:
+                return 0
+            link = connection.link
+            completions = link.take_completions()
+            for number, outcome, request, queue, compute, rows, text in completions:
+                channel = self._channels.get(number)
+                if channel is not None:
+                    channel.finish(outcome, request, queue, compute, rows, text or "")
+            if link.starved:
+                connection.wake()
+        if completions:
+            self._blocking.tell()
+        while self.hungry:  # without the lock: users' code is called
+            self.hungry.popleft()()
+            self._blocking.tell()
+        return len(completions)
+
+    def check(self) -> bool:
+        """Whether the process lives; where it does not, its requests fail now."""
+        self.origin.check("Device")
+        connection = self._connection
+        if connection is None or self.state is not DeviceState.READY:
+            return False
+        if not connection.process_is_gone:
+            return True
+        self._lose("its process died")
+        return False
+
+    def look_after(self) -> bool:
+        """Whether the process answers within `patience` seconds; one that does not is
+        killed. Blocks meanwhile.
+
+        Whoever waits for it, however long, does so from time to time: the process
+        answers beside whatever it is doing.
+        """
+        self.origin.check("Device")
+        if self.state is not DeviceState.READY:
+            return False
+        process, patience = self._launcher.process, self.patience
+        if patience <= 0:
+            return True
+        try:
+            self.ping(patience)
+        except DeviceClosed:
+            return False
+        except DeviceLost:
+            # It may have died, and there may be another one by now.
+            if self.state is DeviceState.READY and process is self._launcher.process:
+                self._kill(f"it has not answered for {patience:g} s")
+            return False
+        return True
+
+    @property
+    def watch(self) -> control.Watch | None:
+        """For whoever waits for the process; None where `patience` is 0."""
+        if self.patience <= 0:
+            return None
+        return control.Watch(self.patience / 2, self._assure)
+
+    def expire(self) -> int:
+        """Fail the requests whose deadline has passed; how many there were.
+
+        What has not begun is dropped, else its result. Event loops call it often.
+        """
+        self.origin.check("Device")
+        if not self._busy:
+            return 0
+        now = time.monotonic_ns()
+        count = 0
+        with self.lock:
+            # Cheap while nothing is in flight, however many models there are.
+            self._busy = self.in_flight > 0
+            for channel in self._channels.values():
+                for request in channel.waiting if channel.in_flight else ():
+                    if 0 < request.deadline_ns < now and not request.done:
+                        request.abandon(DeadlineExceeded())
+                        count += 1
+        if count:
+            self._blocking.tell()
+        return count
+
+    def wait(self, request: Request, timeout: float | None = None) -> bool:
+        """Block until a request is done, at most `timeout` seconds; whether it is."""
+        if self.origin.left and not request.done:
+            raise self.origin.error("request")
+        return self._blocking.wait(request, timeout)
+
+    # -- for channels and runners
+
+    def notify(self, channel: int) -> None:
+        """A request was published: tell the device. Lock held by the caller."""
+        connection = self._connection
+        if connection is None or self.state is not READY:
+            raise DeviceLost(f"device {self.id} is {self.state.value}")
+        link = connection.link
+        if not link.try_submit(channel):
+            raise QueueFull(f"device {self.id} has too many requests in flight")
+        self._busy = True
+        if link.must_ring():
+            connection.wake()
+
+    def tell_cancelled(self) -> None:
+        """Requests were marked as cancelled: a run of nothing else ends now."""
+        with self.lock:
+            if self._connection is not None:
+                self._connection.tell_cancelled()
+
+    def call(
+        self, message: Message, fds: Sequence[int] = (), timeout: float | None = None
+    ) -> Message:
+        """A control message to the process and its answer; raises as `ask`."""
+        answer, answer_fds = self.ask(message, fds, timeout)
+        control.close_all(answer_fds)
+        return answer
+
+    def ask(
+        self, message: Message, fds: Sequence[int] = (), timeout: float | None = None
+    ) -> tuple[Message, list[int]]:
+        """A control message to the process, its answer, and the descriptors beside it,
+        which are the caller's.
+
+        Raises what the answer says, TimeoutError after `timeout` seconds, DeviceClosed,
+        and DeviceLost where the process dies, or is found hanging, meanwhile.
+        """
+        self.origin.check("Device")
+        self._refuse_if_closed()
+        return control.call(self.address, message, fds, timeout, self.watch)
+
+    def open_channel(
+        self, mine: RequestChannel, channel: Channel, layout: ChannelLayout
+    ) -> int:
+        """Hand a channel over to the process; its number in completions."""
+        message = {
+            "op": "channel",
+            "link": self._link_number(),
+            "replica": mine.replica,
+            "layout": layout.to_message(),
+            "priority": mine.priority,
+        }
+        number = int(self.call(message, [channel.memory.fd])["channel"])
+        channel.memory.detach_fd()
+        with self.lock:
+            self._channels[number] = mine
+        return number
+
+    def close_channel(self, mine: RequestChannel) -> None:
+        with self.lock:
+            self._channels.pop(mine.number, None)
+        with contextlib.suppress(EngineError, OSError):
+            link = self._link_number()
+            message = {"op": "close_channel", "link": link, "channel": mine.number}
+            self.call(message, timeout=STOP_TIMEOUT)
+        mine.close()
+
+    def register(self, runner: DeviceUser) -> None:
+        self._runners.append(runner)
+
+    def unregister(self, runner: DeviceUser) -> None:
+        if runner in self._runners:
+            self._runners.remove(runner)
+
+    # -- life and death
+
+    def ping(self, timeout: float = 5.0) -> Message:
+        """Ask the process how it is; DeviceLost where it does not answer in time."""
+        self.origin.check("Device")
+        self._refuse_if_closed()
+        try:
+            answer, fds = control.call(self.address, {"op": "ping"}, (), timeout)
+        except TimeoutError as error:
+            raise DeviceLost(f"device {self.id} does not answer") from error
+        control.close_all(fds)
+        return answer
+
+    def kill(self, why: str) -> None:
+        """End a process that hangs; its requests fail with DeviceLost."""
+        self.origin.check("Device")
+        self._launcher.kill()
+        self._lose(why)
+
+    def _kill(self, why: str) -> None:
+        """`kill` for any thread: where an event loop drives, it notices the death, as
+        what follows belongs to its thread."""
+        self._killed_for = why
+        self._launcher.end(kill=True)
+        if not self._blocking.adopted:
+            self._lose(why)
+
+    def end_process(self, why: str) -> None:
+        """`kill`, from any thread."""
+        self._kill(why)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether something may run there: requests in flight, or what was unloaded."""
+        return self.in_flight > 0 or bool(self._condemned)
+
+    def condemn(self, replica: int) -> None:
+        """Nobody waits for the runs of this replica any more."""
+        self._condemned.add(replica)
+
+    def judge_run(self, status: Message) -> None:
+        """Look at the answer of a `ping`: whether what runs takes longer than its model
+        may. For the thread that drives the device.
+
+        Such a run is ended, and its model fails. Where that does not help the process
+        is ended, and comes back without it.
+        """
+        replica, seconds = int(status["running"]), int(status["running_ns"]) / 1e9
+        if self.state is not DeviceState.READY:
+            return
+        if not replica:
+            self._condemned.clear()
+            return
+        limit = 0.0  # for what was unloaded: nobody waits for it
+        for runner in self.runners:
+            allowed = runner.run_limit(self, replica)
+            if allowed is not None:
+                if not allowed or seconds <= allowed:
+                    return
+                limit = allowed
+                why = f"a run takes longer than {allowed:g} s (--run-timeout)"
+                logger.error("%r is at fault: %s", runner, why)
+                self.condemn(replica)
+                runner.fail(ExecutionFailed(why))
+        if replica in self._condemned and seconds > limit + RUN_GRACE:
+            self.kill(f"a run that was ended goes on, for {seconds:.1f} s now")
+
+    def _assure(self) -> None:
+        """DeviceLost where `look_after` finds it lost."""
+        if not self.look_after():
+            self._refuse_if_closed()
+            if self.state is DeviceState.READY:  # nobody has noticed its death yet
+                raise DeviceLost(f"device {self.id} was lost: {self._killed_for}")
+            raise self.loss()
+
+    def on_lost(self, callback: Callable[[Device], None]) -> None:
+        """Call back (in the thread that notices) when the process dies."""
+        self._on_lost.append(callback)
+
+    def on_wanted(self, callback: Callable[[], None]) -> None:
+        """Call back (in the thread of a request) when one needs the device while it is
+        lost."""
+        self._on_wanted = callback
+
+    @property
+    def lost_by(self) -> str | None:
+        """Why it was lost last; None where it never was."""
+        return None if self._lost_by is None else str(self._lost_by)
+
+    @property
+    def back_off(self) -> float:
+        """Seconds to wait before the next `recover`."""
+        return self._back_off.seconds
+
+    def recover(self, *, by_hand: bool = False) -> None:
+        """Start a new process and load the models again; blocks meanwhile.
+
+        `by_hand`: also where it has FAILED. Safe to call from several threads and where
+        nothing is lost. Raises what kept it from starting; try again after `back_off`
+        seconds.
+        """
+        self.origin.check("Device")
+        with self._recovering:
+            if by_hand and self.state is DeviceState.FAILED:
+                self.state = DeviceState.LOST
+            if self.state is not DeviceState.LOST:
+                return
+            self._back_off.begin()
+            self._start()
+            self.restarts += 1
+            logger.info("device %s has a new process, %s", self.id, self.pid)
+            for runner in self.runners:
+                try:
+                    runner.reload(self)
+                except (DeviceLost, DeviceClosed):
+                    raise
+                except EngineError as error:
+                    logger.exception("cannot load %r again on %s", runner, self.id)
+                    if isinstance(error, InvalidModel):  # nor ever will
+                        runner.fail(ExecutionFailed(str(error)))
+            self._back_off.succeed()
+
+    def close(self) -> None:
+        """Detach: fail what is in flight, end the process, free the device."""
+        if self.origin.left:
+            self._abandon()
+            return
+        with self.lock:
+            if self.state is DeviceState.CLOSED:
+                return
+            # A process in the middle of a batch would finish it first, for nobody.
+            idle = self.state is DeviceState.READY and not self.in_flight
+            self.state = DeviceState.CLOSED
+        for channel in list(self._channels.values()):
+            channel.fail_all(DeviceClosed(f"device {self.id} was closed"))
+        if idle:
+            try:
+                control.close_all(
+                    control.call(self.address, {"op": "stop"}, (), STOP_TIMEOUT)[1]
+                )
+            except (EngineError, OSError):
+                idle = False  # it has died, or hangs
+        self._launcher.end(kill=not idle)
+        with self._recovering:  # who is at it notices, and ends what it has started
+            self._drop_link()
+        os.close(self._result_fd)
+        for claim in self._claims:
+            claim.close()
+        logger.info("device %s is free again", self.id)
+
+    def _abandon(self) -> None:
+        """Close the descriptors of a forked child's copy, and nothing else."""
+        if self.state is DeviceState.CLOSED:
+            return
+        self.state = DeviceState.CLOSED
+        self._launcher.abandon()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+        os.close(self._result_fd)
+        for claim in self._claims:
+            claim.close()
+
+    def _start(self) -> None:
+        """Start the process and link up; DeviceClosed where it is too late for that."""
+        self._condemned.clear()  # a new process counts anew
+        process = self._launcher.start()
+        self._killed_for = ""
+
+        def look() -> None:
+            if not process.has_worked():
+                raise DeviceLost(
+                    f"device {self.id} does not start: process {process.pid} does "
+                    "nothing"
+                )
+
+        watch = None
+        if self.patience > 0:
+            watch = control.Watch(max(self.patience, PATIENCE), look)
+        try:
+            self._refuse_if_closed()
+            connection = Connection(self.address, self._result_fd, START_TIMEOUT, watch)
+            with self.lock:
+                self._connection = connection  # whoever closes us drops it
+                self._refuse_if_closed()
+                self.state = DeviceState.READY
+        except BaseException:
+            process.end(kill=True)
+            raise
+
+    def _refuse_if_closed(self) -> None:
+        if self.state is DeviceState.CLOSED:
+            raise DeviceClosed(f"device {self.id} is closed")
+
+    def _link_number(self) -> int:
+        connection = self._connection
+        if connection is None:
+            raise DeviceLost(f"device {self.id} is {self.state.value}")
+        return connection.number
+
+    def _lose(self, why: str) -> None:
+        with self.lock:
+            connection = self._connection
+            if self.state is not DeviceState.READY or connection is None:
+                return
+            fault = connection.last_words()
+            curable = fault is None or fault.resettable
+            self.state = DeviceState.LOST if curable else DeviceState.FAILED
+            self._lost_by = fault or self._killed_for or why
+            process = self._launcher.process  # there may be another one soon
+            self.poll()  # results that came before it died are results
+            error = self.loss()
+            channels, self._channels = list(self._channels.values()), {}
+            for channel in channels:
+                channel.fail_all(error)
+                channel.close()
+            self._drop_link()
+        logger.warning("%s", error)
+        process.end(kill=True)
+        self._blocking.tell()
+        for callback in self._on_lost:
+            callback(self)
+
+    def _drop_link(self) -> None:
+        with self.lock:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                connection.close()
+
+    def want(self) -> DeviceLost:
+        """A request needs the device, which is lost: the error to refuse it with."""
+        if self._on_wanted is not None and self.state is DeviceState.LOST:
+            self._on_wanted()
+        return self.loss()
+
+    def loss(self) -> DeviceLost:
+        """The error of all requests from when the process was lost until it is back."""
+        why = self._lost_by or "it has not started yet"
+        if isinstance(why, DeviceFault):
+            return DeviceFailed(f"device {self.id} failed: {why}", why)
+        return DeviceLost(f"device {self.id} was lost: {why}")
+
+    def __enter__(self) -> Device:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"<Device {self.id} {self.state.value}, process {self.pid}, "
+            f"{self.threads} threads, {len(self._runners)} models, "
+            f"{self.in_flight} in flight, {self.restarts} restarts>"
+        )

@@ -1,0 +1,206 @@
+"""Starting and ending the process behind a `Device`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.errors import DeviceLost
+from engine.logs import standard_output_is_wanted
+from engine.origin import here, hold, let_go, no_fork
+from engine.owner import environment
+from engine.transport.held_socket import HeldSocket
+
+#: Seconds a device process gets to end by itself before it is killed.
+STOP_TIMEOUT = 5.0
+_BACKLOG = 128
+
+
+class Launcher:
+    """Starts the processes of one device, one after the other.
+
+    `address` is the abstract name on which they take control messages; `claims` are
+    inherited, so that the device stays claimed until owner and process are gone.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        claims: Sequence[socket.socket],
+        spin_us: int = 0,
+    ) -> None:
+        self._name = name
+        self._address = address
+        self._claims = claims
+        self._spin_us = spin_us
+        self._latest: LaunchedProcess | None = None
+
+    @property
+    def process(self) -> LaunchedProcess:
+        """The latest one; it may have ended."""
+        assert self._latest is not None, "none has been started"
+        return self._latest
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process; None while there is none."""
+        latest = self._latest
+        return None if latest is None or latest.has_ended else latest.pid
+
+    def start(self) -> LaunchedProcess:
+        """A new process, once the one before is gone. For one thread at a time.
+
+        Raises DeviceLost where it cannot be started.
+        """
+        # Who noticed that it is lost may still be ending it.
+        self.end(kill=True)
+        self._latest = LaunchedProcess(
+            self._name, self._address, self._claims, self._spin_us
+        )
+        return self._latest
+
+    def kill(self) -> None:
+        """End the process at once, whatever it is doing."""
+        if self._latest is not None:
+            self._latest.kill()
+
+    def end(self, *, kill: bool) -> None:
+        """Return when the process is gone, if there is one."""
+        if self._latest is not None:
+            self._latest.end(kill=kill)
+
+    def abandon(self) -> None:
+        """Forget the process, in a forked child: it is the parent's."""
+        if self._latest is not None:
+            self._latest.abandon()
+
+    def __repr__(self) -> str:
+        return f"<Launcher of {self._name}: {self._latest!r}>"
+
+
+class _Child(subprocess.Popen[bytes]):
+    """A process that is nothing to a forked child of whoever started it."""
+
+    def __init__(self, command: list[str], **options: Any) -> None:
+        self._origin = here()
+        super().__init__(command, **options)
+
+    def __del__(self) -> None:
+        if not self._origin.left:  # else it would wait for another's child
+            super().__del__()
+
+
+class LaunchedProcess:
+    """A running device process; it ends when this does, or when we die."""
+
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        claims: Sequence[socket.socket],
+        spin_us: int,
+    ) -> None:
+        self._ending = threading.Lock()
+        self._ticks = 0
+        self.has_ended = False
+        listener = HeldSocket()
+        with no_fork():
+            read_end, self._owner_pipe = os.pipe()
+            hold(self._owner_pipe)
+        try:
+            listener.bind(f"\0{address}")
+            listener.listen(_BACKLOG)
+            inherited = [claim.fileno() for claim in claims]
+            # A child that is forked meanwhile would keep the pipe on which `Popen`
+            # waits for the end of its own.
+            with no_fork():
+                self._process = _Child(
+                    _command(name, listener.fileno(), read_end, spin_us),
+                    stdin=subprocess.DEVNULL,
+                    stdout=None if standard_output_is_wanted() else subprocess.DEVNULL,
+                    pass_fds=[listener.fileno(), read_end, *inherited],
+                    env=environment(),
+                )
+        except OSError as error:
+            self._close_pipe()
+            raise DeviceLost(
+                f"cannot start the process of device {name}: {error}"
+            ) from error
+        finally:
+            # Ours only until the process has it: a connection to a process that has
+            # died must be refused, not wait here.
+            listener.close()
+            os.close(read_end)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def has_worked(self) -> bool:
+        """Whether it has used the processor since this was asked last; one that starts
+        does, on however busy a machine."""
+        before = self._ticks
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+        except OSError:
+            return False
+        user, system = stat.rpartition(")")[2].split()[11:13]
+        self._ticks = int(user) + int(system)
+        return self._ticks != before
+
+    def kill(self) -> None:
+        """End it at once, whatever it is doing."""
+        self._process.kill()
+
+    def end(self, *, kill: bool) -> None:
+        """Wait until it has ended by itself, or kill it; returns when it is gone.
+
+        Thread-safe, and nothing happens where it has ended.
+        """
+        if kill and not self.has_ended:
+            self._process.kill()
+        with self._ending:
+            if self.has_ended:
+                return
+            try:
+                self._process.wait(STOP_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._close_pipe()
+            self.has_ended = True
+
+    def abandon(self) -> None:
+        """Forget it, in a forked child: only our end of the pipe is closed."""
+        if not self.has_ended:
+            self.has_ended = True
+            self._close_pipe()
+
+    def _close_pipe(self) -> None:
+        with no_fork():
+            let_go(self._owner_pipe)
+            os.close(self._owner_pipe)
+
+    def __repr__(self) -> str:
+        state = ", ended" if self.has_ended else ""
+        return f"<LaunchedProcess {self.pid}{state}>"
+
+
+def _command(name: str, listen_fd: int, owner_fd: int, spin_us: int) -> list[str]:
+    level = logging.getLogger("engine").getEffectiveLevel()
+    return [
+        *(sys.executable, "-P", "-m", "engine.worker.device_process"),
+        *("--listen-fd", str(listen_fd)),
+        *("--owner-fd", str(owner_fd)),
+        *("--spin-us", str(spin_us)),
+        *("--name", f"popgate-{name}"),
+        *("--log-level", str(level)),
+    ]

@@ -1,0 +1,62 @@
+"""The exclusive claim on a device, by a lock that the kernel frees.
+
+A claim is a Unix socket bound to an abstract name: binding the same name twice fails,
+and the name is free again the moment the last process that holds the socket has gone,
+however it went; forked children do not hold it. Nothing is left in the file system.
+The name carries the user, so users do not lock each other out, and the pool
+(`POPGATE_POOL`, default "default").
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from engine.transport.held_socket import HeldSocket
+
+#: Devices that are no unit of the pool: nobody claims them.
+MODEL_KIND = "model"
+
+
+def address_of(unit: str) -> str:
+    """The abstract address of a unit ("cpu:0") in this user's pool."""
+    pool = os.environ.get("POPGATE_POOL", "default")
+    return f"popgate/{os.getuid()}/{pool[:40]}/{unit}"
+
+
+def try_claim(unit: str) -> socket.socket | None:
+    """Claim a unit; None where somebody holds it."""
+    sock = HeldSocket()
+    try:
+        sock.bind(f"\0{address_of(unit)}/lock")
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            return None
+        raise
+    return sock
+
+
+def claimed_units(units: Sequence[str]) -> frozenset[str]:
+    """Those of `units` that somebody holds now; looks without touching."""
+    names = _bound_names()
+    return frozenset(u for u in units if f"{address_of(u)}/lock" in names)
+
+
+def model_devices() -> int:
+    """How many devices outside the pool there are, of all processes."""
+    prefix = address_of(f"{MODEL_KIND}:")
+    return sum(name.startswith(prefix) for name in _bound_names())
+
+
+def _bound_names() -> frozenset[str]:
+    """The abstract names in use; none where the kernel does not show them."""
+    try:
+        table = Path("/proc/net/unix").read_text()
+    except OSError:
+        return frozenset()
+    lines = table.splitlines()
+    return frozenset(line.rpartition("@")[2] for line in lines if "@" in line)

@@ -1,0 +1,420 @@
+"""`DeviceManager`: the machine's devices, and how to attach to one.
+
+A device of kind `cpu` is a process of ours that runs graphs on the processor; of kind
+`cuda`, on a GPU (with the GPU build of ONNX Runtime). Which there are is written as
+
+    cpu:2        two devices, cpu:0 and cpu:1
+    cpu:0-3      these four
+    cpu:1-1      this one
+    cuda:0       the GPU of that number
+    cpu:2,cuda:0 both kinds
+
+Where a program names none, `POPGATE_DEVICES` in the environment may. Default: as many
+CPU devices as usable cores, and at least two. Attaching is exclusive across processes
+(engine/devices/device_lock.py); `DeviceWaitConfig` says how it retries, here and
+nowhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import re
+import socket
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from engine.config import DeviceWaitConfig, DeviceWaitStrategy
+from engine.devices.cores import cpu_budget, usable_cores
+from engine.devices.device import Device
+from engine.devices.device_lock import (
+    MODEL_KIND,
+    address_of,
+    claimed_units,
+    model_devices,
+    try_claim,
+)
+from engine.devices.device_request import (
+    SMALL_TILES,
+    TILES,
+    UNKNOWN_VERSION,
+    DeviceRequest,
+    checked_ipu_model,
+)
+from engine.devices.thread_plan import ThreadPlan
+from engine.errors import (
+    DeviceWaitTimeout,
+    EngineError,
+    InvalidConfig,
+    NoDeviceAvailable,
+)
+from engine.transport import control
+from popef_io import Model
+
+logger = logging.getLogger(__name__)
+
+#: In the environment: the pool of programs that do not name one.
+VARIABLE = "POPGATE_DEVICES"
+#: More devices than this in one specification is a slip of the pen.
+MAX_DEVICES = 1024
+_ITEM = re.compile(r"(?P<kind>cpu|cuda):(?P<first>\d{1,4})(-(?P<last>\d{1,4}))?")
+_CPU = "CPUExecutionProvider"
+
+#: Software devices that this process has made; their names are nobody else's.
+_MODEL_NUMBERS = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """A device of the pool; `pid` and `owner` are None unless it is attached."""
+
+    id: str
+    state: str
+    pid: int | None = None
+    owner: int | None = None
+
+
+def parse_devices(specification: str) -> tuple[str, ...]:
+    """The ids a specification names; InvalidConfig where it is not understood."""
+    ids: list[str] = []
+    for item in specification.split(","):
+        match = _ITEM.fullmatch(item.strip())
+        if match is None:
+            raise InvalidConfig(
+                f"cannot understand devices {item.strip()!r}: expected cpu:COUNT, "
+                "cpu:FIRST-LAST or cuda:NUMBER, several with commas"
+            )
+        kind, first = match["kind"], int(match["first"])
+        if match["last"] is not None:
+            numbers = range(first, int(match["last"]) + 1)
+        else:
+            numbers = range(first) if kind == "cpu" else range(first, first + 1)
+        if not 0 < len(numbers) <= MAX_DEVICES:
+            raise InvalidConfig(
+                f"devices {item.strip()!r} names {len(numbers)} devices; "
+                f"1 to {MAX_DEVICES} are possible"
+            )
+        ids += [f"{kind}:{number}" for number in numbers]
+    return tuple(dict.fromkeys(ids))
+
+
+def named_devices(devices: str | None) -> tuple[str, ...] | None:
+    """The ids that `devices` names, or else `POPGATE_DEVICES` in the environment; None
+    where neither does. InvalidConfig, which names the variable, where that is not
+    understood."""
+    if devices:
+        return parse_devices(devices)
+    text = os.environ.get(VARIABLE)
+    try:
+        return parse_devices(text) if text else None
+    except InvalidConfig as error:
+        raise InvalidConfig(f"{VARIABLE}: {error}") from None
+
+
+class DeviceManager:
+    """Finds and attaches devices; does not own them (Model Runtime: `DeviceManager`).
+
+    `devices` is the pool (None: what `POPGATE_DEVICES` in the environment says, or the
+    default). `reserve_cores` are left to other work when threads are shared out (a
+    gateway keeps one): `plan` says how. Thread-safe.
+    Raises InvalidConfig for devices that cannot be understood, or not be used.
+    """
+
+    def __init__(self, devices: str | None = None, *, reserve_cores: int = 0) -> None:
+        named = named_devices(devices)
+        self._is_argument, self._is_named = bool(devices), named is not None
+        self.units = named or parse_devices(f"cpu:{max(2, usable_cores())}")
+        gpus = [unit for unit in self.units if _kind(unit) == "cuda"]
+        if gpus and not _has_gpu_build():
+            raise InvalidConfig(
+                f"device {gpus[0]!r} needs the GPU build of ONNX Runtime; install "
+                "onnxruntime-gpu in place of onnxruntime"
+            )
+        self._budget = cpu_budget()
+        self._reserve_cores = reserve_cores
+
+    @property
+    def plan(self) -> ThreadPlan:
+        """How the cores are shared out: among the devices of a pool that was named,
+        and in the default pool among those that are attached at the moment, by this
+        process or another."""
+        devices = len(self.units)
+        if not self._is_named:
+            devices = len(claimed_units(self.units)) + model_devices()
+        return ThreadPlan(self._budget, max(1, devices), self._reserve_cores)
+
+    def list(self) -> tuple[DeviceInfo, ...]:
+        """Every device of the pool and who has it."""
+        claimed = claimed_units(self.units)
+        return tuple(_info(unit, unit in claimed) for unit in self.units)
+
+    def ipu_hardware_version(self) -> int:
+        """-1: devices of an architecture that the original does not know (0 would say
+        that there are none, 2 and 21 that they are IPUs)."""
+        return UNKNOWN_VERSION
+
+    def get_device(
+        self,
+        wanted: int | Model = 1,
+        wait_config: DeviceWaitConfig | None = None,
+        options: Mapping[str, str] | None = None,
+    ) -> Device:
+        """Attach free units as one device: so many, or as many as a model needs.
+
+        `options` are device options (`engine.devices.device_request`); a model brings
+        its own. Raises NoDeviceAvailable (policy NO_WAIT; at once, whatever the policy,
+        for what the pool can never give) or DeviceWaitTimeout, InvalidConfig for an
+        option with a value it cannot have.
+        """
+        return self._attach(DeviceRequest.of(wanted, options), 1, wait_config)[0]
+
+    def get_devices(
+        self,
+        count: int,
+        wanted: int | Model = 1,
+        wait_config: DeviceWaitConfig | None = None,
+        beside: Sequence[Device] = (),
+    ) -> Sequence[Device]:
+        """As many devices as a model is to have replicas, each as by `get_device`; all
+        of them, or none.
+
+        `beside` are devices that other replicas of the model have: their units will not
+        come free. Raises as `get_device`.
+        """
+        held = frozenset(unit for device in beside for unit in device.units)
+        held &= frozenset(self.units)
+        return self._attach(DeviceRequest.of(wanted), count, wait_config, held)
+
+    def try_get_device(
+        self,
+        wanted: int | Model = 1,
+        wait_config: DeviceWaitConfig | None = None,
+        options: Mapping[str, str] | None = None,
+    ) -> Device | None:
+        """`get_device`, but None where it cannot be had."""
+        with contextlib.suppress(NoDeviceAvailable, DeviceWaitTimeout):
+            return self.get_device(wanted, wait_config, options)
+        return None
+
+    def get_specific_device(
+        self,
+        device_id: str,
+        wait_config: DeviceWaitConfig | None = None,
+        options: Model | Mapping[str, str] | None = None,
+    ) -> Device:
+        """Attach the device of this id ("cpu:1"), with the options of a model or of the
+        caller."""
+        if device_id not in self.units:
+            raise NoDeviceAvailable(
+                f"there is no device {device_id!r}; the pool has "
+                f"{', '.join(self.units)}"
+            )
+        if isinstance(options, Model):
+            options = DeviceRequest.of(options).options
+        request = DeviceRequest(1, options or {})
+        claims = _claim([device_id], 1, 1, wait_config or DeviceWaitConfig())
+        return self._devices(claims, request)[0]
+
+    def try_get_specific_device(
+        self,
+        device_id: str,
+        wait_config: DeviceWaitConfig | None = None,
+        options: Model | Mapping[str, str] | None = None,
+    ) -> Device | None:
+        """`get_specific_device`, but None where it cannot be had."""
+        with contextlib.suppress(NoDeviceAvailable, DeviceWaitTimeout):
+            return self.get_specific_device(device_id, wait_config, options)
+        return None
+
+    def create_ipu_model_device(
+        self, wanted: int | Model = 1, ipu_version: int = 2, tiles_per_ipu: int = 0
+    ) -> Device:
+        """A device outside the pool, that takes no unit of it: software instead of
+        hardware, as Poplar's IPU model is.
+
+        It calls itself `ipu_version`, which for a model is the model's. `tiles_per_ipu`
+        (0: all 1472) scales its threads: a part of the tiles has that part of them, one
+        at least. Raises InvalidConfig for what there is not.
+        """
+        request = DeviceRequest.of(wanted)
+        if isinstance(wanted, Model):
+            ipu_version = wanted.metadata.ipu_version or ipu_version
+        checked_ipu_model(request.num_ipus, ipu_version, tiles_per_ipu)
+        number = next(_MODEL_NUMBERS)
+        units = [
+            f"{MODEL_KIND}:{os.getpid()}.{number}.{n}" for n in range(request.num_ipus)
+        ]
+
+        def threads() -> int:
+            share = request.threads or self.plan.threads(1)
+            return max(1, share * tiles_per_ipu // TILES) if tiles_per_ipu else share
+
+        return Device(units, [], threads, [_CPU], self.plan.spin_us, ipu_version)
+
+    def create_small_ipu_model_device(
+        self, wanted: int | Model = 1, ipu_version: int = 2
+    ) -> Device:
+        """`create_ipu_model_device` with four tiles, so with one thread."""
+        return self.create_ipu_model_device(wanted, ipu_version, SMALL_TILES)
+
+    def _attach(
+        self,
+        request: DeviceRequest,
+        count: int,
+        wait: DeviceWaitConfig | None,
+        held: frozenset[str] = frozenset(),
+    ) -> Sequence[Device]:
+        """`count` devices for one request, while `held` are the caller's for good."""
+        size = request.num_ipus
+        units = [unit for unit in self.units if unit not in held]
+        if size < 1 or count > _most(units, size):
+            raise NoDeviceAvailable(self._why_never(size, count, len(held)))
+        claims = _claim(units, size, count, wait or DeviceWaitConfig())
+        return self._devices(claims, request)
+
+    def _devices(
+        self, claims: Sequence[Mapping[str, socket.socket]], request: DeviceRequest
+    ) -> Sequence[Device]:
+        """The devices of claimed units, each with its process."""
+        size, spin_us = request.num_ipus, self.plan.spin_us
+
+        def threads() -> int:
+            return request.threads or self.plan.threads(size)
+
+        devices: list[Device] = []
+        try:
+            for mine in claims:
+                units, locks = list(mine), list(mine.values())
+                providers = _providers(units[0])
+                devices.append(Device(units, locks, threads, providers, spin_us))
+        except BaseException:
+            for device in devices:
+                device.close()
+            for mine in claims:
+                _free(mine)
+            raise
+        return devices
+
+    def _why_never(self, size: int, count: int, held: int) -> str:
+        """What is to be told who wants more than there is, and what to change."""
+        if size < 1:
+            return f"{size} devices are wanted as one; it takes one at least"
+        replicas = count > 1 or held > 0
+        wanted = f"{size} devices are wanted as one"
+        if replicas:
+            wanted = (
+                f"{_counted(count, 'replica')} of {_counted(size, 'device')} each were "
+                "wanted"
+            )
+        if held:
+            wanted += f" beside {_counted(held, 'device')} that other replicas have"
+        text = f"{wanted}, the pool has {len(self.units)} ({', '.join(self.units)})"
+        enough = count * size + held
+        if enough > MAX_DEVICES or any(_kind(unit) != "cpu" for unit in self.units):
+            hint = f"name more devices in {VARIABLE}"
+        else:
+            hint = f"set {VARIABLE}=cpu:{enough}"
+        if self._is_argument:
+            hint = "name more devices"
+        return f"{text}; {hint}" + " or lower replication_factor" * replicas
+
+    def __repr__(self) -> str:
+        return f"<DeviceManager {', '.join(self.units)}>"
+
+
+def _kind(unit: str) -> str:
+    return unit.partition(":")[0]
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" + "s" * (number != 1)
+
+
+def _providers(unit: str) -> list[str]:
+    """What ONNX Runtime runs graphs with on a unit of the pool, best first."""
+    kind, _, number = unit.partition(":")
+    return [f"CUDAExecutionProvider:{number}", _CPU] if kind == "cuda" else [_CPU]
+
+
+def _has_gpu_build() -> bool:
+    """Whether the ONNX Runtime that is installed, but need not be loaded, has CUDA."""
+    spec = find_spec("onnxruntime")
+    if spec is None or spec.origin is None:
+        return False
+    return any(Path(spec.origin).parent.glob("capi/*providers_cuda*"))
+
+
+def _most(units: Sequence[str], size: int) -> int:
+    """How many devices of `size` units, each of one kind, `units` make at most."""
+    kinds = Counter(_kind(unit) for unit in units)
+    return sum(number // size for number in kinds.values())
+
+
+def _claim(
+    candidates: Sequence[str], size: int, count: int, wait: DeviceWaitConfig
+) -> Sequence[Mapping[str, socket.socket]]:
+    """Claims on `count` devices of `size` of these units; waits as configured."""
+    end = time.monotonic() + wait.timeout
+    while True:
+        claims = _try_claim(candidates, size, count)
+        if claims:
+            return claims
+        wanted = f"{count * size} of {', '.join(candidates)}"
+        if wait.strategy is DeviceWaitStrategy.NO_WAIT:
+            raise NoDeviceAvailable(f"no free device: wanted {wanted}")
+        pause = max(0.001, wait.sleep_time)
+        if wait.strategy is DeviceWaitStrategy.WAIT_WITH_TIMEOUT:
+            left = end - time.monotonic()
+            if left <= 0:
+                raise DeviceWaitTimeout(
+                    f"no device came free within {wait.timeout:g} s: wanted {wanted}"
+                )
+            pause = min(pause, left)
+        logger.info("waiting for a device: %s", wanted)
+        time.sleep(pause)
+
+
+def _try_claim(
+    candidates: Sequence[str], size: int, count: int
+) -> Sequence[Mapping[str, socket.socket]]:
+    """Claims on `count` times `size` free units of one kind. All, or none at all: two
+    who each hold what the other waits for would wait for ever."""
+    groups: list[dict[str, socket.socket]] = []
+    for kind in dict.fromkeys(_kind(unit) for unit in candidates):
+        group: dict[str, socket.socket] = {}
+        for unit in candidates:
+            if len(groups) == count:
+                return groups
+            if _kind(unit) == kind and (sock := try_claim(unit)) is not None:
+                group[unit] = sock
+                if len(group) == size:
+                    groups.append(group)
+                    group = {}
+        _free(group)
+    if len(groups) == count:
+        return groups
+    for group in groups:
+        _free(group)
+    return []
+
+
+def _free(claims: Mapping[str, socket.socket]) -> None:
+    for sock in claims.values():
+        sock.close()
+
+
+def _info(unit: str, claimed: bool) -> DeviceInfo:
+    if not claimed:
+        return DeviceInfo(unit, "free")
+    try:
+        answer, fds = control.call(address_of(unit), {"op": "ping"}, timeout=1.0)
+        control.close_all(fds)
+    except (EngineError, OSError):
+        return DeviceInfo(unit, "attached")
+    return DeviceInfo(unit, "attached", int(answer["pid"]), int(answer["owner"]))

@@ -1,0 +1,175 @@
+"""A request on its way: who waits for it, and how it ended."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+
+from engine.errors import Cancelled, EngineError
+from engine.tensor import Tensor
+from engine.transport.channel import FILLS_UP, UNDELAYED
+from engine.transport.output_arrays import OutputArrays
+
+logger = logging.getLogger(__name__)
+
+OnDone = Callable[["Request"], None]
+
+
+class Request:
+    """One request to a replica; resolved exactly once, by `poll`, `cancel` or death.
+
+    `outputs` (owned copies, by name) is set where `error` is None, unless they were
+    copied `into` arrays (engine/transport/output_arrays.py). `submitted_ns` is
+    when it was put into its queue (CLOCK_MONOTONIC), `queue_ns` the time from then on
+    until its batch started, `compute_ns` how long the batch ran, `batch_rows` how many
+    rows it had. `began_ns` is when the caller began, where the request's times are to
+    be recorded, else 0 (engine/runner/tracepoints.py). `promised_ns` is when it was
+    expected to be done, 0 where nobody had to ask (engine/runner/pace.py). `on_done` is
+    called in the thread that resolves it and must not block; what it raises is logged.
+    """
+
+    #: Of its descriptor (engine/transport/channel.py).
+    flags = 0
+
+    __slots__ = (
+        "batch_rows",
+        "began_ns",
+        "channel",
+        "compute_ns",
+        "deadline_ns",
+        "done",
+        "error",
+        "into",
+        "number",
+        "on_done",
+        "outputs",
+        "promised_ns",
+        "queue_ns",
+        "rows",
+        "slot",
+        "submitted_ns",
+    )
+
+    def __init__(
+        self,
+        channel: RequestChannel,
+        number: int,
+        rows: int,
+        deadline_ns: int,
+        on_done: OnDone | None,
+        into: OutputArrays | None = None,
+    ) -> None:
+        self.channel = channel
+        self.number = number
+        self.rows = rows
+        self.deadline_ns = deadline_ns
+        self.began_ns = 0
+        self.promised_ns = 0
+        self.on_done = on_done
+        self.into = into
+        self.done = False
+        self.error: EngineError | None = None
+        self.outputs: Mapping[str, Tensor] = {}
+        self.submitted_ns = self.queue_ns = self.compute_ns = self.batch_rows = 0
+        self.slot = -1
+
+    def cancel(self) -> None:
+        """Give it up: dropped if it does not run yet, else its result is discarded."""
+        self.abandon(Cancelled("the request was cancelled"))
+
+    def abandon(self, error: EngineError) -> None:
+        """`cancel`, with another reason (a deadline that passed)."""
+        self.channel.abandon(self, error)
+
+    def resolve(self, error: EngineError | None = None) -> None:
+        """End it; for the channel's use."""
+        if self.done:
+            return
+        self.error = error
+        self.done = True
+        # Let go of it: it usually leads back to this request, and a cycle would keep
+        # the outputs alive until the garbage collector comes by.
+        on_done, self.on_done = self.on_done, None
+        if on_done is not None:
+            try:
+                on_done(self)
+            except Exception:
+                # Results of others came with this one; they must not be lost.
+                logger.exception("on_done of %r failed", self)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block until it is done, at most `timeout` seconds; whether it is."""
+        return self.channel.wait(self, timeout)
+
+    def __repr__(self) -> str:
+        state = "waiting"
+        if self.done:
+            state = "done" if self.error is None else f"failed: {self.error}"
+        return f"<Request {self.number}, {self.rows} rows, {state}>"
+
+
+class FillUp(Request):
+    """Rows that complete a run (flushing.py); nobody waits for their results."""
+
+    flags = FILLS_UP
+    __slots__ = ()
+
+
+class RequestChannel(ABC):
+    """The way of requests to one replica, as its device and they see it.
+
+    Runners implement it (engine/runner/replica_channel.py). A device calls `finish`,
+    `fail_all` and `close` with its lock held, in the thread that polls.
+    """
+
+    #: Of the replica in its device process, and of the channel in completions.
+    replica: int
+    number: int
+    #: A level of the model, 1 the highest; 0 where there are no levels.
+    priority: int
+
+    @property
+    @abstractmethod
+    def in_flight(self) -> int:
+        """How many requests."""
+
+    @property
+    @abstractmethod
+    def waiting(self) -> list[Request]:
+        """The requests in flight, oldest first."""
+
+    @abstractmethod
+    def finish(
+        self,
+        outcome: int,
+        number: int,
+        queue_ns: int,
+        compute_ns: int,
+        rows: int,
+        text: str,
+    ) -> None:
+        """A completion of request `number` has come."""
+
+    @abstractmethod
+    def abandon(self, request: Request, error: EngineError) -> None:
+        """Resolve a request now, with `error`. From any thread."""
+
+    @abstractmethod
+    def wait(self, request: Request, timeout: float | None) -> bool:
+        """Block until a request is done, at most `timeout` seconds; whether it is."""
+
+    @abstractmethod
+    def fail_all(self, error: EngineError) -> None:
+        """Resolve all requests with `error`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Take no more requests, and give the memory back."""
+
+
+class UndelayedRequest(Request):
+    """A request that waits for no others to run with it."""
+
+    flags = UNDELAYED
+    __slots__ = ()

@@ -1,0 +1,66 @@
+"""Who gets how many threads, and whether a device may spin: decided once, printed."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from engine.devices.cores import CpuBudget
+
+#: How long a device looks for the next request before it sleeps, in microseconds. One
+#: client that asks again and again comes back after 100 to 200; waking an idle core
+#: takes 30 to 40 (bench/LOG.md). `POPGATE_SPIN_US` in the environment overrules it.
+SPIN_US = 300
+_LONGEST_SPIN_US = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadPlan:
+    """How the cores of this process are shared out.
+
+    `reserved` cores are other work's (a gateway's event loop), `devices` share the
+    rest. A thread more than there are cores makes all of them slower, so shares are
+    rounded down, to one thread at least.
+    """
+
+    budget: CpuBudget
+    devices: int
+    reserved: int = 0
+
+    def threads(self, units: int = 1) -> int:
+        """Threads of a device that takes `units` of the devices."""
+        free = max(1, int(self.budget.cores - self.reserved))
+        return max(1, free * units // max(self.devices, units))
+
+    @property
+    def spin_us(self) -> int:
+        """How long a device looks for work before it sleeps; 0: it sleeps at once."""
+        return self._spin[0]
+
+    @property
+    def why(self) -> str:
+        """The reason for `spin_us`, in words."""
+        return self._spin[1]
+
+    @property
+    def _spin(self) -> tuple[int, str]:
+        text = os.environ.get("POPGATE_SPIN_US", "")
+        wanted = min(int(text), _LONGEST_SPIN_US) if text.isdigit() else SPIN_US
+        cores = f"{self.budget.cores:.3g}"
+        # Whoever asks needs a core too, also where none is reserved for it.
+        needed = self.devices + max(1, self.reserved)
+        if self.budget.cores < 2:
+            return 0, f"there is {cores} core for devices and those who ask them"
+        if text.isdigit():
+            return wanted, "POPGATE_SPIN_US says so"
+        if self.budget.cores < needed:
+            return 0, f"{needed} cores would be needed, there are {cores}"
+        return wanted, f"there are {cores} cores for the {needed} that are needed"
+
+    def __str__(self) -> str:
+        plural = "s" * (self.threads() != 1)
+        share = f"{self.threads()} thread{plural} for each of {self.devices} devices"
+        if self.devices == 1:
+            share = f"{self.threads()} thread{plural} for the device"
+        http = f"{self.reserved} for HTTP, " if self.reserved else ""
+        return f"{self.budget}: {http}{share}"

@@ -1,0 +1,315 @@
+"""How requests become runs of the main programs: units, transfers and their sizes.
+
+A *unit* is what requests are counted in: one row where rows may be regrouped freely
+(`batching_dim`, or a model whose rows may be mixed), else one compiled batch. A
+*transfer* is one read or write of a stream; a run has several of a stream where the
+program repeats (device iterations). The client works the plan out and the device
+process is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from engine.config import NO_BATCHING_DIM, ModelRunnerConfig
+from engine.errors import InvalidConfig, InvalidInput, InvalidModel
+from engine.model.anchors import (
+    BATCHING_ROWS,
+    OPTION_BATCH_SIZE,
+    OPTION_BATCHING,
+    OPTION_MAX_BATCH,
+    MainAnchors,
+)
+from engine.programs.executable import Executable
+from engine.programs.transfers import stream_transfers
+from engine.tensor import DataDesc, Tensor
+from popef_io import Anchor, Metadata, Model
+
+#: Rows run together where neither the model nor the configuration says: ONNX Runtime
+#: gains little from larger batches of small models, and latency grows.
+DEFAULT_MAX_BATCH = 64
+MAX_BATCH = 1 << 20
+"""Rows that a model may be compiled for."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnchorRows:
+    """How an anchor carries units: sizes along the batch dimension.
+
+    `size` of one transfer (0: free), `span` of one unit, and how many `transfers`
+    a run has.
+    """
+
+    name: str
+    size: int = 0
+    span: int = 1
+    transfers: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """What a run takes.
+
+    `dim` is the batch dimension. `run_units` units make a run (0: as many as there
+    are), `batch_units` one transfer. At most about `max_units` are run together; 0:
+    units of different requests are not.
+    """
+
+    dim: int
+    run_units: int
+    batch_units: int
+    max_units: int
+    inputs: tuple[AnchorRows, ...]
+    outputs: tuple[AnchorRows, ...]
+
+    def units(self, tensors: Mapping[str, Tensor]) -> int:
+        """The units of a request; InvalidInput where its tensors do not agree."""
+        if not self.run_units:
+            return self._rows(tensors) if self.max_units else 0
+        counts: dict[str, int] = {}
+        for anchor in self.inputs:
+            tensor = tensors.get(anchor.name)
+            if tensor is not None:
+                counts[anchor.name] = self._count(anchor, tensor.shape)
+        if len(set(counts.values())) > 1:
+            raise self._disagree(tensors)
+        return next(iter(counts.values()), 1)
+
+    def _rows(self, tensors: Mapping[str, Tensor]) -> int:
+        dim, rows = self.dim, -1
+        for tensor in tensors.values():
+            shape = tensor.shape
+            got = shape[dim] if len(shape) > dim else 0
+            if got != rows >= 0:
+                raise self._uneven(tensors, rows)
+            rows = got
+        return max(rows, 0)
+
+    def _count(self, anchor: AnchorRows, shape: Sequence[int]) -> int:
+        extent = shape[self.dim] if len(shape) > self.dim else int(not shape)
+        units, rest = divmod(extent, anchor.span)
+        if rest or not units:
+            what = "any size from 1"
+            if anchor.span > 1:
+                what = f"a multiple of {anchor.span}"
+            raise InvalidInput(
+                f"input {anchor.name!r} expects {what} in dimension {self.dim}, got "
+                f"shape {list(shape)}; batching_dim lets any number of rows come"
+            )
+        return units
+
+    def _disagree(self, tensors: Mapping[str, Tensor]) -> InvalidInput:
+        given = {name: list(t.shape) for name, t in tensors.items()}
+        return InvalidInput(f"inputs have different batch sizes: {given}")
+
+    def _uneven(self, tensors: Mapping[str, Tensor], rows: int) -> InvalidInput:
+        """The first input has `rows` rows, and another has not."""
+        shapes = {name: list(t.shape) for name, t in tensors.items()}
+        (one, first), *others = shapes.items()
+        for name, shape in others:
+            if (shape[self.dim] if len(shape) > self.dim else 0) != rows:
+                return InvalidInput(
+                    f"inputs {one!r} and {name!r} have different batch sizes: their "
+                    f"shapes are {first} and {shape}"
+                )
+        return self._disagree(tensors)
+
+    @property
+    def mixes_rows(self) -> bool:
+        """Whether rows of different requests may be in one compiled batch."""
+        return self.max_units > 0 and (not self.run_units or self.batch_units > 1)
+
+    @property
+    def depth(self) -> int:
+        """Units that keep a device busy: those of a run, or that run together."""
+        return max(1, self.run_units, self.max_units)
+
+    @property
+    def unit_extent(self) -> int:
+        """The largest extent of one unit in the batch dimension."""
+        spans = (a.span for a in (*self.inputs, *self.outputs))
+        return max(spans, default=1) if self.run_units else 1
+
+    def request_descs(
+        self, descs: Iterable[DataDesc], anchors: Iterable[AnchorRows]
+    ) -> tuple[DataDesc, ...]:
+        """What requests may bring to (or get from) these anchors; -1 where any size
+        may come. A scalar stays one, so requests that have one are of one unit."""
+        return tuple(map(self._request_desc, descs, anchors))
+
+    def _request_desc(self, desc: DataDesc, anchor: AnchorRows) -> DataDesc:
+        if not self.run_units or not desc.shape:
+            return desc
+        return replace(self._with_extent(desc, -1), multiple=anchor.span)
+
+    def result_descs(
+        self, descs: Iterable[DataDesc], units: int
+    ) -> tuple[DataDesc, ...]:
+        """The outputs `descs` of a request that has so many units."""
+        if not (self.run_units or self.max_units):
+            return tuple(descs)
+        extents = (anchor.span * units for anchor in self.outputs)
+        return tuple(map(self._with_extent, descs, extents))
+
+    def _with_extent(self, desc: DataDesc, extent: int) -> DataDesc:
+        shape = desc.shape
+        if not shape:
+            return desc
+        shape = (*shape[: self.dim], extent, *shape[self.dim + 1 :])
+        return replace(desc, shape=shape)
+
+    def to_message(self) -> list[object]:
+        anchors = [
+            [[a.name, a.size, a.span, a.transfers] for a in group]
+            for group in (self.inputs, self.outputs)
+        ]
+        return [
+            self.dim,
+            self.run_units,
+            self.batch_units,
+            self.max_units,
+            *anchors,
+        ]
+
+    @classmethod
+    def from_message(cls, message: Sequence[Any]) -> BatchPlan:
+        dim, run_units, batch_units, max_units, inputs, outputs = message
+        return cls(
+            int(dim),
+            int(run_units),
+            int(batch_units),
+            int(max_units),
+            tuple(AnchorRows(*row) for row in inputs),
+            tuple(AnchorRows(*row) for row in outputs),
+        )
+
+
+def plan_batches(
+    model: Model, anchors: MainAnchors, config: ModelRunnerConfig
+) -> BatchPlan:
+    """The plan for a model under a configuration.
+
+    Raises InvalidConfig where the configuration asks for what the model cannot do,
+    InvalidModel for metadata or programs that make no sense.
+    """
+    metadata = model.metadata
+    fixed = _batch_size(metadata, OPTION_BATCH_SIZE)
+    most = fixed or _batch_size(metadata, OPTION_MAX_BATCH)
+    transfers = _transfers(model)
+    carried = (*anchors.inputs, *anchors.outputs)
+    allowed = metadata.option(OPTION_BATCHING) == BATCHING_ROWS
+    if config.batching is not None:
+        allowed = config.batching
+    dim = config.batching_dim
+    if dim is None:
+        dim = 0 if allowed else NO_BATCHING_DIM
+    if dim != NO_BATCHING_DIM:
+        mixed = config.batching is not False
+        return _by_rows(anchors, transfers, dim, _most(config, most, mixed))
+    if allowed and not fixed and not all(_size(a, 0) > 0 for a in carried):
+        if not carried or any(_size(a, 0) != -1 for a in carried):
+            raise InvalidConfig(
+                f"model {metadata.executable!r} cannot be batched: not all inputs "
+                "and outputs have a free first dimension"
+            )
+        return _by_rows(anchors, transfers, 0, _most(config, most, mixed=True))
+    exact = config.batching_dim is None and not any(n > 1 for n in transfers.values())
+    if carried and not exact and all(_size(a, 0) > 0 for a in carried):
+        return _by_batches(anchors, transfers, config.batching is not False)
+    return BatchPlan(
+        0,
+        0,
+        0,
+        0,
+        tuple(_free(a, transfers) for a in anchors.inputs),
+        tuple(_free(a, transfers) for a in anchors.outputs),
+    )
+
+
+def _by_rows(
+    anchors: MainAnchors, transfers: Mapping[str, int], dim: int, most: int
+) -> BatchPlan:
+    """Any number of rows along `dim`, regrouped to the compiled batch."""
+    carried = (*anchors.inputs, *anchors.outputs)
+    sizes = {a.name: _size(a, dim) for a in carried}
+    counts = {transfers.get(a.handle, 1) for a in carried}
+    size = next(iter(sizes.values()), 0)
+    if len(set(sizes.values())) > 1 or not (size > 0 or size == -1):
+        raise InvalidConfig(
+            f"rows cannot lie in dimension {dim}: it must be in all inputs and outputs "
+            f"and of one size (-1: free, 0: not there), found {sizes}"
+        )
+    if len(counts) > 1:
+        raise InvalidConfig(
+            "rows cannot be regrouped: a run does not transfer all inputs and outputs "
+            "equally often"
+        )
+    size, count = max(0, size), counts.pop()
+    run = size * count
+    inputs, outputs = (
+        tuple(AnchorRows(a.name, size, 1, count) for a in group)
+        for group in (anchors.inputs, anchors.outputs)
+    )
+    most = max(run, most) if most else 0
+    return BatchPlan(dim, run, size, most, inputs, outputs)
+
+
+def _by_batches(
+    anchors: MainAnchors, transfers: Mapping[str, int], mixed: bool
+) -> BatchPlan:
+    """Whole compiled batches; whole runs where a run needs more of one anchor than of
+    another."""
+    carried = (*anchors.inputs, *anchors.outputs)
+    counts = {transfers.get(a.handle, 1) for a in carried}
+    run = counts.pop() if len(counts) == 1 else 1
+
+    def rows(anchor: Anchor) -> AnchorRows:
+        size, count = _size(anchor, 0), transfers.get(anchor.handle, 1)
+        return AnchorRows(anchor.name, size, size * count // run, count)
+
+    return BatchPlan(
+        0,
+        run,
+        1,
+        run if mixed and run > 1 else 0,
+        tuple(rows(a) for a in anchors.inputs),
+        tuple(rows(a) for a in anchors.outputs),
+    )
+
+
+def _free(anchor: Anchor, transfers: Mapping[str, int]) -> AnchorRows:
+    return AnchorRows(anchor.name, transfers=transfers.get(anchor.handle, 1))
+
+
+def _size(anchor: Anchor, dim: int) -> int:
+    """The size in `dim`; -1: free, 0: there is no such dimension. A scalar is 1 row."""
+    shape = anchor.tensor_info.shape
+    if shape is None:
+        return 0
+    if not shape:
+        return 1 if dim == 0 else 0
+    return shape[dim] if dim < len(shape) else 0
+
+
+def _most(config: ModelRunnerConfig, most: int, mixed: bool) -> int:
+    if not mixed:
+        return 0
+    return config.max_batch_size or most or DEFAULT_MAX_BATCH
+
+
+def _batch_size(metadata: Metadata, option: str) -> int:
+    text = metadata.option(option) or "0"
+    if not text.isdigit() or int(text) > MAX_BATCH:
+        raise InvalidModel(f"batch size {text!r} of the file is no size")
+    return int(text)
+
+
+def _transfers(model: Model) -> Mapping[str, int]:
+    """How often a run transfers each stream, where that can be more than once."""
+    metadata = model.metadata
+    if metadata.device_iterations <= 1:
+        return {}
+    executable = Executable.decode(model.executable.raw())
+    return stream_transfers(executable, metadata.program_flow.main)

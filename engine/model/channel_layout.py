@@ -1,0 +1,82 @@
+"""How large the rings of a channel are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.errors import InvalidModel
+from engine.tensor import DataDesc
+from engine.transport.channel import MAX_PAYLOAD, ChannelLayout
+from engine.transport.shared_memory import PAGE, page_aligned
+
+#: Bytes that an anchor has at least for what is usual, where `channel_memory` allows: a
+#: request may have many times the rows that run at once.
+LEAST_ROOM = 1 << 20
+
+
+def plan_layout(
+    inputs: Sequence[DataDesc],
+    outputs: Sequence[DataDesc],
+    slots: int,
+    rows: int,
+    memory: int,
+) -> ChannelLayout:
+    """Sizes of a channel: `memory` bytes per direction, shared out by need.
+
+    What is usual is known where the size of an anchor is: `slots` requests of up to
+    `rows` rows, as far as `memory` goes. A request may be larger than that: it may take
+    its share of `memory`, which is by size where all sizes are known (they grow with
+    the rows of a request) and else equal. None of it costs anything until it is used.
+
+    Raises InvalidModel where a run needs more than a channel can have.
+    """
+    taken, taken_usually = _share(inputs, slots, rows, memory)
+    given, given_usually = _share(outputs, slots, rows, memory)
+    return ChannelLayout(slots, taken, given, taken_usually + given_usually)
+
+
+def _share(
+    descs: Sequence[DataDesc], slots: int, rows: int, memory: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What each anchor may take, and what it usually does."""
+    if not descs:
+        return (), ()
+    equal = max(PAGE, memory // len(descs) // PAGE * PAGE)
+    known = [_known_bytes(desc, rows) for desc in descs]
+    total = 0 if None in known else sum(size or 0 for size in known)
+    sizes, usual = [], []
+    for desc, size in zip(descs, known, strict=True):
+        if size is None:
+            sizes.append(equal)
+            usual.append(equal)
+            continue
+        # Never less than two of the largest requests that run at once, so that one
+        # can be filled while the other is read.
+        often = page_aligned(min(max(size * slots, LEAST_ROOM), equal))
+        often = page_aligned(max(often, 2 * size + PAGE))
+        if often > MAX_PAYLOAD:
+            raise InvalidModel(
+                f"{desc.name!r} has {size} bytes in a run; at most {MAX_PAYLOAD // 2} "
+                "can be moved"
+            )
+        share = page_aligned(memory * size // total) if total else equal
+        sizes.append(max(often, share))
+        usual.append(often)
+    return tuple(sizes), tuple(usual)
+
+
+def _known_bytes(desc: DataDesc, rows: int) -> int | None:
+    """Bytes of the largest request where the shape is free in dimension 0 at most."""
+    if desc.shape is None or not desc.data_type.item_size:
+        return None
+    if any(dim < 0 for dim in desc.shape[1:]):
+        return None
+    nbytes = desc.data_type.item_size
+    for position, dim in enumerate(desc.shape):
+        if dim >= 0:
+            nbytes *= dim
+        elif position == 0 and rows:
+            nbytes *= rows
+        else:
+            return None
+    return nbytes

@@ -1,0 +1,48 @@
+"""What a model takes and gives under a configuration, told without any device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.config import ModelRunnerConfig
+from engine.model.anchors import OPTION_FUSED, describe, main_anchors
+from engine.model.batch_plan import plan_batches
+from engine.model.model_file import ModelSource, open_model
+from engine.tensor import DataDesc
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """The properties of the same names that a `ModelRunner` of the model would have.
+
+    `num_ipus` is how many units of the pool its device takes.
+    """
+
+    request_inputs: tuple[DataDesc, ...]
+    request_outputs: tuple[DataDesc, ...]
+    max_batch_size: int
+    batching_dim: int
+    is_fused: bool
+    num_ipus: int
+
+
+def describe_model(
+    model: ModelSource, config: ModelRunnerConfig | None = None
+) -> ModelDescription:
+    """Reads the files' metadata; loads nothing.
+
+    Raises InvalidModel for files that are none, InvalidConfig where the configuration
+    asks for what the model cannot do.
+    """
+    config = config or ModelRunnerConfig()
+    opened = open_model(model)
+    anchors = main_anchors(opened, config.frozen_inputs.keys())
+    plan = plan_batches(opened, anchors, config)
+    return ModelDescription(
+        plan.request_descs(map(describe, anchors.inputs), plan.inputs),
+        plan.request_descs(map(describe, anchors.outputs), plan.outputs),
+        plan.max_units if plan.mixes_rows else 0,
+        plan.dim,
+        opened.metadata.option(OPTION_FUSED) is not None,
+        max(1, opened.metadata.num_ipus),
+    )

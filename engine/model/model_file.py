@@ -1,0 +1,86 @@
+"""Opening the files of a model; every fault of them becomes an engine error."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from engine.errors import InvalidModel
+from engine.transport.control import MAX_FDS, close_all
+from popef_io import Model, ModelBuilder, PopefError, Reader, load_model
+
+#: A PopEF file, several files of one model, or what was read from them.
+ModelSource = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Model
+
+
+def open_model(source: ModelSource, executable: str | None = None) -> Model:
+    """The model in these files; every fault of them is an InvalidModel.
+
+    Nothing that becomes of the files later ends this process: only device processes
+    look at mapped files.
+    """
+    if isinstance(source, Model):
+        return source
+    paths = _paths_of(source)
+    try:
+        return load_model(*paths, executable_name=executable, detached=True)
+    except PopefError as error:
+        raise InvalidModel(str(error)) from error
+    except OSError as error:
+        where = error.filename or ", ".join(paths)
+        raise InvalidModel(f"cannot read {where}: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def handed_over(model: Model) -> Iterator[tuple[list[str], list[int]]]:
+    """Names and descriptors of the model's files and streams, for a device process.
+
+    The descriptors lead to the very bytes the model was read from, whatever has become
+    of the files since.
+    """
+    most = MAX_FDS - 1
+    if len(model.sources) > most:
+        raise InvalidModel(
+            f"a model of {len(model.sources)} files, {most} are possible"
+        )
+    fds: list[int] = []
+    try:
+        for source in model.sources:
+            try:
+                fds.append(source.open())
+            except OSError as error:
+                raise _unreadable(source.name, error) from error
+        yield list(model.paths), fds
+    finally:
+        close_all(fds)
+
+
+def _unreadable(name: str, error: OSError) -> InvalidModel:
+    why = error.strerror or str(error)
+    if error.errno == errno.EFAULT:  # what was mapped is beyond the end of the file
+        why = "it became shorter while it was in use"
+    return InvalidModel(f"{name} cannot be read again: {why}")
+
+
+def receive_model(
+    names: Sequence[str], fds: Sequence[int], executable: str | None
+) -> Model:
+    """The model that `handed_over` gave; `fds` stay open."""
+    try:
+        with Reader() as reader:
+            for name, fd in zip(names, fds, strict=False):
+                reader.parse_descriptor(fd, name)
+            return ModelBuilder(reader).create_model(executable)
+    except PopefError as error:
+        raise InvalidModel(str(error)) from error
+
+
+def _paths_of(
+    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+) -> list[str]:
+    if isinstance(source, (str, os.PathLike)):
+        return [str(Path(source))]
+    return [str(Path(path)) for path in source]

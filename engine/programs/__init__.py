@@ -1,0 +1,5 @@
+"""What a device runs: the executable's format, its programs, their execution.
+
+Runs in the device process, and where models are compiled or looked at. May import the
+ground.
+"""

@@ -1,0 +1,148 @@
+"""What programs do to variables: decides what may be borrowed and what is copied.
+
+A stream lends its data only until the program ends. So a value that came from a stream
+may be passed on without a copy where the variable does not outlive the program, and an
+output may be computed straight into the stream's memory where nobody else reads it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from engine.programs.executable import (
+    Call,
+    Copy,
+    Executable,
+    Execute,
+    Node,
+    Repeat,
+    Sequence,
+    StreamIn,
+    StreamOut,
+    Switch,
+)
+from engine.programs.program import walk
+
+
+@dataclass(frozen=True, slots=True)
+class Dataflow:
+    """Facts on the variables of one executable."""
+
+    persistent: frozenset[str]
+    """Some program reads them before it writes them: they live across runs."""
+    single_use: frozenset[str]
+    """Written by one node and read by one node, and not persistent."""
+    load_only: frozenset[str]
+    """Written by stream copies of load programs and by nothing else."""
+
+    @classmethod
+    def of(cls, executable: Executable, load_programs: Iterable[int]) -> Dataflow:
+        """Analyse `executable`, of which `load_programs` run before all others."""
+        programs = executable.programs
+        persistent: set[str] = set()
+        known: _Summaries = {}
+        for program in programs.values():
+            _live_in(program, set(), persistent, programs, known)
+        reads: Counter[str] = Counter()
+        writes: Counter[str] = Counter()
+        for program in programs.values():
+            for node in walk(program):
+                reads.update(reads_of(node))
+                writes.update(writes_of(node))
+        single = {v for v, n in writes.items() if n == 1 and reads[v] == 1}
+        return cls(
+            frozenset(persistent),
+            frozenset(single - persistent),
+            frozenset(_load_only(programs, set(load_programs), writes)),
+        )
+
+
+def reads_of(node: Node) -> tuple[str, ...]:
+    """Variables whose value `node` itself uses (not the nodes inside it)."""
+    match node:
+        case Execute(_, inputs, _):
+            return tuple(inputs.values())
+        case StreamOut(variable, _):
+            return (variable,)
+        case Copy(source, _):
+            return (source,)
+        case Switch(selector, _, _):
+            return (selector,)
+        case _:
+            return ()
+
+
+def writes_of(node: Node) -> tuple[str, ...]:
+    """Variables that `node` itself sets (not the nodes inside it)."""
+    match node:
+        case StreamIn(_, variable):
+            return (variable,)
+        case Execute(_, _, outputs):
+            return tuple(outputs.values())
+        case Copy(_, target):
+            return (target,)
+        case _:
+            return ()
+
+
+#: What each program that was looked at reads before it writes it, and surely writes.
+_Summaries: TypeAlias = dict[int, tuple[set[str], set[str]]]
+
+
+def _live_in(
+    node: Node,
+    assigned: set[str],
+    live: set[str],
+    programs: Mapping[int, Node],
+    known: _Summaries,
+) -> None:
+    """Add to `live` what `node` reads and `assigned` lacks; add to `assigned` what it
+    surely writes."""
+    live.update(v for v in reads_of(node) if v not in assigned)
+    match node:
+        case Sequence(nodes):
+            for child in nodes:
+                _live_in(child, assigned, live, programs, known)
+        case Repeat(count, body):
+            after_body = assigned if count else set(assigned)
+            _live_in(body, after_body, live, programs, known)
+        case Switch(_, cases, default):
+            branches = [*cases.values(), *([] if default is None else [default])]
+            after = []
+            for branch in branches:
+                mine = set(assigned)
+                _live_in(branch, mine, live, programs, known)
+                after.append(mine)
+            if after:
+                assigned |= set.intersection(*after)
+        case Call(program):
+            if program not in known:  # once, however many call it
+                known[program] = set(), set()
+                reads, writes = known[program]
+                _live_in(programs[program], writes, reads, programs, known)
+            reads, writes = known[program]
+            live.update(reads - assigned)
+            assigned |= writes
+        case _:
+            assigned.update(writes_of(node))
+
+
+def _load_only(
+    programs: Mapping[int, Node], load: set[int], writes: Counter[str]
+) -> set[str]:
+    others = [program for number, program in programs.items() if number not in load]
+    called = {
+        node.program
+        for program in others
+        for node in walk(program)
+        if isinstance(node, Call)
+    }
+    streamed: Counter[str] = Counter()
+    for number in (load & programs.keys()) - called:
+        for node in walk(programs[number]):
+            if isinstance(node, StreamIn):
+                streamed[node.variable] += 1
+    return {v for v, n in streamed.items() if n == writes[v]}

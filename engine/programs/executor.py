@@ -1,0 +1,255 @@
+"""Runs the programs of an executable on this machine, in the device process.
+
+Everything expensive happens when it is made and after load programs have run: sessions
+are created, programs become closures. Running an ordinary main program then costs a
+microsecond over ONNX Runtime's own call.
+
+Weights: what load programs stream in for a graph's weights is handed to ONNX Runtime
+when its session is created, so sessions of graphs that have weights exist only after
+the load programs have run; running those again makes new sessions (frozen inputs,
+`reload`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from engine.errors import InvalidModel, RunnerClosed
+from engine.programs.assembler import Assembler
+from engine.programs.dataflow import Dataflow
+from engine.programs.executable import Executable, Execute, StreamIn
+from engine.programs.onnx_session import OnnxSession, RunOptions, onnx_number
+from engine.programs.program import walk
+from engine.programs.streams import Array, Step, Streams
+from popef_io import DataType, Metadata, Model
+
+__all__ = ("Executor", "RunOptions", "Streams", "make_executor")
+
+_log = logging.getLogger(__name__)
+
+_SessionKey: TypeAlias = tuple[str, tuple[tuple[str, str], ...]]
+"""A graph, and which variable each of its weights comes from."""
+
+
+@dataclass(slots=True)
+class _Sessions:
+    """The sessions of an executable; shared by an executor and its clones."""
+
+    executable: Executable
+    threads: int
+    providers: tuple[str, ...]
+    made: dict[_SessionKey, OnnxSession] = field(default_factory=dict)
+    ready: dict[str, OnnxSession] = field(default_factory=dict)
+    """Made elsewhere, by graph, and not taken yet."""
+
+    def make(self, key: _SessionKey, values: Mapping[str, Array]) -> None:
+        if key[0] in self.ready:
+            self.made[key] = self.ready.pop(key[0])
+            return
+        graph = self.executable.graphs[key[0]]
+        variables = self.executable.variables
+        weights = {
+            name: (values[variable], variables[variable].data_type)
+            for name, variable in key[1]
+        }
+        _log.debug("making the session of graph %r", graph.name)
+        try:
+            self.made[key] = OnnxSession(
+                graph.model, weights, threads=self.threads, providers=self.providers
+            )
+        except InvalidModel as error:
+            raise InvalidModel(f"graph {graph.name!r}: {error}") from None
+
+
+class Executor:
+    """Programs of one executable over one set of variables.
+
+    threads: how many threads ONNX Runtime uses for one operator (default 1).
+    providers: ONNX Runtime's execution providers, in order of preference.
+    sessions: sessions that exist already, by graph, with their first weights in them.
+    Raises InvalidModel where a graph cannot be loaded or does not fit its programs.
+    Not thread-safe: one thread at a time; `clone` gives another thread its own.
+    """
+
+    _sessions: _Sessions
+    _values: dict[str, Array]
+    _steps: Mapping[int, Step]
+
+    def __init__(
+        self,
+        executable: Executable,
+        metadata: Metadata,
+        *,
+        threads: int = 1,
+        providers: Sequence[str] = ("CPUExecutionProvider",),
+        sessions: Mapping[str, OnnxSession] | None = None,
+    ) -> None:
+        load = frozenset(metadata.program_flow.load)
+        dataflow = Dataflow.of(executable, load)
+        made = _Sessions(
+            executable, threads, tuple(providers), {}, dict(sessions or {})
+        )
+        self._assemble_over(executable, dataflow, made, {}, load)
+        self._make_sessions(changed=frozenset())
+
+    @property
+    def executable(self) -> Executable:
+        return self._executable
+
+    def clone(self) -> Executor:
+        """Another executor for another thread (a replica on the same device).
+
+        Shares the loaded graphs and weights; has variables of its own, which start
+        with this one's values. Loading other weights into one leaves the other alone.
+        """
+        self._check_open()
+        twin = Executor.__new__(Executor)
+        old = self._sessions
+        shared = _Sessions(old.executable, old.threads, old.providers, dict(old.made))
+        twin._assemble_over(
+            self._executable,
+            self._dataflow,
+            shared,
+            dict(self._values),
+            self._load_programs,
+        )
+        twin._steps = twin._assembler.programs()
+        return twin
+
+    def run(
+        self,
+        programs: Iterable[int],
+        streams: Streams,
+        run_options: RunOptions = None,
+    ) -> None:
+        """Run `programs` one after the other.
+
+        Raises ExecutionFailed where a graph fails (`callers_fault` where ONNX Runtime
+        blames the input), Cancelled where `run_options.terminate` was set, InvalidModel
+        for a program that does not exist or weights that do not fit, RunnerClosed
+        after `close`; what the streams raise passes through. The variables then hold
+        what was written up to that point.
+        """
+        for number in programs:
+            step = self._steps.get(number)
+            if step is None:
+                self._check_open()
+                known = sorted(self._executable.programs)
+                raise InvalidModel(f"there is no program {number}; there are {known}")
+            step(streams, run_options)
+            if number in self._loads:
+                self._make_sessions(self._loads[number])
+
+    def close(self) -> None:
+        """Give back sessions and variables. Idempotent."""
+        self._sessions.made.clear()
+        self._values.clear()
+        self._steps = {}
+        self._closed = True
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{len(self._sessions.made)} sessions"
+        return f"<Executor programs={list(self._executable.programs)} {state}>"
+
+    def _assemble_over(
+        self,
+        executable: Executable,
+        dataflow: Dataflow,
+        sessions: _Sessions,
+        values: dict[str, Array],
+        load_programs: frozenset[int],
+    ) -> None:
+        self._closed = False
+        self._executable = executable
+        self._dataflow = dataflow
+        self._sessions = sessions
+        self._values = values
+        self._load_programs = load_programs
+        self._keys = _session_keys(executable, dataflow)
+        self._loads = _weights_loaded_by(executable, load_programs, self._keys)
+        self._assembler = Assembler(
+            executable,
+            dataflow,
+            values,
+            lambda node: sessions.made.get(_key_of(executable, node)),
+        )
+        self._steps = {}
+
+    def _make_sessions(self, changed: frozenset[str]) -> None:
+        """Make the sessions that can now be made, or must be made anew."""
+        made = self._sessions.made
+        for key in self._keys:
+            variables = {variable for _, variable in key[1]}
+            if key in made and not variables & changed:
+                continue
+            made.pop(key, None)
+            if variables <= self._values.keys():
+                self._sessions.make(key, self._values)
+        self._steps = self._assembler.programs()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RunnerClosed("the executor is closed")
+
+
+def _key_of(executable: Executable, node: Execute) -> _SessionKey:
+    weights = executable.graphs[node.graph].weights
+    return node.graph, tuple((name, node.inputs[name]) for name in weights)
+
+
+def _session_keys(executable: Executable, dataflow: Dataflow) -> list[_SessionKey]:
+    """The sessions that the programs need, each checked to be possible."""
+    keys: dict[_SessionKey, None] = {}
+    for program in executable.programs.values():
+        for node in walk(program):
+            if isinstance(node, Execute):
+                keys.setdefault(_key_of(executable, node))
+    for graph, weights in keys:
+        for name, variable in weights:
+            if variable not in dataflow.load_only:
+                raise InvalidModel(
+                    f"weight {name!r} of graph {graph!r} must be streamed in by load "
+                    f"programs and by nothing else"
+                )
+            data_type = executable.variables[variable].data_type
+            if data_type is DataType.STRING or onnx_number(data_type) is None:
+                raise InvalidModel(
+                    f"weight {name!r} of graph {graph!r} has data type "
+                    f"{data_type.name}, which ONNX Runtime does not take from outside"
+                )
+    return list(keys)
+
+
+def _weights_loaded_by(
+    executable: Executable, load: Iterable[int], keys: Iterable[_SessionKey]
+) -> dict[int, frozenset[str]]:
+    """For each load program, the variables it writes that are some graph's weights."""
+    weights = {variable for _, pairs in keys for _, variable in pairs}
+    loads = {}
+    for number in load:
+        if number not in executable.programs:
+            raise InvalidModel(f"the program flow names program {number}, which is not")
+        written = {
+            node.variable
+            for node in walk(executable.programs[number])
+            if isinstance(node, StreamIn)
+        }
+        if written & weights:
+            loads[number] = frozenset(written & weights)
+    return loads
+
+
+def make_executor(model: Model, message: Mapping[str, Any]) -> Executor:
+    """The executor of a model, as a message of the owner's says."""
+    return Executor(
+        Executable.decode(
+            model.executable.raw(),
+            check_digests=bool(message.get("check_package_hash", True)),
+        ),
+        model.metadata,
+        threads=int(message["threads"]),
+        providers=tuple(message.get("providers", ("CPUExecutionProvider",))),
+    )

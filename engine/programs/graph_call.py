@@ -1,0 +1,212 @@
+"""One execution of a graph, made ready: where inputs come from, where outputs go.
+
+Two ways to run it. The plain one hands arrays to ONNX Runtime and gets new arrays back:
+the cheapest for small tensors. The bound one (`engine.programs.output_binding`) lets it
+write large outputs straight into memory that the streams offer, and is the only one
+that knows BF16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from engine.errors import ExecutionFailed, InvalidModel
+from engine.programs.executable import Execute, Graph
+from engine.programs.onnx_session import OnnxSession, Port, RunOptions, run_error
+from engine.programs.output_binding import BoundRun, gate_of, offers_for
+from engine.programs.streams import Array, Step, Streams
+from popef_io import DataType
+
+
+class GraphCall:
+    """An `Execute` node together with the stream copies around it.
+
+    `sources` and `targets` map variables to the handles they are streamed from and to;
+    all other variables are read from and written to `values`.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        node: Execute,
+        session: OnnxSession,
+        values: dict[str, Array],
+        sources: Mapping[str, str],
+        targets: Mapping[str, str],
+    ) -> None:
+        self._session = session
+        self._values = values
+        weights = set(graph.weights)
+        wanted = {k: v for k, v in node.inputs.items() if k not in weights}
+        _check_ports(graph.name, node, wanted, session)
+        streamed = {k: sources.get(v) for k, v in wanted.items()}
+        self._streamed = tuple((k, h) for k, h in streamed.items() if h is not None)
+        self._stored = tuple((k, v) for k, v in wanted.items() if streamed[k] is None)
+        self._input_types = {k: _type_of(session.inputs[k]) for k in wanted}
+        # Outputs that leave at once first: their results are sent in this order.
+        names = sorted(node.outputs, key=lambda n: node.outputs[n] not in targets)
+        self._output_types = {n: _type_of(session.outputs[n]) for n in names}
+        self._outputs = names
+        leaving = [targets.get(node.outputs[n]) for n in names]
+        self._handles = tuple(h for h in leaving if h is not None)
+        self._kept = tuple(node.outputs[n] for n in names[len(self._handles) :])
+        self._texts = tuple(
+            k for k, t in self._input_types.items() if t is DataType.STRING
+        )
+
+    def step(self) -> Step:
+        """The step that runs it."""
+        bound = self._bound_run()
+        if bound is None and not (self._stored or self._kept or self._texts):
+            return self._ordinary_step()
+        if bound is not None and not (self._stored or self._kept or bound.always):
+            return self._gated_step(bound)
+        return self._general_step(bound)
+
+    def _bound_run(self) -> BoundRun | None:
+        """The way to run with outputs bound; None where that can never be of use."""
+        types = {*self._input_types.values(), *self._output_types.values()}
+        must = DataType.BF16 in types
+        if DataType.STRING in types:
+            if must:
+                # Nothing of ONNX Runtime's Python interface takes both.
+                raise InvalidModel(
+                    "a graph with string and BF16 inputs or outputs cannot be run"
+                )
+            return None
+        leaving = zip(self._outputs, self._handles, strict=False)
+        handles = dict(leaving)
+        offers = offers_for(self._session, handles, self._output_types)
+        if not offers and not must:
+            return None
+        return BoundRun(
+            self._session, self._input_types, self._output_types, offers, must
+        )
+
+    def _ordinary_step(self) -> Step:
+        """From streams through the graph to streams, and nothing else."""
+        run, names = self._session.raw_run, self._outputs
+        handles, streamed = self._handles, self._streamed
+
+        def ordinary(streams: Streams, options: RunOptions) -> None:
+            read = streams.read
+            feed = {name: read(handle) for name, handle in streamed}
+            try:
+                results = run(names, feed, options)
+            except Exception as error:
+                raise run_error(error) from None
+            write = streams.write
+            for handle, value in zip(handles, results):  # noqa: B905 (slower)
+                write(handle, value)
+
+        return ordinary
+
+    def _gated_step(self, bound: BoundRun) -> Step:
+        """The ordinary step where nothing is large, which costs 0.2 µs to know."""
+        gate = gate_of(bound.offers)
+        if gate is None:
+            return self._general_step(bound)
+        (source, axis), least = gate
+        run, names = self._session.raw_run, self._outputs
+        handles, streamed = self._handles, self._streamed
+
+        def gated(streams: Streams, options: RunOptions) -> None:
+            read = streams.read
+            feed = {name: read(handle) for name, handle in streamed}
+            large = feed[source].shape
+            if len(large) <= axis or large[axis] < least:
+                try:
+                    results = run(names, feed, options)
+                except Exception as error:
+                    raise run_error(error) from None
+            else:
+                results = bound(streams, feed, options)
+            write = streams.write
+            for handle, value in zip(handles, results):  # noqa: B905 (slower)
+                write(handle, value)
+
+        return gated
+
+    def _general_step(self, bound: BoundRun | None) -> Step:
+        run, names = self._session.raw_run, self._outputs
+        feed_of, finish = self._feed, self._finish
+
+        def general(streams: Streams, options: RunOptions) -> None:
+            feed = feed_of(streams)
+            if bound is not None:
+                finish(streams, bound(streams, feed, options))
+                return
+            try:
+                results = run(names, feed, options)
+            except Exception as error:
+                raise run_error(error) from None
+            finish(streams, results)
+
+        return general
+
+    def _feed(self, streams: Streams) -> dict[str, Array]:
+        read, values = streams.read, self._values
+        feed = {name: read(handle) for name, handle in self._streamed}
+        for name, variable in self._stored:
+            feed[name] = value_of(values, variable)
+        for name in self._texts:
+            feed[name] = _texts(feed[name], name)
+        return feed
+
+    def _finish(self, streams: Streams, results: list[Array]) -> None:
+        handles = self._handles
+        for handle, value in zip(handles, results, strict=False):
+            streams.write(handle, value)
+        for variable, value in zip(self._kept, results[len(handles) :], strict=True):
+            self._values[variable] = value
+
+
+def value_of(values: Mapping[str, Array], variable: str) -> Array:
+    """The value of `variable`; ExecutionFailed where it has none yet."""
+    try:
+        return values[variable]
+    except KeyError:
+        raise ExecutionFailed(
+            f"variable {variable!r} is read before anything was written to it"
+        ) from None
+
+
+def _check_ports(
+    graph: str, node: Execute, wanted: Mapping[str, str], session: OnnxSession
+) -> None:
+    missing = [n for n in session.inputs if n not in wanted]
+    if missing:
+        raise InvalidModel(f"graph {graph!r} is not given its input {missing[0]!r}")
+    unknown = [n for n in wanted if n not in session.inputs]
+    if unknown:
+        raise InvalidModel(f"graph {graph!r} has no input {unknown[0]!r}")
+    unknown = [n for n in node.outputs if n not in session.outputs]
+    if unknown:
+        raise InvalidModel(f"graph {graph!r} has no output {unknown[0]!r}")
+    if not node.outputs:
+        raise InvalidModel(f"an execution of graph {graph!r} takes none of its outputs")
+
+
+def _type_of(port: Port) -> DataType:
+    if port.data_type is None:
+        raise InvalidModel(f"{port.name!r} is of type {port.type_name}, not a tensor")
+    return port.data_type
+
+
+def _texts(array: Array, name: str) -> Array:
+    """An array of `str`, which is all that ONNX Runtime takes."""
+    result = np.empty(array.size, dtype=object)
+    try:
+        result[:] = [
+            item if isinstance(item, str) else bytes(item).decode()
+            for item in array.reshape(-1).tolist()
+        ]
+    except UnicodeDecodeError as error:
+        raise ExecutionFailed(
+            f"a string of input {name!r} is not UTF-8: {error.reason} at byte "
+            f"{error.start}",
+            callers_fault=True,
+        ) from None
+    return result.reshape(array.shape)

@@ -1,0 +1,45 @@
+"""Save programs in a device process: what a replica has become, for who wants it."""
+
+from __future__ import annotations
+
+from engine.programs.executor import Executor
+from engine.programs.model_data import ModelData, ProgramStreams
+from engine.programs.time_limit import TimeLimit
+from engine.tensor import Tensor
+from popef_io import Metadata, TensorType
+
+#: Seconds that the save programs may take, while nothing else runs.
+SAVE_LIMIT = 60.0
+
+
+class SavePrograms:
+    """The save programs of one replica, over the variables that its main programs
+    work on. Run by the thread that runs those."""
+
+    def __init__(self, executor: Executor, metadata: Metadata, data: ModelData) -> None:
+        self._executor = executor
+        self._programs = metadata.program_flow.save
+        self._data = data
+        self._outputs = {
+            a.handle: a for a in metadata.anchors if a.type is TensorType.OUTPUT
+        }
+
+    def run(self) -> dict[str, Tensor]:
+        """What they deliver, by tensor name; of several transfers the last.
+
+        Raises what `Executor.run` raises. Safe to repeat: saving changes nothing,
+        unless the programs themselves do.
+        """
+        streams = ProgramStreams(self._data)
+        with TimeLimit(SAVE_LIMIT) as limit:
+            self._executor.run(self._programs, streams, limit.options)
+        saved = {}
+        for handle, value in streams.outputs.items():
+            anchor = self._outputs.get(handle)
+            if anchor is not None:
+                data_type = anchor.tensor_info.data_type
+                saved[anchor.name] = Tensor.from_numpy(value, data_type)
+        return saved
+
+    def __repr__(self) -> str:
+        return f"<SavePrograms {list(self._programs)} of {self._executor!r}>"

@@ -1,0 +1,50 @@
+"""What a program reads and writes: the seam between programs and the data path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.programs.onnx_session import RunOptions
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+class Streams(Protocol):
+    """What a program reads and writes, by stream handle."""
+
+    def read(self, handle: str) -> Array:
+        """The next data of an INPUT anchor.
+
+        Valid and unchanged until the program has run; for a weight (a variable that
+        only load programs write), until the executor is closed. Strings are an object
+        array of `bytes` or `str`, BF16 is uint16 holding the bits.
+        """
+        ...
+
+    def output_memory(
+        self, handle: str, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> Array | None:
+        """C-contiguous memory for the data that `write` will bring, or None.
+
+        Asked only for large outputs (`engine.programs.output_binding.BIND_FROM`) of a
+        shape that can be told, just before the graph runs. It may happen that nothing
+        is written after all (the graph fails), or that another array is written (the
+        shape was not what the model promised).
+        """
+        ...
+
+    def write(self, handle: str, value: Array) -> None:
+        """Data of an OUTPUT anchor; valid until the program has run.
+
+        Where `value` is the very array that `output_memory` gave, the data is already
+        where it should be. Strings are an object array of `str`.
+        """
+        ...
+
+
+Step: TypeAlias = Callable[[Streams, RunOptions], None]
+"""A program, or a part of one, ready to run."""

@@ -1,0 +1,46 @@
+"""The time that runs may take, all of them together."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Self
+
+from engine.programs.onnx_session import make_run_options
+
+
+class TimeLimit:
+    """A context in which runs with `options` end after `seconds` (0: never).
+
+    ONNX Runtime ends a run before its next node, the executor before its next turn of a
+    loop (`Cancelled`); what cannot be ended ends with its process.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.options = make_run_options()
+        self._timer: threading.Timer | None = None
+        if seconds:
+            self._timer = threading.Timer(seconds, self._end)
+            self._timer.daemon = True
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.options.terminate)
+
+    def _end(self) -> None:
+        self.options.terminate = True
+
+    def __enter__(self) -> Self:
+        if self._timer is not None:
+            self._timer.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()

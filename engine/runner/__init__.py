@@ -1,0 +1,5 @@
+"""`ModelRunner`: replicas, their channels, the pace of a model, results and statistics.
+
+Runs in the client process. May import `model`, `devices`, `programs`, `transport` and
+the ground; never `worker` or `session`.
+"""

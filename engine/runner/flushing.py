@@ -1,0 +1,135 @@
+"""The client's answer to a device whose run lacks rows: `flush_callback`.
+
+The device says which input it waits for (`Outcome.NEEDS_ROWS`). What the callback gives
+is sent as a request that fills up what waits; the device takes as many of its rows as
+are missing, and drops it where nothing is missing any more. A callback that fails, or
+gives what cannot run, would do so each time it is asked, so those that wait for its
+rows fail with it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.config import FlushCallback
+from engine.devices.request import Request
+from engine.errors import (
+    CallbackFailed,
+    Closed,
+    EngineError,
+    Gone,
+    InvalidInput,
+    QueueFull,
+)
+from engine.tensor import Array, DataDesc, Tensor
+from popef_io import DataType
+
+if TYPE_CHECKING:
+    from engine.runner.replica_channel import ReplicaChannel
+
+logger = logging.getLogger(__name__)
+
+
+class Flusher:
+    """Calls the user's callback and sends what it gives.
+
+    `tensors` turns arrays into the tensors of a valid request, `units` counts them;
+    `outputs` are those that a request delivers.
+    """
+
+    def __init__(
+        self,
+        callback: FlushCallback,
+        tensors: Callable[[Mapping[str, Array]], Mapping[str, Tensor]],
+        units: Callable[[Mapping[str, Tensor]], int],
+        outputs: Sequence[DataDesc],
+    ) -> None:
+        self._callback = callback
+        self._tensors = tensors
+        self._units = units
+        self._outputs = {desc.name: desc for desc in outputs}
+
+    def __call__(self, channel: ReplicaChannel, name: str) -> CallbackFailed | None:
+        """A run of this channel's replica waits for the input `name`.
+
+        In the thread that polls, without a lock. What is returned is the end of those
+        that wait. What is no error (KeyboardInterrupt, SystemExit) passes through: the
+        device will ask again.
+        """
+        inputs: dict[str, Array] = {}
+        outputs: dict[str, Array] = {}
+        which = f"flush_callback, asked for rows of {name!r},"
+        try:
+            returned: Any = self._callback(name, inputs, outputs)
+        except Exception as error:
+            # Where it failed is told here: an error that is kept must not keep frames.
+            logger.exception("%s failed", which)
+            failure = CallbackFailed(f"{which} raised {type(error).__name__}: {error}")
+            failure.__cause__ = error.with_traceback(None)
+            return failure
+        try:
+            if returned is not None:
+                raise InvalidInput(
+                    f"it returned a {type(returned).__name__}; it fills the two "
+                    "mappings it is given, and returns None"
+                )
+            self._check_outputs(outputs)
+            if inputs:
+                _check_arrays("input", inputs)
+                tensors = self._tensors(inputs)
+                units = self._units(tensors)
+                channel.fill_up(units, tensors, lambda done: _deliver(done, outputs))
+        except (QueueFull, Closed, Gone) as error:
+            logger.warning("rows of flush_callback could not be sent: %s", error)
+        except EngineError as error:
+            return CallbackFailed(f"{which} gave what cannot run: {error}")
+        return None
+
+    def _check_outputs(self, outputs: Mapping[str, Array]) -> None:
+        _check_arrays("output", outputs)
+        for name, target in outputs.items():
+            desc = self._outputs.get(name)
+            if desc is None:
+                raise InvalidInput(
+                    f"the model has no output {name!r}; it has {list(self._outputs)}"
+                )
+            dtype, shape = desc.data_type.numpy_dtype, desc.shape
+            fits = shape is None or target.ndim == len(shape)
+            if desc.data_type is not DataType.STRING:
+                fits = fits and target.dtype == dtype
+            if not fits or not target.flags.writeable:
+                how = "" if target.flags.writeable else "read-only "
+                raise InvalidInput(
+                    f"output {name!r} is {dtype}{list(shape or ())}, its memory "
+                    f"{how}{target.dtype}{list(target.shape)}"
+                )
+
+    def __repr__(self) -> str:
+        return f"<Flusher {self._callback!r}>"
+
+
+def _check_arrays(kind: str, given: Mapping[str, Any]) -> None:
+    for name, value in given.items():
+        if not isinstance(value, np.ndarray):
+            found = type(value).__name__
+            raise InvalidInput(f"{kind} {name!r} must be a numpy array, got {found}")
+
+
+def _deliver(request: Request, outputs: Mapping[str, Array]) -> None:
+    """Results of the rows that were taken, as far as they were asked for and fit."""
+    if request.error is not None:
+        logger.warning("rows of flush_callback could not run: %s", request.error)
+        return
+    for name, target in outputs.items():
+        tensor = request.outputs.get(name)
+        if tensor is None:
+            continue
+        array = tensor.numpy()
+        if array.ndim == target.ndim:
+            sizes = map(min, array.shape, target.shape)
+            both = tuple(slice(0, size) for size in sizes)
+            np.copyto(target[both], array[both])

@@ -1,0 +1,449 @@
+"""`ModelRunner`: what a caller executes on; a model, its replicas and their devices.
+
+One core, two drivers: `submit` never blocks and `Device.poll` resolves, which suits an
+event loop; `execute` and `execute_async` are the same with a wait, for threads.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from time import monotonic_ns
+
+from engine.config import ModelRunnerConfig
+from engine.devices.device import Device
+from engine.devices.device_manager import DeviceManager
+from engine.devices.request import OnDone, Request
+from engine.errors import EngineError, InvalidInput, QueueFull
+from engine.model.anchors import OPTION_FUSED, describe, main_anchors
+from engine.model.batch_plan import plan_batches
+from engine.model.channel_layout import plan_layout
+from engine.model.iterations import split_iterations
+from engine.model.model_file import ModelSource, open_model
+from engine.model.save_outputs import SaveOutputs
+from engine.model.validation import check_inputs, check_outputs
+from engine.runner.flushing import Flusher
+from engine.runner.replica_set import ReplicaPlan, ReplicaSet
+from engine.runner.result import ExecuteResult
+from engine.runner.stats import RunnerStats
+from engine.runner.tracepoints import Tracepoints
+from engine.tensor import Array, DataDesc, Tensor
+from engine.transport.output_arrays import OutputArrays
+from engine.transport.result_memory import RESULT_MEMORY
+from popef_io import Model, PopefError, TensorType
+
+logger = logging.getLogger(__name__)
+
+#: Requests in flight before blocking callers wait, at least: enough for the threads
+#: that a device can serve.
+LEAST_IN_FLIGHT = 16
+#: Descriptors of a ring at least, so that a burst of single requests finds room.
+MIN_SLOTS = 128
+
+
+class ModelRunner:
+    """Loads a model on devices and runs requests (Model Runtime: `ModelRunner`).
+
+    `model` is a PopEF file, several files of one model, or a `popef_io.Model`. Blocks
+    until the model is loaded on every replica. Replicas without a device in
+    `config.replica_to_device` get one from `manager` (default: the default pool), which
+    the runner then owns. Thread-safe. A forked child cannot use it (WrongProcess) and
+    makes its own.
+    """
+
+    def __init__(
+        self,
+        model: ModelSource,
+        config: ModelRunnerConfig | None = None,
+        *,
+        name: str = "",
+        manager: DeviceManager | None = None,
+    ) -> None:
+        self.config = config or ModelRunnerConfig()
+        self._model = open_model(model)
+        self.name = name or self._model.metadata.executable
+        self._anchors = main_anchors(self._model, self.config.frozen_inputs.keys())
+        self.execute_inputs = tuple(describe(a) for a in self._anchors.inputs)
+        self.execute_outputs = tuple(describe(a) for a in self._anchors.outputs)
+        self._desc_by_name = {desc.name: desc for desc in self.execute_inputs}
+        plan = self._batches = plan_batches(self._model, self._anchors, self.config)
+        #: Rows that run together at most; 0: rows of requests are not mixed.
+        self.max_batch_size = plan.max_units if plan.mixes_rows else 0
+        self.request_inputs = plan.request_descs(self.execute_inputs, plan.inputs)
+        self.request_outputs = plan.request_descs(self.execute_outputs, plan.outputs)
+        self._request_descs = {desc.name: desc for desc in self.request_inputs}
+        self._output_names = [desc.name for desc in self.execute_outputs]
+        self._last_descs: tuple[int, tuple[DataDesc, ...]] = (-1, ())
+        most = self.config.ring_buffer_size_multiplier * plan.depth
+        self._most_in_flight = max(LEAST_IN_FLIGHT, most)
+        self._save = SaveOutputs(
+            self._model, self.config.replica_to_save_programs_outputs
+        )
+        #: Called when it is found at fault, in the thread that has found it.
+        self.on_failure: Callable[[EngineError], None] | None = None
+        self._replicas = ReplicaSet(self._plan(), self.config)
+        self._loaded = False
+        self._clock = monotonic_ns if self.config.record_tracepoints else None
+        try:
+            self._replicas.attach(manager)
+            for device in dict.fromkeys(self._replicas.devices):
+                device.register(self)
+            self._replicas.load()
+            self._loaded = True
+        except BaseException:
+            self.close()
+            raise
+
+    # -- what there is
+
+    @property
+    def model(self) -> Model:
+        return self._model
+
+    @property
+    def batching(self) -> bool:
+        """Whether rows of different requests may run together."""
+        return self.max_batch_size > 0
+
+    @property
+    def batching_dim(self) -> int:
+        """The dimension in which the rows of requests lie."""
+        return self._batches.dim
+
+    def iterations_of(
+        self, outputs: Mapping[str, Tensor]
+    ) -> list[Mapping[str, Tensor]]:
+        """The outputs of a request, cut into those of each device iteration.
+
+        One part for a model with one iteration. A run gives all its results at once,
+        so this tells them apart and brings none of them sooner.
+        """
+        return split_iterations(self._batches, outputs)
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether the file says that an input chooses among several models."""
+        return self._model.metadata.option(OPTION_FUSED) is not None
+
+    @property
+    def model_inputs(self) -> tuple[DataDesc, ...]:
+        """`execute_inputs` and all that is needed to load the model."""
+        frozen = self.config.frozen_inputs
+        return tuple(
+            desc
+            for desc in self._all_descs(TensorType.INPUT)
+            if desc.name not in frozen
+        )
+
+    @property
+    def model_outputs(self) -> tuple[DataDesc, ...]:
+        """`execute_outputs` and the outputs of other phases."""
+        return self._all_descs(TensorType.OUTPUT)
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The device of each replica."""
+        return self._replicas.devices
+
+    @property
+    def ready(self) -> bool:
+        """Whether every replica can take requests."""
+        return self._replicas.ready
+
+    @property
+    def serving(self) -> bool:
+        """Whether some replica can take requests."""
+        return self._replicas.serving
+
+    @property
+    def in_flight(self) -> int:
+        return self._replicas.in_flight
+
+    @property
+    def stats(self) -> RunnerStats:
+        """A snapshot of what is going on."""
+        return self._replicas.stats()
+
+    def tracepoints(self, replica_id: int = 0) -> Tracepoints:
+        """Where the time of the last requests of `execute` and `execute_async` went.
+
+        Recorded with `config.record_tracepoints`, else empty.
+        """
+        self._replicas.origin.check("ModelRunner")
+        self._replicas.check_id(replica_id)
+        tracepoints = self._replicas.tracepoints(replica_id)
+        return Tracepoints(1, nullcontext()) if tracepoints is None else tracepoints
+
+    # -- requests
+
+    def submit(
+        self,
+        inputs: Mapping[str, Tensor],
+        *,
+        deadline: float | None = None,
+        on_done: OnDone | None = None,
+        replica_id: int | None = None,
+        priority: int = 0,
+        validate: bool | None = None,
+        began_ns: int = 0,
+        into: OutputArrays | None = None,
+        delayed: bool = True,
+    ) -> Request:
+        """Queue one request; never blocks. Resolved by `Device.poll`.
+
+        `deadline` is a `time.monotonic()` time. Without `replica_id` the least busy
+        replica takes it. `priority` is a level of a model that has levels, 1 the
+        highest; 0 and levels it does not have are the default. With `began_ns`
+        (`time.monotonic_ns()`) its times are recorded, from then on, where the
+        configuration says to record any. The outputs are copied `into` arrays, or else
+        are `Request.outputs`. Not `delayed`, it waits for no others to run with it,
+        whatever the configuration says. Raises QueueFull, DeadlineUnreachable,
+        RunnerClosed, DeviceLost, InvalidInput, UnknownAnchor; nothing is queued then.
+        """
+        if self.config.validate_io_params if validate is None else validate:
+            self.validate(inputs)
+        rows = self._batches.units(inputs)
+        channel = self._replicas.pick(replica_id, priority)
+        deadline_ns = 0 if deadline is None else int(deadline * 1e9)
+        return channel.submit(
+            inputs, rows, deadline_ns, on_done, began_ns, into, delayed
+        )
+
+    def execute(
+        self,
+        inputs: Mapping[str, Array],
+        outputs: Mapping[str, Array] | None = None,
+        *,
+        replica_id: int = 0,
+        timeout: float | None = None,
+    ) -> ExecuteResult:
+        """Run one request and wait for it: numpy arrays in, numpy arrays out.
+
+        With `outputs` the results are copied into these arrays. Raises what
+        `submit` raises, and how the request failed: ExecutionFailed, DeviceLost,
+        DeadlineExceeded after `timeout` seconds.
+        """
+        result = self.execute_async(
+            inputs, outputs, replica_id=replica_id, timeout=timeout
+        )
+        result.wait()
+        return result
+
+    def execute_async(
+        self,
+        inputs: Mapping[str, Array],
+        outputs: Mapping[str, Array] | None = None,
+        *,
+        replica_id: int = 0,
+        timeout: float | None = None,
+    ) -> ExecuteResult:
+        """Queue one request; its result is a mapping that waits when it is asked.
+
+        The input arrays must stay unchanged until the result is there.
+        """
+        began_ns = 0 if self._clock is None else self._clock()
+        self._replicas.check_id(replica_id)
+        self._replicas.recover_if_lost(replica_id)
+        tensors = {name: self._tensor(name, array) for name, array in inputs.items()}
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if outputs is not None:
+            self._check_names(outputs)
+        validate = self.config.validate_io_params
+        if validate:
+            self.validate(tensors)
+        units = self._batches.units(tensors)
+        if validate and outputs is not None:
+            check_outputs(self._result_descs(units), outputs)
+        into = OutputArrays(outputs)
+        result = ExecuteResult(into)
+        deadline_ns = 0 if deadline is None else int(deadline * 1e9)
+        while True:
+            channel = self._replicas.pick(replica_id)
+            channel.wait_for_room(self._most_in_flight, deadline)
+            try:
+                result.request = channel.submit(
+                    tensors, units, deadline_ns, None, began_ns, into
+                )
+            except QueueFull:
+                # Another thread was faster, unless it is the device that is full.
+                if channel.in_flight < channel.limit:
+                    raise
+            else:
+                return result
+
+    def validate(self, inputs: Mapping[str, Tensor]) -> None:
+        """Check names, data types, shapes and sizes of a request."""
+        check_inputs(self.name, self._request_descs, inputs)
+
+    def _check_names(self, outputs: Mapping[str, Array]) -> None:
+        names = self._output_names
+        for name in outputs:
+            if name not in names:
+                raise InvalidInput(f"the model has no output {name!r}; it has {names}")
+
+    def _result_descs(self, units: int) -> tuple[DataDesc, ...]:
+        """The outputs of a request of so many units; most have as many as the last."""
+        of, descs = self._last_descs
+        if of != units:
+            descs = self._batches.result_descs(self.request_outputs, units)
+            self._last_descs = units, descs
+        return descs
+
+    # -- life
+
+    def reload(self, device: Device) -> None:
+        """Load the replicas of a device again, after its process was replaced."""
+        self._replicas.reload(device)
+
+    @property
+    def failure(self) -> EngineError | None:
+        """Why it takes no requests any more, where it was found at fault."""
+        return self._replicas.failure
+
+    def run_limit(self, device: Device, replica: int) -> float | None:
+        """How many seconds a run of this replica may take (0: as long as it does);
+        None where it is none of this model."""
+        return self._replicas.run_limit(device, replica)
+
+    def fail(self, error: EngineError) -> None:
+        """Take no more requests, for good: the model was found at fault. What is in
+        flight fails now; `on_failure` is called."""
+        self._replicas.fail(error)
+        if self.on_failure is not None:
+            self.on_failure(error)
+
+    def drain(self, timeout: float) -> bool:
+        """Wait until nothing is in flight, at most `timeout` seconds."""
+        self._replicas.origin.check("ModelRunner")
+        end = time.monotonic() + timeout
+        for channel in self._replicas.channels:
+            for request in channel.waiting:
+                if not request.wait(max(0.0, end - time.monotonic())):
+                    return False
+        return True
+
+    def run_save_programs(self, replica_id: int = 0) -> dict[str, Array]:
+        """Run the save programs of a replica now; what they deliver, by tensor name.
+
+        Between two batches, so that what has been answered is in it. Also fills the
+        arrays of `config.replica_to_save_programs_outputs`. Raises what `execute`
+        raises, and InvalidInput where such an array does not fit.
+        """
+        self._replicas.check_id(replica_id)
+        saved = self._replicas.save(replica_id)
+        arrays = {name: tensor.numpy().copy() for name, tensor in saved.items()}
+        self._save.fill(replica_id, arrays)
+        return arrays
+
+    def close(self) -> None:
+        """Unload everywhere; what is in flight fails with RunnerClosed.
+
+        With `config.run_save_programs` those run first, for each replica. Where one
+        fails the rest is done all the same, and the first error is raised at the end.
+        In a forked child nothing of all that is done: the model is the parent's.
+        """
+        if self._replicas.closed:
+            return
+        failures: list[EngineError] = []
+        mine = not self._replicas.origin.left
+        if mine and self.config.run_save_programs and self._loaded:
+            failures = self._save_all()
+        for device in self._replicas.devices if mine else ():
+            device.unregister(self)
+        self._replicas.close()
+        RESULT_MEMORY.give_back()
+        if failures:
+            raise failures[0]
+
+    def _save_all(self) -> list[EngineError]:
+        self._replicas.stop()
+        failures = []
+        for replica in range(len(self._replicas)):
+            try:
+                self.run_save_programs(replica)
+            except EngineError as error:
+                logger.error(
+                    "saving replica %d of %r failed: %s", replica, self.name, error
+                )
+                failures.append(error)
+        return failures
+
+    def __enter__(self) -> ModelRunner:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        closed, origin = self._replicas.closed, self._replicas.origin
+        state = "closed" if closed else ("ready" if self.ready else "not ready")
+        if origin.left:
+            state = f"of process {origin.pid}"
+        return (
+            f"<ModelRunner {self.name!r} {state}, {len(self._replicas)} replicas, "
+            f"{self.in_flight} in flight>"
+        )
+
+    # -- loading
+
+    def _plan(self) -> ReplicaPlan:
+        config, batches = self.config, self._batches
+        layout = plan_layout(
+            self.request_inputs,
+            self.request_outputs,
+            max(MIN_SLOTS, config.ring_buffer_size_multiplier * batches.depth),
+            max(self.max_batch_size, batches.unit_extent),
+            config.channel_memory,
+        )
+        flusher = None
+        if config.flush_callback is not None:
+            flusher = Flusher(
+                config.flush_callback,
+                self._valid,
+                batches.units,
+                self.execute_outputs,
+            )
+        return ReplicaPlan(
+            self.name,
+            self._model,
+            self.execute_inputs,
+            self.execute_outputs,
+            batches,
+            layout,
+            flusher,
+        )
+
+    # -- helpers
+
+    def _valid(self, inputs: Mapping[str, Array]) -> dict[str, Tensor]:
+        tensors = {name: self._tensor(name, array) for name, array in inputs.items()}
+        if self.config.validate_io_params:
+            self.validate(tensors)
+        return tensors
+
+    def _tensor(self, name: str, array: Array) -> Tensor:
+        """The array as this input's data type where it is the way that type is held
+        in numpy (BF16 as uint16); InvalidInput for another. Types are compared with
+        and without `validate_io_params`: bytes of another type mean nothing."""
+        desc = self._desc_by_name.get(name)
+        if desc is not None and desc.data_type.numpy_dtype == array.dtype:
+            return Tensor.from_numpy(array, desc.data_type)
+        try:
+            tensor = Tensor.from_numpy(array)
+        except PopefError as error:
+            raise InvalidInput(f"input {name!r}: {error}") from None
+        if desc is not None and tensor.data_type is not desc.data_type:
+            raise InvalidInput(
+                f"input {name!r} is {desc.data_type.name}, got {tensor.data_type.name}"
+            )
+        return tensor
+
+    def _all_descs(self, kind: TensorType) -> tuple[DataDesc, ...]:
+        data = self._model.tensors
+        return tuple(
+            describe(anchor, has_data=anchor.name in data)
+            for anchor in self._model.metadata.anchors
+            if anchor.type is kind
+        )

@@ -1,0 +1,488 @@
+"""The client's end of a channel: puts requests into slots, takes results out."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from time import monotonic_ns
+
+from engine.devices.device import Device
+from engine.devices.request import (
+    FillUp,
+    OnDone,
+    Request,
+    RequestChannel,
+    UndelayedRequest,
+)
+from engine.errors import (
+    DeadlineExceeded,
+    DeadlineUnreachable,
+    DeviceLost,
+    EngineError,
+    InvalidInput,
+    QueueFull,
+)
+from engine.runner.pace import Pace
+from engine.runner.tracepoints import Tracepoints
+from engine.tensor import DataDesc, Tensor
+from engine.transport.channel import (
+    MAX_RANK,
+    REQUEST,
+    AnchorRing,
+    Channel,
+    ChannelLayout,
+)
+from engine.transport.link import MOST_OUTSTANDING
+from engine.transport.outcome import DONE, Outcome, error_of, not_copied
+from engine.transport.output_arrays import OutputArrays
+
+#: Called with a channel and the name of the input that a run of its replica waits for;
+#: it returns what ends those that wait, or None.
+Flush = Callable[["ReplicaChannel", str], EngineError | None]
+
+_REQUEST_NUMBERS = itertools.count(1)
+#: When a full queue is said to have room again: before anything is known of its pace,
+#: and at the soonest.
+UNKNOWN_ROOM_NS = 1_000_000_000
+MIN_ROOM_NS = 1_000_000
+#: Bytes of an output from which caches decide how fast copies are.
+MUCH = 256 * 1024
+
+
+class ReplicaChannel(RequestChannel):
+    """The rings to one replica on one device, and the requests on their way.
+
+    `limit` requests at most are in flight. Those for which the rings have no room yet
+    wait here, as references to the caller's memory, and are copied in as soon as
+    results make room. All methods may be called from any thread; they take the
+    device's lock.
+
+    A replica has one channel for each priority level of its model, which share `pace`;
+    `levels` are all of them, the highest first, and empty where there are no levels.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        replica: int,
+        name: str,
+        inputs: Sequence[DataDesc],
+        outputs: Sequence[DataDesc],
+        layout: ChannelLayout,
+        limit: int,
+        pace: Pace,
+        priority: int = 0,
+    ) -> None:
+        self.device = device
+        self.replica = replica
+        self.name = name
+        self.limit = limit
+        self.late = 0
+        self.pace = pace
+        self.priority = priority
+        self.levels: tuple[ReplicaChannel, ...] = ()
+        self.flusher: Flush | None = None
+        self.tracepoints: Tracepoints | None = None
+        self._rows = 0
+        self._in_flight: dict[int, Request] = {}
+        self._backlog: deque[tuple[Request, Mapping[str, Tensor]]] = deque()
+        self._owners = [0] * layout.slots
+        self._channel = channel = Channel.create(name, layout)
+        self._inputs = [
+            (desc.name, anchor)
+            for desc, anchor in zip(inputs, channel.inputs, strict=True)
+        ]
+        self._outputs = [
+            (desc.name, desc.data_type, anchor)
+            for desc, anchor in zip(outputs, channel.outputs, strict=True)
+        ]
+        self._lock = device.lock
+        self._closed = False
+        self._much = False
+        self.number = device.open_channel(self, self._channel, layout)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._in_flight)
+
+    @property
+    def awaiting(self) -> int:
+        """Requests in flight that no run has taken yet."""
+        with self._lock:
+            if self._closed:
+                return 0
+            return len(self._backlog) + self._channel.requests.untaken
+
+    @property
+    def rows(self) -> int:
+        """Rows in flight for which somebody waits; a request without rows has one."""
+        return self._rows
+
+    @property
+    def waiting(self) -> list[Request]:
+        """The requests in flight, oldest first."""
+        return list(self._in_flight.values())
+
+    def submit(
+        self,
+        tensors: Mapping[str, Tensor],
+        rows: int,
+        deadline_ns: int = 0,
+        on_done: OnDone | None = None,
+        began_ns: int = 0,
+        into: OutputArrays | None = None,
+        delayed: bool = True,
+    ) -> Request:
+        """Copy the tensors into their slots and wake the device; never blocks.
+
+        The tensors' memory must stay as it is until the request is done. `began_ns`:
+        record where its time went, in `tracepoints`. `into`: what its outputs are
+        copied to, instead of `Request.outputs`. Not `delayed`: it waits for no others
+        to run with it. Raises
+        QueueFull where `limit` requests are in flight, DeadlineUnreachable where what
+        waits takes longer than until `deadline_ns` (a replica that has nothing to do
+        tries), InvalidInput where a tensor can never fit. Nothing is queued then.
+        """
+        with self._lock:
+            if len(self._in_flight) >= self.limit:
+                raise self._full()
+            ahead = self._rows_ahead() if self.levels else self._rows
+            promised = 0
+            if ahead and deadline_ns:
+                now = monotonic_ns()
+                left = deadline_ns - now
+                if (ahead + (rows or 1)) * self.pace.longest_ns > left:
+                    promised = self._promise(ahead + (rows or 1), now, left)
+            number = next(_REQUEST_NUMBERS)
+            if delayed:
+                request = Request(self, number, rows, deadline_ns, on_done, into)
+            else:
+                request = UndelayedRequest(
+                    self, number, rows, deadline_ns, on_done, into
+                )
+            request.promised_ns = promised
+            request.began_ns = began_ns
+            self._queue(request, tensors)
+            if not ahead:
+                self.pace.since = request.submitted_ns
+            return request
+
+    def _ask_for_rows(self, name: str, waiting: list[Request]) -> None:
+        """A run of requests that wait needs data of the input `name`. Called without
+        the lock."""
+        if self.flusher is not None:
+            failure = self.flusher(self, name)
+            if failure is not None:
+                self._give_up(waiting, failure)
+
+    def _give_up(self, requests: list[Request], error: EngineError) -> None:
+        """End requests whose run will not be filled up; the device forgets them."""
+        with self._lock:
+            if self._closed:
+                return
+            for request in requests:
+                slot = request.slot
+                if slot >= 0 and self._owners[slot] == request.number:
+                    self._channel.set_cancelled(slot, leaves=True)
+                if not request.done:
+                    self._rows -= request.rows or 1
+                    request.resolve(error)
+            self.device.tell_cancelled()
+
+    def fill_up(
+        self, rows: int, tensors: Mapping[str, Tensor], on_done: OnDone
+    ) -> None:
+        """Queue rows that complete a run which waits for some (flushing.py)."""
+        self.device.origin.check("ModelRunner")
+        with self._lock:
+            number = next(_REQUEST_NUMBERS)
+            self._queue(FillUp(self, number, rows, 0, on_done), tensors)
+
+    def _queue(self, request: Request, tensors: Mapping[str, Tensor]) -> None:
+        if self._closed:  # since the caller picked this channel
+            raise DeviceLost(f"{self.name!r} lost its device, or was unloaded")
+        device = self.device
+        if device.outstanding >= MOST_OUTSTANDING:
+            raise QueueFull(f"device {device.id} has too many requests in flight")
+        if self._backlog or not self._try_push(request, tensors):
+            self._check_fits(tensors)
+            self._backlog.append((request, tensors))
+        self._in_flight[request.number] = request
+        device.outstanding += 1
+        self._rows += request.rows or 1
+
+    def wait_for_room(self, most: int, end: float | None) -> None:
+        """Block while `most` requests are in flight; DeadlineExceeded at `end`
+        (`time.monotonic()`).
+
+        Large results that are there are copied out first, while they are in a cache:
+        then their slots are free for the next requests, and in it too.
+        """
+        if self._much:
+            self.device.catch_up()
+        while len(self._in_flight) >= min(most, self.limit):
+            with self._lock:
+                oldest = next((r for r in self._in_flight.values() if not r.done), None)
+            if oldest is None:
+                return
+            left = None if end is None else end - time.monotonic()
+            if not oldest.wait(left):
+                raise DeadlineExceeded(
+                    f"no room within the timeout: {most} requests are in flight"
+                )
+
+    def _rows_ahead(self) -> int:
+        """Rows that run before a request of this level."""
+        return sum(level.rows for level in self.levels[: self.priority])
+
+    def _promise(self, rows: int, now: int, left: int) -> int:
+        """When the last of `rows` rows is done; raises DeadlineUnreachable where that
+        is later than `left` nanoseconds from `now`."""
+        promised = self.pace.done_ns(rows, now)
+        late = promised - now - left
+        if late > 0:
+            raise DeadlineUnreachable(
+                f"{self.name!r} would have the result {late / 1e9:.3f} s after the "
+                f"deadline: what waits takes longer than the {max(0, left) / 1e9:.3f} "
+                "s that are left",
+                (self.pace.taken_ns(rows, left, now) - now) / 1e9,
+            )
+        return promised
+
+    def _try_push(self, request: Request, tensors: Mapping[str, Tensor]) -> bool:
+        """Put a request into the rings; False where one of them has no room."""
+        channel = self._channel
+        slot = channel.requests.try_write_lock()
+        if slot < 0:
+            return False
+        # Two steps, so that a request is either in all rings or in none.
+        places: list[tuple[AnchorRing, Tensor, int]] = []
+        for name, anchor in self._inputs:
+            tensor = tensors.get(name)
+            if tensor is None:
+                continue
+            if len(tensor.shape) > MAX_RANK:
+                raise InvalidInput(
+                    f"input {name!r} has {len(tensor.shape)} dimensions, the most is "
+                    f"{MAX_RANK}"
+                )
+            offset = anchor.pool.place(tensor.nbytes)
+            if offset < 0:
+                return False
+            places.append((anchor, tensor, offset))
+        for anchor, tensor, offset in places:
+            end = offset
+            for part in tensor.parts:
+                start, end = end, end + len(part)
+                anchor.payload[start:end] = part
+            anchor.describe(0, request.number, offset, tensor.nbytes, tensor.shape)
+            anchor.ring.write_complete()
+        now = request.submitted_ns = monotonic_ns()
+        REQUEST.pack_into(
+            channel.view,
+            channel.request_at(slot),
+            request.number,
+            request.rows,
+            request.flags,
+            request.deadline_ns,
+            now,
+        )
+        request.slot = slot
+        self._owners[slot] = request.number
+        channel.requests.write_complete()
+        self.device.notify(self.number)
+        return True
+
+    def _check_fits(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, anchor in self._inputs:
+            tensor = tensors.get(name)
+            if tensor is not None and tensor.nbytes > anchor.capacity:
+                raise InvalidInput(
+                    f"input {name!r} has {tensor.nbytes} bytes, a request may bring "
+                    f"{anchor.capacity} of it (the engine's option channel_memory): "
+                    "send fewer rows at once"
+                )
+
+    def _refill(self) -> None:
+        """Move requests from the backlog into the rings while there is room."""
+        while self._backlog:
+            request, tensors = self._backlog[0]
+            if not request.done and not self._try_push(request, tensors):
+                return
+            self._backlog.popleft()
+            if request.done:  # cancelled before it got a slot
+                del self._in_flight[request.number]
+                self.device.outstanding -= 1
+
+    def _full(self) -> QueueFull:
+        now = time.monotonic_ns()
+        known = self.pace.seen >= 0
+        room = self.pace.room_ns(now) if known else now + UNKNOWN_ROOM_NS
+        if self.levels and self.priority > 1:
+            before = self._rows_ahead() - self._rows
+            room = max(room, self.pace.done_ns(before, now) if before else 0)
+        return QueueFull(
+            f"the queue of {self.name!r} is full: {self.limit} requests are waiting",
+            max(MIN_ROOM_NS, room - now) / 1e9,
+        )
+
+    def finish(
+        self,
+        outcome: int,
+        number: int,
+        queue_ns: int,
+        compute_ns: int,
+        rows: int,
+        text: str,
+    ) -> None:
+        """A completion has come: take the outputs out of their slots and resolve."""
+        request = self._in_flight.pop(number, None)
+        if request is not None:
+            self.device.outstanding -= 1
+        wanted = request is not None and not request.done and outcome == DONE
+        failure = self._collect(number, request if wanted else None)
+        if self._backlog:
+            self._refill()
+        if request is None or request.done:
+            self._unwanted(outcome, queue_ns, compute_ns, rows, text)
+            return
+        if compute_ns != self.pace.seen and outcome == DONE:
+            self._observe(rows, queue_ns, compute_ns)
+        self._rows -= request.rows or 1
+        if request.promised_ns:
+            expired = outcome == Outcome.EXPIRED
+            in_time = not expired and time.monotonic_ns() <= request.promised_ns
+            self.pace.judge(kept=in_time)
+        request.queue_ns = queue_ns
+        request.compute_ns = compute_ns
+        request.batch_rows = rows
+        if failure is not None:
+            request.resolve(failure)
+        elif outcome == DONE:
+            if request.began_ns and self.tracepoints is not None:
+                self.tracepoints.record(request)
+            request.resolve()
+        else:
+            request.resolve(error_of(outcome, text))
+
+    def _collect(self, number: int, request: Request | None) -> EngineError | None:
+        """Copy the outputs of request `number` out of their slots, where `request` is
+        there to have them, and release the slots; what kept them from being copied."""
+        failure: EngineError | None = None
+        outputs: dict[str, Tensor] = {}
+        for name, data_type, anchor in self._outputs:
+            slot = anchor.find(number)
+            if slot < 0:
+                continue
+            if request is not None and failure is None:
+                try:
+                    _, start, nbytes, rank = anchor.head(slot)
+                    shape = anchor.dims(slot, rank)
+                    payload, into = anchor.payload, request.into
+                    self._much = nbytes >= MUCH
+                    if into is not None:
+                        into.take(name, data_type, shape, payload, start, nbytes)
+                    else:
+                        data = bytes(payload[start : start + nbytes])
+                        outputs[name] = Tensor(data_type, shape, (data,), nbytes)
+                except Exception as error:
+                    # It must end, whatever it was: a lack of memory, or a bug.
+                    failure = not_copied(name, error)
+            anchor.ring.skip()
+        if request is not None:
+            request.outputs = outputs
+            if request.into is not None:
+                request.into.end()
+        return failure
+
+    def _unwanted(
+        self, outcome: int, queue_ns: int, compute_ns: int, rows: int, text: str
+    ) -> None:
+        """A completion for which nobody waits any more, or that is a question."""
+        if outcome == Outcome.NEEDS_ROWS:
+            waiting = [r for r in self._in_flight.values() if r.slot >= 0]
+            self.device.hungry.append(partial(self._ask_for_rows, text, waiting))
+            return
+        self.late += 1
+        # What it says of the pace holds all the same: when a machine gets slower,
+        # it is said by those who could not wait for it. One that was ended by its
+        # deadline would have taken longer; one whose client has gone says nothing.
+        if compute_ns and compute_ns != self.pace.seen:
+            expired = outcome == Outcome.EXPIRED
+            slower = expired and self.pace.is_slower(rows, compute_ns)
+            if slower or outcome == Outcome.DONE:
+                self._observe(rows, queue_ns, compute_ns, rows)
+        self.pace.since = time.monotonic_ns()
+
+    def _observe(
+        self, rows: int, queue_ns: int, compute_ns: int, gone: int = 0
+    ) -> None:
+        """A batch has run; `gone` of its rows are no longer counted as in flight."""
+        waiting = self._rows
+        if self.levels:
+            waiting = sum(level.rows for level in self.levels)
+        self.pace.observe(rows, queue_ns, compute_ns, waiting + gone)
+
+    @property
+    def usable(self) -> bool:
+        """Whether requests can be taken: false once closed or lost."""
+        return not self._closed
+
+    def wait(self, request: Request, timeout: float | None) -> bool:
+        return self.device.wait(request, timeout)
+
+    def abandon(self, request: Request, error: EngineError) -> None:
+        """Resolve a request now; the device drops it, or its result is discarded."""
+        self.device.origin.check("request")
+        with self._lock:
+            if request.done:
+                return
+            slot = request.slot
+            usable = not self._closed
+            if usable and slot >= 0 and self._owners[slot] == request.number:
+                self._channel.set_cancelled(slot)
+                self.device.tell_cancelled()
+            self._rows -= request.rows or 1
+            if request.promised_ns and isinstance(error, DeadlineExceeded):
+                self.pace.judge(kept=False)
+            request.resolve(error)
+            if usable and slot < 0:
+                self._refill()
+
+    def fail_all(self, error: EngineError) -> None:
+        """The device is lost, or the channel closes: everybody is told."""
+        with self._lock:
+            requests = list(self._in_flight.values())
+            self._cancel(requests)
+            self.device.outstanding -= len(requests)
+            self._in_flight.clear()
+            self._backlog.clear()
+            self._rows = 0
+            for request in requests:
+                request.resolve(error)
+
+    def _cancel(self, requests: list[Request]) -> None:
+        """Let the device drop requests, or end their run."""
+        with_device = [r for r in requests if r.slot >= 0 and not r.done]
+        if self._closed or not with_device:
+            return
+        for request in with_device:
+            self._channel.set_cancelled(request.slot)
+        self.device.tell_cancelled()
+
+    def close(self) -> None:
+        """Fail what is in flight and give the memory back."""
+        self.fail_all(DeviceLost("the channel was closed"))
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._channel.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"<ReplicaChannel {self.name!r} on {self.device.id}, "
+            f"{len(self._in_flight)}/{self.limit} in flight, {self.late} late>"
+        )

@@ -1,0 +1,447 @@
+"""The replicas of a model: their devices, and the channel to each.
+
+Loading, unloading, and which replica takes a request. What a request is, `ModelRunner`
+knows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from engine.config import NEVER_NS, UNLIMITED, ModelRunnerConfig
+from engine.devices.device import Device
+from engine.devices.device_manager import DeviceManager
+from engine.devices.device_state import DeviceState
+from engine.errors import (
+    DeviceLost,
+    EngineError,
+    ExecutionFailed,
+    InvalidConfig,
+    InvalidInput,
+    InvalidModel,
+    RunnerClosed,
+)
+from engine.model.batch_plan import BatchPlan
+from engine.model.frozen import frozen_tensors
+from engine.model.model_file import handed_over
+from engine.origin import here
+from engine.runner.flushing import Flusher
+from engine.runner.pace import Pace
+from engine.runner.replica_channel import ReplicaChannel
+from engine.runner.stats import RunnerStats
+from engine.runner.tracepoints import Tracepoints
+from engine.tensor import DataDesc, Tensor
+from engine.transport import control
+from engine.transport.channel import ChannelLayout
+from engine.transport.control import Message
+from engine.transport.tensor_pack import pack_tensors, unpack_tensors
+from popef_io import Model
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that save programs may take, and what runs before them.
+SAVE_TIMEOUT = 300.0
+
+#: Seconds that a device gets to end what takes too long, before it is ended itself.
+LOAD_GRACE = 5.0
+
+#: Waiting for rows of other requests that is longer hides how fast a replica is.
+LONG_WAIT_NS = 50_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaPlan:
+    """What each replica is: the model, its batches and the sizes of its channel."""
+
+    name: str
+    model: Model
+    inputs: tuple[DataDesc, ...]
+    outputs: tuple[DataDesc, ...]
+    batches: BatchPlan
+    layout: ChannelLayout
+    flusher: Flusher | None = None
+
+
+class ReplicaSet:
+    """Replicas 0 to n-1 on their devices. Thread-safe.
+
+    Devices that `config.replica_to_device` does not give are attached here, by
+    `manager` and the configuration's wait policy, and closed with the set.
+    """
+
+    def __init__(self, plan: ReplicaPlan, config: ModelRunnerConfig) -> None:
+        self.origin = here()
+        self._plan = plan
+        self._config = config
+        self._own: list[Device] = []
+        self._devices: list[Device] = []
+        self._channels: list[ReplicaChannel | None] = []
+        self._tracepoints: list[Tracepoints] = []
+        self._stopped = False
+        self._closed = False
+        #: Why it takes no requests any more, where it was found at fault.
+        self.failure: EngineError | None = None
+
+    # -- what there is
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The device of each replica."""
+        return tuple(self._devices)
+
+    @property
+    def channels(self) -> tuple[ReplicaChannel, ...]:
+        """To the replicas that are loaded, of all priority levels."""
+        loaded = [c for c in self._channels if c is not None]
+        return tuple(level for c in loaded for level in c.levels or (c,))
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def ready(self) -> bool:
+        """Whether every replica can take requests."""
+        channels = self._channels
+        if self._stopped or self.origin.left:
+            return False
+        return all(c is not None and c.usable for c in channels)
+
+    @property
+    def serving(self) -> bool:
+        """Whether some replica can take requests."""
+        channels = self._channels
+        if self._stopped or self.origin.left:
+            return False
+        return any(c is not None and c.usable for c in channels)
+
+    @property
+    def in_flight(self) -> int:
+        return sum(c.in_flight for c in self.channels)
+
+    def __len__(self) -> int:
+        return len(self._channels)
+
+    def stats(self) -> RunnerStats:
+        channels = self.channels
+        return RunnerStats(
+            name=self._plan.name,
+            replicas=len(self._channels),
+            ready=sum(c is not None for c in self._channels),
+            in_flight=sum(c.in_flight for c in channels),
+            awaiting=sum(c.awaiting for c in channels),
+            late=sum(c.late for c in channels),
+            restarts=sum(device.restarts for device in self._devices),
+        )
+
+    def tracepoints(self, replica: int) -> Tracepoints | None:
+        """Where the time of a replica's requests went; None where nobody asked."""
+        return self._tracepoints[replica] if self._tracepoints else None
+
+    # -- requests
+
+    def pick(self, replica_id: int | None, priority: int = 0) -> ReplicaChannel:
+        """The channel to this replica, or to the least busy one.
+
+        Where the model has priority levels it is that of `priority`, or of the default
+        level if there is no such one.
+        Raises RunnerClosed, or DeviceLost where it has no device at the moment;
+        WrongProcess in a forked child.
+        """
+        if self.origin.left:
+            raise self.origin.error("ModelRunner")
+        if self._stopped:
+            raise self._unloaded()
+        if self.failure is not None:
+            raise self.failure.again()
+        channels = self._channels
+        if replica_id is not None:
+            channel = channels[replica_id]
+        elif len(channels) == 1:
+            channel = channels[0]
+        else:
+            ready = [c for c in channels if c is not None and c.usable]
+            channel = min(ready, key=_busy) if ready else None
+        if channel is None or not channel.usable:
+            raise self._lost(replica_id or 0)
+        if priority and 0 < priority <= len(channel.levels):
+            return channel.levels[priority - 1]
+        return channel
+
+    def _lost(self, replica: int) -> DeviceLost:
+        """As the requests failed that were in flight when the device was lost."""
+        device = self._devices[replica]
+        if device.state is DeviceState.READY:
+            return DeviceLost(f"model {self._plan.name!r} is not loaded at the moment")
+        return device.want()
+
+    def _unloaded(self) -> RunnerClosed:
+        return RunnerClosed(f"model {self._plan.name!r} was unloaded")
+
+    def check_id(self, replica_id: int) -> None:
+        """InvalidInput where there is no such replica."""
+        if not 0 <= replica_id < len(self._channels):
+            raise InvalidInput(
+                f"replica_id {replica_id} is out of range: there are "
+                f"{len(self._channels)} replicas"
+            )
+
+    def recover_if_lost(self, replica: int) -> None:
+        """Blocking callers bring their device back themselves (`auto_reset`), or wait
+        for one who is about it."""
+        if not self._config.auto_reset:
+            return
+        self.origin.check("ModelRunner")
+        device, channel = self._devices[replica], self._channels[replica]
+        if not device.check() or channel is None or not channel.usable:
+            device.recover()
+
+    # -- life
+
+    def attach(self, manager: DeviceManager | None) -> None:
+        """Give each replica its device."""
+        given, count = self._given(), self._config.replication_factor
+        missing = count - len(given)
+        if missing:
+            own = (manager or DeviceManager()).get_devices(
+                missing,
+                self._plan.model,
+                self._config.device_wait_config,
+                list(given.values()),
+            )
+            self._own = list(own)
+        own_devices = iter(self._own)
+        for replica in range(count):
+            device = given.get(replica) or next(own_devices)
+            self._devices.append(device)
+            if self._config.record_tracepoints:
+                size = self._config.request_tracepoints_buffer_size
+                self._tracepoints.append(Tracepoints(size, device.lock))
+
+    def _given(self) -> dict[int, Device]:
+        """The devices that the configuration gives to replicas."""
+        given = {}
+        for replica, device in self._config.replica_to_device.items():
+            if not isinstance(device, Device):
+                kind = type(device).__name__
+                msg = f"replica_to_device[{replica}] must be a Device, got {kind}"
+                raise InvalidConfig(msg)
+            given[replica] = device
+        return given
+
+    def load(self) -> None:
+        """Load the model on every replica."""
+        self._channels = [None] * len(self._devices)
+        for device in dict.fromkeys(self._devices):
+            self._load(device)
+
+    def reload(self, device: Device) -> None:
+        """Load the replicas of a device again, after its process was replaced."""
+        self.origin.check("ModelRunner")
+        if device in self._devices and not self._stopped and self.failure is None:
+            self._load(device)
+
+    def save(self, replica: int) -> dict[str, Tensor]:
+        """Run the save programs of a replica; what they deliver, by tensor name."""
+        self.origin.check("ModelRunner")
+        if self._closed:
+            raise self._unloaded()
+        channel = self._channels[replica]
+        if channel is None or not channel.usable:
+            raise self._lost(replica)
+        message = {"op": "save", "replica": channel.replica}
+        device = channel.device
+        try:
+            answer, fds = device.ask(message, timeout=SAVE_TIMEOUT)
+        except TimeoutError as error:
+            raise DeviceLost(f"device {device.id} does not answer") from error
+        try:
+            return unpack_tensors(answer["tensors"], fds[0])
+        finally:
+            control.close_all(fds)
+
+    def stop(self) -> None:
+        """Take no more requests; what is in flight fails with RunnerClosed."""
+        self._stopped = True
+        for channel in self.channels:
+            channel.fail_all(self._unloaded())
+
+    def close(self) -> None:
+        """`stop`, and unload everywhere; in a forked child only our own devices are
+        closed."""
+        if self._closed:
+            return
+        if not self.origin.left:
+            self._unload()
+        self._closed = self._stopped = True
+        for device in self._own:
+            device.close()
+
+    def _unload(self) -> None:
+        self.stop()
+        self._closed = True
+        for replica, channel in enumerate(self._channels):
+            if channel is None:
+                continue
+            device = self._devices[replica]
+            if not channel.usable:
+                # Of a process that is gone: the number may be another's by now.
+                continue
+            device.condemn(channel.replica)
+            for level in channel.levels or (channel,):
+                device.close_channel(level)
+            with contextlib.suppress(EngineError, OSError):
+                device.call({"op": "unload", "replica": channel.replica}, timeout=30.0)
+
+    def _load(self, device: Device) -> None:
+        """Load the replicas of one device, which share graphs and weights there."""
+        plan, config = self._plan, self._config
+        began = time.monotonic()
+        mine = [i for i, one in enumerate(self._devices) if one is device]
+        for replica in mine:
+            self._channels[replica] = None  # to a process that is gone, if there is one
+        message: Message = {
+            "op": "load",
+            "count": len(mine),
+            "name": plan.name,
+            "executable": plan.model.metadata.executable,
+            "threads": device.threads,
+            "providers": list(device.providers),
+            "plan": plan.batches.to_message(),
+            "delay_ns": int(config.max_queue_delay * 1e9),
+            "preferred": _preferred_sizes(config, plan.batches.max_units),
+            **_waiting(config),
+            "check_package_hash": config.check_package_hash,
+            "frozen": None,
+            "load_timeout": config.load_timeout,
+        }
+        frozen = frozen_tensors(plan.model, config.frozen_inputs)
+        with handed_over(plan.model) as (message["sources"], fds), ExitStack() as held:
+            if frozen:
+                message["frozen"], memory = pack_tensors("frozen", frozen)
+                fds = [*fds, held.enter_context(memory).fd]
+            numbers = self._call_to_load(device, message, fds)
+        for replica, number in zip(mine, numbers, strict=True):
+            channel = self._connect(device, int(number), self.tracepoints(replica))
+            self._channels[replica] = channel
+            logger.info(
+                "replica %d of %r is loaded on %s (%.3f s)",
+                replica,
+                plan.name,
+                device.id,
+                time.monotonic() - began,
+            )
+
+    def _call_to_load(
+        self, device: Device, message: Message, fds: list[int]
+    ) -> list[int]:
+        """Have the device load; InvalidModel where that takes longer than it may."""
+        timeout = self._config.load_timeout or None
+        try:
+            if timeout is None:
+                return list(device.call(message, fds)["replicas"])
+            # Programs are ended by the device; then a moment is left to say so.
+            grace = timeout + LOAD_GRACE
+            return list(device.call(message, fds, grace)["replicas"])
+        except TimeoutError:
+            why = f"loading takes longer than {timeout:g} s, and cannot be ended"
+            error = InvalidModel(f"model {self._plan.name!r}: {why}")
+            # Before the device comes back: it is not to be loaded again.
+            self.fail(ExecutionFailed(str(error)))
+            device.end_process(f"{self._plan.name!r}: {why}")
+            raise error from None
+
+    def run_limit(self, device: Device, replica: int) -> float | None:
+        """`run_timeout` where this is a replica of the model; None where it is not."""
+        mine = any(
+            channel.replica == replica and channel.device is device
+            for channel in self.channels
+        )
+        return self._config.run_timeout if mine else None
+
+    def fail(self, error: EngineError) -> None:
+        """Take no more requests, for good: all fail with `error`, and so do those in
+        flight, whose run ends. It is not loaded again where a device comes back."""
+        if self.failure is not None:
+            return
+        self.failure = error
+        for channel in self.channels:
+            for request in channel.waiting:
+                channel.abandon(request, error.again())
+
+    def _connect(
+        self, device: Device, number: int, tracepoints: Tracepoints | None
+    ) -> ReplicaChannel:
+        """Open the channel to a loaded replica, or one for each priority level; that
+        of the default level is returned."""
+        plan, config = self._plan, self._config
+        pace = Pace(plan.batches.depth, measured=not _waits_long(plan, config))
+
+        def connect(priority: int) -> ReplicaChannel:
+            limit = config.priority_queue_sizes.get(priority, config.max_queue_size)
+            channel = ReplicaChannel(
+                device,
+                number,
+                plan.name,
+                plan.inputs,
+                plan.outputs,
+                plan.layout,
+                limit,
+                pace,
+                priority,
+            )
+            channel.flusher = plan.flusher
+            channel.tracepoints = tracepoints
+            return channel
+
+        if not config.priority_levels:
+            return connect(0)
+        levels = tuple(connect(n + 1) for n in range(config.priority_levels))
+        for level in levels:
+            level.levels = levels
+        return levels[config.default_level - 1]
+
+    def __repr__(self) -> str:
+        return (
+            f"<ReplicaSet {self._plan.name!r}, {len(self.channels)} of "
+            f"{len(self._channels)} loaded, {self.in_flight} in flight>"
+        )
+
+
+def _busy(channel: ReplicaChannel) -> int:
+    """Requests in flight on the replica of a channel."""
+    if not channel.levels:
+        return channel.in_flight
+    return sum(level.in_flight for level in channel.levels)
+
+
+def _preferred_sizes(config: ModelRunnerConfig, max_rows: int) -> list[int]:
+    """The preferred batch sizes that are possible, ascending."""
+    return sorted({n for n in config.preferred_batch_sizes if n <= max_rows})
+
+
+def _waiting(config: ModelRunnerConfig) -> dict[str, int]:
+    """How long what does not fill a run waits, for a `load` message."""
+    batch = run = config.timeout_ns or NEVER_NS
+    if config.is_batch_size_timeout_enabled:
+        batch, run = config.batch_size_timeout_ns, config.data_parallel_timeout_ns
+    look_ahead = config.max_look_ahead
+    return {
+        "fill_batch_ns": batch,
+        "fill_run_ns": run,
+        "asks": config.flush_callback is not None,
+        "drops_cancelled": config.flush_on_waiting_outputs,
+        "look_ahead": -1 if look_ahead == UNLIMITED else int(look_ahead),
+    }
+
+
+def _waits_long(plan: ReplicaPlan, config: ModelRunnerConfig) -> bool:
+    """Whether requests may wait for company so long that they tell nothing of how
+    fast the device is."""
+    waits = _waiting(config)
+    longest = max(waits["fill_batch_ns"], waits["fill_run_ns"])
+    return plan.batches.run_units > 1 and longest > LONG_WAIT_NS

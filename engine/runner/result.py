@@ -1,0 +1,62 @@
+"""The result of an execute call: a mapping of arrays that waits when it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from engine.devices.request import Request
+from engine.tensor import Array
+from engine.transport.output_arrays import OutputArrays
+
+
+class ExecuteResult(Mapping[str, Array]):
+    """Name to numpy array. With caller-owned memory the arrays are the caller's.
+
+    Those of the library are the caller's own from then on: they may be written to and
+    kept for as long as he likes, also when the runner is closed.
+    """
+
+    def __init__(self, outputs: OutputArrays) -> None:
+        self._outputs = outputs
+        self._there = False
+        self.request: Request | None = None
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the result is there, at most `timeout` seconds; whether it is.
+
+        Raises how the request failed, and WrongProcess in a forked child; what was
+        there before the fork is there in the child too.
+        """
+        if self._there:
+            return True
+        request = self.request
+        if request is None or not request.wait(timeout):
+            return False
+        error = request.error or self._outputs.failure
+        if error is not None:
+            raise error.again()
+        self._there = True
+        return True
+
+    def arrays(self) -> dict[str, Array]:
+        """All of them, once the result is there; a new dictionary.
+
+        Raises how the request failed.
+        """
+        self.wait()
+        return dict(self._outputs.arrays)
+
+    def __getitem__(self, name: str) -> Array:
+        self.wait()
+        return self._outputs.arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self.wait()
+        return iter(self._outputs.arrays)
+
+    def __len__(self) -> int:
+        self.wait()
+        return len(self._outputs.arrays)
+
+    def __repr__(self) -> str:
+        return f"<ExecuteResult of {self.request!r}>"

@@ -1,0 +1,179 @@
+"""Where the time of requests went, phase by phase (Model Runtime: tracepoints).
+
+    read preparation   from the call until the request is in its queue
+    read queue         in the queue, until the batch it runs in starts
+    computation        until that batch has been computed
+    request            the whole: from the call until its batch has been computed
+
+How long a caller then takes to collect the result is no part of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from engine.errors import InvalidInput
+from engine.origin import here
+
+if TYPE_CHECKING:
+    from engine.devices.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseValues:
+    """One number for each phase: microseconds, or a count."""
+
+    request: float
+    read_preparation: float
+    read_queue: float
+    computation: float
+
+    def by_name(self) -> dict[str, float]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+_NOTHING = PhaseValues(0.0, 0.0, 0.0, 0.0)
+
+
+#: Points are made so many at a time: side by side in memory the next one is in a cache
+#: more often than where each lies between what requests leave behind.
+_AT_ONCE = 1024
+
+
+class _Point:
+    """The times of one request, in nanoseconds; `following` is for the next one."""
+
+    __slots__ = ("computation", "following", "number", "preparation", "queue")
+
+    def __init__(self, number: int) -> None:
+        self.preparation = self.queue = self.computation = 0
+        self.number = number
+        self.following: _Point | None = None
+
+
+class Tracepoints:
+    """The times of the last `size` requests of one replica that succeeded; of all with
+    `size` 0.
+
+    Recorded by threads that hold `lock`, which readers take. Any thread may read.
+    """
+
+    __slots__ = ("_lock", "_origin", "_point", "_points", "_rounds", "_size")
+
+    def __init__(self, size: int, lock: AbstractContextManager[object]) -> None:
+        self._origin = here()
+        self._lock = lock
+        self._size = size
+        self._rounds = 0
+        self._points: list[_Point] = []
+        self._point = self._more_points()
+
+    def record(self, request: Request) -> None:
+        """The times of a request that has succeeded; the caller holds the lock.
+
+        This is all that requests pay for: three numbers are written over old ones.
+        What they mean is worked out when somebody asks.
+        """
+        point = self._point
+        point.preparation = request.submitted_ns - request.began_ns
+        point.queue = request.queue_ns
+        point.computation = request.compute_ns
+        self._point = point.following or self._turn_over()
+
+    def _turn_over(self) -> _Point:
+        """What follows the last point: the oldest, or a new one."""
+        if len(self._points) != self._size:
+            return self._more_points()
+        self._rounds += 1
+        return self._points[0]
+
+    def _more_points(self) -> _Point:
+        """Add points, as far as `size` allows; the first of them."""
+        first = len(self._points)
+        end = first + _AT_ONCE
+        if self._size:
+            end = min(end, self._size)
+        points = [_Point(number) for number in range(first, end)]
+        for point, following in pairwise(points):
+            point.following = following
+        self._points += points
+        return points[0]
+
+    @property
+    def count(self) -> int:
+        """How many requests have been recorded, also those that were dropped since."""
+        self._origin.check("Tracepoints")
+        with self._lock:
+            return self._rounds * self._size + self._point.number
+
+    def __len__(self) -> int:
+        return min(self.count, self._size) if self._size else self.count
+
+    def trace(self, position: int = -1) -> PhaseValues:
+        """The times of one request: -1 is the last, 0 the oldest that is kept.
+
+        Zeros where nothing was recorded yet; InvalidInput where there are not so many.
+        """
+        rows = self._rows()
+        kept = len(rows)
+        if position == -1 and not kept:
+            return _NOTHING
+        if not -kept <= position < kept:
+            raise InvalidInput(
+                f"there is no request number {position}: {kept} are recorded"
+            )
+        return PhaseValues(*[ns / 1e3 for ns in rows[position]])
+
+    def percentile(self, quantile: float = 0.9) -> PhaseValues:
+        """For each phase the time that the fraction `quantile` of the requests kept did
+        not exceed (nearest rank, so always one that was measured); zeros without any.
+
+        InvalidInput unless 0 <= quantile <= 1.
+        """
+        if not 0 <= quantile <= 1:
+            raise InvalidInput(f"a quantile is between 0 and 1, got {quantile!r}")
+
+        def rank(times: list[int]) -> float:
+            position = max(0, math.ceil(quantile * len(times)) - 1)
+            return sorted(times)[position] / 1e3
+
+        return self._over_phases(rank)
+
+    def mean(self) -> PhaseValues:
+        """The mean of each phase over the requests kept; zeros without any."""
+        return self._over_phases(lambda times: sum(times) / len(times) / 1e3)
+
+    def counts(self) -> PhaseValues:
+        """How many requests have been recorded: the same number for each phase."""
+        return PhaseValues(*[float(self.count)] * 4)
+
+    def _over_phases(self, of: Callable[[list[int]], float]) -> PhaseValues:
+        rows = self._rows()
+        if not rows:
+            return _NOTHING
+        return PhaseValues(*[of(list(phase)) for phase in zip(*rows, strict=True)])
+
+    def _rows(self) -> list[tuple[int, int, int, int]]:
+        """The whole and its phases, in nanoseconds, of each request, oldest first."""
+        self._origin.check("Tracepoints")
+        rows = []
+        with self._lock:
+            points = self._points[: self._point.number]
+            if self._rounds:
+                points = self._points[self._point.number :] + points
+            for point in points:
+                preparation = max(0, point.preparation)
+                queue, computation = point.queue, point.computation
+                whole = preparation + queue + computation
+                rows.append((whole, preparation, queue, computation))
+        return rows
+
+    def __repr__(self) -> str:
+        if self._origin.left:
+            return f"<Tracepoints of process {self._origin.pid}>"
+        return f"<Tracepoints {len(self)} of {self.count} requests>"

@@ -1,0 +1,221 @@
+"""What the anchors of a session are connected to, as the host end of a run sees it.
+
+A source gives an input's data when the device needs it (`fetch`), and some can give it
+before (`try_fetch`). Data that was given ahead of need is the program's when `consumed`
+says so; what the program did not get to is given again after `rewind`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from engine.errors import InvalidInput
+from engine.model.anchors import describe
+from engine.session.callbacks import CallbackHandle
+from engine.session.queues import Alive, InputQueue, OutputQueue
+from engine.tensor import Array, Buffer
+from popef_io import Anchor, DataType, decode_strings, encode_strings
+
+Shape = tuple[int, ...]
+#: Gives room for so many bytes of an input.
+Room = Callable[[int], memoryview]
+
+
+class Source(Protocol):
+    """Where the data of an input come from."""
+
+    #: False where data came of nowhere, because what gives them was disconnected.
+    is_real: bool
+    #: Whether `try_fetch` is of any use.
+    can_look_ahead: bool
+
+    def fetch(self, room: Room, alive: Alive) -> Shape:
+        """Put the next data into `room`, waiting for them; their shape."""
+        ...
+
+    def try_fetch(self, room: Room) -> Shape | None:
+        """The same without waiting; None where there is nothing, or nothing can be
+        given before it is needed."""
+        ...
+
+    def consumed(self) -> None:
+        """The program has the oldest data that were given."""
+        ...
+
+    def rewind(self) -> None:
+        """The program did not get what was given and not consumed."""
+        ...
+
+
+class Sink(Protocol):
+    """Where the data of an output go."""
+
+    is_real: bool
+
+    def put(self, data: memoryview, shape: Shape, alive: Alive) -> None:
+        """Take data that are valid during the call only; may wait."""
+        ...
+
+    @property
+    def has_room(self) -> bool:
+        """Whether `put` would not wait for somebody to make room."""
+        ...
+
+
+class CallbackSource:
+    """A user's callback, called in the thread that runs the programs.
+
+    Never called ahead of need: it would see reads that may not come.
+    """
+
+    is_real = True
+    can_look_ahead = False
+
+    def __init__(self, anchor: Anchor, callback: CallbackHandle) -> None:
+        self._anchor = anchor
+        self._callback = callback
+
+    def fetch(self, room: Room, alive: Alive) -> Shape:
+        info = self._anchor.tensor_info
+        if not info.is_static or info.data_type is DataType.STRING:
+            return self._fetch_returned(room)
+        assert info.shape is not None
+        memory = _array(room(info.size_in_bytes), info.shape, info.data_type)
+        self._callback(memory)
+        return info.shape
+
+    def _fetch_returned(self, room: Room) -> Shape:
+        info = self._anchor.tensor_info
+        dtype = info.data_type.numpy_dtype
+        array = self._callback(np.empty(0, dtype))
+        if not isinstance(array, np.ndarray) or not _fits(array, self._anchor):
+            found = type(array).__name__
+            if isinstance(array, np.ndarray):
+                found = f"{array.dtype}{list(array.shape)}"
+            raise InvalidInput(
+                f"the callback of input {self._anchor.name!r} must return an array "
+                f"that is {info}, got {found}"
+            )
+        data: Buffer
+        if info.data_type is DataType.STRING:
+            data = encode_strings(array)
+        else:
+            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        room(len(data))[:] = data
+        return tuple(array.shape)
+
+    def try_fetch(self, room: Room) -> Shape | None:
+        return None
+
+    def consumed(self) -> None:
+        """Called only when the program needs the data: they are consumed at once."""
+
+    def rewind(self) -> None:
+        """Nothing is given ahead of need."""
+
+    def __repr__(self) -> str:
+        return f"<CallbackSource of {self._anchor.name!r}>"
+
+
+class CallbackSink:
+    """A user's callback that is shown what the device wrote."""
+
+    is_real = True
+    has_room = True
+
+    def __init__(self, anchor: Anchor, callback: CallbackHandle) -> None:
+        self._anchor = anchor
+        self._callback = callback
+
+    def put(self, data: memoryview, shape: Shape, alive: Alive) -> None:
+        self._callback(_array(data, shape, self._anchor.tensor_info.data_type))
+
+    def __repr__(self) -> str:
+        return f"<CallbackSink of {self._anchor.name!r}>"
+
+
+class QueueSource:
+    """An input queue. A disconnected one gives zeros, so that the program ends."""
+
+    can_look_ahead = True
+
+    def __init__(self, queue: InputQueue) -> None:
+        self.queue = queue
+        self.is_real = True
+
+    def fetch(self, room: Room, alive: Alive) -> Shape:
+        parts = self.queue.take_batch(alive) if self.queue.is_connected else None
+        if parts is None:
+            return self._dummy(room)
+        return self._copy(parts, room)
+
+    def try_fetch(self, room: Room) -> Shape | None:
+        parts = self.queue.try_take_batch() if self.queue.is_connected else None
+        return None if parts is None else self._copy(parts, room)
+
+    def consumed(self) -> None:
+        self.queue.batch_done()
+
+    def rewind(self) -> None:
+        self.queue.put_back()
+
+    def _copy(self, parts: list[memoryview], room: Room) -> Shape:
+        nbytes = sum(map(len, parts))
+        memory = room(nbytes)
+        at = 0
+        for part in parts:
+            memory[at : at + len(part)] = part
+            at += len(part)
+        return self._shape(nbytes)
+
+    def _dummy(self, room: Room) -> Shape:
+        self.is_real = False
+        nbytes = self.queue.batch_bytes or self.queue.sample_bytes
+        room(nbytes)[:] = bytes(nbytes)
+        return self._shape(nbytes)
+
+    def _shape(self, nbytes: int) -> Shape:
+        shape = self.queue.tensor_info.shape or ()
+        if not shape:
+            return ()
+        return (nbytes // self.queue.sample_bytes if nbytes else 0, *shape[1:])
+
+    def __repr__(self) -> str:
+        return f"<QueueSource {self.queue!r}>"
+
+
+class QueueSink:
+    """An output queue. A disconnected one drops what comes."""
+
+    def __init__(self, queue: OutputQueue) -> None:
+        self.queue = queue
+        self.is_real = True
+
+    @property
+    def has_room(self) -> bool:
+        return self.queue.has_room or not self.queue.is_connected
+
+    def put(self, data: memoryview, shape: Shape, alive: Alive) -> None:
+        if not self.queue.is_connected or not self.queue.put_batch(data, alive):
+            self.is_real = False
+
+    def __repr__(self) -> str:
+        return f"<QueueSink {self.queue!r}>"
+
+
+def _array(data: memoryview, shape: Shape, data_type: DataType) -> Array:
+    if data_type is DataType.STRING:
+        return decode_strings(data, shape)
+    if not len(data):
+        return np.empty(shape, data_type.numpy_dtype)
+    return np.frombuffer(data, data_type.numpy_dtype).reshape(shape)
+
+
+def _fits(array: Array, anchor: Anchor) -> bool:
+    data_type = anchor.tensor_info.data_type
+    if data_type is not DataType.STRING and array.dtype != data_type.numpy_dtype:
+        return False
+    return describe(anchor).accepts_shape(array.shape)

@@ -1,0 +1,224 @@
+"""`Residence`: a session's place on a device, and the running of programs there."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+import time
+from collections.abc import Iterator, Sequence
+
+from engine.devices.device import Device
+from engine.devices.device_state import DeviceState
+from engine.errors import (
+    DeviceClosed,
+    DeviceLost,
+    EngineError,
+    SessionClosed,
+)
+from engine.model.model_file import handed_over
+from engine.session.connections import Connections
+from engine.session.session_config import SessionConfig
+from engine.session.session_link import SessionEnded, SessionLink
+from engine.transport.control import Message
+from popef_io import TRACE, Model
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that save programs get which nobody called for.
+SAVE_TIMEOUT = 10.0
+#: Seconds until a device whose connection ended is seen to be lost, or is not.
+_LOST_TIMEOUT = 2.0
+
+
+class Residence:
+    """A model on the device of a session, as long as no other session takes that.
+
+    What is said to need the turn is called within `turn`, or `SessionSeat.turn` of the
+    device. `halt` and `end` are for any thread.
+    """
+
+    def __init__(
+        self, model: Model, config: SessionConfig, connections: Connections
+    ) -> None:
+        #: The device it is bound to, loaded or not.
+        self.device: Device | None = None
+        self.is_stopped = False
+        #: Whether load programs were run since it was loaded.
+        self.has_weights = False
+        self._model = model
+        self._config = config
+        self._connections = connections
+        self._link: SessionLink | None = None
+        self._trace = logger.isEnabledFor(TRACE)
+        self._restarts = 0
+        #: Whether `halt` stopped it.
+        self._was_told = False
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it is loaded on its device."""
+        return self._link is not None and not self._link.ended
+
+    # -- coming and going
+
+    def bind(self, device: Device) -> None:
+        """Load on this device, which nobody else has bound it to."""
+        self.is_stopped = self._was_told = False
+        with device.seat.turn():
+            self.device = device
+            try:
+                self._load(device)
+            except BaseException:
+                self.device = None
+                raise
+
+    @contextlib.contextmanager
+    def turn(self, *, load: bool = True) -> Iterator[None]:
+        """Have the turn to run programs, loaded on the device.
+
+        Where it is not, because another session has taken the device, it is loaded
+        again; without `load` that is a SessionClosed.
+        """
+        device = self.bound()
+        if self.is_stopped:
+            if not self._was_told:
+                raise SessionClosed(f"{self!r} runs nothing until it reloads")
+            yield  # `run` says so: who runs programs in a loop need not expect more
+            return
+        with device.seat.turn():
+            if not self.is_active:
+                if not load:
+                    raise SessionClosed(f"{self!r} is not loaded any more")
+                self._load(device)
+            yield
+
+    def bound(self) -> Device:
+        """Its device; SessionClosed where it has none."""
+        if self.device is None:
+            raise SessionClosed(f"{self!r} cannot run: bind it to a device")
+        return self.device
+
+    def leave(self, *, save: bool) -> None:
+        """Be loaded no more; having the turn. With `save` the save programs are run,
+        where load programs have been and what they write has somewhere to go at once.
+        """
+        if save:
+            self._save()
+        link, self._link = self._link, None
+        if link is not None:
+            logger.info("%r leaves its device", self)
+            link.close()
+        self.has_weights = False
+        if self.device is not None and self.device.seat.resident is self:
+            self.device.seat.resident = None
+
+    def reload(self) -> None:
+        """Load again, on a new process where the device was lost."""
+        device = self.bound()
+        with device.seat.turn():
+            self.leave(save=False)
+            if not device.check():
+                device.recover(by_hand=True)
+            self.is_stopped = self._was_told = False
+            self._load(device)
+
+    def abandon(self) -> None:
+        """Forget the device, in a forked child: it is the parent's."""
+        link, self._link = self._link, None
+        if link is not None:
+            link.abandon()
+        self.device = None
+
+    def halt(self) -> None:
+        """Let nothing run any more: `run` returns False. Then `end`."""
+        self._was_told = True
+        self.is_stopped = True
+
+    def end(self) -> None:
+        """End what is running."""
+        link = self._link
+        if link is not None:
+            link.end()
+
+    # -- running
+
+    def run(self, programs: Sequence[int], deadline: float | None) -> bool:
+        """Run programs; having the turn. See `Session.run_load_programs`.
+
+        `deadline` is a `time.monotonic()` time.
+        """
+        link = self._link
+        if link is None or self.is_stopped:
+            return False
+        if self._trace:
+            logger.log(TRACE, "%r runs programs %s", self, list(programs))
+        try:
+            link.run(programs, self._connections, deadline)
+        except SessionEnded:
+            if self.is_stopped:
+                return False
+            raise self._why_it_ended() from None
+        finally:
+            self.is_stopped = self.is_stopped or link.ended
+        return self._connections.all_real
+
+    # -- helpers
+
+    def _load(self, device: Device) -> None:
+        other = device.seat.resident
+        if other is not None and other is not self:
+            other.leave(save=True)
+        message: Message = {
+            "op": "session",
+            "executable": self._model.metadata.executable,
+            "threads": device.threads,
+            "providers": list(device.providers),
+            "check_package_hash": self._config.check_package_hash,
+            "look_ahead": self._config.look_ahead,
+        }
+        with handed_over(self._model) as (message["sources"], fds):
+            self._link = SessionLink(device, message, fds)
+        self.has_weights = False
+        self._restarts = device.restarts
+        device.seat.resident = self
+        logger.info("%r is loaded", self)
+
+    def _save(self) -> None:
+        programs = self._model.metadata.program_flow.save
+        if not (programs and self.has_weights and self.is_active):
+            return
+        was_stopped = self.is_stopped
+        try:
+            self._connections.check_outlets(programs)
+            self.run(programs, time.monotonic() + SAVE_TIMEOUT)
+        except Exception as error:
+            logger.warning(
+                "%r leaves its device without having run its save programs: %s",
+                self,
+                error,
+            )
+        finally:
+            self.is_stopped = was_stopped  # it leaves, whatever has become of the link
+
+    def _why_it_ended(self) -> EngineError:
+        """The connection is gone, and nobody of ours has ended it."""
+        device = self.bound()
+        self.is_stopped = True
+        if device.restarts != self._restarts:
+            return DeviceLost(f"device {device.id} was lost, and started again since")
+        fd = device.lost_fileno()
+        if fd >= 0:
+            poller = select.poll()
+            poller.register(fd, select.POLLIN)
+            poller.poll(_LOST_TIMEOUT * 1000)
+        if device.check():
+            return SessionClosed(f"{self!r} was ended by its device")
+        if device.state is DeviceState.CLOSED:
+            return DeviceClosed(f"device {device.id} was closed")
+        return device.loss()
+
+    def __repr__(self) -> str:
+        where = "unbound" if self.device is None else f"on {self.device.id}"
+        state = "stopped" if self.is_stopped else "active" if self.is_active else "idle"
+        return f"<Session {self._model.metadata.executable!r} {where}, {state}>"

@@ -1,0 +1,344 @@
+"""`Session`: a model on a device, run program by program (the low-level interface).
+
+A caller makes a session, binds it to a device, connects the anchors to callbacks or
+queues, and runs programs; most often one thread calls `run_main_programs` in a loop
+while others enqueue. `ModelRunner` is the other way to run a model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import time
+from collections.abc import Iterator, Sequence
+
+from engine.devices.device import Device
+from engine.devices.device_manager import DeviceManager
+from engine.errors import DeviceBusy, InvalidConfig
+from engine.model.model_file import ModelSource, open_model
+from engine.origin import here
+from engine.programs.executable import Executable
+from engine.session.callbacks import (
+    AnchorCallbackPredicate,
+    CallbackFactory,
+    CallbackHandle,
+)
+from engine.session.connections import Connections
+from engine.session.predicates import RingSizeMultiplier
+from engine.session.queue_manager import QueueManager
+from engine.session.queues import TimeoutCallback
+from engine.session.residence import Residence
+from engine.session.session_config import LaunchPolicy, SessionConfig
+from popef_io import Anchor, Model, ProgramFlow, TensorType
+
+#: User batches that a queue has room for, where nobody says.
+DEFAULT_BUFFERS = 8
+
+
+class Session:
+    """Links a model to a device (Model Runtime: `Session`).
+
+    At most one session at a time is loaded on a device. Where several share one, the
+    one that runs takes it from the one that ran before, whose save programs are run
+    then, and its own load programs next. All runs of a device take turns; whoever wants
+    one waits ten seconds at most, then DeviceBusy is raised. `stop` may be called from
+    any thread, at any time. Raises InvalidModel where the model cannot be read or, with
+    `config.check_package_hash`, is not what its recorded digests say. A forked child
+    cannot use it (WrongProcess) and makes its own.
+    """
+
+    def __init__(self, model: ModelSource, config: SessionConfig | None = None) -> None:
+        self._origin = here()
+        self.config = config or SessionConfig()
+        self._model = open_model(model)
+        if self.config.check_package_hash:
+            # The device compares the digests too, of what it is about to run; this
+            # tells whoever makes the session.
+            Executable.decode(self._model.executable.raw())
+        self._connections = Connections(self._model, self.config.pred_tensor_data)
+        self._home = Residence(self._model, self.config, self._connections)
+        self._own_device: Device | None = None
+        self._queues: QueueManager | None = None
+        if self.config.policy is LaunchPolicy.IMMEDIATE:
+            device = DeviceManager().get_device(self._model, self.config.wait_config)
+            self._own_device = device
+            try:
+                self.bind_to_device(device)
+            except BaseException:
+                self.close()
+                raise
+
+    # -- what there is
+
+    @property
+    def model(self) -> Model:
+        return self._model
+
+    @property
+    def device(self) -> Device | None:
+        """The device it is bound to, even where another session has taken that."""
+        return self._home.device
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it is loaded on its device at the moment."""
+        return self._home.is_active
+
+    @property
+    def is_stopped(self) -> bool:
+        """Between `stop`, or a device that was lost, and `reload`."""
+        return self._home.is_stopped
+
+    @property
+    def input_anchors(self) -> tuple[Anchor, ...]:
+        """All inputs, those fed by the file too."""
+        return self._connections.anchors(TensorType.INPUT)
+
+    @property
+    def output_anchors(self) -> tuple[Anchor, ...]:
+        """All outputs, of every program."""
+        return self._connections.anchors(TensorType.OUTPUT)
+
+    @property
+    def user_input_anchors(self) -> tuple[Anchor, ...]:
+        """The inputs that the user must serve: the file has no data of them, or
+        `pred_tensor_data` says not to use them."""
+        return self._connections.user_anchors(TensorType.INPUT)
+
+    @property
+    def user_output_anchors(self) -> tuple[Anchor, ...]:
+        """The outputs that the user must serve: all of them."""
+        return self._connections.user_anchors(TensorType.OUTPUT)
+
+    # -- the device
+
+    def bind_to_device(self, device: Device) -> None:
+        """Load the executable on a device; leaves the one it was bound to.
+
+        Raises DeviceBusy, DeviceLost, InvalidModel.
+        """
+        self._origin.check("Session")
+        self.unload_from_device()
+        self._home.bind(device)
+
+    def unload_from_device(self) -> None:
+        """Leave the device, having run the save programs: they are run where the load
+        programs have been and all they write has somewhere to go at once."""
+        self._origin.check("Session")
+        device = self._home.device
+        if device is not None:
+            with device.seat.turn():
+                self._home.leave(save=True)
+                self._home.device = None
+
+    # -- connecting anchors
+
+    def set_callback_for_anchor(
+        self, anchor_handle: str, callback: CallbackHandle
+    ) -> None:
+        """Connect the anchor with this stream handle to a callback, in place of
+        whatever it was connected to. UnknownAnchor where there is none."""
+        self._origin.check("Session")
+        self._connections.set_callback(anchor_handle, callback)
+
+    def set_user_input_handler(
+        self,
+        factory: CallbackFactory,
+        predicate: AnchorCallbackPredicate | None = None,
+        skip_connected: bool = False,
+    ) -> None:
+        """Ask `factory` for a callback for each of `user_input_anchors`.
+
+        None leaves what is connected in place. `predicate` selects anchors
+        (`AnchorCallbackPolicy`); `skip_connected`: only those that nothing but a dummy
+        is connected to.
+        """
+        self._origin.check("Session")
+        kind = TensorType.INPUT
+        self._connections.set_handler(kind, factory, predicate, skip_connected)
+
+    def set_user_output_handler(
+        self,
+        factory: CallbackFactory,
+        predicate: AnchorCallbackPredicate | None = None,
+        skip_connected: bool = False,
+    ) -> None:
+        """The same for each of `user_output_anchors`."""
+        self._origin.check("Session")
+        kind = TensorType.OUTPUT
+        self._connections.set_handler(kind, factory, predicate, skip_connected)
+
+    def create_queue_manager(
+        self,
+        num_buffers: int | RingSizeMultiplier = DEFAULT_BUFFERS,
+        timeout_cb: TimeoutCallback | None = None,
+        timeout_ns: int = 0,
+        input_predicate: AnchorCallbackPredicate | None = None,
+        output_predicate: AnchorCallbackPredicate | None = None,
+    ) -> QueueManager:
+        """Connect the user's anchors to queues, owned by the session.
+
+        The predicates select anchors; without one, all get a queue. See `QueueManager`
+        for the rest. A new call replaces the queues of the last one.
+        """
+        self._origin.check("Session")
+        if self._model.metadata.replication_factor > 1:
+            raise InvalidConfig(
+                "queues need a model that is compiled for one replica, this one is for "
+                f"{self._model.metadata.replication_factor}"
+            )
+        connections = self._connections
+        if self._queues is not None:
+            self._queues.disconnect_all()
+            connections.drop_queues()
+        self._queues = QueueManager(
+            connections.choose_for_queues(TensorType.INPUT, input_predicate),
+            connections.choose_for_queues(TensorType.OUTPUT, output_predicate),
+            num_buffers,
+            timeout_cb,
+            timeout_ns,
+        )
+        connections.set_queues(self._queues)
+        return self._queues
+
+    def anchors_not_connected_to_callbacks(
+        self, programs: Sequence[int]
+    ) -> dict[int, tuple[Anchor, ...]]:
+        """The anchors of each of these programs that nothing is connected to; programs
+        that have none are left out."""
+        return self._connections.not_connected(programs)
+
+    def error_if_anchors_are_not_connected_to_callbacks(
+        self, programs: Sequence[int]
+    ) -> None:
+        """AnchorsNotConnected, which lists them, where there are any."""
+        self._connections.check(programs)
+
+    # -- running
+
+    def run_load_programs(self, timeout: float | None = None) -> bool:
+        """Run the load programs, which bring weights to the device.
+
+        All runs: `timeout` seconds may pass until DeadlineExceeded ends the session,
+        None: any time. False where the session is stopped, or was meanwhile, and where
+        data came of queues that are disconnected. Raises what a callback raised, and
+        how the programs failed:
+        AnchorsNotConnected, ExecutionFailed, DeviceLost (and SessionClosed from then
+        on), SessionClosed where the session is bound to no device, DeviceBusy.
+        """
+        deadline = _deadline(timeout)
+        with self._turn() as home:
+            return self._load_weights(home, deadline)
+
+    def run_main_programs(self, timeout: float | None = None) -> bool:
+        """Run the main programs once, after the load programs where these have not been
+        run since the session was loaded; otherwise as `run_load_programs`."""
+        deadline = _deadline(timeout)
+        with self._turn() as home:
+            if not home.has_weights and not self._load_weights(home, deadline):
+                return False
+            return home.run(self._flow.main, deadline)
+
+    def run_save_programs(self, timeout: float | None = None) -> bool:
+        """Run the save programs, which bring back what the device has.
+
+        As `run_load_programs`; SessionClosed too where another session has taken the
+        device: the save programs were run then.
+        """
+        deadline = _deadline(timeout)
+        with self._turn(load=False) as home:
+            return home.run(self._flow.save, deadline)
+
+    def run_programs(
+        self, programs: Sequence[int], timeout: float | None = None
+    ) -> bool:
+        """Run programs by their numbers, each once, in this order, and nothing else.
+
+        The order is the caller's affair: main programs need load programs before them.
+        InvalidModel for a number that does not exist; otherwise as `run_load_programs`.
+        """
+        deadline = _deadline(timeout)
+        programs = [operator.index(number) for number in programs]
+        with self._turn() as home:
+            done = home.run(programs, deadline)
+            if done and set(self._flow.load) <= set(programs):
+                home.has_weights = True
+            return done
+
+    # -- life
+
+    def stop(self) -> None:
+        """End what is running and disconnect the queues; nothing runs until `reload`:
+        every run returns False. What the programs had done by then is undefined.
+        """
+        self._origin.check("Session")
+        self._home.halt()
+        if self._queues is not None:
+            self._queues.disconnect_all()
+        self._home.end()
+
+    def reload(self) -> None:
+        """Load the executable again on the bound device, after `stop` or after the
+        device was lost (which is started again). Disconnected queues are emptied."""
+        self._origin.check("Session")
+        self._home.reload()
+        if self._queues is not None:
+            self._queues.reset_disconnected()
+
+    def close(self) -> None:
+        """Stop and leave the device; the save programs are not run. Gives back a device
+        that the session attached itself. Idempotent. In a forked child nothing is
+        stopped: all that is the parent's."""
+        if self._origin.left:
+            self._home.abandon()
+            if self._own_device is not None:
+                self._own_device.close()
+            return
+        self.stop()
+        device = self._home.device
+        if device is not None:
+            # A callback that does not return keeps the turn for ever.
+            with contextlib.suppress(DeviceBusy), device.seat.turn():
+                self._home.leave(save=False)
+            self._home.device = None
+        if self._own_device is not None:
+            self._own_device.close()
+            self._own_device = None
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return repr(self._home)
+
+    # -- helpers
+
+    @property
+    def _flow(self) -> ProgramFlow:
+        return self._model.metadata.program_flow
+
+    @contextlib.contextmanager
+    def _turn(self, *, load: bool = True) -> Iterator[Residence]:
+        self._origin.check("Session")
+        with self._home.turn(load=load):
+            queues = self._queues
+            if queues is None:
+                yield self._home
+                return
+            queues.running.mark()
+            try:
+                yield self._home
+            finally:
+                queues.running.clear()
+
+    def _load_weights(self, home: Residence, deadline: float | None) -> bool:
+        done = home.run(self._flow.load, deadline)
+        home.has_weights = home.has_weights or done
+        return done
+
+
+def _deadline(timeout: float | None) -> float | None:
+    return None if timeout is None else time.monotonic() + timeout

@@ -1,0 +1,57 @@
+"""Options of a session: frozen values, checked once when made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from engine.config import DeviceWaitConfig
+from engine.errors import InvalidConfig
+from engine.session.callbacks import PopefDataUsagePredicate
+
+UNLIMITED = "unlimited"
+_MOST = (1 << 32) - 1
+
+
+class LaunchPolicy(Enum):
+    """DEFERRED: the caller binds a device; IMMEDIATE: the session attaches one."""
+
+    DEFERRED = 0
+    IMMEDIATE = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SessionConfig:
+    """Options of a session (Model Runtime: `SessionConfig`), with its defaults.
+
+    `policy`: who attaches the device. `pred_tensor_data`: which anchors are fed from
+    the data of the file (None: all that have some). `check_package_hash` compares the
+    recorded digests of the executable with what is about to run. `wait_config`: how an
+    IMMEDIATE session waits for a device. `max_look_ahead`: how many reads of inputs
+    may be answered before the program needs them: "unlimited" (as many as the device
+    sees fit, 64 and 64 MiB at most), or a number as text; "0": none.
+    """
+
+    policy: LaunchPolicy = LaunchPolicy.DEFERRED
+    pred_tensor_data: PopefDataUsagePredicate | None = None
+    check_package_hash: bool = True
+    wait_config: DeviceWaitConfig = field(default_factory=DeviceWaitConfig)
+    max_look_ahead: str = UNLIMITED
+
+    def __post_init__(self) -> None:
+        text = self.max_look_ahead
+        known = isinstance(text, str) and (
+            text == UNLIMITED or (text.isascii() and text.isdigit() and len(text) <= 10)
+        )
+        if not known:
+            msg = (
+                f'max_look_ahead must be "{UNLIMITED}" or an unsigned integer as text, '
+                f"got {text!r}"
+            )
+            raise InvalidConfig(msg)
+
+    @property
+    def look_ahead(self) -> int:
+        """`max_look_ahead` as a number."""
+        text = self.max_look_ahead
+        return _MOST if text == UNLIMITED else min(int(text), _MOST)

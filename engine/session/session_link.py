@@ -1,0 +1,414 @@
+"""The host's end of a session: answers what programs read, takes what they write.
+
+The messages are described at the head of engine/session/worker/host_streams.py.
+Everything happens in the thread that called `run`; callbacks are called in it too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import socket
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, NoReturn
+
+from engine.errors import (
+    DeadlineExceeded,
+    EngineBug,
+    EngineError,
+    ExecutionFailed,
+)
+from engine.session.bindings import Sink, Source
+from engine.session.connections import Connections
+from engine.transport import control
+from engine.transport.control import RUN_MESSAGE, Message
+from engine.transport.shared_memory import SharedMemory
+
+if TYPE_CHECKING:
+    from engine.devices.device import Device
+
+logger = logging.getLogger(__name__)
+
+#: Seconds the device gets to hear that a session has ended.
+_END_TIMEOUT = 2.0
+
+PlaceMessage = list[int]
+"""Segment, offset, room."""
+Wish = tuple[int, PlaceMessage]
+"""An anchor, and where its next data are wanted."""
+
+
+class SessionEnded(Exception):
+    """The connection of the session is gone, whoever ended it."""
+
+
+class SessionLink:
+    """A model loaded on a device, whose programs run when told to.
+
+    Thread-safe in `end` only; everything else is for one thread at a time.
+    """
+
+    def __init__(self, device: Device, message: Message, fds: Iterable[int]) -> None:
+        """Load the model that `message` and `fds` describe; raises what that raises."""
+        self._device = device
+        self._segments: dict[int, SharedMemory] = {}
+        self._bound_version = -1
+        self._deadline: float | None = None
+        #: What the next run will read, if it is one of these programs.
+        self._next: tuple[list[int] | None, list[Wish]] = None, []
+        self.ended = False
+        watch = device.watch
+        self._sock = control.connect(device.address, None, watch)
+        try:
+            answer, _ = control.ask(self._sock, message, list(fds), watch)
+            if watch is not None:
+                for direction in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                    control.limit_blocking(self._sock, direction, watch.interval)
+        except BaseException:
+            self._sock.close()
+            raise
+        self._number = int(answer["session"])
+        self._poller = select.poll()
+        self._poller.register(self._sock, select.POLLIN)
+
+    def run(
+        self,
+        programs: Iterable[int],
+        connections: Connections,
+        deadline: float | None = None,
+    ) -> None:
+        """Run `programs` in order, and return when they have ended.
+
+        `deadline` is a `time.monotonic()` time. Raises how they failed, what a callback
+        raised, DeadlineExceeded, and SessionEnded where the connection ended.
+        """
+        bind = None
+        if self._bound_version != connections.version:
+            bind = connections.to_message()
+        numbers = list(programs)
+        expected, wishes = self._next
+        self._next = None, []
+        resume = bind is None and numbers == expected
+        self._deadline = deadline
+        connections.begin()
+        conversation = _Conversation(self, connections, wishes if resume else [])
+        message: Message = {
+            "op": "run",
+            "programs": numbers,
+            "bind": bind,
+            "resume": resume,
+        }
+        try:
+            message["data"] = conversation.begin()
+            self.send(message)
+            self._bound_version = connections.version
+            self._next = numbers, conversation.hold()
+        except BaseException:
+            if not conversation.over:
+                # The two ends do not know of each other what they are doing.
+                self.end()
+            raise
+        finally:
+            conversation.rewind()
+
+    def end(self) -> None:
+        """End the session in the device, and what is running; from any thread."""
+        self.ended = True
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        message = {"op": "end_session", "session": self._number}
+        with contextlib.suppress(EngineError, OSError):
+            self._device.call(message, timeout=_END_TIMEOUT)
+
+    def close(self) -> None:
+        """End, and give back what it holds; nothing may be running."""
+        if not self.ended:
+            self.end()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Give back what it holds here, and say nothing."""
+        self._sock.close()
+        for memory in self._segments.values():
+            memory.close()
+        self._segments.clear()
+
+    # -- for the conversation
+
+    def send(self, message: Message, fds: Iterable[int] = ()) -> None:
+        while True:
+            try:
+                return control.send(self._sock, message, list(fds))
+            except BlockingIOError:
+                self._look_after()
+            except OSError:
+                raise SessionEnded from None
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._poller.poll(0))
+
+    def receive(self) -> Message:
+        """The next message of the device; its new segments are mapped."""
+        while True:
+            if self._deadline is not None:
+                left = self._deadline - time.monotonic()
+                if left <= 0 or not self._poller.poll(left * 1000):
+                    self._too_late()
+            try:
+                message, fds = control.receive(self._sock, RUN_MESSAGE)
+                break
+            except BlockingIOError:
+                self._look_after()
+            except (EOFError, OSError):
+                raise SessionEnded from None
+        try:
+            for (number, size), fd in zip(message.get("new", []), fds, strict=True):
+                memory = SharedMemory.attach(os.dup(fd), int(size))
+                memory.detach_fd()
+                self._segments[number] = memory
+        finally:
+            control.close_all(fds)
+        return message
+
+    def memory(self, place: PlaceMessage) -> memoryview:
+        number, offset, room = place
+        return self._segments[number].view[offset : offset + room]
+
+    def alive(self) -> None:
+        """Raise where it is no use to wait any longer."""
+        if self.ended:
+            raise SessionEnded
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            self._too_late()
+        try:
+            gone = self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return
+        except OSError:
+            gone = True
+        if gone:
+            raise SessionEnded
+
+    def _look_after(self) -> None:
+        """The device has been silent for a while; SessionEnded where it hangs."""
+        if not self._device.look_after():
+            raise SessionEnded
+
+    def _too_late(self) -> NoReturn:
+        raise DeadlineExceeded("the programs did not end in time")
+
+    def __repr__(self) -> str:
+        state = "ended" if self.ended else "open"
+        return f"<SessionLink {self._number} on {self._device.id}, {state}>"
+
+
+class _Answer:
+    """The data of one read, in a place of the device's, or in one made for it."""
+
+    __slots__ = ("_index", "_link", "_made", "_nbytes", "_place", "shape")
+
+    def __init__(self, link: SessionLink, index: int, place: PlaceMessage) -> None:
+        self.shape: tuple[int, ...] = ()
+        self._link = link
+        self._index = index
+        self._place = place
+        self._made: SharedMemory | None = None
+        self._nbytes = 0
+
+    def room(self, nbytes: int) -> memoryview:
+        self._nbytes = nbytes
+        if nbytes <= self._place[2]:
+            return self._link.memory(self._place)[:nbytes]
+        self._made = SharedMemory.create("stream", nbytes)
+        return self._made.view[:nbytes]
+
+    def to_message(self) -> Message:
+        return {
+            "op": "data",
+            "anchor": self._index,
+            "nbytes": self._nbytes,
+            "shape": list(self.shape),
+        }
+
+    def send(self) -> None:
+        if self._made is None:
+            self._link.send(self.to_message())
+            return
+        with self._made as memory:
+            self._link.send(self.to_message(), [memory.fd])
+
+
+class _Conversation:
+    """One run: from its first message to its last."""
+
+    def __init__(
+        self, link: SessionLink, connections: Connections, wishes: list[Wish]
+    ) -> None:
+        self.over = True
+        self._link = link
+        self._sources: dict[int, Source] = dict(connections.sources)
+        self._sinks: dict[int, Sink] = dict(connections.sinks)
+        #: What the program will read for certain, the next first.
+        self._wishes: deque[Wish] = deque(wishes)
+        self._next: list[Wish] = []
+        #: How many reads of an anchor were answered and are not known to be made.
+        self._given: Counter[int] = Counter()
+
+    def begin(self) -> list[Message]:
+        """What is there of what the programs will read, to go with the first message.
+
+        Together it takes one wake-up of the device instead of one for each.
+        """
+        data = [answer.to_message() for answer in self._available()]
+        self.over = False
+        return data
+
+    def hold(self) -> list[Wish]:
+        """Talk until the programs have ended; what the next run will read."""
+        while not self.over:
+            if self._wishes:
+                self._attempt(self._give_ahead)
+            message = self._link.receive()
+            self._attempt(lambda: self._handle(message))  # noqa: B023 - called here
+        return self._next
+
+    def rewind(self) -> None:
+        """What was given and not read will be given again."""
+        for index in +self._given:
+            self._sources[index].rewind()
+
+    def _attempt(self, what: Callable[[], None]) -> None:
+        """Where a callback fails, the programs are told to end before it is raised."""
+        try:
+            what()
+        except (SessionEnded, DeadlineExceeded):
+            raise
+        except Exception as error:
+            if not self.over:  # else it is the programs that failed
+                self._abort(f"{type(error).__name__}: {error}")
+            raise
+
+    def _abort(self, why: str) -> None:
+        self._wishes.clear()
+        self._link.send({"op": "abort", "why": why[:1000]})
+        while not self.over:
+            message = self._link.receive()
+            self.over = message["op"] in ("done", "failed")
+            # What the program had read by then is consumed all the same.
+            try:
+                self._note_taken(message)
+            except Exception:
+                logger.exception("one more callback failed in a run that ends for one")
+
+    def _note_taken(self, message: Message) -> None:
+        """The program has these; where callbacks fail that are told of it, the others
+        are told all the same."""
+        failed: Exception | None = None
+        for index in message.get("taken", []):
+            try:
+                self._consumed(index)
+            except Exception as error:
+                if failed is None:
+                    failed = error
+                else:
+                    logger.exception("one more callback failed")
+        if failed is not None:
+            raise failed
+
+    def _handle(self, message: Message) -> None:
+        # First of all: a callback that fails now must not make us wait for an end that
+        # has come.
+        self.over = message["op"] in ("done", "failed")
+        try:
+            self._note_taken(message)
+        except Exception as error:
+            if message["op"] == "failed":
+                raise _error_of(message) from error
+            raise
+        match message["op"]:
+            case "need":
+                self._wishes += _wishes_in(message)
+                self._needed(int(message["anchor"]), message.get("place"))
+            case "ahead":
+                self._wishes += _wishes_in(message)
+            case "wrote":
+                self._written(message)
+            case "done":
+                self._next = _wishes_in(message)
+            case "failed":
+                raise _error_of(message)
+
+    def _needed(self, index: int, place: PlaceMessage | None) -> None:
+        if place is None:
+            if not self._given[index]:
+                self._give(index, self._wish_for(index))
+            self._consumed(index)
+            return
+        self._give(index, place)
+        self._consumed(index)
+
+    def _wish_for(self, index: int) -> PlaceMessage:
+        for position, (wanted, place) in enumerate(self._wishes):
+            if wanted == index:
+                del self._wishes[position]
+                return place
+        raise EngineBug(
+            f"the device waits for anchor {index}, which it never wished for"
+        )
+
+    def _give(self, index: int, place: PlaceMessage) -> None:
+        answer = _Answer(self._link, index, place)
+        answer.shape = self._sources[index].fetch(answer.room, self._link.alive)
+        self._given[index] += 1
+        answer.send()
+
+    def _consumed(self, index: int) -> None:
+        self._given[index] -= 1
+        self._sources[index].consumed()
+
+    def _give_ahead(self) -> None:
+        """Answer what is wished for and there, while the device wants nothing else."""
+        for answer in self._available():
+            answer.send()
+            if self._link.has_news:
+                return
+
+    def _available(self) -> Iterator[_Answer]:
+        """Data of what is wished for, in the order of the wishes for each anchor."""
+        nothing: set[int] = set()
+        for wish in list(self._wishes):
+            index, place = wish
+            if index not in nothing:
+                answer = _Answer(self._link, index, place)
+                shape = self._sources[index].try_fetch(answer.room)
+                if shape is None:
+                    nothing.add(index)
+                    continue
+                answer.shape = shape
+                self._wishes.remove(wish)
+                self._given[index] += 1
+                yield answer
+
+    def _written(self, message: Message) -> None:
+        place, nbytes = message["place"], int(message["nbytes"])
+        data = self._link.memory(place)[:nbytes].toreadonly()
+        index = int(message["anchor"])
+        self._sinks[index].put(data, tuple(message["shape"]), self._link.alive)
+        if message["ack"]:
+            self._link.send({"op": "took", "anchor": index, "place": place})
+
+
+def _wishes_in(message: Message) -> list[Wish]:
+    return [(index, place) for index, place in message.get("wishes", [])]
+
+
+def _error_of(message: Message) -> EngineError:
+    error = control.to_error(message)
+    if isinstance(error, ExecutionFailed):
+        error.callers_fault = bool(message["callers_fault"])
+    return error

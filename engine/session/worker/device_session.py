@@ -1,0 +1,113 @@
+"""The device's end of a session: loads a model and runs programs as the host says.
+
+A session has a connection of its own, and its programs run in the thread of that
+connection, beside the replicas of model runners. So a run that waits for data holds up
+nobody: neither a ping nor another model. A session ends with its connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+from collections.abc import Sequence
+
+from engine.errors import Cancelled, EngineBug, EngineError, ExecutionFailed
+from engine.model.model_file import receive_model
+from engine.programs.executor import make_executor
+from engine.programs.foresight import reads_to_come
+from engine.programs.model_data import ModelData
+from engine.programs.onnx_session import make_run_options
+from engine.session.worker.host_streams import HostStreams
+from engine.transport import control
+from engine.transport.control import Message
+from popef_io import PopefError
+
+#: Seconds that `end` waits for what is running; one step of a graph cannot be ended.
+_END_TIMEOUT = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+class DeviceSession:
+    """One session in a device process; made by its `session` message."""
+
+    def __init__(
+        self, number: int, sock: socket.socket, message: Message, fds: Sequence[int]
+    ) -> None:
+        """Load the model. Raises what loading raises."""
+        self.number = number
+        self._sock = sock
+        #: Set when nothing of it is left.
+        self.over = threading.Event()
+        self._options = make_run_options()
+        names = [str(name) for name in message["sources"]]
+        model = receive_model(names, fds, message.get("executable"))
+        self._executor = make_executor(model, message)
+        self._streams = HostStreams(
+            sock,
+            model.metadata.anchors,
+            ModelData(model, {}),
+            int(message["look_ahead"]),
+        )
+        self._name = model.metadata.executable
+
+    def serve(self) -> None:
+        """Run what the host says until it, or `end`, closes the connection."""
+        try:
+            # Cancelled: it was ended before it could say what became of a run.
+            with contextlib.suppress(OSError, EOFError, Cancelled):
+                while True:
+                    message, fds = control.receive(self._sock)
+                    control.close_all(fds)
+                    # Answers to a run that failed meanwhile come to nothing.
+                    if message.get("op") == "run":
+                        self._run(message)
+        finally:
+            self._executor.close()
+
+    def end(self) -> None:
+        """End the connection and what is running; from any thread.
+
+        Waits a moment for it, so that its memory is free when a caller goes on.
+        """
+        self._options.terminate = True
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self.over.wait(_END_TIMEOUT)
+
+    def _run(self, message: Message) -> None:
+        programs = [int(number) for number in message["programs"]]
+        try:
+            if message["bind"] is not None:
+                self._streams.bind(*message["bind"])
+            if not message["resume"]:
+                self._prepare(programs)
+            for data in message["data"]:
+                self._streams.take(data)
+            self._executor.run(programs, self._streams, self._options)
+            # Most often the next run is one of the same programs.
+            self._prepare(programs)
+        except Exception as error:
+            self._streams.send(_failed(error))
+        else:
+            self._streams.send({"op": "done", "wishes": self._streams.wishes()})
+
+    def _prepare(self, programs: list[int]) -> None:
+        """Make ready for a run of these programs."""
+        streams = self._streams
+        executable = self._executor.executable
+        streams.begin(reads_to_come(executable, programs, streams.foreseeable()))
+
+    def __repr__(self) -> str:
+        return f"<DeviceSession {self.number} of {self._name!r}, {self._streams!r}>"
+
+
+def _failed(error: Exception) -> Message:
+    if not isinstance(error, EngineError | PopefError):
+        logger.error("programs of a session failed", exc_info=error)
+    blame = isinstance(error, ExecutionFailed) and error.callers_fault
+    if isinstance(error, EngineBug):
+        error = EngineBug(str(error).removesuffix("; this is a bug"))
+    return {"op": "failed", "callers_fault": blame} | control.from_error(error)

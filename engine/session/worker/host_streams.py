@@ -1,0 +1,367 @@
+"""The streams of a session in the device process: the host is asked, when needed.
+
+The messages, while programs run (docs/sessions.md has the whole conversation); an
+anchor is its place in the model's metadata, a place is [segment, offset, room]:
+
+    device → host
+        need   anchor, place?, wishes?     the program waits for this; without a place:
+                                           it was wished for before
+        ahead  wishes
+        wrote  anchor, place, nbytes, shape, ack
+        done   wishes                      the programs have ended
+        failed error, message, …
+        any    taken?                      anchors whose data, given ahead of need, the
+                                           program has read meanwhile
+    host → device
+        data   anchor, nbytes, shape     lies in the oldest place given for the anchor,
+                                         or in a segment of its own that comes along
+        took   anchor, place             the host has what was written, if `ack` said so
+        abort  why                       end the run
+
+Wishes are [anchor, place] of what is certain to be read later; those of `done` are for
+the next run, if it resumes where this one ended: the same programs and connections.
+Segments that a message uses for the first time come along as descriptors.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from collections.abc import Collection, Iterator, Sequence
+from itertools import count
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from engine.errors import (
+    AnchorsNotConnected,
+    Cancelled,
+    EngineBug,
+    InvalidModel,
+)
+from engine.programs.model_data import ModelData
+from engine.session.worker.stream_places import (
+    InputStream,
+    OutputStream,
+    Place,
+    Places,
+    fixed_size,
+)
+from engine.tensor import Array
+from engine.transport import control
+from engine.transport.control import RUN_MESSAGE, Message
+from engine.transport.shared_memory import SharedMemory
+from popef_io import Anchor, DataType, TensorType, decode_strings, encode_strings
+
+#: Outputs of one stream that wait for the host before the program waits too.
+_WRITES_AHEAD = 4
+#: Reads that are asked for ahead of need, over all streams; "unlimited" means this.
+MAX_AHEAD = 64
+#: Bytes of inputs that are asked for ahead of need, over all streams.
+_AHEAD_BYTES = 64 * 1024 * 1024
+
+
+class HostStreams:
+    """Streams that are served over `sock`, by the file or by nobody.
+
+    `look_ahead`: how many reads may be asked for ahead of need. One thread.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        anchors: Sequence[Anchor],
+        data: ModelData,
+        look_ahead: int,
+    ) -> None:
+        self._sock = sock
+        self._poller = select.poll()
+        self._poller.register(sock, select.POLLIN)
+        self._data = data
+        self._look_ahead = min(look_ahead, MAX_AHEAD)
+        self._numbers = count()
+        self._unsent: list[tuple[int, SharedMemory]] = []
+        self._anchors = {(a.type, a.handle): a for a in anchors}
+        self._inputs: dict[str, InputStream] = {}
+        self._outputs: dict[str, OutputStream] = {}
+        self._all_inputs: dict[int, InputStream] = {}
+        self._all_outputs: dict[int, OutputStream] = {}
+        self._dummies: frozenset[str] = frozenset()
+        self._dropped: frozenset[str] = frozenset()
+        self._ready: frozenset[str] = frozenset()
+        self._from_file: frozenset[str] = frozenset()
+        self._coming: Iterator[str] = iter(())
+        #: Anchors whose data, given ahead of need, were read; not told to the host yet.
+        self._taken: list[int] = []
+        self._ahead_bytes = 0
+        self._ahead = 0
+        for index, anchor in enumerate(anchors):
+            places = Places(self._make_segment, max(0, fixed_size(anchor)))
+            if anchor.type is TensorType.INPUT:
+                self._all_inputs[index] = InputStream(index, anchor, places)
+            elif anchor.type is TensorType.OUTPUT:
+                self._all_outputs[index] = OutputStream(index, anchor, places)
+
+    # -- between runs
+
+    def bind(
+        self,
+        host: Collection[int],
+        ready: Collection[int],
+        empty: Collection[int],
+        file: Collection[int],
+    ) -> None:
+        """Who serves which anchors from now on: the host, nobody, the file. Of those of
+        the host, which may be there before they are needed (`ready`)."""
+        inputs, outputs = self._all_inputs, self._all_outputs
+        self._inputs = {inputs[i].anchor.handle: inputs[i] for i in host if i in inputs}
+        self._outputs = {
+            outputs[i].anchor.handle: outputs[i] for i in host if i in outputs
+        }
+        self._dummies = frozenset(inputs[i].anchor.handle for i in empty if i in inputs)
+        self._dropped = frozenset(
+            outputs[i].anchor.handle for i in empty if i in outputs
+        )
+        self._ready = frozenset(
+            inputs[i].anchor.handle
+            for i in ready
+            if i in inputs and inputs[i].nbytes >= 0
+        )
+        self._from_file = frozenset(
+            inputs[i].anchor.handle for i in file if i in inputs
+        )
+
+    def foreseeable(self) -> frozenset[str]:
+        """The handles that can be asked for ahead of need."""
+        return self._ready if self._look_ahead else frozenset()
+
+    def begin(self, coming: Iterator[str]) -> None:
+        """A run begins that will read `coming` (`reads_to_come`)."""
+        self._coming = coming
+        self._ahead = self._ahead_bytes = 0
+        # What the last run left, where it failed, is of no use to this one.
+        for stream in self._all_inputs.values():
+            stream.ahead = 0
+            stream.promised.clear()
+            stream.arrived.clear()
+            stream.places.reclaim()
+        for output in self._all_outputs.values():
+            output.waiting = 0
+            output.offered = None
+            output.places.reclaim()
+
+    def wishes(self) -> list[list[Any]]:
+        """[anchor, place] of what is certain to be read next and not asked for yet."""
+        wishes: list[list[Any]] = []
+        while self._ahead < self._look_ahead and self._ahead_bytes < _AHEAD_BYTES:
+            handle = next(self._coming, None)
+            if handle is None:
+                break
+            stream = self._inputs[handle]
+            stream.ahead += 1
+            self._ahead += 1
+            self._ahead_bytes += stream.nbytes
+            wishes.append([stream.index, self._promise(stream)])
+        return wishes
+
+    # -- Streams
+
+    def read(self, handle: str) -> Array:
+        stream = self._inputs.get(handle)
+        if stream is None:
+            return self._read_here(handle)
+        wishes = [] if stream.ahead else self.wishes()
+        message: Message = {"op": "need", "anchor": stream.index}
+        if not stream.ahead:
+            message["place"] = self._promise(stream)
+        else:
+            stream.ahead -= 1
+            self._ahead -= 1
+            self._ahead_bytes -= stream.nbytes
+            wishes += self.wishes()
+            while not stream.arrived and self._poller.poll(0):
+                self._receive()
+            if stream.arrived:
+                self._taken.append(stream.index)
+                message = {"op": "ahead"}
+        if wishes:
+            message["wishes"] = wishes
+        if wishes or message["op"] == "need":
+            self.send(message)
+        while not stream.arrived:
+            self._receive()
+        return stream.arrived.popleft()
+
+    def output_memory(
+        self, handle: str, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> Array | None:
+        stream = self._outputs.get(handle)
+        if stream is None or dtype != stream.dtype:
+            return None
+        nbytes = dtype.itemsize * prod(shape)
+        place = self._room_for(stream, nbytes)
+        array = place.array(shape, dtype)
+        stream.offered = array, place
+        return array
+
+    def write(self, handle: str, value: Array) -> None:
+        stream = self._outputs.get(handle)
+        if stream is None:
+            if handle in self._dropped:
+                return
+            raise self._not_connected(TensorType.OUTPUT, handle)
+        if stream.offered is not None and stream.offered[0] is value:
+            place, nbytes = stream.offered[1], value.nbytes
+        else:
+            place, nbytes = self._copy_out(stream, value)
+        stream.offered = None
+        place.busy = True
+        stream.waiting += 1
+        self.send(
+            {
+                "op": "wrote",
+                "anchor": stream.index,
+                "place": place.to_message(),
+                "nbytes": nbytes,
+                "shape": list(value.shape),
+                "ack": stream.waiting > 1,
+            }
+        )
+
+    # -- reading
+
+    def _read_here(self, handle: str) -> Array:
+        if handle in self._from_file:
+            return self._data.read(handle)
+        anchor = self._anchors.get((TensorType.INPUT, handle))
+        if anchor is None or handle not in self._dummies:
+            raise self._not_connected(TensorType.INPUT, handle)
+        info = anchor.tensor_info
+        shape = tuple(1 if dim < 0 else dim for dim in info.shape or ())
+        if info.data_type is DataType.STRING:
+            return np.full(shape, b"", dtype=object)
+        return np.zeros(shape, info.data_type.numpy_dtype)
+
+    def _promise(self, stream: InputStream) -> list[int]:
+        place = stream.places.take_expected()
+        place.busy = True
+        stream.promised.append(place)
+        return place.to_message()
+
+    def take(self, message: Message, fds: Sequence[int] = ()) -> None:
+        """Data for the oldest place of an anchor that waits for some have come."""
+        stream = self._all_inputs[message["anchor"]]
+        place = stream.promised.popleft()
+        place.busy = False
+        shape = tuple(int(dim) for dim in message["shape"])
+        nbytes = int(message["nbytes"])
+        if fds:
+            memory = SharedMemory.attach(os.dup(fds[0]), nbytes)
+            memory.detach_fd()
+            # The next one of this size finds room in a place of ours.
+            stream.places.expect(nbytes)
+            raw = memory.view
+        else:
+            raw = place.raw(nbytes)
+        if stream.anchor.tensor_info.data_type is DataType.STRING:
+            stream.arrived.append(decode_strings(raw, shape))
+            return
+        if nbytes != stream.dtype.itemsize * prod(shape):
+            raise EngineBug(f"{nbytes} bytes for {stream.anchor.name!r} of {shape}")
+        if fds:
+            stream.arrived.append(np.frombuffer(raw, stream.dtype).reshape(shape))
+        else:
+            stream.arrived.append(place.array(shape, stream.dtype))
+
+    # -- writing
+
+    def _copy_out(self, stream: OutputStream, value: Array) -> tuple[Place, int]:
+        data_type = stream.anchor.tensor_info.data_type
+        if data_type is DataType.STRING:
+            data: Any = encode_strings(value)
+        elif value.dtype != stream.dtype:
+            raise InvalidModel(
+                f"output {stream.anchor.name!r} is {data_type.name}, the program "
+                f"writes {value.dtype}"
+            )
+        else:
+            data = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
+        place = self._room_for(stream, len(data))
+        place.raw(len(data))[:] = data
+        return place, len(data)
+
+    def _room_for(self, stream: OutputStream, nbytes: int) -> Place:
+        """A place for an output, waiting for the host where too many are not taken."""
+        while stream.waiting >= _WRITES_AHEAD:
+            self._receive()
+        return stream.places.take(nbytes)
+
+    # -- the conversation
+
+    def _receive(self) -> None:
+        try:
+            message, fds = control.receive(self._sock, RUN_MESSAGE)
+        except (EOFError, OSError):
+            raise Cancelled("the session has ended") from None
+        try:
+            match message.get("op"):
+                case "data":
+                    self.take(message, fds)
+                case "took":
+                    self._host_has(message)
+                case "abort":
+                    raise Cancelled(str(message.get("why", "")))
+                case other:
+                    raise EngineBug(f"{other!r} in the middle of a run")
+        finally:
+            control.close_all(fds)
+
+    def _host_has(self, message: Message) -> None:
+        stream = self._all_outputs[message["anchor"]]
+        number, offset, _ = message["place"]
+        place = stream.places.at(number, offset)
+        if place is not None and place.busy:
+            place.busy = False
+            stream.waiting -= 1
+
+    def send(self, message: Message) -> None:
+        """Send a message, and the segments that the host does not know yet.
+
+        Cancelled where nobody is there to take it.
+        """
+        if self._taken:
+            message["taken"], self._taken = self._taken, []
+        new, self._unsent = self._unsent, []
+        if new:
+            message["new"] = [[number, memory.size] for number, memory in new]
+        try:
+            control.send(self._sock, message, [memory.fd for _, memory in new])
+        except OSError:
+            raise Cancelled("the session has ended") from None
+        finally:
+            for _, memory in new:
+                memory.detach_fd()
+
+    def _make_segment(self, size: int) -> tuple[int, SharedMemory]:
+        memory = SharedMemory.create("stream", size)
+        number = next(self._numbers)
+        self._unsent.append((number, memory))
+        return number, memory
+
+    def _not_connected(self, kind: TensorType, handle: str) -> Exception:
+        anchor = self._anchors.get((kind, handle))
+        if anchor is None:
+            return InvalidModel(f"a program uses stream {handle!r}, which is no anchor")
+        what = "reads" if kind is TensorType.INPUT else "writes"
+        return AnchorsNotConnected(
+            f"a program {what} {anchor.name!r} (stream {handle!r}), which is connected "
+            "to nothing"
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"<HostStreams {len(self._inputs)} in, {len(self._outputs)} out, "
+            f"{self._ahead} ahead of need>"
+        )

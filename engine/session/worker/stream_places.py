@@ -1,0 +1,188 @@
+"""Places in shared memory for what streams of a session carry, on the device's side.
+
+The device makes the memory of both directions and says in its messages which place it
+means; the host maps each segment when it first hears of it. A place is free again
+
+- for an input, when nothing in this process refers to the array that lies in it, which
+  a weak reference tells: what a stream lends stays valid for as long as it is used;
+- for an output, when the host says that it has taken the data.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from engine.tensor import Array
+from engine.transport.shared_memory import SharedMemory
+from popef_io import Anchor, DataType
+
+#: Places of up to this many bytes share a segment.
+_SMALL = 64 * 1024
+_MOST_TOGETHER = 8
+_ALIGNMENT = 64
+
+#: Makes a segment of so many bytes known to the host: its number and its memory.
+MakeSegment = Callable[[int], tuple[int, SharedMemory]]
+
+
+class Place:
+    """`room` bytes at `offset` of segment `number`."""
+
+    __slots__ = ("_held", "_view", "busy", "number", "offset", "room")
+
+    def __init__(
+        self, number: int, memory: SharedMemory, offset: int, room: int
+    ) -> None:
+        self.number = number
+        self.offset = offset
+        self.room = room
+        #: Promised to the host, or not yet taken by it.
+        self.busy = False
+        self._view = memory.view[offset : offset + room]
+        self._held: weakref.ref[Array] | None = None
+
+    @property
+    def is_free(self) -> bool:
+        return not self.busy and (self._held is None or self._held() is None)
+
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """The bytes as an array; the place is taken while anything refers to it."""
+        nbytes = dtype.itemsize * prod(shape)
+        if not nbytes:
+            return np.empty(shape, dtype)
+        whole = np.frombuffer(self._view[:nbytes], dtype)
+        # A view of it refers to it, and so does every view of that.
+        self._held = weakref.ref(whole)
+        return whole.reshape(shape)
+
+    def raw(self, nbytes: int) -> memoryview:
+        return self._view[:nbytes]
+
+    def to_message(self) -> list[int]:
+        return [self.number, self.offset, self.room]
+
+    def __repr__(self) -> str:
+        state = "free" if self.is_free else "taken"
+        return f"<Place {self.number}+{self.offset}, {self.room} bytes, {state}>"
+
+
+class Places:
+    """The places of one stream; more are made where none is free."""
+
+    def __init__(self, make: MakeSegment, room: int = 0) -> None:
+        self._make = make
+        #: Bytes of each new place; grows with what has to fit.
+        self.room = _aligned(room)
+        self._places: list[Place] = []
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def find(self, nbytes: int = 0) -> Place | None:
+        """A free place for `nbytes`, or None."""
+        for place in self._places:
+            if place.is_free and place.room >= nbytes:
+                return place
+        return None
+
+    def take(self, nbytes: int = 0) -> Place:
+        """A free place for `nbytes`, new where there is none."""
+        place = self.find(nbytes)
+        return self._grow(nbytes) if place is None else place
+
+    def take_expected(self) -> Place:
+        """A free place for what is expected."""
+        return self.take(self.room)
+
+    def expect(self, nbytes: int) -> None:
+        """Data of so many bytes may come: places for less are of no use any more."""
+        self.room = max(self.room, _aligned(nbytes))
+
+    def _grow(self, nbytes: int) -> Place:
+        if nbytes > self.room:
+            self.room = _aligned(max(nbytes, 2 * self.room))
+        self._places = [p for p in self._places if not p.is_free or p.room >= self.room]
+        room = max(self.room, _ALIGNMENT)
+        count = min(max(1, _SMALL // room), _MOST_TOGETHER)
+        number, memory = self._make(room * count)
+        made = [Place(number, memory, room * i, room) for i in range(count)]
+        self._places += made
+        return made[0]
+
+    def reclaim(self) -> None:
+        """The host has nothing to do with any of them any more."""
+        for place in self._places:
+            place.busy = False
+
+    def at(self, number: int, offset: int) -> Place | None:
+        """The place that a message of the host means."""
+        for place in self._places:
+            if place.number == number and place.offset == offset:
+                return place
+        return None
+
+    def __repr__(self) -> str:
+        free = sum(place.is_free for place in self._places)
+        return f"<Places {len(self)} of {self.room} bytes, {free} free>"
+
+
+class InputStream:
+    """An input that the host may serve."""
+
+    __slots__ = (
+        "ahead",
+        "anchor",
+        "arrived",
+        "dtype",
+        "index",
+        "nbytes",
+        "places",
+        "promised",
+    )
+
+    def __init__(self, index: int, anchor: Anchor, places: Places) -> None:
+        self.index = index
+        self.anchor = anchor
+        self.dtype = anchor.tensor_info.data_type.numpy_dtype
+        #: Of one read; -1 where only the host knows.
+        self.nbytes = fixed_size(anchor)
+        self.places = places
+        #: Reads that were asked for ahead of need and are still to be made.
+        self.ahead = 0
+        #: Where the host puts what it was asked for, the oldest first.
+        self.promised: deque[Place] = deque()
+        self.arrived: deque[Array] = deque()
+
+
+class OutputStream:
+    """An output that the host may serve."""
+
+    __slots__ = ("anchor", "dtype", "index", "offered", "places", "waiting")
+
+    def __init__(self, index: int, anchor: Anchor, places: Places) -> None:
+        self.index = index
+        self.anchor = anchor
+        self.dtype = anchor.tensor_info.data_type.numpy_dtype
+        self.places = places
+        #: What was handed out to be written to.
+        self.offered: tuple[Array, Place] | None = None
+        #: Writes that the host has not taken yet.
+        self.waiting = 0
+
+
+def fixed_size(anchor: Anchor) -> int:
+    """Bytes of one transfer, or -1 where the shape does not tell."""
+    info = anchor.tensor_info
+    if not info.is_static or info.data_type is DataType.STRING:
+        return -1
+    return info.size_in_bytes
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,207 @@
+"""Control messages: what is said to a device process, beside the tensors.
+
+A device process listens on a Unix socket of the abstract namespace: the name vanishes
+with its owner, so no socket file is ever left behind. The socket keeps message borders
+(SOCK_SEQPACKET): one message, one msgpack document, with file descriptors beside it
+where shared memory or an eventfd is handed over. Tensors never travel here.
+
+A call is a connection of its own (a connect costs 30 µs), so that a ping is answered
+while a model of gigabytes is being loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import msgpack
+
+from engine import errors
+from engine.errors import DeviceLost, EngineBug, EngineError, InvalidModel
+from engine.transport.held_socket import HeldSocket
+from popef_io import PopefError
+
+MAX_MESSAGE = 192 * 1024
+#: A message of a session's run has at most so many bytes.
+RUN_MESSAGE = 16 * 1024
+#: What the kernel takes at once (SCM_MAX_FD).
+MAX_FDS = 253
+_CREDENTIALS = struct.Struct("3i")
+_TIMEVAL = struct.Struct("@ll")
+
+Message = dict[str, Any]
+
+
+class Watch(NamedTuple):
+    """Looks after the other side while it is silent: `look` is called after each
+    `interval` seconds without an answer, and what it raises ends the wait."""
+
+    interval: float
+    look: Callable[[], object]
+
+
+def send(sock: socket.socket, message: Message, fds: Sequence[int] = ()) -> None:
+    """Send one message; ValueError where it is too long."""
+    raw = msgpack.packb(message)
+    if len(raw) > MAX_MESSAGE:
+        raise ValueError(f"control message of {len(raw)} bytes, limit {MAX_MESSAGE}")
+    if fds:
+        socket.send_fds(sock, [raw], list(fds))
+    else:
+        sock.sendall(raw)
+
+
+def receive(sock: socket.socket, limit: int = MAX_MESSAGE) -> tuple[Message, list[int]]:
+    """The next message and the descriptors beside it; EOFError at the end.
+
+    `limit` is how many bytes it may have: to make room for many takes longer than to
+    receive few. The descriptors are the receiver's to close.
+    """
+    raw, fds, flags, _ = socket.recv_fds(sock, limit, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+    try:
+        if not raw:
+            raise EOFError("the other side closed the control socket")
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            raise ValueError("control message cut off")
+        message = msgpack.unpackb(raw, strict_map_key=False)
+        if not isinstance(message, dict):
+            raise ValueError(f"control message is a {type(message).__name__}")
+    except BaseException:
+        close_all(fds)
+        raise
+    return message, fds
+
+
+def call(
+    address: str,
+    message: Message,
+    fds: Sequence[int] = (),
+    timeout: float | None = None,
+    watch: Watch | None = None,
+) -> tuple[Message, list[int]]:
+    """Ask the device process at `address` and wait for its answer.
+
+    Raises the engine error the other side named, DeviceLost where it is not there or
+    goes away meanwhile, TimeoutError after `timeout` seconds (None: wait for ever, or
+    as long as `watch` says).
+    """
+    with connect(address, timeout, watch) as sock:
+        return ask(sock, message, fds, watch)
+
+
+def connect(
+    address: str, timeout: float | None = None, watch: Watch | None = None
+) -> socket.socket:
+    """A connection to the device process at an abstract address, with this timeout."""
+    sock = HeldSocket()
+    patience = timeout if timeout is not None else watch.interval if watch else 0.0
+    try:
+        # Not the timeout of Python's, with which a full backlog fails at once.
+        limit_blocking(sock, socket.SO_SNDTIMEO, patience)
+        while True:
+            try:
+                sock.connect(f"\0{address}")
+                break
+            except BlockingIOError:
+                if timeout is not None or watch is None:
+                    raise TimeoutError(f"{address} takes no connection") from None
+                watch.look()
+        sock.settimeout(timeout)
+        if peer_uid(sock) not in (os.getuid(), 0):
+            raise DeviceLost(f"device {address} is held by another user")
+    except (ConnectionError, FileNotFoundError) as error:
+        sock.close()
+        raise DeviceLost(f"no device process answers at {address}") from error
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def limit_blocking(sock: socket.socket, direction: int, seconds: float) -> None:
+    """Let what blocks on a socket without a timeout raise BlockingIOError after so long
+    (0: never). `direction` is SO_RCVTIMEO or SO_SNDTIMEO, which connecting is too."""
+    whole = int(seconds)
+    raw = _TIMEVAL.pack(whole, int((seconds - whole) * 1e6))
+    sock.setsockopt(socket.SOL_SOCKET, direction, raw)
+
+
+def ask(
+    sock: socket.socket,
+    message: Message,
+    fds: Sequence[int] = (),
+    watch: Watch | None = None,
+) -> tuple[Message, list[int]]:
+    """One question and its answer on an open connection. Raises as `call`."""
+    try:
+        send(sock, message, fds)
+        if watch is not None:
+            _await_answer(sock, watch)
+        answer, answer_fds = receive(sock)
+    except (ConnectionError, EOFError) as error:
+        raise DeviceLost("the device process went away") from error
+    if "error" in answer:
+        close_all(answer_fds)
+        raise to_error(answer)
+    return answer, answer_fds
+
+
+def _await_answer(sock: socket.socket, watch: Watch) -> None:
+    """Return when there is one, or the end; TimeoutError after the socket's timeout."""
+    timeout = sock.gettimeout()
+    end = None if timeout is None else time.monotonic() + timeout
+    poller = select.poll()
+    poller.register(sock, select.POLLIN)
+    while True:
+        left = watch.interval if end is None else end - time.monotonic()
+        if poller.poll(max(0.0, min(watch.interval, left)) * 1000):
+            return
+        if end is not None and time.monotonic() >= end:
+            raise TimeoutError("no answer in time")
+        watch.look()
+
+
+def from_error(error: BaseException) -> Message:
+    """An error as a message. Damage in a file shows where its content is used."""
+    if isinstance(error, PopefError):
+        error = InvalidModel(str(error))
+    if not isinstance(error, EngineError):
+        return {"error": "EngineBug", "message": f"{type(error).__name__}: {error}"}
+    return {"error": type(error).__name__, "message": str(error)[: MAX_MESSAGE // 2]}
+
+
+def to_error(message: Message) -> EngineError:
+    """The error a message stands for."""
+    text = str(message.get("message", ""))
+    kind = getattr(errors, str(message["error"]), None)
+    if isinstance(kind, type) and issubclass(kind, EngineError):
+        return (
+            EngineBug(text.removesuffix("; this is a bug"))
+            if (kind is EngineBug)
+            else kind(text)
+        )
+    return EngineBug(f"unknown error {message['error']!r} from a device: {text}")
+
+
+def peer_uid(sock: socket.socket) -> int:
+    return _peer(sock)[1]
+
+
+def peer_pid(sock: socket.socket) -> int:
+    return _peer(sock)[0]
+
+
+def _peer(sock: socket.socket) -> tuple[int, int, int]:
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, gid = _CREDENTIALS.unpack(raw)
+    return pid, uid, gid
+
+
+def close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)

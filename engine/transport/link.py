@@ -1,0 +1,231 @@
+"""A link: what one client process and one device process share for all models.
+
+Models are many and mostly idle, so waking is per link, not per model: one eventfd
+wakes the device (its doorbell, the same for all its clients), one wakes the client. Two
+rings in a segment of the link tell which channels have news.
+
+The map of the bytes
+--------------------
+    0        u64 magic
+             u64 asleep: 1 = the device sleeps, or is about to
+             u64 starved: 1 = the device waits for room in an output of this client
+             u64 alone: 1 = the client has one request in flight, and looks for its
+                 result before it sleeps: the next one comes soon after
+    128      control block of the submission ring         (client → device)
+    256      control block of the completion ring         (device → client)
+    384      submissions, 8 bytes each: the channel's number
+    …        completions, 64 bytes each:
+               0 u32 channel, u32 outcome     1 u64 request
+               2 u64 queue ns                 3 u64 compute ns
+               4 u64 rows in the batch        5 u64 bytes of the text
+    …        texts, 1024 bytes each: the message of a completion that failed
+
+Waking: a wake-up costs the client more than everything else it does for a small
+request, so it rings the doorbell only where the device sleeps. Neither may miss the
+other: the device sets `asleep` and then looks at the submissions once more, the client
+publishes its submission and then looks at `asleep`, both with a full fence in between
+(`engine.transport.ring_buffer.full_fence`). Who clears `asleep` rings.
+
+A client never has more requests in flight than there are completion slots, so the
+device never waits for room in the completion ring. Ordering: see
+engine/transport/ring_buffer.py.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Any, Final
+
+from engine.transport.outcome import Outcome
+from engine.transport.ring_buffer import CONTROL_SIZE, RingCounters, full_fence
+from engine.transport.shared_memory import SharedMemory, page_aligned
+
+MAGIC: Final = 0x33304B4E4C475020
+_ASLEEP_WORD: Final = 1
+_STARVED_WORD: Final = 2
+_ALONE_WORD: Final = 3
+#: Requests in flight over all models of one client and device.
+SLOTS: Final = 16384
+#: The channels together have no more in flight: what is left is for completions that
+#: are of no request (NEEDS_ROWS).
+MOST_OUTSTANDING: Final = SLOTS - 1024
+_SUBMISSIONS_AT: Final = 3 * CONTROL_SIZE
+_COMPLETION_SIZE: Final = 64
+_TEXT_SIZE: Final = 1024
+_COMPLETIONS_AT: Final = page_aligned(_SUBMISSIONS_AT + 8 * SLOTS)
+_TEXTS_AT: Final = _COMPLETIONS_AT + _COMPLETION_SIZE * SLOTS
+LINK_SIZE: Final = _TEXTS_AT + _TEXT_SIZE * SLOTS
+_COMPLETION = Struct("<IIQQQQQ")
+
+
+#: (channel, outcome, request, queue ns, compute ns, rows in the batch, text or 0)
+Completion = tuple[int, int, int, int, int, int, Any]
+
+
+class Link:
+    """One process's end of the two rings of a link."""
+
+    __slots__ = (
+        "_header",
+        "_submitted",
+        "completions",
+        "gone",
+        "memory",
+        "submissions",
+        "view",
+    )
+
+    def __init__(self, memory: SharedMemory) -> None:
+        self.memory = memory
+        self.view = memory.view
+        #: The client process has ended (the device's side knows).
+        self.gone = False
+        self._header = self.view[:32].cast("Q")
+        self.submissions = RingCounters(
+            self.view[CONTROL_SIZE : 2 * CONTROL_SIZE], SLOTS
+        )
+        self.completions = RingCounters(
+            self.view[2 * CONTROL_SIZE : 3 * CONTROL_SIZE], SLOTS
+        )
+        self._submitted = self.view[_SUBMISSIONS_AT : _SUBMISSIONS_AT + 8 * SLOTS].cast(
+            "Q"
+        )
+
+    @classmethod
+    def create(cls) -> Link:
+        memory = SharedMemory.create("link", LINK_SIZE)
+        header = memory.view[:8].cast("Q")
+        header[0] = MAGIC
+        header.release()
+        return cls(memory)
+
+    @classmethod
+    def attach(cls, fd: int) -> Link:
+        memory = SharedMemory.attach(fd, LINK_SIZE)
+        memory.detach_fd()
+        if int.from_bytes(memory.view[:8], "little") != MAGIC:
+            memory.close()
+            raise ValueError("the segment is not a link of this version")
+        return cls(memory)
+
+    # -- client
+
+    def must_ring(self) -> bool:
+        """Whether the device has to be woken for what was submitted."""
+        full_fence()
+        if not self._header[_ASLEEP_WORD]:
+            return False
+        self._header[_ASLEEP_WORD] = 0
+        return True
+
+    def try_submit(self, channel: int) -> bool:
+        """Tell the device that the channel has one more request."""
+        slot = self.submissions.try_write_lock()
+        if slot < 0:
+            return False
+        self._submitted[slot] = channel
+        self.submissions.write_complete()
+        return True
+
+    def take_completions(self) -> list[Completion]:
+        """All that have come since the last call."""
+        ring, view = self.completions, self.view
+        taken: list[Completion] = []
+        while (slot := ring.try_read_lock()) >= 0:
+            at = _COMPLETIONS_AT + slot * _COMPLETION_SIZE
+            completion = _COMPLETION.unpack_from(view, at)
+            length = completion[6]
+            if length:
+                completion = (*completion[:6], self._text(slot, length))
+            taken.append(completion)
+        if taken:
+            ring.read_complete(len(taken))
+        return taken
+
+    def _text(self, slot: int, length: int) -> str:
+        start = _TEXTS_AT + slot * _TEXT_SIZE
+        raw = self.view[start : start + min(length, _TEXT_SIZE)]
+        return bytes(raw).decode(errors="replace")
+
+    @property
+    def alone(self) -> bool:
+        """The client waits for one request at a time (a hint for the device)."""
+        return self._header[_ALONE_WORD] != 0
+
+    @alone.setter
+    def alone(self, value: bool) -> None:
+        self._header[_ALONE_WORD] = int(value)
+
+    # -- device
+
+    @property
+    def asleep(self) -> bool:
+        return self._header[_ASLEEP_WORD] != 0
+
+    @asleep.setter
+    def asleep(self, value: bool) -> None:
+        self._header[_ASLEEP_WORD] = int(value)
+
+    @property
+    def starved(self) -> bool:
+        """The device waits for room in an output: wake it after releasing one."""
+        return self._header[_STARVED_WORD] != 0
+
+    @starved.setter
+    def starved(self, value: bool) -> None:
+        self._header[_STARVED_WORD] = int(value)
+
+    def next_submission(self) -> int:
+        """The channel that has one more request, or -1."""
+        slot = self.submissions.try_read_lock()
+        if slot < 0:
+            return -1
+        channel = self._submitted[slot]
+        self.submissions.read_complete()
+        return channel
+
+    def complete(
+        self,
+        channel: int,
+        outcome: Outcome,
+        request: int,
+        queue_ns: int = 0,
+        compute_ns: int = 0,
+        rows: int = 0,
+        text: str = "",
+    ) -> bool:
+        """Tell the client how a request ended; False where it broke the rule above."""
+        slot = self.completions.try_write_lock()
+        if slot < 0:
+            return False
+        length = 0
+        if text:
+            raw = text.encode()[:_TEXT_SIZE]
+            length = len(raw)
+            start = _TEXTS_AT + slot * _TEXT_SIZE
+            self.view[start : start + length] = raw
+        _COMPLETION.pack_into(
+            self.view,
+            _COMPLETIONS_AT + slot * _COMPLETION_SIZE,
+            channel,
+            outcome,
+            request,
+            queue_ns,
+            compute_ns,
+            rows,
+            length,
+        )
+        self.completions.write_complete()
+        return True
+
+    def close(self) -> None:
+        self._header.release()
+        self._submitted.release()
+        self.submissions.release()
+        self.completions.release()
+        self.memory.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"<Link submissions {self.submissions!r}, completions {self.completions!r}>"
+        )

@@ -1,0 +1,367 @@
+"""One batch in a device process: gathers rows from input slots for runs of a program.
+
+A `Batch` is what a program sees as its streams (engine/programs/executor.py) while it
+runs for several requests at once. Data is not copied where it need not be: rows that
+lie side by side in the ring are one array, and a large output is written by ONNX
+Runtime straight into the slot from which the client copies it out. What happens to
+results is in engine/worker/results.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from engine.arrays import null_data, padded, part_of
+from engine.errors import InvalidInput
+from engine.model.batch_plan import AnchorRows, BatchPlan
+from engine.programs.model_data import ModelData
+from engine.tensor import Array
+from engine.worker.client_channel import ClientChannel
+from popef_io import Anchor, DataType, decode_strings
+
+#: Outputs of at least this many bytes are bound to their slot: below that binding costs
+#: more than the copy it saves (bench/LOG.md).
+BIND_FROM = 128 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class AnchorTable:
+    """The anchors of a main program, in the order of the rings of a channel.
+
+    `data` is what requests do not carry: frozen inputs, tensor data and feeds.
+    """
+
+    inputs: tuple[Anchor, ...]
+    outputs: tuple[Anchor, ...]
+    data: ModelData
+
+
+class Entry:
+    """One request of a batch. Not a dataclass: one is made for each request.
+
+    `rows` counts units (engine/model/batch_plan.py).
+    """
+
+    __slots__ = ("at", "client", "request", "rows", "slots", "submitted")
+
+    def __init__(
+        self,
+        client: ClientChannel,
+        at: int,
+        request: int,
+        rows: int,
+        submitted: int,
+        slots: list[int],
+    ) -> None:
+        self.client = client
+        #: Where its descriptor is in the channel.
+        self.at = at
+        self.request = request
+        self.rows = rows
+        self.submitted = submitted
+        self.slots = slots
+
+
+class Batch:
+    """The streams of a few runs. One object is reused for all runs of a replica."""
+
+    def __init__(
+        self,
+        table: AnchorTable,
+        plan: BatchPlan,
+        timeout: str = "",
+        *,
+        conditional: bool = False,
+    ) -> None:
+        self._input_index = {a.handle: i for i, a in enumerate(table.inputs)}
+        self._output_index = {a.handle: i for i, a in enumerate(table.outputs)}
+        self._inputs = table.inputs
+        self._data = table.data
+        self._plan = plan
+        self._timeout = timeout
+        self._conditional = conditional
+        self._dtypes = [a.tensor_info.data_type.numpy_dtype for a in table.inputs]
+        self._repeats = any(a.transfers > 1 for a in (*plan.inputs, *plan.outputs))
+        self._gathered: dict[int, Array] = {}
+        self._transferred: dict[str, int] = {}
+        self._clear()
+
+    def _clear(self) -> None:
+        self.entries: Sequence[Entry] = ()
+        self.rows = 0
+        self.skip = 0
+        self.runs = 1
+        self._run = 0
+        self._sliced = False
+        #: This iteration, and all after it, has only zeros to work on.
+        self._idle = False
+        self._written: dict[int, list[Array]] = {}
+        #: By output: where ONNX Runtime was told to write, and the view of it.
+        self.bound: dict[int, tuple[int, Array]] = {}
+
+    def begin(self, entries: Sequence[Entry], skip: int = 0, runs: int = 0) -> None:
+        """Take `entries`, of which the first `skip` units have run already.
+
+        `runs` 0: as many as it takes; what is missing of the last run is zeros.
+        """
+        self.entries = entries
+        self.rows = sum(entry.rows for entry in entries)
+        self.skip = skip
+        self._run = 0
+        self._idle = False
+        self._written = {}
+        self.bound.clear()
+        each = self._plan.run_units
+        if each:
+            self.runs = runs or max(1, -(-(self.rows - skip) // each))
+            whole = self.runs == 1 and self.rows == each and not skip
+            self._sliced = self._repeats or not whole
+        else:
+            self._sliced = self._repeats
+        if self._sliced:
+            self._gathered.clear()
+            self._transferred.clear()
+
+    @property
+    def used(self) -> int:
+        """The units of the entries that the runs take; the rest stays."""
+        left = self.rows - self.skip
+        each = self._plan.run_units
+        return min(left, self.runs * each) if each else left
+
+    def next_run(self) -> None:
+        """The program has run once."""
+        self._run += 1
+        self._transferred.clear()
+
+    def end(self) -> None:
+        """Forget the batch, and with it every view of the rings."""
+        self._gathered.clear()
+        self._clear()
+
+    # -- Streams
+
+    def read(self, handle: str) -> Array:
+        index = self._input_index.get(handle)
+        if index is None:
+            return self._given(handle)
+        return self._slice(index, handle) if self._sliced else self._gather(index)
+
+    def output_memory(
+        self, handle: str, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> Array | None:
+        nbytes = dtype.itemsize
+        for dim in shape:
+            nbytes *= dim
+        if nbytes < BIND_FROM or dtype.hasobject or self._sliced:
+            return None
+        entries = self.entries
+        client = entries[0].client
+        if len(entries) > 1 and (
+            self._plan.dim or any(e.client is not client for e in entries)
+        ):
+            return None
+        index = self._output_index.get(handle)
+        if index is None or index in self.bound:
+            return None
+        anchor = client.channel.outputs[index]
+        offset = anchor.pool.place(nbytes)
+        if offset < 0:
+            return None
+        array = np.frombuffer(
+            anchor.payload, dtype, nbytes // dtype.itemsize, offset
+        ).reshape(shape)
+        self.bound[index] = (offset, array)
+        return array
+
+    def write(self, handle: str, value: Array) -> None:
+        index = self._output_index.get(handle)
+        if index is None:
+            return
+        if self._sliced:
+            rows = self._plan.outputs[index]
+            position = self._position(handle, rows)
+            if rows.size and position * rows.size >= self.used * rows.span:
+                return  # computed from zeros alone
+            if self._idle and self._conditional:
+                return  # and chosen by one
+            self._written.setdefault(index, []).append(value)
+        else:
+            self._written[index] = [value]
+
+    def results(self) -> dict[int, Array]:
+        """What was written, by output: the units of the entries and no others."""
+        if not self._sliced:
+            return {index: chunks[-1] for index, chunks in self._written.items()}
+        return {i: self._joined(i, chunks) for i, chunks in self._written.items()}
+
+    def _joined(self, index: int, chunks: list[Array]) -> Array:
+        rows, dim = self._plan.outputs[index], self._plan.dim
+        if len(chunks) == 1:
+            whole = chunks[0]
+        elif chunks[0].ndim:
+            whole = np.concatenate(chunks, dim)
+        else:
+            whole = np.stack(chunks)
+        wanted = self.used * rows.span
+        if not (rows.size or self._plan.max_units) or whole.ndim <= dim:
+            return whole
+        return whole if whole.shape[dim] <= wanted else part_of(whole, dim, 0, wanted)
+
+    # -- several transfers
+
+    def _position(self, handle: str, rows: AnchorRows) -> int:
+        """Which transfer of the whole batch this one is."""
+        count = self._transferred.get(handle, 0)
+        self._transferred[handle] = count + 1
+        return self._run * rows.transfers + count
+
+    def _slice(self, index: int, handle: str) -> Array:
+        """The data of the next transfer, completed with zeros."""
+        rows, dim = self._plan.inputs[index], self._plan.dim
+        position = self._position(handle, rows)
+        size = rows.size
+        if not size:
+            return self._equal_part(index, rows, position)
+        before = self.skip * rows.span
+        start, end = position * size, self.used * rows.span
+        if start >= end:
+            self._idle = True
+        if start >= end or (self._idle and self._conditional):
+            return self._zeros(index, size)
+        whole = self._whole(index)
+        if not self._inputs[index].tensor_info.shape:
+            return whole.reshape(-1)[before + start : before + start + 1].reshape(())
+        part = part_of(whole, dim, before + start, before + min(start + size, end))
+        return padded(part, dim, size)
+
+    def _equal_part(self, index: int, rows: AnchorRows, position: int) -> Array:
+        """One of the iterations of a request whose batch size is free."""
+        if rows.transfers == 1:
+            return self._gather(index)
+        whole, dim = self._whole(index), self._plan.dim
+        extent = whole.shape[dim] if whole.ndim > dim else 0
+        if not extent or (extent % rows.transfers and not self._plan.max_units):
+            raise InvalidInput(
+                f"input {self._inputs[index].name!r} has {extent} in dimension {dim}, "
+                f"which must be a multiple of the {rows.transfers} device iterations"
+            )
+        size = -(-extent // rows.transfers)
+        start = min(position * size, extent)
+        part = part_of(whole, dim, start, min(start + size, extent))
+        return padded(part, dim, size)
+
+    def _whole(self, index: int) -> Array:
+        array = self._gathered.get(index)
+        if array is None:
+            array = self._gathered[index] = self._gather(index)
+        return array
+
+    def _zeros(self, index: int, size: int) -> Array:
+        """One transfer of null data, also where the requests do not have this input."""
+        info = self._inputs[index].tensor_info
+        shape = info.shape or ()
+        if any(e.slots[index] < 0 for e in self.entries):
+            dims = tuple(max(1, d) for d in shape)
+        else:
+            whole = self._whole(index)
+            dims = whole.shape if shape else ()
+        if dims:
+            dim = self._plan.dim
+            dims = (*dims[:dim], size, *dims[dim + 1 :])
+        return null_data(dims, self._dtypes[index])
+
+    # -- gathering
+
+    def _given(self, handle: str) -> Array:
+        value = self._data.read(handle)
+        plan = self._plan
+        if plan.run_units or not plan.max_units:
+            return value
+        rows, dim = self.rows, plan.dim
+        if rows > 1 and value.ndim > dim and value.shape[dim] == 1:
+            return np.repeat(value, rows, axis=dim)
+        return value
+
+    def _gather(self, index: int) -> Array:
+        entries = self.entries
+        if len(entries) == 1:
+            return self._one(index, entries[0])
+        touching = None if self._plan.dim else self._touching(index)
+        if touching is not None:
+            return touching
+        parts = [self._one(index, entry) for entry in entries]
+        if self._plan.run_units:
+            parts = self._clipped(index, parts)
+        if not self._inputs[index].tensor_info.shape:
+            parts = [np.atleast_1d(part) for part in parts]
+        return np.concatenate(parts, self._plan.dim)
+
+    def _clipped(self, index: int, parts: list[Array]) -> list[Array]:
+        """The rows that count: a request that fills up may have brought too many."""
+        dim, span = self._plan.dim, self._plan.inputs[index].span
+        return [
+            part
+            if part.ndim <= dim or part.shape[dim] == entry.rows * span
+            else part_of(part, dim, 0, entry.rows * span)
+            for part, entry in zip(parts, self.entries, strict=True)
+        ]
+
+    def _one(self, index: int, entry: Entry) -> Array:
+        """The data of one request, a view of its slot."""
+        slot = entry.slots[index]
+        anchor = self._inputs[index]
+        if slot < 0:
+            raise InvalidInput(
+                f"the program reads input {anchor.name!r}, which was not supplied"
+                f"{self._timeout}"
+            )
+        ring = entry.client.channel.inputs[index]
+        _, offset, nbytes, rank = ring.head(slot)
+        shape = ring.dims(slot, rank)
+        if anchor.tensor_info.data_type is DataType.STRING:
+            return decode_strings(ring.payload[offset : offset + nbytes], shape)
+        dtype = self._dtypes[index]
+        if nbytes == 0:
+            return np.empty(shape, dtype)
+        return np.frombuffer(
+            ring.payload, dtype, nbytes // dtype.itemsize, offset
+        ).reshape(shape)
+
+    def _touching(self, index: int) -> Array | None:
+        """All rows as one view, where they lie side by side in one ring."""
+        entries = self.entries
+        client = entries[0].client
+        ring = client.channel.inputs[index]
+        if self._inputs[index].tensor_info.data_type is DataType.STRING:
+            return None
+        start = end = -1
+        shape: tuple[int, ...] = ()
+        for entry in entries:
+            slot = entry.slots[index]
+            if entry.client is not client or slot < 0:
+                return None
+            _, offset, nbytes, rank = ring.head(slot)
+            if end < 0:
+                start = offset
+                shape = ring.dims(slot, rank)
+            elif offset != end:
+                return None
+            end = offset + nbytes
+        if start == end:
+            return None
+        dtype = self._dtypes[index]
+        count = (end - start) // dtype.itemsize
+        flat = np.frombuffer(ring.payload, dtype, count, start)
+        rows = self.rows * self._plan.inputs[index].span
+        if self._plan.run_units and count != rows * math.prod(shape[1:]):
+            return None
+        return flat.reshape(rows, *shape[1:])
+
+    def __repr__(self) -> str:
+        return f"<Batch {len(self.entries)} requests, {self.rows} rows>"

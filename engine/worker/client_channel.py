@@ -1,0 +1,78 @@
+"""A channel as the device process knows it: whose requests wait in which slots."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from engine.transport.channel import REQUEST, UNDELAYED, Channel
+
+if TYPE_CHECKING:
+    from engine.transport.link import Link
+
+
+#: Before anything was submitted, whatever the clock says and however long a delay is.
+LONG_AGO: Final = -(1 << 61)
+
+
+class ClientChannel:
+    """A channel, the link of its client, and how many requests were announced.
+
+    What is read-locked stays until it is released or put back. For the one thread that
+    runs programs.
+    """
+
+    __slots__ = ("channel", "link", "number", "pending", "priority")
+
+    def __init__(
+        self, number: int, channel: Channel, link: Link, priority: int = 0
+    ) -> None:
+        self.number = number
+        #: Level of all its requests (engine/worker/turns.py).
+        self.priority = priority
+        self.channel = channel
+        self.link = link
+        self.pending = 0
+
+    def input_slots(self, request: int) -> list[int]:
+        """Read-locks the slot of each input of this request; -1: not supplied."""
+        slots = []
+        for ring in self.channel.inputs:
+            slot = ring.ring.try_read_lock()
+            if slot >= 0 and ring.owner(slot) != request:
+                ring.ring.unlock_last()
+                slot = -1
+            slots.append(slot)
+        return slots
+
+    def put_back(self, slots: list[int]) -> None:
+        """Undoes the last `input_slots`."""
+        for ring, slot in zip(self.channel.inputs, slots, strict=True):
+            if slot >= 0:
+                ring.ring.unlock_last()
+
+    def release(self, count: int) -> None:
+        """Gives back so many requests, and all inputs that are read-locked."""
+        self.channel.requests.read_complete(count)
+        for ring in self.channel.inputs:
+            held = ring.ring.held
+            if held:
+                ring.ring.read_complete(held)
+
+    def peek(self) -> list[tuple[int, int]]:
+        """(submitted, rows) of the requests that wait; `LONG_AGO` for those that are
+        not to be delayed.
+
+        One that has been written and not announced yet does not count: it is left to
+        the next batch, so none must be formed in expectation of it.
+        """
+        requests = self.channel.requests
+        waiting: list[tuple[int, int]] = []
+        while len(waiting) < self.pending and (slot := requests.try_read_lock()) >= 0:
+            at = self.channel.request_at(slot)
+            _, rows, flags, _, submitted = REQUEST.unpack_from(self.channel.view, at)
+            waiting.append((LONG_AGO if flags & UNDELAYED else submitted, rows))
+        requests.read_reset()
+        return waiting
+
+    def __repr__(self) -> str:
+        return f"<ClientChannel {self.number}, {self.pending} pending>"

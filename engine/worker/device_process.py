@@ -1,0 +1,88 @@
+"""The process that is a device: one thread runs programs, connections load and ask.
+
+Started by `engine.devices.device_launch` as `python -m engine.worker.device_process`,
+with two descriptors: the listening socket of its control messages and the read end of a
+pipe that its owner holds open. When the owner dies the kernel sends SIGIO for the pipe
+and this process ends at once, whatever it is doing. It inherits the exclusive claim on
+the device too, so the device is free only when both owner and process are gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import socket
+import sys
+from typing import Any
+
+from engine.descriptors import raise_descriptor_limit
+from engine.faults import DeviceFault, DeviceFaulted, FaultKind
+from engine.logs import label_process
+from engine.owner import die_with
+from engine.transport.shared_memory import keep_large_blocks
+from engine.worker.device_service import DeviceService
+from engine.worker.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+#: Another thread that wants the interpreter gets it after this long; the default of
+#: 5 ms would hold up every batch while a model is being loaded.
+_SWITCH_INTERVAL = 0.0005
+
+
+def _set_process_name(name: str) -> None:
+    pr_set_name = 15
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(pr_set_name, name.encode()[:15], 0, 0, 0)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="popgate-device")
+    parser.add_argument("--listen-fd", type=int, required=True)
+    parser.add_argument("--owner-fd", type=int, required=True)
+    parser.add_argument("--spin-us", type=int, default=0)
+    parser.add_argument("--name", default="device")
+    parser.add_argument("--log-level", type=int, default=logging.WARNING)
+    options: Any = parser.parse_args(arguments)
+    logging.basicConfig(
+        format=f"%(asctime)s %(levelname)s {options.name} %(name)s: %(message)s",
+    )
+    logging.getLogger("engine").setLevel(options.log_level)
+    label_process(options.name)
+    # Ctrl-C in a terminal, and what stops a service, go to the whole group: the owner
+    # decides when we end.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    die_with(options.owner_fd)
+    _set_process_name(options.name)
+    keep_large_blocks()
+    raise_descriptor_limit()
+    sys.setswitchinterval(_SWITCH_INTERVAL)
+    listener = socket.socket(fileno=options.listen_fd)
+    listener.setblocking(True)
+    scheduler = Scheduler(options.spin_us)
+    service = DeviceService(listener, scheduler)
+    service.start()
+    try:
+        scheduler.run()
+    except DeviceFaulted as faulted:
+        service.report(faulted.fault)
+        return 1
+    except Exception as error:
+        logger.exception("programs can no longer be run")
+        text = f"{type(error).__name__}: {error}"
+        service.report(DeviceFault(FaultKind.APPLICATION, text))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    logging.shutdown()
+    # Not the interpreter's way: it would end threads of sessions where they come back
+    # from ONNX Runtime, whose code dies noisily of that ("terminate called").
+    os._exit(code)

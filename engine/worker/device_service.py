@@ -1,0 +1,227 @@
+"""What a device process answers: control messages, a thread for each connection."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import socket
+import threading
+import time
+from functools import partial
+
+from engine.errors import EngineBug, EngineError, InvalidInput
+from engine.faults import DeviceFault
+from engine.programs.onnx_session import give_back_memory
+from engine.programs.save_programs import SavePrograms
+from engine.session.worker.device_session import DeviceSession
+from engine.tensor import Tensor
+from engine.transport import control
+from engine.transport.channel import Channel, ChannelLayout
+from engine.transport.control import Message
+from engine.transport.link import Link
+from engine.transport.tensor_pack import pack_tensors
+from engine.worker import failures
+from engine.worker.loading import load_replicas
+from engine.worker.running import Terminator
+from engine.worker.scheduler import Client, Scheduler
+from popef_io import PopefError
+
+logger = logging.getLogger(__name__)
+
+
+class DeviceService:
+    """Listens, answers, and hands what touches rings to the scheduler."""
+
+    def __init__(self, listener: socket.socket, scheduler: Scheduler) -> None:
+        self._listener = listener
+        self._scheduler = scheduler
+        self._numbers = itertools.count(1)  # atomic: one C call
+        self._saves: dict[int, SavePrograms] = {}
+        self._links: set[socket.socket] = set()
+        self._sessions: dict[int, DeviceSession] = {}
+        self._started = time.monotonic()
+        self._terminator = Terminator(scheduler.running)
+
+    def start(self) -> None:
+        """Begin to take connections, in threads that end with the process."""
+        self._terminator.start()
+        threading.Thread(target=self._accept, name="accept", daemon=True).start()
+
+    def report(self, fault: DeviceFault) -> None:
+        """Tell every client process what is about to end this one."""
+        for sock in list(self._links):
+            with contextlib.suppress(OSError):
+                control.send(sock, dict(fault.to_message()))
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(
+                target=self._serve, args=(sock,), name="connection", daemon=True
+            ).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        owned: list[Client] = []
+        with sock, contextlib.suppress(OSError, EOFError, ValueError):
+            if control.peer_uid(sock) not in (os.getuid(), 0):
+                return
+            while True:
+                message, fds = control.receive(sock)
+                if message.get("op") == "session":
+                    self._serve_session(sock, message, fds)
+                    break
+                try:
+                    answer, answer_fds = self._answer(sock, message, fds, owned)
+                except Exception as error:
+                    if not isinstance(error, EngineError | PopefError):
+                        logger.exception("control message %r", message.get("op"))
+                    answer, answer_fds = control.from_error(error), []
+                finally:
+                    control.close_all(fds)
+                try:
+                    control.send(sock, answer, answer_fds)
+                finally:
+                    control.close_all(answer_fds)
+        self._links.discard(sock)
+        for client in owned:
+            logger.debug("%r is gone", client)
+            client.link.gone = True
+            self._terminator.ring()
+            self._scheduler.do(partial(self._scheduler.drop_client, client))
+
+    def _serve_session(
+        self, sock: socket.socket, message: Message, fds: list[int]
+    ) -> None:
+        """From here on the connection is that of a session, to its end."""
+        number = next(self._numbers)
+        try:
+            session = DeviceSession(number, sock, message, fds)
+        except Exception as error:
+            if not isinstance(error, EngineError):
+                logger.exception("loading a session")
+            control.send(sock, control.from_error(error))
+            return
+        finally:
+            control.close_all(fds)
+        self._sessions[number] = session
+        try:
+            control.send(sock, {"session": number})
+            session.serve()
+        finally:
+            del self._sessions[number]
+            session.over.set()
+
+    def _answer(
+        self, sock: socket.socket, message: Message, fds: list[int], owned: list[Client]
+    ) -> tuple[Message, list[int]]:
+        scheduler = self._scheduler
+        match message.get("op"):
+            case "ping":
+                return self._status(), []
+            case "load":
+                return {"replicas": self._load(message, fds)}, []
+            case "save":
+                return self._save(int(message["replica"]))
+            case "unload":
+                number = int(message["replica"])
+                self._saves.pop(number, None)
+                scheduler.call(partial(scheduler.unload, number))
+                scheduler.do(give_back_memory)
+                logger.debug("unloaded replica %s", number)
+                return {}, []
+            case "link":
+                client = self._link(sock, fds)
+                owned.append(client)
+                self._links.add(sock)
+                bells = (scheduler.doorbell, self._terminator.bell)
+                return {"link": client.number}, [os.dup(bell) for bell in bells]
+            case "channel":
+                return {"channel": self._channel(message, fds)}, []
+            case "close_channel":
+                link, channel = int(message["link"]), int(message["channel"])
+                scheduler.call(partial(scheduler.close_channel, link, channel))
+                return {}, []
+            case "inject":
+                replicas = list(scheduler.replicas.values())
+                what = message["failure"], int(message["after"])
+                scheduler.call(partial(failures.obey, replicas, *what))
+                return {}, []
+            case "end_session":
+                session = self._sessions.get(int(message["session"]))
+                if session is not None:
+                    session.end()
+                return {}, []
+            case "stop":
+                scheduler.do(scheduler.stop)
+                return {}, []
+            case other:
+                raise EngineBug(f"unknown control message {other!r}")
+
+    def _status(self) -> Message:
+        scheduler = self._scheduler
+        return {
+            "pid": os.getpid(),
+            "owner": os.getppid(),
+            "uptime": time.monotonic() - self._started,
+            "running_ns": scheduler.running_ns,
+            "running": scheduler.running_replica,
+            "batches": scheduler.batches,
+            "replicas": len(scheduler.replicas),
+            "clients": len(scheduler.clients),
+            "sessions": len(self._sessions),
+        }
+
+    def _load(self, message: Message, fds: list[int]) -> list[int]:
+        numbers = [next(self._numbers) for _ in range(int(message["count"]))]
+        scheduler = self._scheduler
+        loaded = load_replicas(numbers, message, fds, scheduler.wait_room)
+        for number, one in zip(numbers, loaded, strict=True):
+            self._saves[number] = one.save
+            scheduler.call(partial(scheduler.replicas.__setitem__, number, one.replica))
+            logger.debug("loaded %r from %s", one.replica, message["sources"])
+        return numbers
+
+    def _save(self, replica: int) -> tuple[Message, list[int]]:
+        """Run the save programs between two batches."""
+        save = self._saves.get(replica)
+        if save is None:
+            raise InvalidInput("the model that is to be saved is not loaded")
+        saved: dict[str, Tensor] = {}
+        self._scheduler.call(lambda: saved.update(save.run()))
+        place, memory = pack_tensors("saved", saved)
+        fd = os.dup(memory.fd)
+        memory.close()
+        return {"tensors": place}, [fd]
+
+    def _link(self, sock: socket.socket, fds: list[int]) -> Client:
+        if len(fds) != 2:
+            raise EngineBug("a link needs a segment and an eventfd")
+        link = Link.attach(os.dup(fds[0]))
+        pid = control.peer_pid(sock)
+        client = Client(next(self._numbers), link, os.dup(fds[1]), pid)
+        scheduler = self._scheduler
+        scheduler.call(partial(scheduler.clients.__setitem__, client.number, client))
+        logger.debug("%r is there", client)
+        return client
+
+    def _channel(self, message: Message, fds: list[int]) -> int:
+        layout = ChannelLayout.from_message(message["layout"])
+        channel = Channel.attach(os.dup(fds[0]), layout)
+        number = next(self._numbers)
+        link, replica = int(message["link"]), int(message["replica"])
+        priority = int(message.get("priority", 0))
+        add = self._scheduler.add_channel
+        try:
+            self._scheduler.call(partial(add, number, channel, link, replica, priority))
+        except BaseException:
+            channel.close()
+            raise
+        return number
+
+    def __repr__(self) -> str:
+        return f"<DeviceService of {self._scheduler!r}>"

@@ -1,0 +1,91 @@
+"""Failures on demand, so that tests can see what follows.
+
+A device process obeys only where `POPGATE_INJECT_FAILURES=1` was in its environment
+when it started. The first failure strikes in place of a run of a main program.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterable
+from enum import Enum
+
+from engine.errors import EngineBug, InvalidInput
+from engine.faults import DeviceFault, DeviceFaulted, FaultKind, RecoveryAction
+from engine.programs.executor import Executor
+from engine.programs.onnx_session import RunOptions
+from engine.programs.streams import Streams
+from engine.worker.replica import Replica
+
+#: "1" lets a device process take the order to fail.
+VARIABLE = "POPGATE_INJECT_FAILURES"
+
+
+class Failure(Enum):
+    """What can be ordered: a fault of each kind, an error of ours that nobody expected,
+    a run that never ends, the death of the process."""
+
+    APPLICATION = "application"
+    IPU_RESET = "ipu_reset"
+    LINK_RESET = "link_reset"
+    PARTITION_RESET = "partition_reset"
+    FULL_RESET = "full_reset"
+    UNRECOVERABLE = "unrecoverable"
+    UNKNOWN = "unknown"
+    HANG = "hang"
+    DEATH = "death"
+
+    def strike(self) -> None:
+        """Never returns. For the thread that runs programs."""
+        if self is Failure.DEATH:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while self in (Failure.DEATH, Failure.HANG):
+            time.sleep(3600)
+        raise DeviceFaulted(self._fault())
+
+    def _fault(self) -> DeviceFault:
+        text = "injected by a test"
+        if self.name in FaultKind.__members__:
+            return DeviceFault(FaultKind[self.name], text)
+        return DeviceFault(FaultKind.RECOVERABLE, text, RecoveryAction[self.name])
+
+
+def obey(replicas: Iterable[Replica], failure: object, after: int) -> None:
+    """Carry out the order; for the thread that runs programs."""
+    if os.environ.get(VARIABLE) != "1":
+        raise InvalidInput(
+            f"this device process fails on nobody's order: start it with {VARIABLE}=1"
+        )
+    for replica in replicas:
+        replica.executor = FailingExecutor(replica.executor, Failure(failure), after)
+
+
+class FailingExecutor(Executor):
+    """An executor that runs a number of times and then fails."""
+
+    def __init__(self, executor: Executor, failure: Failure, after: int) -> None:
+        self._inner = executor
+        self._failure = failure
+        self._left = after
+
+    def run(
+        self,
+        programs: Iterable[int],
+        streams: Streams,
+        run_options: RunOptions = None,
+    ) -> None:
+        if self._left <= 0:
+            self._failure.strike()
+        self._left -= 1
+        self._inner.run(programs, streams, run_options)
+
+    def clone(self) -> Executor:
+        raise EngineBug("an executor that is to fail was cloned")
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def __repr__(self) -> str:
+        return f"<FailingExecutor {self._failure.value} after {self._left} runs>"

@@ -1,0 +1,159 @@
+"""Loading a model in a device process: from its bytes to replicas that can run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.errors import Cancelled, InvalidModel
+from engine.model.anchors import MainAnchors, main_anchors
+from engine.model.batch_plan import BatchPlan
+from engine.model.model_file import receive_model
+from engine.programs.executable import Executable
+from engine.programs.executor import Executor, make_executor
+from engine.programs.model_data import ModelData, ProgramStreams
+from engine.programs.save_programs import SavePrograms
+from engine.programs.time_limit import TimeLimit
+from engine.programs.transfers import is_conditional, stream_transfers
+from engine.transport.tensor_pack import unpack_tensors
+from engine.worker.batch import AnchorTable
+from engine.worker.regrouping import RegroupingReplica
+from engine.worker.replica import BatchingPolicy, Replica
+from engine.worker.results import Waiter
+from popef_io import Anchor, Model
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedReplica:
+    """A replica that takes requests, and the save programs over the same variables."""
+
+    replica: Replica
+    save: SavePrograms
+
+
+def load_replicas(
+    numbers: Sequence[int],
+    message: Mapping[str, Any],
+    fds: Sequence[int],
+    wait_room: Waiter,
+) -> list[LoadedReplica]:
+    """Carry out a `load` message: map the files, load, run the load programs.
+
+    One replica for each of `numbers`. They share the graphs and the weights, and have
+    variables and places in feeds of their own, which begin alike.
+    """
+    names = [str(name) for name in message["sources"]]
+    model = receive_model(names, fds, message.get("executable"))
+    frozen = {}
+    if message["frozen"] is not None:
+        tensors = unpack_tensors(message["frozen"], fds[len(names)])
+        frozen = {name: tensor.numpy() for name, tensor in tensors.items()}
+    data = ModelData(model, frozen)
+    executor = make_executor(model, message)
+    try:
+        anchors = main_anchors(model, frozen.keys())
+        rules = _rules(model, executor.executable, message, anchors)
+        with TimeLimit(float(message.get("load_timeout", 0.0))) as limit:
+            load = model.metadata.program_flow.load
+            executor.run(load, ProgramStreams(data), limit.options)
+        for anchor in anchors.constants:
+            data.check(anchor.handle)
+        twins = [(executor.clone(), data.twin()) for _ in numbers[1:]]
+    except Cancelled:
+        executor.close()
+        seconds = f"{limit.seconds:g} s"
+        raise InvalidModel(f"the load programs take longer than {seconds}") from None
+    except BaseException:
+        executor.close()
+        raise
+    return [
+        _replica(number, model, message, frozen, mine, rules, wait_room)
+        for number, mine in zip(numbers, [(executor, data), *twins], strict=True)
+    ]
+
+
+def _rules(
+    model: Model,
+    executable: Executable,
+    message: Mapping[str, Any],
+    anchors: MainAnchors,
+) -> tuple[BatchPlan, BatchingPolicy]:
+    """How requests become runs: as the client planned, and the programs allow."""
+    plan = BatchPlan.from_message(message["plan"])
+    flow = model.metadata.program_flow
+    main = flow.main
+    for number in (*flow.load, *main, *flow.save):
+        if number not in executable.programs:
+            known = list(executable.programs)
+            raise InvalidModel(f"there is no program {number}; there are {known}")
+    _check_transfers(stream_transfers(executable, main), plan, anchors)
+    # Where requests choose what runs, none may run with another.
+    conditional = is_conditional(executable, main)
+    policy = BatchingPolicy(
+        max_rows=0 if conditional else plan.max_units,
+        conditional=conditional,
+        delay_ns=int(message["delay_ns"]),
+        preferred=tuple(map(int, message.get("preferred", ()))),
+        same_shapes=any(_free_tail(a, plan.dim) for a in anchors.inputs),
+        fill_batch_ns=int(message["fill_batch_ns"]),
+        fill_run_ns=int(message["fill_run_ns"]),
+        asks=bool(message["asks"]),
+        drops_cancelled=bool(message["drops_cancelled"]),
+        look_ahead=int(message["look_ahead"]),
+    )
+    return plan, policy
+
+
+def _regroups(plan: BatchPlan, policy: BatchingPolicy) -> bool:
+    """Whether requests are cut or joined to runs, or have to be run bit by bit."""
+    if policy.conditional or not plan.run_units:
+        return False
+    if plan.run_units > 1:
+        return policy.max_rows > 0
+    return policy.look_ahead >= 0
+
+
+def _check_transfers(
+    transfers: Mapping[str, int], plan: BatchPlan, anchors: MainAnchors
+) -> None:
+    """The client planned from the metadata; what the programs do must be the same."""
+    planned = (*plan.inputs, *plan.outputs)
+    for anchor, rows in zip((*anchors.inputs, *anchors.outputs), planned, strict=True):
+        count = transfers.get(anchor.handle, 1)
+        if count != rows.transfers:
+            raise InvalidModel(
+                f"a run of the main programs transfers {anchor.name!r} {count} times, "
+                f"which the device iterations in the metadata do not announce"
+            )
+
+
+def _replica(
+    number: int,
+    model: Model,
+    message: Mapping[str, Any],
+    frozen: Mapping[str, Any],
+    mine: tuple[Executor, ModelData],
+    rules: tuple[BatchPlan, BatchingPolicy],
+    wait_room: Waiter,
+) -> LoadedReplica:
+    executor, data = mine
+    plan, policy = rules
+    anchors = main_anchors(model, frozen.keys())
+    kind = RegroupingReplica if _regroups(plan, policy) else Replica
+    replica = kind(
+        number,
+        str(message["name"]),
+        executor,
+        model.metadata.program_flow.main,
+        AnchorTable(anchors.inputs, anchors.outputs, data),
+        plan,
+        policy,
+        wait_room,
+    )
+    return LoadedReplica(replica, SavePrograms(executor, model.metadata, data))
+
+
+def _free_tail(anchor: Anchor, dim: int) -> bool:
+    shape = anchor.tensor_info.shape
+    return shape is None or any(d < 0 for i, d in enumerate(shape) if i != dim)

@@ -1,0 +1,337 @@
+"""A replica whose runs take a fixed number of units, whatever requests bring.
+
+Requests are a queue of units: each run takes the next ones, from as many requests as
+it needs, and a request that has more goes on in the next run. What does not fill a
+run waits for others, at most as long as the policy says; zeros complete it then, or
+rows of the client's (`flush_callback`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.model.batch_plan import BatchPlan
+from engine.tensor import Array
+from engine.transport.channel import FILLS_UP, LEAVES, REQUEST, UNDELAYED
+from engine.transport.outcome import Outcome
+from engine.worker.batch import AnchorTable, Batch, Entry
+from engine.worker.blame import settle
+from engine.worker.client_channel import ClientChannel
+from engine.worker.replica import BatchingPolicy, Replica
+from engine.worker.results import Waiter
+from engine.worker.running import why_unwanted
+
+if TYPE_CHECKING:
+    from engine.programs.executor import Executor
+
+logger = logging.getLogger(__name__)
+
+#: The scheduler looks again after so many nanoseconds where nothing is due for longer.
+LONGEST_SLEEP_NS = 60 * 10**9
+
+
+class OpenEntry(Entry):
+    """A request of which the first `ran` units have run; `parts` are their results.
+
+    A request that was dropped has a `verdict`, of which its client is told when all
+    requests before it have ended: results are taken in the order of requests.
+    """
+
+    __slots__ = ("ended", "parts", "ran", "verdict", "waits")
+
+    def __init__(
+        self,
+        client: ClientChannel,
+        at: int,
+        request: int,
+        rows: int,
+        submitted: int,
+        slots: list[int],
+    ) -> None:
+        super().__init__(client, at, request, rows, submitted, slots)
+        self.ran = 0
+        self.ended = False
+        self.waits = True
+        self.parts: dict[int, list[Array]] = {}
+        self.verdict: Outcome | None = None
+
+
+class RegroupingReplica(Replica):
+    """A `Replica` for runs of more than one unit."""
+
+    def __init__(
+        self,
+        number: int,
+        name: str,
+        executor: Executor,
+        main: tuple[int, ...],
+        table: AnchorTable,
+        plan: BatchPlan,
+        policy: BatchingPolicy,
+        wait_room: Waiter,
+    ) -> None:
+        super().__init__(number, name, executor, main, table, plan, policy, wait_room)
+        self._names = [anchor.name for anchor in table.inputs]
+        self._each = plan.run_units
+        self._most_runs = policy.look_ahead + 1 if policy.look_ahead >= 0 else 1 << 30
+        self._open: deque[OpenEntry] = deque()
+        #: By channel, in the order in which their slots must be released.
+        self._held: dict[ClientChannel, deque[OpenEntry]] = {}
+        self._asked_at = 0
+
+    def remove(self, client: ClientChannel) -> None:
+        super().remove(client)
+        self._held.pop(client, None)
+        self._open = deque(e for e in self._open if e.client is not client)
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._open) or super().pending
+
+    @property
+    def _units(self) -> int:
+        """Units that wait to be run."""
+        return sum(entry.rows - entry.ran for entry in self._open)
+
+    def due_ns(self, now: int) -> int:
+        if super().pending or not self._open:
+            return now
+        units = self._units
+        if units >= self._each:
+            return now
+        return min(self._deadline(units), now + LONGEST_SLEEP_NS)
+
+    def _deadline(self, units: int) -> int:
+        """When the units that fill no run have waited long enough."""
+        rest = units % self._each
+        if not rest:
+            return 1 << 63
+        policy, left = self.policy, units - rest
+        for entry in self._open:
+            left -= entry.rows - entry.ran
+            if left < 0:
+                break
+        if not entry.waits:
+            return 0
+        fills_batches = rest % self._plan.batch_units == 0
+        wait = policy.fill_run_ns if fills_batches else policy.fill_batch_ns
+        return max(entry.submitted, self._asked_at) + wait
+
+    # -- running
+
+    def step(self) -> list[ClientChannel]:
+        """Take in what has come and run what can run; the clients that have news."""
+        now = time.monotonic_ns()
+        self._drop_unwanted(now)
+        alone = self._take_in(now)
+        units = self._units
+        full, rest = divmod(units, self._each)
+        touched: list[ClientChannel] = []
+        if rest and (alone or self._deadline(units) <= now):
+            if self.policy.asks and not alone and self._ask(units, now):
+                touched.append(self._open[-1].client)
+            else:
+                full += 1
+                missing = self._each - rest
+                logger.debug("%r runs: what is missing, %d, is zeros", self, missing)
+        if full:
+            self._run_open(min(full, self._most_runs), now)
+        touched += self._release_ended(now)
+        return list(dict.fromkeys(touched))
+
+    def _take_in(self, now: int) -> bool:
+        """Open requests until there is enough for a step.
+
+        True where the next request cannot run together with those that are open, so
+        that these wait for nobody.
+        """
+        limit = max(self.policy.max_rows, self._each)
+        units = self._units
+        for client in self._turns.next():
+            while client.pending and units < limit:
+                slot = client.channel.requests.try_read_lock()
+                if slot < 0:
+                    client.pending = 0
+                    break
+                at = client.channel.request_at(slot)
+                request, rows, flags, _, submitted = REQUEST.unpack_from(
+                    client.channel.view, at
+                )
+                slots = client.input_slots(request)
+                entry = OpenEntry(client, at, request, rows, submitted, slots)
+                entry.waits = not flags & UNDELAYED
+                unwanted = why_unwanted(entry, now)
+                if unwanted is None and not self._fits(client, slots, bool(self._open)):
+                    client.channel.requests.unlock_last()
+                    client.put_back(slots)
+                    return True
+                client.pending -= 1
+                self._held.setdefault(client, deque()).append(entry)
+                if unwanted is not None:
+                    _drop(entry, unwanted)
+                    continue
+                if flags & FILLS_UP:
+                    entry.rows = min(rows, -units % self._each)
+                if entry.rows:
+                    self._open.append(entry)
+                    units += entry.rows
+                else:
+                    _drop(entry, Outcome.DONE)
+        return False
+
+    def _drop_unwanted(self, now: int) -> None:
+        """Let go of requests that nobody waits for any more.
+
+        A cancelled one keeps its place where the policy says so: its rows help to fill
+        a run, and its results are not looked at. One whose run will never be filled up
+        does not.
+        """
+        for entry in self._open:
+            outcome = why_unwanted(entry, now)
+            if outcome is None:
+                continue
+            kept = outcome is Outcome.CANCELLED and not self.policy.drops_cancelled
+            if not kept or entry.client.link.gone or _leaves(entry):
+                _drop(entry, outcome)
+        self._forget_ended()
+
+    def _ask(self, units: int, now: int) -> bool:
+        """Tell the client that rows are missing; whether that was possible."""
+        client = self._open[-1].client
+        self._asked_at = now
+        if client.link.completions.unreleased()[0]:
+            return True  # it has not looked yet, and would be told twice
+        slots = self._open[-1].slots
+        name = next((n for n, s in zip(self._names, slots, strict=True) if s >= 0), "")
+        return client.link.complete(
+            client.number,
+            Outcome.NEEDS_ROWS,
+            0,
+            rows=-units % self._each,
+            text=name,
+        )
+
+    def _run_open(self, runs: int, now: int) -> None:
+        wanted = runs * self._each
+        entries: list[OpenEntry] = []
+        for entry in self._open:
+            entries.append(entry)
+            wanted -= entry.rows - entry.ran
+            if wanted <= 0:
+                break
+        self._tell_taken(len(entries))
+        self._batch.begin(entries, entries[0].ran, runs)
+        error = self._execute(now)
+        if error is not None:
+            self._settle(entries, error, now)
+        self._forget_ended()
+
+    def _tell_taken(self, count: int) -> None:
+        """The first so many of the open requests run now; the others wait on."""
+        behind = dict.fromkeys(self._held, 0)
+        for entry in islice(self._open, count, None):
+            behind[entry.client] += 1
+        for client, waiting in behind.items():
+            client.channel.requests.tell_taken(waiting)
+
+    def _settle(
+        self, entries: Sequence[OpenEntry], error: Exception, started: int
+    ) -> None:
+        """As for any batch; requests run again from their first unit, padded."""
+        members: list[Entry] = []
+        for entry in entries:
+            if not entry.ended:
+                entry.ran, entry.parts = 0, {}
+                members.append(entry)
+        if members:
+            settle(
+                members,
+                error,
+                lambda group: self._again(group, started),
+                lambda entry, why: self._fail(entry, why, started),
+            )
+
+    def _publish(self, batch: Batch, started: int, compute: int) -> None:
+        entries = batch.entries
+        if not batch.skip and batch.used == batch.rows:
+            super()._publish(batch, started, compute)
+            return
+        values = batch.results()
+        self._results.check(batch, values)
+        first = 0
+        for entry in entries:
+            assert isinstance(entry, OpenEntry)
+            units = min(entry.rows - entry.ran, batch.used - first)
+            part = self._results.part(values, first, first + units)
+            first += units
+            entry.ran += units
+            for index, value in part.items():
+                # A copy: what it is a view of may be released before it is needed.
+                entry.parts.setdefault(index, []).append(np.array(value))
+            if entry.ran == entry.rows:
+                whole = {i: self._results.join(i, p) for i, p in entry.parts.items()}
+                self._results.publish_one(entry, whole)
+                self._tell(entry, Outcome.DONE, started, compute, batch.used)
+
+    def _tell(
+        self,
+        entry: Entry,
+        outcome: Outcome,
+        started: int,
+        took: int = 0,
+        rows: int = 0,
+        text: str = "",
+    ) -> None:
+        super()._tell(entry, outcome, started, took, rows, text)
+        _close(entry)
+
+    # -- giving back
+
+    def _forget_ended(self) -> None:
+        if any(entry.ended for entry in self._open):
+            self._open = deque(entry for entry in self._open if not entry.ended)
+
+    def _release_ended(self, now: int) -> list[ClientChannel]:
+        """Release the slots of what has ended, in their order; whose they were."""
+        touched = []
+        for client, held in list(self._held.items()):
+            requests, inputs = 0, [0] * len(self._names)
+            while held and held[0].ended:
+                entry = held.popleft()
+                if entry.verdict is not None:
+                    self._tell(entry, entry.verdict, now)
+                requests += 1
+                for index, slot in enumerate(entry.slots):
+                    inputs[index] += slot >= 0
+            if not held:
+                del self._held[client]
+            if requests:
+                touched.append(client)
+                client.channel.requests.read_complete(requests)
+                for ring, count in zip(client.channel.inputs, inputs, strict=True):
+                    if count:
+                        ring.ring.read_complete(count)
+        return touched
+
+
+def _leaves(entry: OpenEntry) -> bool:
+    flags: int = REQUEST.unpack_from(entry.client.channel.view, entry.at)[2]
+    return bool(flags & LEAVES)
+
+
+def _drop(entry: OpenEntry, verdict: Outcome) -> None:
+    entry.verdict = verdict
+    _close(entry)
+
+
+def _close(entry: Entry) -> None:
+    if isinstance(entry, OpenEntry):
+        entry.ended = True
+        entry.parts = {}

@@ -1,0 +1,388 @@
+"""A replica in a device process: one loaded model and the requests that wait for it.
+
+Batching happens here, where everything that waits can be seen: requests of all clients
+are taken in turn (engine/worker/turns.py), as whole requests, up to `max_rows` rows.
+All methods are called by the one thread that runs programs.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from engine.config import NEVER_NS
+from engine.errors import Cancelled
+from engine.model.batch_plan import BatchPlan
+from engine.programs.onnx_session import make_run_options
+from engine.transport.channel import CANCELLED, REQUEST
+from engine.transport.outcome import Outcome, outcome_of
+from engine.worker.batch import AnchorTable, Batch, Entry
+from engine.worker.blame import settle
+from engine.worker.client_channel import ClientChannel
+from engine.worker.results import Results, Waiter
+from engine.worker.running import RunningBatch, why_unwanted
+from engine.worker.turns import Turns
+
+if TYPE_CHECKING:
+    from engine.programs.executor import Executor
+
+logger = logging.getLogger(__name__)
+
+#: A timeout below this is no time to wait for anybody.
+WORTH_SAYING_NS = 1_000_000
+#: The quickest of so many batches says what the next one takes at least.
+JUDGED_BY = 3
+
+
+@dataclass(frozen=True, slots=True)
+class BatchingPolicy:
+    """How requests may be put together.
+
+    `max_rows` 0: one request at a time. `delay_ns`: how long a free device waits for
+    more rows. `same_shapes`: requests must agree in all but the batch dimension, which
+    has to be looked at because the model leaves them free. `conditional`: what a run
+    reads and writes depends on the request. `preferred` sizes, ascending: a batch has
+    the largest of them that the requests that wait, in their order, make up exactly,
+    and starts without delay where there is one; so does one that the next request
+    would take beyond the largest. Where there is none, or the delay is over, all that
+    wait run together.
+
+    Where runs take a fixed number of rows (engine/worker/regrouping.py): an incomplete
+    compiled batch waits `fill_batch_ns` for more, an incomplete run of complete batches
+    `fill_run_ns`; then the client is asked for rows where `asks`, else they are zeros.
+    `drops_cancelled`: rows of cancelled requests leave an incomplete run. Runs beyond
+    the next that are prepared with it: `look_ahead` (-1: as many as there are).
+    """
+
+    max_rows: int = 0
+    delay_ns: int = 0
+    same_shapes: bool = False
+    conditional: bool = False
+    preferred: tuple[int, ...] = ()
+    fill_batch_ns: int = 0
+    fill_run_ns: int = 0
+    asks: bool = False
+    drops_cancelled: bool = False
+    look_ahead: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A request that is taken out of the queue and not run."""
+
+    client: ClientChannel
+    request: int
+    outcome: Outcome
+
+
+class Replica:
+    """A model on this device: its executor, its channels and its batches."""
+
+    def __init__(
+        self,
+        number: int,
+        name: str,
+        executor: Executor,
+        main: tuple[int, ...],
+        table: AnchorTable,
+        plan: BatchPlan,
+        policy: BatchingPolicy,
+        wait_room: Waiter,
+    ) -> None:
+        self.number = number
+        self.name = name
+        self.executor = executor
+        self.policy = policy
+        self.queued = False
+        self.batches = 0
+        #: What runs now; read by another thread (engine/worker/running.py).
+        self.running: RunningBatch | None = None
+        self._main = main
+        self._plan = plan
+        in_vain = _in_vain(policy.fill_run_ns)
+        self._batch = Batch(table, plan, in_vain, conditional=policy.conditional)
+        self._results = Results(table, plan, wait_room)
+        self._turns = Turns()
+        self._shape: tuple[object, ...] | None = None
+        #: How long the last batches took, nanoseconds, and the members of the last.
+        self._took = deque([0] * JUDGED_BY, JUDGED_BY)
+        self._members = 0
+
+    # -- channels
+
+    @property
+    def channels(self) -> list[ClientChannel]:
+        return self._turns.channels
+
+    def add(self, client: ClientChannel) -> None:
+        self._turns.add(client)
+
+    def remove(self, client: ClientChannel) -> None:
+        self._turns.remove(client)
+
+    @property
+    def pending(self) -> bool:
+        return any(client.pending for client in self.channels)
+
+    def due_ns(self, now: int) -> int:
+        """When the next batch should start: `now` or earlier means at once."""
+        policy = self.policy
+        if not policy.delay_ns or not policy.max_rows:
+            return now
+        rows, oldest, preferred = self._waiting(self._turns.coming(), now)
+        enough = policy.preferred[-1] if policy.preferred else policy.max_rows
+        return now if preferred or rows >= enough else oldest + policy.delay_ns
+
+    def _waiting(
+        self, order: Sequence[ClientChannel], now: int
+    ) -> tuple[int, int, int]:
+        """Rows that wait, when the oldest of them was submitted, and how many of them
+        the preferred sizes want to run at once (0: as many as there are)."""
+        sizes = self.policy.preferred
+        rows, oldest, best = 0, now, 0
+        for client in order:
+            for submitted, more in client.peek():
+                if sizes and rows and not best and rows + more > sizes[-1]:
+                    best = rows
+                rows += more
+                oldest = min(oldest, submitted)
+                if rows in sizes:
+                    best = rows
+        return rows, oldest, best
+
+    def _room(self, order: Sequence[ClientChannel], now: int) -> int:
+        """Rows of the next batch at most."""
+        policy = self.policy
+        if policy.preferred:
+            _, oldest, best = self._waiting(order, now)
+            if best and not 0 < policy.delay_ns <= now - oldest:
+                return best
+        return policy.max_rows
+
+    # -- running
+
+    def step(self) -> list[ClientChannel]:
+        """Take one batch of what waits and run it; the clients that have news."""
+        now = time.monotonic_ns()
+        dropped: list[Dropped] = []
+        entries = self._take(now, dropped)
+        taken: dict[ClientChannel, int] = {}
+        for one in dropped:
+            taken[one.client] = taken.get(one.client, 0) + 1
+        for entry in entries:
+            taken[entry.client] = taken.get(entry.client, 0) + 1
+        for client in taken:
+            client.channel.requests.tell_taken()
+        if entries:
+            self._run(entries, now)
+        for one in dropped:
+            # After the batch: results are taken in the order of requests.
+            one.client.link.complete(one.client.number, one.outcome, one.request)
+        for client, count in taken.items():
+            client.release(count)
+        return list(taken)
+
+    def _take(self, now: int, dropped: list[Dropped]) -> list[Entry]:
+        """Whole requests of all channels in turn, up to `max_rows` rows."""
+        entries: list[Entry] = []
+        order = self._turns.next()
+        room = self._room(order, now)
+        self._shape = None
+        for client in order:
+            hopeless = self._hopeless(client, now)
+            while client.pending:
+                slot = client.channel.requests.try_read_lock()
+                if slot < 0:
+                    client.pending = 0
+                    break
+                at = client.channel.request_at(slot)
+                request, rows, flags, deadline, submitted = REQUEST.unpack_from(
+                    client.channel.view, at
+                )
+                late = 0 < deadline < (hopeless if client.pending > 1 else now)
+                if late or flags & CANCELLED:
+                    client.input_slots(request)
+                    outcome = Outcome.EXPIRED if late else Outcome.CANCELLED
+                    dropped.append(Dropped(client, request, outcome))
+                    client.pending -= 1
+                    continue
+                if entries and (not self.policy.max_rows or rows > room):
+                    client.channel.requests.unlock_last()
+                    return entries
+                slots = client.input_slots(request)
+                if not self._fits(client, slots, bool(entries)):
+                    client.channel.requests.unlock_last()
+                    client.put_back(slots)
+                    return entries
+                entries.append(Entry(client, at, request, rows, submitted, slots))
+                client.pending -= 1
+                room -= rows
+                if room <= 0:
+                    return entries
+        return entries
+
+    def _hopeless(self, client: ClientChannel, now: int) -> int:
+        """Deadlines before this one are not kept, to judge by the last few batches.
+
+        Those requests are given up where others wait behind them: when a machine gets
+        slower, a queue in which each is run a moment too late would help nobody.
+        """
+        policy = self.policy
+        if client.pending < max(2, self._members):
+            return now
+        if policy.same_shapes or policy.conditional:
+            return now  # no two runs need take the same time
+        return now + min(self._took)
+
+    def _fits(self, client: ClientChannel, slots: list[int], others: bool) -> bool:
+        if not self.policy.same_shapes:
+            return True
+        dim = self._plan.dim
+        shape: list[object] = []
+        for ring, slot in zip(client.channel.inputs, slots, strict=True):
+            if slot < 0:
+                shape.append(None)
+                continue
+            rank = ring.head(slot)[3]
+            shape.append(_without(ring.dims(slot, rank), dim))
+        key = tuple(shape)
+        if others and key != self._shape:
+            return False
+        self._shape = key
+        return True
+
+    def _run(self, entries: list[Entry], started: int) -> None:
+        error = self._attempt(entries, started)
+        if error is not None:
+            settle(
+                entries,
+                error,
+                partial(self._again, started=started),
+                partial(self._fail, started=started),
+            )
+
+    def _attempt(self, entries: Sequence[Entry], started: int) -> Exception | None:
+        """Run a batch and publish its results; how it failed, if it did."""
+        self._batch.begin(entries)
+        return self._execute(started)
+
+    def _execute(self, started: int) -> Exception | None:
+        """Run the batch that was begun."""
+        batch = self._batch
+        entries = batch.entries
+        options = make_run_options()
+        self.running = RunningBatch(options, entries)
+        try:
+            for _ in range(batch.runs):
+                self.executor.run(self._main, batch, options)
+                batch.next_run()
+            compute = time.monotonic_ns() - started
+            self.running = None
+            self._publish(batch, started, compute)
+        except Exception as error:
+            self.running = None
+            rows = batch.rows
+            batch.end()
+            if not isinstance(error, Cancelled):
+                return error
+            self._end_cancelled(entries, started, rows)
+            return None
+        batch.end()
+        self._took.append(compute)
+        self._members = len(entries)
+        self.batches += 1
+        return None
+
+    def _end_cancelled(self, entries: Sequence[Entry], started: int, rows: int) -> None:
+        """Nobody waited for the batch any more, and it was ended."""
+        now = time.monotonic_ns()
+        # It would have taken longer than this.
+        took = now - started
+        self._took.append(max(took, self._took[-1]))
+        self._members = len(entries)
+        for entry in entries:
+            outcome = why_unwanted(entry, now) or Outcome.CANCELLED
+            self._tell(entry, outcome, started, took, rows or len(entries))
+
+    def _publish(self, batch: Batch, started: int, compute: int) -> None:
+        """Hand over results, and tell the clients."""
+        self._results.publish(batch)
+        rows = batch.rows
+        for entry in batch.entries:
+            self._tell(
+                entry, Outcome.DONE, started, compute, rows or len(batch.entries)
+            )
+
+    def _again(self, entries: Sequence[Entry], started: int) -> Exception | None:
+        """`_attempt` of those members of a failed batch that are still wanted.
+
+        The others end after them: results are taken in the order of requests.
+        """
+        now = time.monotonic_ns()
+        verdicts = [why_unwanted(entry, now) for entry in entries]
+        pairs = list(zip(entries, verdicts, strict=True))
+        wanted = [entry for entry, verdict in pairs if verdict is None]
+        error = self._attempt(wanted, started) if wanted else None
+        if error is None:
+            for entry, verdict in pairs:
+                if verdict is not None:
+                    self._tell(entry, verdict, started)
+        return error
+
+    def _fail(self, entry: Entry, error: Exception, started: int) -> None:
+        outcome, text = outcome_of(error)
+        logger.debug("%r: request %d failed: %s", self, entry.request, text)
+        self._tell(entry, outcome, started, text=text)
+
+    def _tell(
+        self,
+        entry: Entry,
+        outcome: Outcome,
+        started: int,
+        took: int = 0,
+        rows: int = 0,
+        text: str = "",
+    ) -> None:
+        """Tell the client how a request has ended: in a run of `rows` rows (0: its own)
+        that took so many nanoseconds (0: from `started` until now)."""
+        entry.client.link.complete(
+            entry.client.number,
+            outcome,
+            entry.request,
+            max(0, started - entry.submitted),
+            took or time.monotonic_ns() - started,
+            rows or entry.rows,
+            text,
+        )
+
+    def close(self) -> None:
+        self.executor.close()
+
+    def __repr__(self) -> str:
+        waiting = sum(client.pending for client in self.channels)
+        return (
+            f"<Replica {self.number} {self.name!r}, {len(self.channels)} channels, "
+            f"{waiting} waiting, {self.batches} batches>"
+        )
+
+
+def _in_vain(wait_ns: int) -> str:
+    """What an error adds on an input that never comes (the guide's timeout)."""
+    if wait_ns < WORTH_SAYING_NS:
+        return ""
+    if wait_ns >= NEVER_NS:
+        return "; no other request can bring it, and waiting would last for ever"
+    return (
+        "; no other request can bring it, and waiting would end after its timeout of "
+        f"{wait_ns / 1e9:g} s"
+    )
+
+
+def _without(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
+    """All of a shape but the batch dimension."""
+    return shape[1:] if not dim else (*shape[:dim], *shape[dim + 1 :])

@@ -1,0 +1,164 @@
+"""Results of a batch on their way to the output slots of its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from engine.arrays import part_of
+from engine.errors import ExecutionFailed
+from engine.model.batch_plan import BatchPlan
+from engine.tensor import Array
+from engine.transport.channel import AnchorRing
+from engine.worker.batch import AnchorTable, Batch, Entry
+from engine.worker.client_channel import ClientChannel
+from popef_io import encode_strings
+
+Waiter: TypeAlias = Callable[[ClientChannel, AnchorRing, int], int]
+Values: TypeAlias = Mapping[int, Array]
+"""Arrays by output."""
+
+
+class Results:
+    """Copies results to the requests' slots and publishes them."""
+
+    def __init__(self, table: AnchorTable, plan: BatchPlan, wait_room: Waiter) -> None:
+        self._outputs = table.outputs
+        self._plan = plan
+        self._wait_room = wait_room
+
+    def publish(self, batch: Batch) -> None:
+        """Give each request of a batch its rows."""
+        values = batch.results()
+        entries = batch.entries
+        one_client = entries[0].client
+        if len(entries) > 1:
+            self.check(batch, values)
+        if all(e.client is one_client for e in entries) and self._together(
+            batch, one_client, values
+        ):
+            return
+        first = 0
+        for entry in entries:
+            mine = values
+            if len(entries) > 1:
+                mine = self.part(values, first, first + entry.rows)
+            self.publish_one(entry, mine)
+            first += entry.rows
+
+    def part(self, values: Values, first: int, end: int) -> dict[int, Array]:
+        """Units `first` to `end` of what a batch gave."""
+        parts: dict[int, Array] = {}
+        for index, value in values.items():
+            span = self._plan.outputs[index].span
+            mine = part_of(value, self._plan.dim, first * span, end * span)
+            parts[index] = _scalar(mine) if self._shape(index) == () else mine
+        return parts
+
+    def join(self, index: int, parts: Sequence[Array]) -> Array:
+        """The parts of one output of one request, which ran one after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        if self._shape(index) == ():
+            return np.concatenate([np.atleast_1d(part) for part in parts])
+        return np.concatenate(parts, self._plan.dim)
+
+    def publish_one(self, entry: Entry, values: Values) -> None:
+        """Hand over the whole result of one request."""
+        for index, mine in values.items():
+            anchor = entry.client.channel.outputs[index]
+            shape = mine.shape
+            if mine.dtype.hasobject:
+                mine = np.frombuffer(encode_strings(mine), np.uint8)
+            if mine.nbytes > anchor.capacity:
+                name = self._outputs[index].name
+                raise ExecutionFailed(
+                    f"output {name!r} takes {mine.nbytes} bytes, a request may have "
+                    f"{anchor.capacity} of it (the engine's option channel_memory): "
+                    "send fewer rows at once"
+                )
+            offset = anchor.pool.place(mine.nbytes)
+            if offset < 0:
+                offset = self._wait_room(entry.client, anchor, mine.nbytes)
+            _copy(anchor, offset, mine)
+            anchor.describe(0, entry.request, offset, mine.nbytes, shape)
+            anchor.ring.write_complete()
+
+    def check(self, batch: Batch, values: Values) -> None:
+        """ExecutionFailed where there are not as many rows as went in."""
+        dim = self._plan.dim
+        for index, value in values.items():
+            wanted = batch.used * self._plan.outputs[index].span
+            shape = value.shape or (1,)
+            if len(shape) <= dim or shape[dim] != wanted:
+                name = self._outputs[index].name
+                raise ExecutionFailed(
+                    f"output {name!r} has shape {list(value.shape)} for a batch of "
+                    f"{batch.used} rows: the model must not be batched"
+                )
+
+    def _together(self, batch: Batch, client: ClientChannel, values: Values) -> bool:
+        """Publish all at once; False where there is no room for that."""
+        entries = batch.entries
+        if self._plan.dim and len(entries) > 1:
+            return False
+        places: list[tuple[int, AnchorRing, Array, int]] = []
+        for index, value in values.items():
+            if value.dtype.hasobject:
+                return False
+            anchor = client.channel.outputs[index]
+            if anchor.ring.write_available < len(entries):
+                return False
+            bound = batch.bound.get(index)
+            if bound is not None and bound[1] is value:
+                places.append((index, anchor, value, bound[0]))
+                continue
+            offset = anchor.pool.place(value.nbytes)
+            if offset < 0:
+                return False
+            _copy(anchor, offset, value)
+            places.append((index, anchor, value, offset))
+        for index, anchor, value, offset in places:
+            if len(entries) == 1:
+                request = entries[0].request
+                anchor.describe(0, request, offset, value.nbytes, value.shape)
+            else:
+                self._describe_rows(batch, index, anchor, value, offset)
+            anchor.ring.write_complete(len(entries))
+        return True
+
+    def _describe_rows(
+        self, batch: Batch, index: int, anchor: AnchorRing, value: Array, offset: int
+    ) -> None:
+        tail = value.shape[1:]
+        span = self._plan.outputs[index].span
+        unit_bytes = value.nbytes // batch.rows if batch.rows else 0
+        scalar = self._shape(index) == ()
+        units, shape = -1, value.shape
+        for ahead, entry in enumerate(batch.entries):
+            nbytes = entry.rows * unit_bytes
+            if entry.rows != units:  # most requests are as large as the one before
+                units, rows = entry.rows, entry.rows * span
+                shape = () if scalar and rows == 1 else (rows, *tail)
+            anchor.describe(ahead, entry.request, offset, nbytes, shape)
+            offset += nbytes
+
+    def _shape(self, index: int) -> tuple[int, ...] | None:
+        return self._outputs[index].tensor_info.shape
+
+    def __repr__(self) -> str:
+        return f"<Results of {[anchor.name for anchor in self._outputs]}>"
+
+
+def _scalar(value: Array) -> Array:
+    """A scalar output of one unit has no dimensions; of several, one."""
+    return value.reshape(()) if value.size == 1 else value
+
+
+def _copy(anchor: AnchorRing, offset: int, value: Array) -> None:
+    nbytes = value.nbytes
+    if nbytes:
+        flat = np.ascontiguousarray(value).reshape(-1)
+        anchor.payload[offset : offset + nbytes] = flat.view(np.uint8).data

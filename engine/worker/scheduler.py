@@ -1,0 +1,337 @@
+"""The one thread of a device process that runs programs, and all that it touches.
+
+Rings and replicas belong to this thread alone. Others prepare (load a model, map a
+channel) and hand over what they made as a command, which is carried out between two
+batches.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from engine.errors import ExecutionFailed, InvalidInput
+from engine.programs.onnx_session import give_back_memory
+from engine.transport.channel import AnchorRing, Channel
+from engine.transport.link import Link
+from engine.transport.ring_buffer import full_fence
+from engine.worker.client_channel import ClientChannel
+from engine.worker.replica import Replica
+from engine.worker.running import RunningBatch
+from popef_io import TRACE
+
+logger = logging.getLogger(__name__)
+
+#: How long a result waits for room before its request is given up: a client that has
+#: not collected anything for so long is not coming.
+ROOM_TIMEOUT = 10.0
+#: Requests that follow each other sooner than this come from several clients: sleeping
+#: lets them gather to a batch.
+SPIN_FROM_NS = 60_000
+#: How many looks in vain it takes until the device stops looking.
+SPIN_CREDIT = 4
+#: What waking takes, which a look would not.
+WAKE_NS = 40_000
+#: A run that takes longer may take much memory,
+LONG_NS = 5_000_000
+#: which is given back when nothing has come for so long.
+REST_NS = 10_000_000_000
+
+
+class Client:
+    """A client process: its link and the eventfd that wakes it."""
+
+    def __init__(self, number: int, link: Link, wake_fd: int, pid: int) -> None:
+        self.number = number
+        self.link = link
+        self.wake_fd = wake_fd
+        self.pid = pid
+        self.channels: dict[int, tuple[ClientChannel, Replica]] = {}
+
+    def wake(self) -> None:
+        try:  # noqa: SIM105 - for every batch, where a context manager costs
+            os.eventfd_write(self.wake_fd, 1)
+        except BlockingIOError:
+            pass
+
+    def close(self) -> None:
+        self.link.close()
+        os.close(self.wake_fd)
+
+    def __repr__(self) -> str:
+        return f"<Client {self.number} of process {self.pid}, {len(self.channels)}>"
+
+
+class Scheduler:
+    """Replicas, clients and what waits. `run` is for one thread; `do` and `call` hand
+    it commands from others. `spin_us`: how long it looks for the next request before it
+    sleeps (engine/devices/thread_plan.py)."""
+
+    def __init__(self, spin_us: int = 0) -> None:
+        self.doorbell = os.eventfd(0, os.EFD_CLOEXEC)
+        self.clients: dict[int, Client] = {}
+        self.replicas: dict[int, Replica] = {}
+        self.batches = 0
+        self._running_since = 0
+        self._replica: Replica | None = None
+        self._poller = select.poll()
+        self._poller.register(self.doorbell, select.POLLIN)
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._ready: deque[Replica] = deque()
+        self._stopping = False
+        self._spin_ns = spin_us * 1000
+        self._spin_credit = 0
+        self._woke = time.monotonic_ns()
+        self._swollen = False
+        self._trace = logger.isEnabledFor(TRACE)
+
+    @property
+    def running_ns(self) -> int:
+        """For how long the present batch has been running; 0: none is."""
+        since = self._running_since
+        return time.monotonic_ns() - since if since else 0
+
+    @property
+    def running_replica(self) -> int:
+        """The number of the replica that runs now; 0: none does. For any thread."""
+        replica = self._replica
+        return 0 if replica is None else replica.number
+
+    def running(self) -> RunningBatch | None:
+        """What runs at this moment. For any thread."""
+        replica = self._replica
+        return replica.running if replica is not None else None
+
+    def run(self) -> None:
+        """Serve until told to stop."""
+        while True:
+            self._drain()
+            if self._stopping:
+                return
+            if self._ready:
+                wait = self._step()
+                if wait <= 0:
+                    continue
+                self._sleep(wait)
+            else:
+                self._sleep()
+
+    def _sleep(self, wait_ns: int = 0) -> None:
+        """Wait for news, at most `wait_ns` (0: for ever).
+
+        See "Waking" at the head of engine/transport/link.py.
+        """
+        links = [client.link for client in self.clients.values()]
+        if not wait_ns and self._spin(links):
+            return
+        began = time.monotonic_ns()
+        self._swollen |= began - self._woke > LONG_NS
+        rests = self._swollen and not wait_ns
+        if rests:
+            wait_ns = REST_NS
+        for link in links:
+            link.asleep = True
+        full_fence()
+        news = any(link.submissions.read_available for link in links)
+        if not news:
+            if not wait_ns or self._poller.poll(wait_ns / 1e6):
+                os.eventfd_read(self.doorbell)
+            elif rests:
+                self._swollen = False
+                give_back_memory()
+        for link in links:
+            link.asleep = False
+        self._woke = time.monotonic_ns()
+        self._learn(self._woke - began - WAKE_NS, links)
+
+    def _spin(self, links: list[Link]) -> bool:
+        """Look for submissions for a moment before sleeping; whether any came.
+
+        Only while that is worth it: where the last few looks were in vain, requests
+        come too rarely, and the device sleeps at once.
+        """
+        if self._spin_credit <= 0:
+            return False
+        began = time.monotonic_ns()
+        end = began + self._spin_ns
+        while (now := time.monotonic_ns()) < end:
+            if any(link.submissions.read_available for link in links):
+                self._learn(now - began, links)
+                return True
+            # Whoever else wants this core has it.
+            os.sched_yield()
+        self._spin_credit -= 1
+        return False
+
+    def _learn(self, gap_ns: int, links: list[Link]) -> None:
+        """How long it took until there was news again decides about the next time."""
+        # One at a time never gathers to a batch, however soon it comes.
+        gathers = gap_ns < SPIN_FROM_NS and not any(link.alone for link in links)
+        if not gathers and gap_ns < self._spin_ns:
+            self._spin_credit = SPIN_CREDIT
+        else:
+            self._spin_credit -= 1
+
+    def _drain(self) -> None:
+        while not self._commands.empty():  # this thread alone takes from it
+            self._commands.get_nowait()()
+        for client in self.clients.values():
+            link = client.link
+            while (number := link.next_submission()) >= 0:
+                found = client.channels.get(number)
+                if found is None:
+                    continue
+                channel, replica = found
+                channel.pending += 1
+                if not replica.queued:
+                    replica.queued = True
+                    self._ready.append(replica)
+
+    def _step(self) -> int:
+        """Run the next batch; nanoseconds to wait where none is due yet."""
+        now = time.monotonic_ns()
+        wait = 0
+        for _ in range(len(self._ready)):
+            replica = self._ready.popleft()
+            due = replica.due_ns(now)
+            if due <= now:
+                self._run_batch(replica, now)
+                return 0
+            self._ready.append(replica)
+            wait = min(wait or due - now, due - now)
+        return wait
+
+    def _run_batch(self, replica: Replica, now: int) -> None:
+        self._running_since = now
+        self._replica = replica
+        touched = replica.step()
+        self._replica = None
+        self._running_since = 0
+        self.batches += 1
+        if self._trace:
+            taken = (time.monotonic_ns() - now) // 1000
+            logger.log(TRACE, "%r ran programs for %d us", replica, taken)
+        if replica.pending:
+            self._ready.append(replica)
+        else:
+            replica.queued = False
+        self._wake_clients(touched)
+
+    def _wake_clients(self, touched: list[ClientChannel]) -> None:
+        links = {id(channel.link) for channel in touched}
+        for client in self.clients.values():
+            if id(client.link) in links:
+                client.wake()
+
+    def wait_room(self, channel: ClientChannel, anchor: AnchorRing, size: int) -> int:
+        """Wait until an output slot has `size` bytes free; where they are."""
+        deadline = time.monotonic() + ROOM_TIMEOUT
+        channel.link.starved = True
+        try:
+            while (offset := anchor.pool.place(size)) < 0:
+                self._wake_clients([channel])
+                left = deadline - time.monotonic()
+                if left <= 0 or self._stopping or channel.link.gone:
+                    raise ExecutionFailed(
+                        f"the client did not collect its results for {ROOM_TIMEOUT} s"
+                    )
+                # The doorbell also rings for submissions; what it announced is
+                # looked at after this batch, because the loop always drains.
+                if self._poller.poll(min(left, 0.1) * 1000):
+                    os.eventfd_read(self.doorbell)
+        finally:
+            channel.link.starved = False
+            os.eventfd_write(self.doorbell, 1)
+        return offset
+
+    # -- commands from other threads
+
+    def do(self, command: Callable[[], None]) -> None:
+        self._commands.put(command)
+        os.eventfd_write(self.doorbell, 1)
+
+    def call(self, command: Callable[[], None]) -> None:
+        """`do`, and wait until it is done; its error is raised here."""
+        done = threading.Event()
+        errors: list[Exception] = []
+
+        def wrapped() -> None:
+            try:
+                command()
+            except Exception as error:
+                errors.append(error)
+            finally:
+                done.set()
+
+        self.do(wrapped)
+        done.wait()
+        if errors:
+            raise errors[0]
+
+    # -- what commands do, in the thread that runs programs
+
+    def add_channel(
+        self,
+        number: int,
+        channel: Channel,
+        client: int,
+        replica: int,
+        priority: int = 0,
+    ) -> None:
+        """Connect a client's channel to a replica."""
+        owner, loaded = self.clients.get(client), self.replicas.get(replica)
+        if owner is None or loaded is None:
+            raise InvalidInput("the model of this channel is not loaded")
+        mine = ClientChannel(number, channel, owner.link, priority)
+        owner.channels[number] = (mine, loaded)
+        loaded.add(mine)
+
+    def unload(self, number: int) -> None:
+        """Close a replica and every channel to it."""
+        replica = self.replicas.pop(number, None)
+        if replica is None:
+            return
+        for client in self.clients.values():
+            for key, (channel, of) in list(client.channels.items()):
+                if of is replica:
+                    del client.channels[key]
+                    channel.channel.close()
+        if replica in self._ready:
+            self._ready.remove(replica)
+        replica.close()
+
+    def close_channel(self, client: int, number: int) -> None:
+        """Disconnect a channel."""
+        owner = self.clients.get(client)
+        found = owner.channels.pop(number, None) if owner is not None else None
+        if found is not None:
+            channel, replica = found
+            replica.remove(channel)
+            channel.channel.close()
+
+    def drop_client(self, client: Client) -> None:
+        """A client process has gone: free its channels. Its replicas stay loaded for
+        as long as the owner of the device wants them."""
+        if self.clients.pop(client.number, None) is None:
+            return
+        for channel, replica in client.channels.values():
+            replica.remove(channel)
+            channel.channel.close()
+        client.channels.clear()
+        client.close()
+
+    def stop(self) -> None:
+        """Return from `run` after what is running."""
+        self._stopping = True
+
+    def __repr__(self) -> str:
+        return (
+            f"<Scheduler {len(self.replicas)} replicas, {len(self.clients)} clients, "
+            f"{self.batches} batches>"
+        )

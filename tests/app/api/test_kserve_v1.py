@@ -1,0 +1,135 @@
+"""KServe's first protocol over HTTP: rows, columns, names, bytes, errors."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.api.kserve_v1 import decode_predict, encode_predict
+from app.codec import ModelCodec
+from app.errors import NotRepresentable
+from app.spec import ModelSpec, TensorSpec
+from engine import Tensor
+from tests.app.served import ServedGateway
+
+
+def predict(served: ServedGateway, model: str, body: Any) -> tuple[int, Any]:
+    response = served.client.post(f"/v1/models/{model}:predict", json=body)
+    assert response.headers["content-type"] == "application/json"
+    return response.status_code, response.json()
+
+
+ROW = [1.0, 2.0, 3.0, 4.0]
+AFFINE = [3.0, 5.0, 7.0, 9.0]
+
+
+def test_rows(gateway: ServedGateway) -> None:
+    body = {"instances": [ROW, ROW], "signature_name": "serving_default"}
+    assert predict(gateway, "affine", body) == (200, {"predictions": [AFFINE, AFFINE]})
+    named = {"instances": [{"input": ROW}]}
+    assert predict(gateway, "affine", named) == (200, {"predictions": [AFFINE]})
+    assert predict(gateway, "many/versions/2", body)[0] == 200
+
+
+def test_columns(gateway: ServedGateway) -> None:
+    expected = (200, {"outputs": [AFFINE]})
+    assert predict(gateway, "affine", {"inputs": [ROW]}) == expected
+    assert predict(gateway, "affine", {"inputs": {"input": [ROW]}}) == expected
+
+
+def test_several_inputs_and_outputs(triton: ServedGateway) -> None:
+    row = {"INPUT0": [5] * 16, "INPUT1": [2] * 16}
+    out = {"OUTPUT0": [7] * 16, "OUTPUT1": [3] * 16}
+    assert predict(triton, "simple", {"instances": [row, row]}) == (
+        200,
+        {"predictions": [out, out]},
+    )
+    status, answer = predict(
+        triton, "simple", {"inputs": {k: [v] for k, v in row.items()}}
+    )
+    assert (status, answer) == (200, {"outputs": {k: [v] for k, v in out.items()}})
+
+
+def test_bytes(triton: ServedGateway) -> None:
+    b64 = {"b64": base64.b64encode("ä".encode()).decode()}
+    body = {"instances": [["a", b64], [b64, ""]]}
+    expected = {"predictions": [["a", "ä"], ["ä", ""]]}
+    assert predict(triton, "simple_identity", body) == (200, expected)
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ({}, "expected a JSON object with either 'instances' or 'inputs'"),
+        ([], "expected a JSON object with either"),
+        ({"instances": [ROW], "inputs": [ROW]}, "either 'instances' or 'inputs'"),
+        ({"instances": []}, "must be a list with at least one instance"),
+        ({"instances": ROW}, "4 instances make [1, 4]"),
+        ({"instances": [[1.0]]}, "unexpected shape for input 'input'"),
+        ({"instances": [{"no": ROW}]}, "unexpected input 'no' for model 'affine'"),
+        ({"instances": [{"input": ROW}, {}]}, "instance 1 has not the same keys"),
+        ({"instances": [["x"] * 4]}, "element 0 of input 'input' is the string"),
+        ({"instances": [[{"b64": "AA=="}] * 4]}, "(FP32) is an object"),
+        ({"instances": [ROW], "more": 1}, "unexpected key 'more'"),
+        ({"instances": [ROW], "signature_name": "x"}, "can only be 'serving_default'"),
+    ],
+)
+def test_what_is_refused(gateway: ServedGateway, body: Any, text: str) -> None:
+    status, answer = predict(gateway, "affine", body)
+    assert status == 400
+    assert text in answer["error"]
+
+
+def test_models_that_are_not_there(gateway: ServedGateway) -> None:
+    assert predict(gateway, "no", {"instances": [1]})[0] == 404
+    assert predict(gateway, "broken", {"instances": [1]})[0] == 503
+    assert gateway.client.get("/v1/models/affine:predict").status_code in (404, 405)
+
+
+def test_readiness(gateway: ServedGateway) -> None:
+    document = gateway.client.get("/v1/models/affine").json()
+    assert (document["name"], document["ready"]) == ("affine", True)
+    assert gateway.client.get("/v1/models/broken").json()["ready"] is False
+
+
+def test_several_inputs_need_names(triton: ServedGateway) -> None:
+    status, answer = predict(triton, "simple", {"instances": [[1] * 16]})
+    assert status == 400
+    assert "has 2 inputs; give values by name" in answer["error"]
+
+
+def codec(*shape: int) -> ModelCodec:
+    outputs = (TensorSpec.make("y", "FP32", shape), TensorSpec.make("z_bytes", "BYTES"))
+    inputs = (TensorSpec.make("x", "INT64", (-1,)),)
+    return ModelCodec(ModelSpec("m", "1", inputs, outputs))
+
+
+def encode(form: str, y: Any, z: list[bytes]) -> Any:
+    made = codec(-1)
+    asked = decode_predict(made, [b'{"%b": [1, 2]}' % form.encode()])
+    outputs = {
+        "y": Tensor.from_numpy(np.array(y, np.float32)),
+        "z_bytes": Tensor.from_numpy(np.array(z, np.object_)),
+    }
+    return json.loads(encode_predict(made, asked, outputs))
+
+
+def test_shapes_of_answers() -> None:
+    both = {"b64": "Yg=="}
+    assert encode("inputs", 1.5, [b"b"]) == {"outputs": {"y": 1.5, "z_bytes": [both]}}
+    y = [[[1.0, 2.0]], [[3.0, 4.0]]]
+    assert encode("inputs", y, [])["outputs"] == {"y": y, "z_bytes": []}
+    assert encode("instances", y, [b"b", b"b"]) == {
+        "predictions": [{"y": row, "z_bytes": both} for row in y]
+    }
+    empty = np.zeros((2, 0, 3), np.float32)
+    assert encode("inputs", empty, [])["outputs"]["y"] == [[], []]
+
+
+def test_outputs_without_rows_have_no_instances() -> None:
+    with pytest.raises(NotRepresentable, match="for 2 instances; ask with 'inputs'"):
+        encode("instances", [1.0, 2.0, 3.0], [b"a", b"b"])

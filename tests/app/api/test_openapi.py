@@ -1,0 +1,149 @@
+"""The OpenAPI document: complete, in our form of error, and valid YAML."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.api.examples import example_oip_request, example_request, shown_shape
+from app.api.openapi import document_with_models, documented_methods, to_yaml
+from app.main import ROUTERS, openapi_document
+from app.spec import ModelSpec, TensorSpec
+
+# Lone surrogates are no text in JSON either.
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | TEXTS,
+    lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner),
+    max_leaves=20,
+)
+
+
+@settings(deadline=None)
+@given(VALUES)
+def test_yaml_says_the_same(value: Any) -> None:
+    assert yaml.safe_load(to_yaml(value)) == value
+
+
+@pytest.mark.parametrize("key", ["no", "on", "y", "1", "~", "null", "a: b", "", "#"])
+def test_odd_keys_stay_texts(key: str) -> None:
+    assert yaml.safe_load(to_yaml({key: 1})) == {key: 1}
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    return openapi_document()
+
+
+def references(node: Any) -> set[str]:
+    if isinstance(node, dict):
+        found = {node["$ref"]} if isinstance(node.get("$ref"), str) else set()
+        return found.union(*(references(item) for item in node.values()))
+    if isinstance(node, list):
+        return set().union(*(references(item) for item in node))
+    return set()
+
+
+def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    assert {
+        r.removeprefix("#/components/schemas/") for r in references(document)
+    } <= set(schemas)
+    assert "HTTPValidationError" not in schemas
+
+
+def test_what_the_paths_take_is_known_without_the_document(
+    document: dict[str, Any],
+) -> None:
+    known = documented_methods(ROUTERS)
+    assert {
+        path: {method.lower() for method in methods} for path, methods in known.items()
+    } == {path: set(operations) for path, operations in document["paths"].items()}
+
+
+def test_every_error_has_our_form(document: dict[str, Any]) -> None:
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            for status, response in operation["responses"].items():
+                if int(status) < 400 or path.endswith("/health/ready"):
+                    continue
+                schema = response["content"]["application/json"]["schema"]
+                assert schema["$ref"].endswith("/ErrorBody"), (path, status)
+
+
+def test_every_operation_is_explained_and_named(document: dict[str, Any]) -> None:
+    operations = [o for p in document["paths"].values() for o in p.values()]
+    assert all(o["summary"] and o["tags"] for o in operations)
+    names = [o["operationId"] for o in operations]
+    assert len(set(names)) == len(names)
+
+
+def test_every_operation_of_the_design_is_there(document: dict[str, Any]) -> None:
+    expected = {
+        "/v1/models", "/v1/models/{name}", "/v1/models/{name}/infer",
+        "/v1/models/{name}/versions/{version}/infer", "/v1/models/{name}/load",
+        "/v1/models/{name}/unload", "/v1/models/{name}/stats", "/v1/devices",
+        "/v1/health/live", "/v1/health/ready", "/metrics", "/v2", "/v2/health/live",
+        "/v2/health/ready", "/v2/models/{name}", "/v2/models/{name}/ready",
+        "/v2/models/{name}/config", "/v2/models/{name}/stats", "/v2/models/stats",
+        "/v2/models/{name}/infer", "/v2/repository/index",
+        "/v2/repository/models/{name}/load", "/v2/repository/models/{name}/unload",
+    }  # fmt: skip
+    assert set(document["paths"]) >= expected
+
+
+def test_management_says_who_may(document: dict[str, Any]) -> None:
+    for path in ("/v1/models/{name}/load", "/v2/repository/models/{name}/unload"):
+        operation = document["paths"][path]["post"]
+        assert {"401", "403"} <= set(operation["responses"])
+        assert operation["security"] == [{"apiKey": []}, {}]
+
+
+def test_without_models_it_is_the_document_itself(document: dict[str, Any]) -> None:
+    assert document_with_models(document, []) == document
+
+
+def spec(*inputs: TensorSpec, batch: int = 0) -> ModelSpec:
+    output = TensorSpec.make("y", "FP32", [-1])
+    return ModelSpec("m", "1", inputs, (output,), batch)
+
+
+def test_examples_fit_their_shapes() -> None:
+    model = spec(
+        TensorSpec.make("a", "FP32", [-1, 2]),
+        TensorSpec.make("b", "INT64", []),
+        TensorSpec.make("c", "BYTES", [2]),
+        TensorSpec.make("d", "BOOL", [1, -1]),
+        TensorSpec.make("e", "UINT8", [0, 3]),
+        TensorSpec.make("f", "BF16"),
+    )
+    assert example_request(model) == {
+        "inputs": {
+            "a": [[0.0, 0.0]], "b": 0, "c": ["text", "text"], "d": [[False]],
+            "e": [], "f": [0.0],
+        }
+    }  # fmt: skip
+    oip = example_oip_request(model)
+    assert oip is not None
+    shapes = {i["name"]: (i["shape"], len(i["data"])) for i in oip["inputs"]}
+    assert shapes == {
+        "a": ([1, 2], 2), "b": ([], 1), "c": ([2], 2), "d": ([1, 1], 1),
+        "e": ([0, 3], 0), "f": ([1], 1),
+    }  # fmt: skip
+    assert example_request(model, {"b": 5})["inputs"]["b"] == 5  # type: ignore[index]
+
+
+def test_a_compiled_batch_is_shown_free() -> None:
+    tensor = TensorSpec.make("a", "FP32", [8, 3])
+    assert shown_shape(spec(tensor, batch=8), tensor) == [-1, 3]
+    assert shown_shape(spec(tensor), tensor) == [8, 3]
+
+
+def test_no_example_where_it_would_fill_the_page() -> None:
+    model = spec(TensorSpec.make("image", "FP32", [-1, 3, 224, 224]))
+    assert example_request(model) is None
+    assert example_oip_request(model) is None

@@ -1,0 +1,264 @@
+"""The server's end: who is answered, who is refused, what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import signal
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.http.server import (
+    SIGNAL_APART,
+    GatewayServer,
+    ListenError,
+    listen_tcp,
+    listen_unix,
+)
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Scope]]
+Send = Callable[[Scope], Awaitable[None]]
+WAIT = 10.0  # seconds that nothing here should ever take
+
+
+class HoldingApp:
+    """Answers `/` at once, and everything else when `release` is called."""
+
+    base_path = b""
+
+    def __init__(self) -> None:
+        self.started = threading.Event()
+        self.entered = threading.Semaphore(0)
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.drained = False
+        self._gate = asyncio.Event()
+
+    def release(self) -> None:
+        assert self.loop is not None
+        with contextlib.suppress(RuntimeError):  # it has ended already
+            self.loop.call_soon_threadsafe(self._gate.set)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+            return
+        if scope["path"] != "/":
+            self.entered.release()
+            await self._gate.wait()
+        headers = [(b"content-length", b"2")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        self.loop = asyncio.get_running_loop()
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        self.started.set()
+        await receive()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def abort(self) -> None:
+        self._gate.set()
+
+
+class Running:
+    """A server in a thread of this process."""
+
+    def __init__(self, **options: Any) -> None:
+        self.app = HoldingApp()
+        self.listener = listen_tcp("127.0.0.1", 0)
+        self.port = self.listener.getsockname()[1]
+        self._connections: list[http.client.HTTPConnection] = []
+        self.server = GatewayServer(self.app, abort=self.app.abort, **options)
+        self._thread = threading.Thread(
+            target=self.server.run, kwargs={"sockets": [self.listener]}
+        )
+        self._thread.start()
+        assert self.app.started.wait(WAIT)
+
+    def signal(self) -> None:
+        self.server.handle_exit(signal.SIGTERM, None)
+
+    def join(self) -> None:
+        self._thread.join(WAIT)
+        assert not self._thread.is_alive()
+
+    def close_connections(self) -> None:
+        for connection in self._connections:
+            connection.close()
+
+    def connect(self) -> http.client.HTTPConnection:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT)
+        self._connections.append(connection)
+        return connection
+
+    def hold(self) -> http.client.HTTPConnection:
+        """A connection with a request that is being worked on."""
+        connection = self.connect()
+        connection.request("GET", "/held")
+        assert self.app.entered.acquire(timeout=WAIT)
+        return connection
+
+
+@contextlib.contextmanager
+def running(**options: Any) -> Iterator[Running]:
+    server = Running(**options)
+    try:
+        yield server
+    finally:
+        server.server.force_exit = server.server.should_exit = True
+        server.app.release()
+        server.join()
+        server.close_connections()
+
+
+def test_requests_in_flight_are_answered() -> None:
+    with running() as server:
+        held = [server.hold() for _ in range(3)]
+        server.signal()
+        assert server.server.draining
+        server.app.release()
+        for connection in held:
+            response = connection.getresponse()
+            assert (response.status, response.read()) == (200, b"ok")
+            assert response.getheader("connection") == "close"
+        server.join()
+        assert server.server.exit_code == 0
+
+
+def test_idle_connections_do_not_hold_it_up() -> None:
+    with running() as server:
+        idle = server.connect()
+        idle.request("GET", "/")
+        assert idle.getresponse().read() == b"ok"
+        unused = server.connect()
+        unused.connect()
+        server.signal()
+        server.join()
+        assert server.server.exit_code == 0
+
+
+def test_an_idle_connection_gets_one_more_answer() -> None:
+    with running(drain_grace=60.0) as server:
+        connection = server.connect()
+        connection.request("GET", "/")
+        connection.getresponse().read()
+        server.signal()
+        connection.request("GET", "/")
+        response = connection.getresponse()
+        assert response.read() == b"ok"
+        assert response.getheader("connection") == "close"
+
+
+def test_new_connections_are_taken_during_the_grace() -> None:
+    with running(drain_grace=60.0) as server:
+        server.signal()
+        connection = server.connect()
+        connection.request("GET", "/")
+        assert connection.getresponse().read() == b"ok"
+
+
+def test_connections_in_the_queue_are_answered() -> None:
+    """Nobody who got a connection gets it reset."""
+    with running() as server:
+        held = server.hold()
+        queued = [server.connect() for _ in range(50)]
+        for connection in queued:
+            connection.request("GET", "/")
+        server.signal()
+        assert [c.getresponse().read() for c in queued] == [b"ok"] * 50
+        server.app.release()
+        assert held.getresponse().read() == b"ok"
+        server.join()
+        with pytest.raises(OSError, match="refused"):
+            server.connect().connect()
+
+
+def test_what_takes_too_long_is_aborted_with_an_answer() -> None:
+    with running(shutdown_timeout=0.0) as server:
+        held = server.hold()
+        server.signal()
+        assert held.getresponse().read() == b"ok"
+        server.join()
+        assert server.server.exit_code == 0
+
+
+def test_a_second_signal_goes_at_once() -> None:
+    with running() as server:
+        server.hold()
+        first = time.monotonic()
+        server.signal()
+        server.signal()  # the same stop, sent to the process and to its group
+        soon = time.monotonic() - first < SIGNAL_APART
+        assert not (soon and server.server.force_exit)
+        while not server.server.force_exit:
+            assert time.monotonic() - first < WAIT
+            server.signal()
+        assert time.monotonic() - first > 0.9 * SIGNAL_APART
+        server.join()
+        assert server.server.exit_code == 1
+
+
+def test_stopping_from_inside_keeps_the_code() -> None:
+    with running() as server:
+        server.server.stop(3)
+        server.join()
+        assert server.server.exit_code == 3
+
+
+def test_broken_http_is_answered_in_our_form() -> None:
+    with (
+        running() as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=WAIT) as raw,
+    ):
+        raw.sendall(b"NOT HTTP AT ALL\r\n\r\n")
+        answer = b"".join(iter(lambda: raw.recv(4096), b""))
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert answer.endswith(b'"code":"bad_http"}')
+
+
+def test_a_port_in_use_is_explained() -> None:
+    with contextlib.closing(listen_tcp("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ListenError, match=f"127.0.0.1:{port}: it is in use"):
+            listen_tcp("127.0.0.1", port)
+
+
+def test_a_host_that_is_none_is_explained() -> None:
+    with pytest.raises(ListenError, match=r"cannot listen on host 'no\.such\.invalid'"):
+        listen_tcp("no.such.invalid", 0)
+    with pytest.raises(ListenError, match=r"cannot listen on 192\.0\.2\.1:0"):
+        listen_tcp("192.0.2.1", 0)
+
+
+def test_a_stale_unix_socket_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "gate.sock"
+    listen_unix(path).close()
+    assert path.is_socket()
+    taken = listen_unix(path)
+    with pytest.raises(ListenError, match="in use by another process"):
+        listen_unix(path)
+    taken.close()
+    path.unlink()
+    path.write_text("a file")
+    with pytest.raises(ListenError, match="in use"):
+        listen_unix(path)
+    assert path.read_text() == "a file"
+
+
+def test_a_mistake_of_ours_is_not_called_the_clients() -> None:
+    with running() as server:
+        server.app.base_path = 7  # type: ignore[assignment]
+        connection = server.connect()
+        connection.request("GET", "/")
+        answer = connection.getresponse()
+        assert answer.status == 500
+        assert b'"code":"internal_error"' in answer.read()

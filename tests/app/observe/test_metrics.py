@@ -1,0 +1,217 @@
+"""The numbers, and the text that Prometheus reads."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from app.errors import FailureReason
+from app.observe.machine import Processors, memory
+from app.observe.metrics import (
+    LATENCY_BUCKETS,
+    Family,
+    Histogram,
+    MetricsRegistry,
+    ModelMetrics,
+    escape_label,
+    render_families,
+    render_models,
+)
+
+TRITON_NAMES = {
+    "nv_inference_request_success",
+    "nv_inference_request_failure",
+    "nv_inference_count",
+    "nv_inference_exec_count",
+    "nv_inference_request_duration_us",
+    "nv_inference_queue_duration_us",
+    "nv_inference_compute_input_duration_us",
+    "nv_inference_compute_infer_duration_us",
+    "nv_inference_compute_output_duration_us",
+    "nv_inference_pending_request_count",
+}
+HISTOGRAMS = {
+    "popgate_request_duration_seconds",
+    "popgate_queue_duration_seconds",
+    "popgate_compute_duration_seconds",
+}
+
+
+def used_metrics() -> ModelMetrics:
+    metrics = ModelMetrics("digits", "3")
+    for _ in range(4):
+        metrics.begin()
+    metrics.success(
+        2_000_000, 300_000, 1_500_000, rows=2, batch_rows=8, input_ns=40_000,
+        output_ns=60_000,
+    )  # fmt: skip
+    metrics.success(5_000_000, 0, 4_000_000, rows=6, batch_rows=8)
+    metrics.failure(FailureReason.BACKEND, 1_000_000)
+    return metrics
+
+
+def parse(text: str) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
+    """Sample name to labels to value, by Prometheus' own parser.
+
+    It shows counters with `_total` behind their names, whatever they are called.
+    """
+    samples: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            name = sample.name
+            if family.type == "counter":
+                name = name.removesuffix("_total")
+            labels = tuple(sorted(sample.labels.items()))
+            assert labels not in samples.setdefault(name, {})
+            samples[name][labels] = sample.value
+    return samples
+
+
+def model_labels(**more: str) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted({"model": "digits", "version": "3", **more}.items()))
+
+
+def test_counts_of_requests_rows_and_executions() -> None:
+    metrics = used_metrics()
+    assert metrics.successes == 2
+    assert metrics.inference_count == 8
+    assert metrics.exec_count == 1  # both rode in the same batch of 8
+    assert metrics.failure_count == 1
+    assert metrics.pending == 1
+
+
+def test_a_request_larger_than_its_batch_counts_as_one_execution() -> None:
+    metrics = ModelMetrics("m", "1")
+    metrics.begin()
+    metrics.success(1, rows=100, batch_rows=64)
+    assert metrics.exec_count == 1
+    assert metrics.inference_count == 100
+
+
+def test_text_has_tritons_names_and_our_histograms() -> None:
+    text = "".join(render_models([used_metrics()], lambda m: 7))
+    assert "_total" not in text
+    samples = parse(text)
+    assert set(samples) >= TRITON_NAMES
+    assert samples["nv_inference_count"][model_labels()] == 8
+    failure = samples["nv_inference_request_failure"]
+    assert failure[model_labels(reason="BACKEND")] == 1
+    assert failure[model_labels(reason="REJECTED")] == 0
+    assert samples["nv_inference_request_duration_us"][model_labels()] == 7000
+    assert samples["nv_inference_compute_input_duration_us"][model_labels()] == 40
+    assert samples["nv_inference_pending_request_count"][model_labels()] == 7
+    assert samples["popgate_requests_in_flight"][model_labels()] == 1
+    # Readers that compare text rely on the order.
+    labels = '{model="digits",reason="BACKEND",version="3"}'
+    assert f"nv_inference_request_failure{labels} 1\n" in text
+    for name in HISTOGRAMS:
+        assert samples[f"{name}_count"][model_labels()] == 2
+        assert samples[f"{name}_bucket"][model_labels(le="+Inf")] == 2
+    bucket = samples["popgate_request_duration_seconds_bucket"]
+    assert bucket[model_labels(le="0.001")] == 0
+    assert bucket[model_labels(le="0.0025")] == 1
+    assert bucket[model_labels(le="0.005")] == 2
+    total = samples["popgate_request_duration_seconds_sum"][model_labels()]
+    assert total == 0.007
+
+
+def awaits_none(metrics: ModelMetrics) -> int:
+    return 0
+
+
+def test_idle_models_write_no_histograms() -> None:
+    text = "".join(render_models([ModelMetrics("idle", "1")], awaits_none))
+    assert "_bucket" not in text
+    assert parse(text)["nv_inference_request_success"]
+
+
+def test_no_models_is_valid_text() -> None:
+    assert parse("".join(render_models([], awaits_none))) == {}
+
+
+def test_labels_are_escaped() -> None:
+    hostile = 'a"b\\c\nd'
+    assert escape_label(hostile) == 'a\\"b\\\\c\\nd'
+    text = "".join(render_models([ModelMetrics(hostile, "1")], awaits_none))
+    text += "".join(render_families([Family("x", "gauge", "X", [({"l": hostile}, 1)])]))
+    samples = parse(text)
+    assert (("l", hostile),) in samples["x"]
+    assert (("model", hostile), ("version", "1")) in samples["nv_inference_count"]
+
+
+def test_the_machine() -> None:
+    processors = Processors(seconds=0.0)
+    end = time.monotonic() + 30
+    while not processors.utilization() and time.monotonic() < end:
+        sum(range(100_000))  # at least this keeps one busy
+    assert 0 < processors.utilization() <= 1
+    once = Processors(seconds=1000.0)
+    assert once.utilization() == 0.0
+    total, used = memory()
+    assert 1 << 20 < used < total
+
+
+def test_buckets_hold_their_upper_bound() -> None:
+    histogram = Histogram()
+    bounds = [round(b * 1e9) for b in LATENCY_BUCKETS]
+    for bound in bounds:
+        histogram.observe(bound)
+        histogram.observe(bound + 1)
+    assert histogram.counts == [1, *[2] * (len(bounds) - 1), 1]
+    histogram.observe(0)
+    assert histogram.counts[0] == 2
+    assert histogram.count == 2 * len(bounds) + 1
+
+
+def test_statistics_are_the_same_numbers() -> None:
+    document = used_metrics().statistics()
+    assert document["name"] == "digits"
+    assert document["inference_count"] == 8
+    assert document["execution_count"] == 1
+    stats = document["inference_stats"]
+    assert isinstance(stats, dict)
+    assert stats["success"] == {"count": 2, "ns": 7_000_000}
+    assert stats["fail"] == {"count": 1, "ns": 1_000_000}
+    assert stats["queue"]["ns"] == 300_000
+    assert stats["compute_infer"]["ns"] == 5_500_000
+    assert isinstance(document["last_inference"], int)
+    assert document["last_inference"] > 1_600_000_000_000
+
+
+def test_registry_keeps_the_numbers_of_a_version() -> None:
+    registry = MetricsRegistry()
+    first = registry.model("b", "1")
+    first.begin()
+    first.success(10)
+    assert registry.model("b", "1") is first
+    registry.model("a", "1")
+    assert [m.name for m in registry.models()] == ["a", "b"]
+
+
+def test_batches_by_their_size() -> None:
+    metrics = used_metrics()
+    metrics.begin()
+    metrics.success(1, 0, 500_000, rows=3, batch_rows=3, input_ns=7, output_ns=9)
+    three, eight = metrics.statistics()["batch_stats"]  # type: ignore[misc]
+    assert three == {
+        "batch_size": 3,
+        "compute_input": {"count": 1, "ns": 7},
+        "compute_infer": {"count": 1, "ns": 500_000},
+        "compute_output": {"count": 1, "ns": 9},
+    }
+    # Of eight rows, two and six: one batch, and the time it took by their shares.
+    assert eight["batch_size"] == 8
+    assert eight["compute_infer"] == {"count": 1, "ns": 3_375_000}
+    assert (metrics.exec_count, metrics.compute_input_ns) == (2, 40_007)
+
+
+def test_sizes_of_batches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.observe.metrics.MAX_BATCH_SIZES", 3)
+    metrics = ModelMetrics("m", "1")
+    for rows in range(1, 9):
+        metrics.begin()
+        metrics.success(1, rows=rows, batch_rows=rows)
+    assert list(metrics.batches) == [1, 2, 3]
+    assert metrics.exec_count == 8

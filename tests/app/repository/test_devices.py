@@ -1,0 +1,77 @@
+"""Devices on an event loop: driven, lost, brought back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from app.background import DaemonPool
+from app.repository.devices import GatewayDevices
+from engine import (
+    DeviceLost,
+    DeviceState,
+    DeviceWaitConfig,
+    ModelRunner,
+    ModelRunnerConfig,
+    Tensor,
+)
+from tests.engine import models
+
+ROW = {"input": Tensor.from_numpy(np.zeros((1, 4), np.float32))}
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.005)
+
+
+def test_a_request_brings_a_device_back_that_would_be_tried_much_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where starting it has failed often, and what made it fail has passed."""
+    asyncio.run(_back_by_a_request(tmp_path, monkeypatch))
+
+
+async def _back_by_a_request(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
+    pool = DaemonPool(4, "devices")
+    devices = GatewayDevices("cpu:24-24", DeviceWaitConfig(), pool, patience=60)
+    devices.attach()
+    devices.watch()
+    (device,) = devices.place(1, ()).values()
+    config = ModelRunnerConfig(replica_to_device={0: device}, batching_dim=None)
+    path = models.affine(tmp_path / "m.popef")
+    runner = await pool.run(lambda: ModelRunner(path, config))
+    try:
+        patch.setattr("engine.devices.back_off.FIRST", 3600.0)
+        patch.setattr("engine.devices.back_off.LAST", 3600.0)
+        with patch.context() as broken:
+            broken.setattr(sys, "executable", "/nothing/there")
+            assert device.pid is not None
+            os.kill(device.pid, signal.SIGKILL)
+            await until(lambda: device.back_off > 0)
+            assert device.state is DeviceState.LOST
+        (summary,) = devices.summaries()
+        assert (summary.lost_by, summary.back_off) == ("its process died", 3600.0)
+        with pytest.raises(DeviceLost):
+            runner.submit(ROW)
+        await until(lambda: runner.ready)
+        await until(lambda: not devices.lost)
+        (summary,) = devices.summaries()
+        assert (summary.state, summary.restarts) == ("ready", 1)
+        assert (summary.lost_by, summary.back_off) == ("its process died", 0.0)
+        request = runner.submit(ROW)
+        await until(lambda: request.done)
+        assert request.error is None
+    finally:
+        devices.unwatch()
+        runner.close()
+        devices.close()
+        pool.close()

@@ -1,0 +1,267 @@
+"""Models that were made to take time, memory and others along: when they are compiled,
+loaded, warmed up and run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from engine.compiler import CompileOptions, compile_model
+from engine.programs import executable as ex
+from popef_io import (
+    Anchor,
+    DataType,
+    Metadata,
+    ProgramFlow,
+    TensorInfo,
+    TensorType,
+    Writer,
+)
+from tests.app.served import ServedGateway, add, run_popgate
+
+ROW = [[1.0, 2.0, 3.0, 4.0]]
+OUTPUT = [3.0, 5.0, 7.0, 9.0]
+
+
+def endless(path: Path) -> Path:
+    """y = x + 1 + 1 and so on, for longer than anybody waits."""
+    value, rows = helper.make_tensor_value_info, ["rows", 4]
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["more"], ["go_on"]),
+            helper.make_node("Add", ["sum", "one"], ["next"]),
+        ],
+        "body",
+        [
+            value("i", TensorProto.INT64, []),
+            value("more", TensorProto.BOOL, []),
+            value("sum", TensorProto.FLOAT, rows),
+        ],
+        [value("go_on", TensorProto.BOOL, []), value("next", TensorProto.FLOAT, rows)],
+        [numpy_helper.from_array(np.float32(1), "one")],
+    )
+    graph = helper.make_graph(
+        [helper.make_node("Loop", ["times", "", "x"], ["y"], body=body)],
+        "graph",
+        [value("x", TensorProto.FLOAT, rows)],
+        [value("y", TensorProto.FLOAT, rows)],
+        [numpy_helper.from_array(np.array(2**62), "times")],
+    )
+    return save(graph, path)
+
+
+def greedy(path: Path) -> Path:
+    """Makes 64 GiB of a single number."""
+    graph = helper.make_graph(
+        [
+            helper.make_node("Expand", ["x", "large"], ["expanded"]),
+            helper.make_node("ReduceMax", ["expanded", "last"], ["y"]),
+        ],
+        "graph",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", 1])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", 1])],
+        [
+            numpy_helper.from_array(np.array([1, 1 << 34]), "large"),
+            numpy_helper.from_array(np.array([1]), "last"),
+        ],
+    )
+    return save(graph, path)
+
+
+def save(graph: onnx.GraphProto, path: Path) -> Path:
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
+    model.ir_version = 10
+    onnx.save(model, path)
+    return path
+
+
+def put(root: Path, name: str, make: Callable[[Path], Path] = endless) -> None:
+    """An ONNX file in a folder of its own."""
+    (root / name / "1").mkdir(parents=True)
+    make(root / name / "1" / "model.onnx")
+
+
+class TestCompiling:
+    def test_what_takes_too_long_is_an_error_of_its_own(self, tmp_path: Path) -> None:
+        for number in range(3):
+            put(tmp_path, f"endless{number}")
+        add(tmp_path, "good")
+        options = "--compile-timeout=3", "--load-threads=2", "--cache-dir"
+        with ServedGateway(tmp_path, *options, str(tmp_path / ".cache")) as gateway:
+            failed = (
+                gateway.wait_ready().client.get("/v1/health/ready").json()["failed"]
+            )
+            assert set(failed) == {"endless0", "endless1", "endless2"}
+            assert all("takes longer than 3 s to compile" in e for e in failed.values())
+            assert gateway.infer("good", input=ROW)["output"] == OUTPUT
+            assert gateway.stop() == 0
+
+    def test_it_keeps_no_other_model_from_loading_and_no_gateway_from_ending(
+        self, tmp_path: Path
+    ) -> None:
+        add(tmp_path, "good")
+        options = "--model-control-mode=explicit", "--load-threads=2", "--cache-dir"
+        with ServedGateway(tmp_path, *options, str(tmp_path / ".cache")) as gateway:
+            gateway.wait_ready()
+            answers: list[int] = []
+            threads = [
+                threading.Thread(target=lambda n=n: answers.append(load(gateway, n)))
+                for n in ("endless0", "endless1", "endless2", "endless3")
+            ]
+            for number in range(4):
+                put(tmp_path, f"endless{number}")
+            for thread in threads:
+                thread.start()
+            gateway.wait_line("model.onnx: compiling")
+            assert load(gateway, "good") == 200
+            assert gateway.infer("good", input=ROW)["output"] == OUTPUT
+            assert gateway.client.post("/v1/models/good/unload").status_code == 200
+            gateway.send(15)
+            assert gateway.join() == 0
+            for thread in threads:
+                thread.join()
+
+    def test_the_command_ends(self, tmp_path: Path) -> None:
+        source, target = endless(tmp_path / "m.onnx"), tmp_path / "m.popef"
+        found = run_popgate("compile", source, "-o", target, "--timeout=3")
+        assert found.returncode == 1
+        assert "takes longer than 3 s to compile" in found.stderr
+        assert not target.exists()
+
+    def test_the_check_of_rows_is_given_up(self, tmp_path: Path) -> None:
+        options = CompileOptions(check_limit=0.5)
+        report = compile_model(endless(tmp_path / "m.onnx"), tmp_path / "m", options)
+        assert not report.batch.rows
+        assert "given up" in report.batch.reason
+
+    def test_the_command_takes_no_more_memory_than_it_may(self, tmp_path: Path) -> None:
+        source, target = greedy(tmp_path / "m.onnx"), tmp_path / "m.popef"
+        found = run_popgate("compile", source, "-o", target, "--memory=4GiB")
+        assert found.returncode == 0, found.stderr
+        assert "it could not be run on made-up rows" in found.stdout
+
+
+NOTHING = ex.Sequence(())
+
+
+def looping(path: Path, *, body: ex.Node = NOTHING, program: int = 1) -> Path:
+    """A container whose load (0) or main (1) program takes 2^38 turns over `body`
+    before it hands its input on."""
+    info = TensorInfo((1, 4), DataType.F32)
+    turns = ex.Repeat(1 << 30, ex.Repeat(1 << 8, body))
+    copies: tuple[ex.Node, ...] = (
+        ex.StreamIn("in", "x"),
+        ex.Copy("x", "y"),
+        ex.StreamOut("y", "out"),
+    )
+    programs: dict[int, ex.Node] = {
+        0: turns if program == 0 else ex.Sequence(()),
+        1: ex.Sequence((*copies[:2], turns, copies[2]) if program == 1 else copies),
+    }
+    executable = ex.Executable({}, {"x": info, "y": info}, programs)
+    metadata = Metadata(
+        executable="m",
+        anchors=(
+            Anchor("x", "in", info, TensorType.INPUT, (1,)),
+            Anchor("y", "out", info, TensorType.OUTPUT, (1,)),
+        ),
+        program_flow=ProgramFlow((0,), (1,), ()),
+        programs_map={0: "load", 1: "main"},
+    )
+    with Writer(path) as writer:
+        writer.write(metadata)
+        with writer.create_executable("m") as blob:
+            blob.write(executable.encode())
+    return path
+
+
+LOOPS: dict[str, Callable[[Path], Path]] = {
+    "empty": looping,
+    "copies": partial(looping, body=ex.Copy("x", "y")),
+    "inside onnx": lambda path: compiled(endless, path),
+}
+
+
+def compiled(make: Callable[[Path], Path], path: Path) -> Path:
+    source = make(path.with_suffix(".onnx"))
+    compile_model(source, path, CompileOptions(batch="off"))
+    source.unlink()
+    return path
+
+
+class TestRunning:
+    """Programs that never end: of the model's own, nobody else is told."""
+
+    @pytest.mark.parametrize("kind", LOOPS)
+    def test_a_warm_up_that_never_ends(self, tmp_path: Path, kind: str) -> None:
+        add(tmp_path, "good")
+        add(tmp_path, "bad", LOOPS[kind])
+        options = "--devices", "cpu:1", "--run-timeout", "1", "--device-timeout", "5"
+        with ServedGateway(tmp_path, *options) as gateway:
+            gateway.wait_ready()
+            failed = gateway.client.get("/v1/health/ready").json()["failed"]
+            assert "a run takes longer than 1 s" in failed["bad"]
+            assert gateway.infer("good", input=ROW)["output"] == OUTPUT
+            assert load(gateway, "bad") == 400
+            assert gateway.infer("good", input=ROW)["output"] == OUTPUT
+            (device,) = gateway.client.get("/v1/devices").json()["devices"]
+            assert device["restarts"] == 0
+            assert gateway.stop() == 0
+
+    def test_load_programs_that_never_end(self, tmp_path: Path) -> None:
+        add(tmp_path, "good")
+        add(tmp_path, "bad", partial(looping, program=0))
+        options = "--devices", "cpu:1", "--load-timeout", "2", "--device-timeout", "5"
+        with ServedGateway(tmp_path, *options) as gateway:
+            gateway.wait_ready()
+            failed = gateway.client.get("/v1/health/ready").json()["failed"]
+            assert "the load programs take longer than 2 s" in failed["bad"]
+            assert gateway.infer("good", input=ROW)["output"] == OUTPUT
+            (device,) = gateway.client.get("/v1/devices").json()["devices"]
+            assert device["restarts"] == 0
+
+    def test_a_warm_up_ends_with_the_time_to_load(self, tmp_path: Path) -> None:
+        add(tmp_path, "good")
+        options = "--devices", "cpu:1", "--load-timeout", "2", "--run-timeout", "0"
+        with ServedGateway(tmp_path, *options) as gateway:
+            gateway.wait_ready()
+            add(tmp_path, "bad", looping)
+            response = gateway.client.post("/v1/models/bad/load")
+            assert response.status_code == 400, response.text
+            assert "it takes too long" in response.text
+            assert gateway.infer("good", input=ROW)["output"] == OUTPUT
+
+    def test_inference_that_never_ends(self, tmp_path: Path) -> None:
+        """The request fails, the model is served no more, and its neighbour is."""
+        add(tmp_path, "good")
+        add(tmp_path, "bad", looping, config="[warmup]\nenabled = false\n")
+        options = "--devices", "cpu:1", "--run-timeout", "1", "--device-timeout", "5"
+        with ServedGateway(tmp_path, *options) as gateway:
+            gateway.wait_ready()
+            body = {"inputs": {"x": ROW}}
+            response = gateway.client.post("/v1/models/bad/infer", json=body)
+            assert response.status_code == 500, response.text
+            assert "a run takes longer than 1 s" in response.text
+            assert gateway.infer("good", input=ROW)["output"] == OUTPUT
+            response = gateway.client.post("/v1/models/bad/infer", json=body)
+            assert response.status_code == 503, response.text
+            assert "a run takes longer than 1 s" in response.text
+            failed = gateway.client.get("/v1/health/ready").json()["failed"]
+            assert list(failed) == ["bad"]
+            (device,) = gateway.client.get("/v1/devices").json()["devices"]
+            assert device["restarts"] == 0
+            assert gateway.stop() == 0
+
+
+def load(gateway: ServedGateway, name: str) -> int:
+    try:
+        return gateway.client.post(f"/v1/models/{name}/load").status_code
+    except Exception:  # it ends while it compiles
+        return 0

@@ -1,0 +1,288 @@
+"""The modes of model control, over HTTP: who is loaded when, and by whom."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from app.background import DaemonPool
+from app.repository.model_control import ControlMode, ModelControl
+from app.repository.model_record import ModelRecord
+from app.repository.repository import ModelRepository
+from app.repository.scan import ModelSource
+from app.repository.uploads import Uploads
+from tests.app.served import WAIT, ServedGateway, add, run_popgate
+from tests.engine import models
+from tests.support import until
+
+ROW = [[1.0, 2.0, 3.0, 4.0]]
+AFFINE = [3.0, 5.0, 7.0, 9.0]
+CENTRED = [0.0, 0.0, 0.0, 0.0]
+
+
+def index(gateway: ServedGateway, *, ready: bool = False) -> dict[str, str]:
+    answer = gateway.client.post("/v2/repository/index", json={"ready": ready})
+    return {f"{e['name']}/{e.get('version')}": e["state"] for e in answer.json()}
+
+
+def post(gateway: ServedGateway, name: str) -> Any:
+    return gateway.client.post(
+        f"/v2/models/{name}/infer",
+        json={
+            "inputs": [
+                {"name": "input", "shape": [1, 4], "datatype": "FP32", "data": ROW}
+            ]
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def polled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
+    root = tmp_path_factory.mktemp("polled")
+    add(root, "first")
+    options = ("--model-control-mode", "poll", "--repository-poll-secs", "0.1")
+    with ServedGateway(root, *options) as gateway:
+        gateway.root = root  # type: ignore[attr-defined]
+        yield gateway.wait_ready()
+
+
+def root_of(gateway: ServedGateway) -> Path:
+    root: Path = gateway.root  # type: ignore[attr-defined]
+    return root
+
+
+def test_polling_follows_the_folder(polled: ServedGateway) -> None:
+    root = root_of(polled)
+    assert index(polled) == {"first/1": "READY"}
+    add(root, "second")
+    until(lambda: "second/1" in index(polled, ready=True), polled)
+    assert polled.infer("second", input=ROW)["output"] == AFFINE
+    add(root, "second", models.mean_over_rows, version=3)
+    until(lambda: "second/3" in index(polled, ready=True))
+    assert polled.infer("second", input=ROW)["output"] == CENTRED
+    assert polled.infer("second/versions/1", input=ROW)["output"] == AFFINE
+    metadata = polled.client.get("/v2/models/second").json()
+    assert metadata["versions"] == ["1", "3"]
+    shutil.rmtree(root / "second" / "3")
+    until(lambda: "second/3" not in index(polled))
+    assert polled.infer("second", input=ROW)["output"] == AFFINE
+    (root / "second" / "config.toml").write_text("max_batch_size = 5")
+    details = "/v1/models/second"
+    until(lambda: polled.client.get(details).json()["max_batch_size"] == 5)
+    shutil.rmtree(root / "second")
+    until(lambda: index(polled) == {"first/1": "READY"})
+    assert post(polled, "second").status_code == 404
+
+
+class Recorder:
+    """In place of a repository: what it was told to bring up."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.taken: list[tuple[str, int]] = []
+        self._records: dict[str, ModelRecord] = {}
+
+    def models(self) -> list[ModelRecord]:
+        return list(self._records.values())
+
+    def get(self, name: str) -> ModelRecord | None:
+        return self._records.get(name)
+
+    def record(self, name: str) -> ModelRecord:
+        return self._records.setdefault(name, ModelRecord(name))
+
+    async def bring_up(self, source: ModelSource, *, lazily: bool = False) -> None:
+        self.taken.append((source.name, len(source.versions)))
+        self.record(source.name).stamp = source.stamp
+
+    async def take_down(self, name: str) -> None:
+        self.taken.append((name, 0))
+
+    def forget(self, name: str) -> None:
+        del self._records[name]
+
+
+def test_what_is_still_written_is_left_alone(tmp_path: Path) -> None:
+    """A look is a look here, however long the machine takes between two of them."""
+    recorder = Recorder(tmp_path)
+    pool = DaemonPool(1, "test")
+    control = ModelControl(
+        cast("ModelRepository", recorder),
+        pool,
+        pool,
+        ControlMode.POLL,
+        uploads=Uploads(tmp_path / ".uploads"),
+    )
+
+    async def look() -> list[tuple[str, int]]:
+        recorder.taken.clear()
+        await control.poll_once()
+        return list(recorder.taken)
+
+    async def follow() -> None:
+        target = tmp_path / "m" / "1"
+        target.mkdir(parents=True)
+        with (target / "m.popef").open("wb", buffering=0) as file:
+            for _ in range(5):
+                file.write(b"x")
+                assert await look() == []
+        assert await look() == [("m", 1)]
+        assert await look() == []
+        shutil.copytree(target, tmp_path / "m" / "2")
+        assert await look() == []
+        (tmp_path / "m" / "2" / "m.popef").write_bytes(b"longer")
+        assert await look() == []
+        assert await look() == [("m", 2)]
+        shutil.rmtree(tmp_path / "m")
+        assert await look() == []
+        target.mkdir(parents=True)  # it was only being replaced
+        (target / "m.popef").write_bytes(b"new")
+        assert await look() == []
+        assert await look() == [("m", 1)]
+        shutil.rmtree(tmp_path / "m")
+        assert await look() == []
+        assert await look() == [("m", 0)]
+        assert await look() == []
+
+    asyncio.run(follow())
+    pool.close()
+
+
+def test_listing_the_folder_does_not_wait_for_models_that_load(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    vars(recorder)["ensembles"] = SimpleNamespace()
+    loading, scanning = DaemonPool(1, "load"), DaemonPool(1, "scan")
+    control = ModelControl(
+        cast("ModelRepository", recorder),
+        loading,
+        scanning,
+        uploads=Uploads(tmp_path / ".uploads"),
+    )
+    (tmp_path / "new.popef").touch()
+    loaded = threading.Event()
+    job = loading.submit(loaded.wait)
+    try:
+        asyncio.run(asyncio.wait_for(control.discover(), WAIT))
+        assert [record.name for record in recorder.models()] == ["new"]
+        assert not job.done()
+    finally:
+        loaded.set()
+        loading.close()
+        scanning.close()
+
+
+def test_polling_keeps_what_served_when_the_new_is_broken(
+    polled: ServedGateway,
+) -> None:
+    root = root_of(polled)
+    add(root, "kept")
+    until(lambda: "kept/1" in index(polled, ready=True))
+    (root / ".bad").write_bytes(b"not a container")
+    (root / ".bad").rename(root / "kept" / "1" / "m.popef")
+    details = "/v1/models/kept"
+    until(lambda: bool(polled.client.get(details).json()["reason"]))
+    assert polled.infer("kept", input=ROW)["output"] == AFFINE
+    polled.wait_line("failed to load 'kept'")
+    add(root, "kept", models.mean_over_rows)
+    until(lambda: not polled.client.get(details).json()["reason"])
+    assert polled.infer("kept", input=ROW)["output"] == CENTRED
+    failures = [line for line in polled.lines if "failed to load 'kept'" in line]
+    assert len(failures) == 1
+
+
+@pytest.mark.parametrize("verb", ["load", "unload"])
+def test_polling_takes_no_requests(polled: ServedGateway, verb: str) -> None:
+    for path in (f"/v2/repository/models/first/{verb}", f"/v1/models/first/{verb}"):
+        answer = polled.client.post(path)
+        assert answer.status_code == 503
+        text = "explicit model load / unload is not allowed if polling is enabled"
+        assert text in answer.json()["error"]
+        assert answer.json()["error"].startswith(f"failed to {verb} 'first'")
+    assert polled.infer("first", input=ROW)["output"] == AFFINE
+
+
+def test_statistics_are_of_what_is_served(polled: ServedGateway) -> None:
+    root, ask = root_of(polled), polled.client.get
+
+    def listed(path: str) -> list[str]:
+        found = ask(f"/v2/models/{path}").json()["model_stats"]
+        return [f"{s['name']}/{s['version']}" for s in found]
+
+    add(root, "counted")
+    add(root, "counted", version=2)
+    until(lambda: "counted/2" in index(polled, ready=True))
+    assert {"counted/1", "counted/2"} <= set(listed("stats"))
+    shutil.rmtree(root / "counted" / "1")
+    until(lambda: "counted/1" not in index(polled))
+    assert listed("counted/stats") == ["counted/2"]
+    assert "counted/1" not in listed("stats")
+    gone = ask("/v2/models/counted/versions/1/stats")
+    text = "requested model version is not available for model 'counted'"
+    assert (gone.status_code, gone.json()["error"]) == (404, text)
+    assert 'model="counted",version="1"' in ask("/metrics").text
+    shutil.rmtree(root / "counted")
+    until(lambda: "counted/2" not in index(polled))
+    assert ask("/v2/models/counted/stats").status_code == 404
+
+
+def test_explicit_loads_what_is_named(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        add(tmp_path, name)
+    options = ("--model-control-mode", "explicit", "--load-model", "a")
+    with ServedGateway(tmp_path, *options, "--load-model", "none") as gateway:
+        gateway.wait_ready()
+        assert index(gateway) == {
+            "a/1": "READY",
+            "b/None": "UNAVAILABLE",
+            "c/None": "UNAVAILABLE",
+            "none/None": "UNAVAILABLE",
+        }
+        failed = gateway.client.get("/v1/health/ready").json()["failed"]
+        assert "failed to poll from model repository" in failed["none"]
+        answer = post(gateway, "b")
+        assert answer.status_code == 503
+        assert "it has not been loaded" in answer.json()["error"]
+        load = "/v2/repository/models/{}/load"
+        assert gateway.client.post(load.format("b")).status_code == 200
+        assert post(gateway, "b").status_code == 200
+        answer = gateway.client.post(load.format("missing"))
+        assert answer.status_code == 404
+        assert answer.json()["error"].startswith(
+            "failed to load 'missing', failed to poll from model repository"
+        )
+        add(tmp_path, "later")
+        assert index(gateway)["later/None"] == "UNAVAILABLE"
+
+
+def test_the_star_loads_all(tmp_path: Path) -> None:
+    add(tmp_path, "a")
+    explicit = "--model-control-mode=explicit"
+    with ServedGateway(tmp_path, explicit, POPGATE_LOAD_MODEL="*") as gateway:
+        gateway.wait_ready()
+        assert index(gateway) == {"a/1": "READY"}
+
+
+def test_none_loads_all_and_takes_no_requests(tmp_path: Path) -> None:
+    add(tmp_path, "a")
+    with ServedGateway(tmp_path, "--model-control-mode", "none") as gateway:
+        gateway.wait_ready()
+        assert index(gateway) == {"a/1": "READY"}
+        answer = gateway.client.post("/v2/repository/models/a/unload")
+        assert answer.status_code == 503
+        assert "model load / unload is not allowed" in answer.json()["error"]
+
+
+def test_options_that_do_not_go_together(tmp_path: Path) -> None:
+    ended = run_popgate("serve", "-m", tmp_path, "--load-model", "a")
+    assert ended.returncode == 2
+    assert "only where --model-control-mode is explicit" in ended.stderr
+    ended = run_popgate("serve", "-m", tmp_path, "--model-control-mode", "some")
+    assert ended.returncode == 2
+    assert "--model-control-mode" in ended.stderr

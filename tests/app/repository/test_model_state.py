@@ -1,0 +1,88 @@
+"""Over HTTP: inputs that are frozen, feeds, and state that is saved when a model
+leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from build_popef import FEED_LENGTH, build_accumulator, build_feed, build_simple
+
+from tests.app.served import ServedGateway
+
+ONES = np.ones((3, 4)).tolist()
+
+
+def put(root: Path, source: Path, config: str) -> Path:
+    """The model in a folder of its own, as version 1."""
+    folder = root / source.stem
+    (folder / "1").mkdir(parents=True)
+    source.rename(folder / "1" / source.name)
+    (folder / "config.toml").write_text(config)
+    return folder
+
+
+def first(gateway: ServedGateway, model: str, output: str, **inputs: object) -> float:
+    return float(gateway.infer(model, **inputs)[output][0])
+
+
+def test_state_is_saved_when_a_model_leaves_and_frozen_when_it_comes(
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / "models"
+    config = 'save_outputs = "state"\n'
+    folder = put(root, build_accumulator(tmp_path), config)
+    saved = folder / "state" / "1" / "0" / "total.npy"
+    with ServedGateway(root) as gateway:
+        gateway.wait_ready()
+        for total in (1, 2, 3):  # no warm-up has added anything
+            got = first(gateway, "accumulator", "sum", increment=ONES)
+            assert got == total
+        assert not saved.exists()
+        gateway.client.post("/v1/models/accumulator/unload").raise_for_status()
+        assert np.array_equal(np.load(saved), np.full((3, 4), 3, np.float32))
+        goes_on = config + '[frozen_inputs]\ntotal = "state/1/0/total.npy"\n'
+        (folder / "config.toml").write_text(goes_on)
+        gateway.client.post("/v1/models/accumulator/load").raise_for_status()
+        assert first(gateway, "accumulator", "sum", increment=ONES) == 4
+        # A load request may not say where files are written.
+        override = {"parameters": {"config": '{"save_outputs": "/tmp"}'}}
+        response = gateway.client.post(
+            "/v2/repository/models/accumulator/load", json=override
+        )
+        assert response.status_code == 400
+        assert "model repository only" in response.text
+        gateway.client.close()
+        assert gateway.stop() == 0
+    assert np.array_equal(np.load(saved), np.full((3, 4), 4, np.float32))
+    assert sorted(p.name for p in saved.parent.iterdir()) == ["total.npy"]
+
+
+def test_frozen_inputs_feeds_and_replicas(tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    frozen = "instances = 3\n[frozen_inputs]\ntensor_B = 10\n"
+    folder = put(root, build_simple(tmp_path), frozen)
+    np.save(folder / "w.npy", np.arange(4, dtype=np.float32))
+    feed = put(root, build_feed(tmp_path), "[warmup]\nenabled = false\n")
+    with ServedGateway(root, "--devices", "cpu:2") as gateway:
+        gateway.wait_ready()
+        spec = gateway.client.get("/v1/models/simple").json()
+        assert [tensor["name"] for tensor in spec["inputs"]] == ["tensor_A"]
+        assert spec["instances"] == 3
+        assert first(gateway, "simple", "output", tensor_A=ONES) == 10.5
+        zeros = np.zeros((3, 4)).tolist()
+        got = [
+            first(gateway, "feed", "output", tensor_A=zeros)
+            for _ in range(FEED_LENGTH + 1)
+        ]
+        assert got == [100.0 * (n % FEED_LENGTH) for n in range(FEED_LENGTH + 1)]
+        (folder / "config.toml").write_text(frozen + 'weights = "w.npy"\n')
+        gateway.client.post("/v1/models/simple/load").raise_for_status()
+        assert first(gateway, "simple", "output", tensor_A=ONES) == 10
+        # The file is another: the model is loaded again.
+        np.save(folder / "w.npy", np.full(4, 2, np.float32))
+        gateway.client.post("/v1/models/simple/load").raise_for_status()
+        assert first(gateway, "simple", "output", tensor_A=ONES) == 12
+        (feed / "config.toml").write_text("[frozen_inputs]\noffset = 7\n")
+        gateway.client.post("/v1/models/feed/load").raise_for_status()
+        assert first(gateway, "feed", "output", tensor_A=ONES) == 8

@@ -1,0 +1,187 @@
+"""What runs before a model takes requests, on real devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.config.config_keys import read_section
+from app.config.warmup_config import WarmupConfig
+from app.repository.warmup import WarmupFailed, warm_up
+from app.spec import ModelSpec
+from engine import Device, DeviceManager, ModelRunner, ModelRunnerConfig
+from tests.engine import models
+
+
+@pytest.fixture(scope="module")
+def devices() -> Iterator[list[Device]]:
+    manager = DeviceManager("cpu:2")
+    attached = [manager.get_device(1) for _ in range(2)]
+    yield attached
+    for device in attached:
+        device.close()
+
+
+def run(
+    path: Path,
+    devices: list[Device],
+    config: Any = None,
+    *,
+    folder: Path | None = None,
+    preferred: tuple[int, ...] = (),
+    replicas: int = 1,
+) -> tuple[bool, list[int]]:
+    """Whether it ran, and how many batches each device ran for it."""
+    placed = {i: devices[i % 2] for i in range(replicas)}
+    wanted = None if config is None else read_section(WarmupConfig, config)
+    options = ModelRunnerConfig(replication_factor=replicas, replica_to_device=placed)
+    with ModelRunner(path, options) as runner:
+        spec = ModelSpec.from_runner("m", "1", runner)
+        before = [device.ping()["batches"] for device in devices]
+        ran = warm_up(spec, runner, wanted, folder, preferred)
+        after = [device.ping()["batches"] for device in devices]
+    return ran, [b - a for a, b in zip(before, after, strict=True)]
+
+
+def test_every_replica_and_every_batch_size(
+    tmp_path: Path, devices: list[Device]
+) -> None:
+    path = models.affine(tmp_path / "m.popef")
+    assert run(path, devices) == (True, [2, 0])  # 1 and the largest
+    assert run(path, devices, replicas=2) == (True, [2, 2])
+    assert run(path, devices, replicas=4, preferred=(4, 64)) == (True, [6, 6])
+    assert run(path, devices, {"batch_sizes": [3], "count": 4}) == (True, [4, 0])
+    assert run(path, devices, {"enabled": False}) == (False, [0, 0])
+
+
+def test_many_rows_of_a_slow_model_are_not_run_unasked(
+    tmp_path: Path, devices: list[Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first run may take long for what it prepares: one row is run again."""
+    path = models.affine(tmp_path / "m.popef")
+    monkeypatch.setattr("app.repository.warmup.AUTOMATIC_SECONDS", 0.0)
+    assert run(path, devices, preferred=(2, 8, 32)) == (True, [2, 0])
+    assert run(path, devices, {"batch_sizes": [1, 8, 32]}) == (True, [3, 0])
+
+
+def test_models_that_are_not_batched_and_texts(
+    tmp_path: Path, devices: list[Device]
+) -> None:
+    assert run(models.slow(tmp_path / "s.popef"), devices) == (True, [1, 0])
+    text = models.text(tmp_path / "t.popef")
+    assert run(text, devices, {"data": "zeros"}) == (True, [2, 0])
+
+
+def test_values_that_do_not_suit_fail(tmp_path: Path, devices: list[Device]) -> None:
+    path = models.gather(tmp_path / "m.popef")
+    np.save(tmp_path / "far.npy", np.array([3, 99]))
+    (tmp_path / "warmup").mkdir()
+    (tmp_path / "far.npy").rename(tmp_path / "warmup" / "far.npy")
+    for data in ("ones", "zeros", "random"):
+        assert run(path, devices, {"data": data})[0]
+    sample = {"name": "far", "inputs": {"index": {"file": "far.npy"}}}
+    with pytest.raises(WarmupFailed, match=r"warm-up with sample 'far' failed: .*99"):
+        run(path, devices, {"samples": [sample]}, folder=tmp_path)
+
+
+def test_files_are_npy_or_raw(tmp_path: Path, devices: list[Device]) -> None:
+    path = models.affine(tmp_path / "m.popef")
+    folder = tmp_path / "warmup"
+    folder.mkdir()
+    np.save(folder / "x.npy", np.ones((3, 4), np.float32))
+    (folder / "x").write_bytes(np.ones((2, 4), np.float32).tobytes())
+    samples = [
+        {"inputs": {"input": {"file": "x.npy"}}, "count": 2},
+        {"inputs": {"input": {"file": "x", "shape": [4]}}, "batch_size": 2},
+    ]
+    assert run(path, devices, {"samples": samples}, folder=tmp_path) == (True, [3, 0])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"other": {}}, "the model has no input other"),
+        ({"input": {"shape": [5]}}, "expects shape"),
+        ({"input": {"file": "none"}}, "No such file"),
+        ({"input": {"file": "short"}}, "has 3 bytes, but input 'input' of shape"),
+        ({"input": {"file": "link"}}, "is not in the model's folder"),
+        ({"input": {"file": "pickled.npy"}}, "Python objects"),
+        ({"input": {"shape": [1 << 31, 1 << 31]}}, "elements"),
+    ],
+)
+def test_samples_that_cannot_be_made(
+    tmp_path: Path, devices: list[Device], inputs: Any, message: str
+) -> None:
+    root = tmp_path / "m"
+    folder = root / "warmup"
+    folder.mkdir(parents=True)
+    (folder / "short").write_bytes(b"abc")
+    (tmp_path / "secret").write_bytes(b"x" * 16)
+    (folder / "link").symlink_to(tmp_path / "secret")
+    np.save(folder / "pickled.npy", np.array([{}], object), allow_pickle=True)
+    path = models.affine(tmp_path / "m.popef")
+    with pytest.raises(WarmupFailed, match=message):
+        run(path, devices, {"samples": [{"inputs": inputs}]}, folder=root)
+
+
+def test_a_single_file_has_no_other_files(
+    tmp_path: Path, devices: list[Device]
+) -> None:
+    path = models.affine(tmp_path / "m.popef")
+    sample = {"inputs": {"input": {"file": "x.npy"}}}
+    with pytest.raises(WarmupFailed, match="a model without a folder"):
+        run(path, devices, {"samples": [sample]})
+
+
+def test_a_file_has_a_name_and_no_path() -> None:
+    with pytest.raises(ValueError, match="must be the name of a file"):
+        read_section(
+            WarmupConfig, {"samples": [{"inputs": {"x": {"file": "../../etc/x"}}}]}
+        )
+
+
+def test_a_file_may_hold_one_row_for_all(tmp_path: Path, devices: list[Device]) -> None:
+    folder = tmp_path / "warmup"
+    folder.mkdir()
+    (folder / "row").write_bytes(np.arange(4, dtype=np.float32).tobytes())
+    (folder / "word").write_bytes(b"\3\0\0\0abc")
+    for make, wanted in (
+        (models.affine, {"shape": [4], "file": "row"}),
+        (models.text, {"file": "word"}),
+    ):
+        path = make(tmp_path / "m.popef")
+        sample = {"batch_size": 8, "inputs": {"input": wanted}}
+        assert run(path, devices, {"samples": [sample]}, folder=tmp_path)[0]
+    wanted = {"shape": [3], "file": "row"}
+    sample = {"batch_size": 8, "inputs": {"input": wanted}}
+    path = models.affine(tmp_path / "m.popef")
+    message = r"has 16 bytes, but .* takes 96 \(one row: 12\)"
+    with pytest.raises(WarmupFailed, match=message):
+        run(path, devices, {"samples": [sample]}, folder=tmp_path)
+
+
+def _batch_of_four(path: Path) -> Path:
+    return models.gather(path, batch_size=4)
+
+
+@pytest.mark.parametrize("make", [models.affine, _batch_of_four])
+def test_it_waits_for_no_company(
+    tmp_path: Path, devices: list[Device], monkeypatch: pytest.MonkeyPatch, make: Any
+) -> None:
+    """With a delay of a minute, and a quarter of that for a run."""
+    monkeypatch.setattr("app.repository.warmup.RUN_TIMEOUT", 15.0)
+    path = make(tmp_path / "m.popef")
+    options = ModelRunnerConfig(
+        replica_to_device={0: devices[0]},
+        batching=True,
+        max_queue_delay=60.0,
+        timeout_ns=60 * 10**9,
+    )
+    with ModelRunner(path, options) as runner:
+        spec = ModelSpec.from_runner("m", "1", runner)
+        config = read_section(WarmupConfig, {"batch_sizes": [1]})
+        assert warm_up(spec, runner, config, None)

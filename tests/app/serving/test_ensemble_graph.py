@@ -1,0 +1,196 @@
+"""Ensembles on paper: what fits together, and what is said where it does not."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from app.config.ensemble_config import EnsembleConfig, StepConfig
+from app.config.model_config import ModelConfig, ModelConfigError, parse_model_config
+from app.serving.ensemble_graph import EnsembleGraph, common_shape, compose
+from app.spec import ModelSpec, TensorSpec
+
+
+def tensor(text: str) -> TensorSpec:
+    """`name:FP32:-1,4`; without a shape any rank is taken."""
+    name, datatype, *shape = text.split(":")
+    dims = tuple(int(n) for n in shape[0].split(",") if n) if shape else None
+    return TensorSpec.make(name, datatype, dims)
+
+
+def model(inputs: str, outputs: str, max_batch_size: int = 0) -> ModelSpec:
+    return ModelSpec(
+        "model",
+        "1",
+        tuple(tensor(text) for text in inputs.split()),
+        tuple(tensor(text) for text in outputs.split()),
+        max_batch_size,
+    )
+
+
+MODELS = {
+    "scale": model("x:FP32:-1,4", "y:FP32:-1,4", 8),
+    "sum": model("a:FP32:-1,4 b:FP32:-1,4", "s:FP32:-1,4", 4),
+    "split": model("x:FP32:-1,4", "l:FP32:-1,4 r:FP32:-1,4", 16),
+    "count": model("x:INT64:-1", "n:INT64:"),
+    "wide": model("x:FP32:-1,8", "y:FP32:-1,8", 8),
+    "fixed": model("x:FP32:2,4", "y:FP32:2,4"),
+    "any": model("x:FP32", "y:FP32"),
+}
+
+
+def graph(*steps: tuple[str, Any, Any], **options: Any) -> EnsembleGraph:
+    made = tuple(StepConfig(m, 0, i, o) for m, i, o in steps)
+    config = EnsembleConfig(made, **options)
+    return compose("e", "1", config, [MODELS[m] for m, _, _ in steps])
+
+
+def names(tensors: tuple[TensorSpec, ...]) -> list[str]:
+    return [t.name for t in tensors]
+
+
+def test_a_chain() -> None:
+    made = graph(("scale", {"x": "in"}, {"y": "mid"}), ("scale", {"x": "mid"}, {}))
+    assert names(made.spec.inputs) == ["in"]
+    assert names(made.spec.outputs) == ["y"]
+    assert made.spec.max_batch_size == 8
+    assert [(s.needs, s.followers) for s in made.steps] == [(0, (1,)), (1, ())]
+    assert made.spec.inputs[0].shape == (-1, 4)
+
+
+def test_steps_in_any_order_that_run_beside_each_other() -> None:
+    made = graph(
+        ("sum", {"a": "left", "b": "right"}, {"s": "total"}),
+        ("scale", {"x": "in"}, {"y": "left"}),
+        ("scale", {"x": "in"}, {"y": "right"}),
+    )
+    assert [s.needs for s in made.steps] == [2, 0, 0]
+    assert [s.followers for s in made.steps] == [(), (0,), (0,)]
+    assert made.spec.max_batch_size == 4
+    assert names(made.spec.inputs) == ["in"]
+
+
+def test_a_step_that_takes_two_tensors_of_another_waits_once() -> None:
+    made = graph(("split", {}, {"l": "p", "r": "q"}), ("sum", {"a": "p", "b": "q"}, {}))
+    assert made.steps[1].needs == 1
+
+
+def test_outputs_may_be_chosen_and_dropped() -> None:
+    steps = (("scale", {}, {"y": "mid"}), ("scale", {"x": "mid"}, {"y": "end"}))
+    assert names(graph(*steps, outputs=("end", "mid")).spec.outputs) == ["end", "mid"]
+    made = graph(("split", {}, {"l": "only"}))
+    assert names(made.spec.outputs) == ["only"]
+
+
+def test_a_model_that_is_not_batched_makes_all_of_it_so() -> None:
+    made = graph(("scale", {}, {"y": "mid"}), ("fixed", {"x": "mid"}, {"y": "end"}))
+    assert made.spec.max_batch_size == 0
+    assert made.spec.inputs[0].shape == (-1, 4)
+
+
+def test_an_input_has_the_shape_that_all_who_take_it_take() -> None:
+    made = graph(
+        ("any", {"x": "in"}, {"y": "one"}),
+        ("scale", {"x": "in"}, {"y": "two"}),
+        ("fixed", {"x": "in"}, {"y": "three"}),
+    )
+    assert made.spec.inputs[0].shape == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("steps", "options", "text"),
+    [
+        (
+            [("scale", {"z": "in"}, {})],
+            {},
+            "step 1 (scale): the model has no input 'z'",
+        ),
+        ([("scale", {}, {"z": "o"})], {}, "the model has no output 'z', it has ['y']"),
+        (
+            [("scale", {}, {"y": "t"}), ("scale", {}, {"y": "t"})],
+            {},
+            "tensor 't' comes from step 1 (scale) and from step 2 (scale)",
+        ),
+        (
+            [("scale", {}, {"y": "t"}), ("count", {"x": "t"}, {})],
+            {},
+            "output 'y' of step 1 (scale) is FP32, input 'x' of step 2 (count) is",
+        ),
+        (
+            [("scale", {}, {"y": "t"}), ("wide", {"x": "t"}, {"y": "u"})],
+            {},
+            "has shape [-1, 4], input 'x' of step 2 (wide) takes [-1, 8]",
+        ),
+        (
+            [("scale", {"x": "in"}, {"y": "t"}), ("wide", {"x": "in"}, {})],
+            {},
+            "input 'x' of step 1 (scale) has shape [-1, 4]",
+        ),
+        (
+            [
+                ("scale", {"x": "p"}, {"y": "q"}),
+                ("sum", {"a": "q", "b": "in"}, {"s": "p"}),
+            ],
+            {"outputs": ("q",)},
+            "steps wait for each other: step 1 (scale), step 2 (sum)",
+        ),
+        ([("scale", {"x": "p"}, {"y": "p"})], {}, "no input is left"),
+        ([("scale", {}, {})], {"outputs": ("z",)}, "no step gives the output 'z'"),
+        (
+            [("scale", {"x": "imgae"}, {})],
+            {"inputs": ("image",)},
+            "takes 'imgae', which no step gives and which is not among the inputs",
+        ),
+        (
+            [("scale", {"x": "in"}, {})],
+            {"inputs": ("in", "more")},
+            "no step takes the input 'more'",
+        ),
+    ],
+)
+def test_what_does_not_fit(
+    steps: list[tuple[str, Any, Any]], options: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(text)):
+        graph(*steps, **options)
+
+
+def test_common_shapes() -> None:
+    assert common_shape(None, None) is None
+    assert common_shape(None, (3,)) == (3,)
+    assert common_shape((-1, 4), (2, -1)) == (2, 4)
+    for first, second in (((1,), (1, 1)), ((2,), (3,)), ((0,), (1,))):
+        with pytest.raises(ValueError, match="differ"):
+            common_shape(first, second)
+
+
+def config(**ensemble: Any) -> ModelConfig:
+    return parse_model_config({"ensemble": ensemble})
+
+
+def test_the_configuration() -> None:
+    made = config(step=[{"model": "m", "inputs": {"x": "in"}, "version": 3}])
+    assert made.ensemble is not None
+    assert made.ensemble.step == (StepConfig("m", 3, {"x": "in"}, {}),)
+
+
+@pytest.mark.parametrize(
+    ("ensemble", "more", "text"),
+    [
+        ({}, {}, "there is no step"),
+        ({"step": [{}]}, {}, "model is missing"),
+        ({"step": [{"model": "m", "inputs": {"x": 1}}]}, {}, "a table of tensor names"),
+        ({"step": [{"model": "m"}], "outputs": ["a", "a"]}, {}, "without repetition"),
+        ({"step": [{"model": "m"}] * 101}, {}, "at most 100"),
+        ({"step": [{"model": "m"}]}, {"instances": 2}, "an ensemble has no instances"),
+        ({"step": [{"model": "m"}]}, {"max_batch_size": 2}, "no max_batch_size"),
+    ],
+)
+def test_configurations_that_cannot_be(
+    ensemble: dict[str, Any], more: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ModelConfigError) as caught:
+        parse_model_config({"ensemble": ensemble, **more})
+    assert text in str(caught.value)

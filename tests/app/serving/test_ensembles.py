@@ -1,0 +1,289 @@
+"""Ensembles over HTTP: real models, real devices."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgpack
+import numpy as np
+import pytest
+from onnx import helper
+
+from tests.app.served import Serve, ServedGateway, add
+from tests.app.serving.test_scheduling import FOR_EVER, Asking, in_flight, until
+from tests.engine import models
+from tests.engine.models import Port
+
+ROW = [[1.0, 2.0, 3.0, 4.0]]
+
+ENSEMBLES = {
+    "chain": """
+        [[ensemble.step]]
+        model = "affine"
+        inputs = { input = "START" }
+        outputs = { output = "middle" }
+        [[ensemble.step]]
+        model = "affine"
+        version = 1
+        inputs = { input = "middle" }
+        outputs = { output = "END" }
+    """,
+    "diamond": """
+        [ensemble]
+        inputs = ["x"]
+        outputs = ["total", "left"]
+        [[ensemble.step]]
+        model = "add"
+        inputs = { a = "left", b = "right" }
+        outputs = { sum = "total" }
+        [[ensemble.step]]
+        model = "chain"
+        inputs = { START = "x" }
+        outputs = { END = "left" }
+        [[ensemble.step]]
+        model = "affine"
+        inputs = { input = "x" }
+        outputs = { output = "right" }
+    """,
+    "words": """
+        [[ensemble.step]]
+        model = "text"
+        outputs = { output = "once" }
+        [[ensemble.step]]
+        model = "text"
+        inputs = { input = "once" }
+        outputs = { output = "twice" }
+    """,
+    "lookup": """
+        [[ensemble.step]]
+        model = "gather"
+        outputs = { output = "pair" }
+        [[ensemble.step]]
+        model = "negate"
+        inputs = { input = "pair" }
+    """,
+    "both": """
+        [[ensemble.step]]
+        model = "slow"
+        outputs = { output = "one" }
+        [[ensemble.step]]
+        model = "slower"
+        outputs = { output = "two" }
+    """,
+    "circle": """
+        [[ensemble.step]]
+        model = "circle"
+        inputs = { x = "y" }
+    """,
+    "round": """
+        [[ensemble.step]]
+        model = "about"
+    """,
+    "about": """
+        [[ensemble.step]]
+        model = "round"
+    """,
+    "orphan": """
+        [[ensemble.step]]
+        model = "nobody"
+    """,
+    "misfit": """
+        [[ensemble.step]]
+        model = "text"
+        outputs = { output = "words" }
+        [[ensemble.step]]
+        model = "affine"
+        inputs = { input = "words" }
+    """,
+}
+
+
+def fill(root: Path) -> None:
+    models.affine(root / "affine.popef")
+    models.text(root / "text.popef")
+    models.gather(root / "gather.popef")
+    # One on each device, whichever is loaded first: together they keep both busy.
+    for device, name in enumerate(("slow", "slower")):
+        add(root, name, models.slow, config=f"devices = [{device}]")
+    models.write_model(
+        root / "add.popef",
+        [helper.make_node("Add", ["a", "b"], ["sum"])],
+        [Port("a", (-1, 4)), Port("b", (-1, 4))],
+        [Port("sum", (-1, 4))],
+        batching="rows",
+    )
+    models.write_model(
+        root / "negate.popef",
+        [helper.make_node("Neg", ["input"], ["output"])],
+        [Port("input", (-1, -1))],
+        [Port("output", (-1, -1))],
+        batching="rows",
+    )
+    for name, text in ENSEMBLES.items():
+        (root / name).mkdir()
+        (root / name / "config.toml").write_text(text)
+
+
+@pytest.fixture(scope="module")
+def gateway(serve: Serve) -> ServedGateway:
+    return serve(fill, "--devices", "cpu:2")
+
+
+def post(gateway: ServedGateway, path: str, **options: Any) -> httpx.Response:
+    return gateway.client.post(f"/v1/models/{path}", **options)
+
+
+def test_a_chain(gateway: ServedGateway) -> None:
+    assert gateway.infer("chain", START=ROW) == {"END": [7.0, 11.0, 15.0, 19.0]}
+
+
+def test_steps_beside_each_other_and_an_ensemble_in_another(
+    gateway: ServedGateway,
+) -> None:
+    found = gateway.infer("diamond", x=ROW)
+    assert found["left"] == [7.0, 11.0, 15.0, 19.0]
+    assert found["total"] == [10.0, 16.0, 22.0, 28.0]
+
+
+def test_strings(gateway: ServedGateway) -> None:
+    assert gateway.infer("words", input=["ä", ""]) == {"twice": ["ä!!", "!!"]}
+
+
+def test_every_encoding(gateway: ServedGateway) -> None:
+    data = np.array(ROW, np.float32)
+    expected = (data * 4 + 3).tobytes()
+    body = {"inputs": {"START": ROW}}
+    accept = {"Accept": "application/x-npy"}
+    answer = post(gateway, "chain/infer", json=body, headers=accept)
+    assert answer.content.endswith(expected)
+    tensor: dict[str, Any] = {"name": "START", "shape": [1, 4], "datatype": "FP32"}
+    packed = msgpack.packb({"inputs": [{**tensor, "data": data.tobytes()}]})
+    kind = {"Content-Type": "application/msgpack"}
+    answer = post(gateway, "chain/infer", content=packed, headers=kind)
+    assert msgpack.unpackb(answer.content)["outputs"][0]["data"] == expected
+    tensor["parameters"] = {"binary_data_size": 16}
+    head = json.dumps({"inputs": [tensor]}).encode()
+    answer = gateway.client.post(
+        "/v2/models/chain/versions/1/infer",
+        content=head + data.tobytes(),
+        headers={"Inference-Header-Content-Length": str(len(head))},
+    )
+    assert answer.json()["outputs"][0]["data"] == [7.0, 11.0, 15.0, 19.0]
+
+
+def test_metadata_like_any_model(gateway: ServedGateway) -> None:
+    found = gateway.client.get("/v2/models/diamond").json()
+    assert found["platform"] == "ensemble"
+    assert found["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}]
+    assert [o["name"] for o in found["outputs"]] == ["total", "left"]
+    config = gateway.client.get("/v2/models/chain/config").json()
+    assert config["ensemble_scheduling"]["step"][1] == {
+        "model_name": "affine",
+        "model_version": 1,
+        "input_map": {"input": "middle"},
+        "output_map": {"output": "END"},
+    }
+    detail = gateway.client.get("/v1/models/chain").json()
+    assert detail["state"] == "READY"
+    assert post(gateway, "chain/infer", json=detail["example"]).status_code == 200
+
+
+def test_requests_are_checked_like_any_other(gateway: ServedGateway) -> None:
+    answer = post(gateway, "chain/infer", json={"inputs": {"START": [[1.0]]}})
+    assert answer.status_code == 400
+    assert "'START'" in answer.json()["error"]
+
+
+def test_a_step_that_fails_says_which(gateway: ServedGateway) -> None:
+    assert gateway.infer("lookup", index=[3]) == {"output": [-6.0, -7.0]}
+    answer = post(gateway, "lookup/infer", json={"inputs": {"index": [99]}})
+    assert answer.status_code == 400
+    assert answer.json()["error"].startswith("step 1 (gather): ")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("circle", "step 1 (circle): the ensemble would run itself"),
+        ("round", "the ensemble would run 'about', which runs it"),
+        ("about", "the ensemble would run 'round', which runs it"),
+        ("orphan", "step 1 (nobody): there is no model 'nobody'"),
+        ("misfit", "is BYTES, input 'input' of step 2 (affine) is FP32"),
+    ],
+)
+def test_what_cannot_be_loaded(gateway: ServedGateway, name: str, text: str) -> None:
+    found = gateway.client.get(f"/v1/models/{name}").json()
+    assert found["state"] == "UNAVAILABLE"
+    assert text in found["reason"]
+
+
+def test_independent_steps_run_together_and_end_with_their_client(
+    gateway: ServedGateway,
+) -> None:
+    asking = Asking(gateway, "both", {"inputs": {"count": FOR_EVER}})
+    until(lambda: in_flight(gateway) == 2)
+    asking.leave()
+    until(lambda: in_flight(gateway) == 0)
+    body = {"inputs": {"count": FOR_EVER}, "parameters": {"timeout": 50_000}}
+    assert post(gateway, "both/infer", json=body).status_code == 504
+    until(lambda: in_flight(gateway) == 0)
+    assert len(gateway.infer("both", count=1)["two"]) == 128 * 128
+
+
+def test_requests_share_the_batches_of_the_members(gateway: ServedGateway) -> None:
+    def counts() -> tuple[int, int]:
+        document = gateway.client.get("/v2/models/affine/stats").json()
+        (stats,) = document["model_stats"]
+        return stats["inference_count"], stats["execution_count"]
+
+    inferences, executions = counts()
+    body = {"inputs": {"count": FOR_EVER}}
+    blocking = [Asking(gateway, name, body) for name in ("slow", "slower")]
+    until(lambda: in_flight(gateway) == 2)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(gateway.infer, "chain", START=ROW) for _ in range(8)]
+        until(lambda: in_flight(gateway) == 10)
+        for one in blocking:
+            one.leave()
+        assert all(a.result()["END"] == [7.0, 11.0, 15.0, 19.0] for a in asked)
+    more_inferences, more_executions = counts()
+    assert more_inferences - inferences == 16
+    assert more_executions - executions < 16
+
+
+def test_a_member_that_goes_comes_and_changes(
+    tmp_path: Path, gateway: ServedGateway
+) -> None:
+    root = tmp_path / "models"
+    root.mkdir()
+    models.affine(root / "affine.popef")
+    (root / "chain").mkdir()
+    (root / "chain" / "config.toml").write_text(ENSEMBLES["chain"])
+    options = ("--model-control-mode", "explicit", "--load-model", "chain")
+    with ServedGateway(root, *options) as served:
+        served.wait_ready()
+        # Its member was loaded for it.
+        assert served.infer("chain", START=ROW)["END"][0] == 7.0
+        assert post(served, "affine/unload").status_code == 200
+        answer = post(served, "chain/infer", json={"inputs": {"START": ROW}})
+        assert answer.status_code == 503
+        assert "step 1 (affine)" in answer.json()["error"]
+        found = served.client.get("/v1/models/chain").json()
+        assert found["state"] == "UNAVAILABLE"
+        assert found["reason"] == "step 1 (affine) needs a model that is not loaded"
+        assert post(served, "affine/load").status_code == 200
+        assert served.infer("chain", START=ROW)["END"][0] == 7.0
+        models.affine(root / "new.popef", width=5).rename(root / "affine.popef")
+        assert post(served, "affine/load").status_code == 200
+        answer = post(served, "chain/infer", json={"inputs": {"START": ROW}})
+        assert answer.status_code == 503
+        assert "load the ensemble again" in answer.json()["error"]
+        assert post(served, "chain/unload").status_code == 200
+        assert post(served, "chain/load").status_code == 200
+        wider = [[*ROW[0], 5.0]]
+        assert served.infer("chain", START=wider)["END"][4] == 23.0
+        assert served.stop() == 0

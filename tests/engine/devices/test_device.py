@@ -1,0 +1,342 @@
+"""Life and death of a device: killed, hung, stopped; nobody waits for ever."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine import (
+    Device,
+    DeviceClosed,
+    DeviceLost,
+    DeviceManager,
+    DeviceState,
+    ModelRunner,
+    ModelRunnerConfig,
+    Tensor,
+)
+from engine.transport import control
+from tests.engine import models
+from tests.support import until
+
+ROOT = Path(__file__).parents[3]
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    return state == "Z"
+
+
+def count_of(value: int) -> dict[str, Tensor]:
+    return {"count": Tensor.from_numpy(np.array(value, np.int64))}
+
+
+def test_a_killed_device_fails_its_requests_and_comes_back(
+    tmp_path: Path, own_device: Device
+) -> None:
+    config = ModelRunnerConfig(replica_to_device={0: own_device}, auto_reset=True)
+    lost: list[Device] = []
+    own_device.on_lost(lost.append)
+    with ModelRunner(models.slow(tmp_path / "m.popef"), config) as runner:
+        requests = [runner.submit(count_of(1_000_000)) for _ in range(3)]
+        pid = own_device.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        for request in requests:
+            assert request.wait(20)
+            assert isinstance(request.error, DeviceLost)
+        assert lost == [own_device]
+        assert own_device.state is DeviceState.LOST
+        with pytest.raises(DeviceLost):
+            runner.submit(count_of(1))
+        # A blocking caller brings it back by itself (auto_reset).
+        assert runner.execute({"count": np.array(1, np.int64)}, timeout=60)
+        assert own_device.state.value == "ready"
+        assert own_device.restarts == 1
+        assert own_device.pid != pid
+        assert is_gone(pid)
+
+
+class Meanwhile(logging.Handler):
+    """Does something at the moment when somebody logs."""
+
+    def __init__(self, do: Callable[[], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._do = do
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "was lost" in record.getMessage():
+            self._do()
+
+
+def test_a_process_that_is_replaced_at_once_is_waited_for(own_device: Device) -> None:
+    """Another thread may start a new process before the one that has noticed that the
+    old one is gone gets to ending it."""
+    old = own_device.pid
+    assert old is not None
+    meanwhile = Meanwhile(own_device.recover)
+    logger = logging.getLogger("engine.devices.device")
+    logger.addHandler(meanwhile)
+    try:
+        os.kill(old, signal.SIGKILL)
+        until(lambda: not own_device.check())
+    finally:
+        logger.removeHandler(meanwhile)
+    assert own_device.state is DeviceState.READY
+    new = own_device.pid
+    assert new is not None
+    assert new != old
+    own_device.ping()
+    # Not even a zombie: somebody has waited for it.
+    assert not Path(f"/proc/{old}").exists()
+
+
+def test_closing_a_device_that_comes_back_ends_its_new_process(
+    own_device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids: list[int | None] = []
+    closing = threading.Thread(target=own_device.close)
+
+    def link_up(*arguments: Any) -> Any:
+        answer = ask(*arguments)
+        pids.append(own_device.pid)
+        closing.start()
+        until(lambda: own_device.state is DeviceState.CLOSED)
+        return answer
+
+    assert own_device.pid is not None
+    os.kill(own_device.pid, signal.SIGKILL)
+    until(lambda: not own_device.check())
+    ask = control.ask
+    monkeypatch.setattr(control, "ask", link_up)
+    with pytest.raises(DeviceClosed):
+        own_device.recover()
+    closing.join(20)
+    assert not closing.is_alive()
+    assert own_device.state is DeviceState.CLOSED
+    assert own_device.pid is None
+    (pid,) = pids
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_device_that_lives_is_not_reset(tmp_path: Path, own_device: Device) -> None:
+    config = ModelRunnerConfig(replica_to_device={0: own_device}, auto_reset=True)
+    with ModelRunner(models.affine(tmp_path / "m.popef"), config) as runner:
+        pid = own_device.pid
+        assert runner.execute({"input": np.zeros((1, 4), np.float32)}, timeout=30)
+        assert own_device.check()
+        assert (own_device.pid, own_device.restarts) == (pid, 0)
+
+
+def test_without_auto_reset_it_stays_lost(tmp_path: Path, own_device: Device) -> None:
+    config = ModelRunnerConfig(replica_to_device={0: own_device})
+    with ModelRunner(models.affine(tmp_path / "m.popef"), config) as runner:
+        own_device.kill("killed by a test")
+        with pytest.raises(DeviceLost):
+            runner.execute({"input": np.zeros((1, 4), np.float32)})
+        own_device.recover()
+        assert runner.execute({"input": np.zeros((1, 4), np.float32)})
+
+
+def test_a_device_that_does_not_answer_is_noticed_and_can_be_killed(
+    tmp_path: Path, own_device: Device
+) -> None:
+    config = ModelRunnerConfig(replica_to_device={0: own_device}, auto_reset=True)
+    with ModelRunner(models.affine(tmp_path / "m.popef"), config) as runner:
+        pid = own_device.pid
+        assert pid is not None
+        assert own_device.ping()["pid"] == pid
+        os.kill(pid, signal.SIGSTOP)
+        request = runner.submit(
+            {"input": Tensor.from_numpy(np.zeros((1, 4), np.float32))}
+        )
+        with pytest.raises(DeviceLost, match="does not answer"):
+            own_device.ping(timeout=0.2)
+        assert not request.done
+        own_device.kill("it hangs")
+        assert request.done
+        assert isinstance(request.error, DeviceLost)
+        assert runner.execute({"input": np.zeros((1, 4), np.float32)}, timeout=60)
+
+
+@pytest.mark.parametrize("meanwhile", ["load", "run", "save"])
+def test_a_device_that_hangs_does_not_keep_who_waits_for_it(
+    tmp_path: Path, own_device: Device, meanwhile: str
+) -> None:
+    """However long loading and running may take: the process answers beside them."""
+    config = ModelRunnerConfig(replica_to_device={0: own_device}, auto_reset=True)
+    path = models.affine(tmp_path / "m.popef")
+    row = {"input": np.zeros((1, 4), np.float32)}
+    own_device.patience = 1.0
+    lost = r"device cpu:20 was lost: it has not answered for 1 s"
+    with ModelRunner(path, config) as runner:
+        assert own_device.pid is not None
+        os.kill(own_device.pid, signal.SIGSTOP)
+        calls: dict[str, Callable[[], object]] = {
+            "load": lambda: ModelRunner(path, config),
+            "run": lambda: runner.execute(row),
+            "save": runner.run_save_programs,
+        }
+        with pytest.raises(DeviceLost, match=lost):
+            calls[meanwhile]()
+        assert own_device.lost_by == "it has not answered for 1 s"
+        own_device.patience = 60.0
+        assert runner.execute(row, timeout=60)
+
+
+def test_a_process_that_hangs_while_it_starts_is_not_waited_for(
+    own_device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sleeper = tmp_path / "sleeper"
+    sleeper.write_text("#!/bin/sh\nexec sleep 3600\n")
+    sleeper.chmod(0o755)
+    assert own_device.pid is not None
+    os.kill(own_device.pid, signal.SIGKILL)
+    until(lambda: not own_device.check())
+    with monkeypatch.context() as patch:
+        patch.setattr("engine.devices.device.PATIENCE", 0.5)
+        patch.setattr("engine.devices.device.START_TIMEOUT", 3600.0)
+        patch.setattr(sys, "executable", str(sleeper))
+        own_device.patience = 0.5
+        with pytest.raises(
+            DeviceLost, match=r"does not start: process \d+ does nothing"
+        ):
+            own_device.recover()
+    assert own_device.back_off > 0
+    own_device.patience = 60.0
+    own_device.recover()
+    assert own_device.back_off == 0
+
+
+def test_closing_a_device_that_hangs(tmp_path: Path) -> None:
+    manager = DeviceManager("cpu:21-21")
+    device = manager.get_device()
+    pid = device.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    device.close()
+    assert is_gone(pid)
+    assert manager.list()[0].state == "free"
+
+
+def test_closing_ends_the_process_and_frees_the_device(tmp_path: Path) -> None:
+    manager = DeviceManager("cpu:21-21")
+    device = manager.get_device()
+    config = ModelRunnerConfig(replica_to_device={0: device})
+    runner = ModelRunner(models.slow(tmp_path / "m.popef"), config)
+    request = runner.submit(count_of(1_000_000))
+    pid = device.pid
+    assert pid is not None
+    device.close()
+    assert request.done
+    assert isinstance(request.error, DeviceClosed)
+    assert is_gone(pid)
+    assert manager.list()[0].state == "free"
+    with pytest.raises(DeviceClosed):
+        device.call({"op": "ping"})
+    runner.close()
+    device.close()
+    assert "closed" in repr(device)
+
+
+OWNER = """
+    import sys, threading
+    from engine import DeviceManager
+    device = DeviceManager("cpu:22-22").get_device()
+    print(device.pid, flush=True)
+    threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize("when", ["idle", "stopped"])
+def test_when_the_owner_is_killed_the_process_goes_and_the_device_is_free(
+    when: str,
+) -> None:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(OWNER)],
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        text=True,
+    )
+    with owner:
+        assert owner.stdout is not None
+        pid = int(owner.stdout.readline())
+        manager = DeviceManager("cpu:22-22")
+        info = manager.list()[0]
+        assert (info.state, info.pid, info.owner) == ("attached", pid, owner.pid)
+        assert manager.try_get_device() is None
+        if when == "stopped":
+            os.kill(pid, signal.SIGSTOP)
+        owner.kill()
+        if when == "stopped":
+            # The kernel's signal is delivered as soon as it may run again.
+            os.kill(pid, signal.SIGCONT)
+        until(lambda: is_gone(pid))
+        until(lambda: manager.list()[0].state == "free")
+    with manager.get_device() as device:
+        assert device.pid != pid
+
+
+def test_no_shared_memory_has_a_name_and_no_descriptor_is_left(tmp_path: Path) -> None:
+    descriptors = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with DeviceManager("cpu:23-23").get_device() as device:
+            config = ModelRunnerConfig(replica_to_device={0: device})
+            with ModelRunner(models.affine(tmp_path / "m.popef"), config) as runner:
+                assert runner.execute({"input": np.zeros((1, 4), np.float32)})
+                for pid in (os.getpid(), device.pid):
+                    maps = Path(f"/proc/{pid}/maps").read_text()
+                    assert "memfd:" in maps
+                    assert "/dev/shm/" not in maps
+            ModelRunner(tmp_path / "m.popef", config)
+            device.kill("killed by a test")
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_an_unknown_message_is_answered_with_a_named_error(
+    own_device: Device,
+) -> None:
+    from engine import EngineBug
+
+    with pytest.raises(EngineBug, match="nonsense"):
+        own_device.call({"op": "nonsense"})
+    with pytest.raises(EngineBug):
+        own_device.call({"op": "load"})
+    with pytest.raises(EngineBug):
+        own_device.call({"op": "channel", "layout": [0, [], []]})
+    assert own_device.ping()["replicas"] == 0
+
+
+def test_a_model_whose_file_was_cut_short_keeps_no_other_away(
+    tmp_path: Path, own_device: Device
+) -> None:
+    config = ModelRunnerConfig(replica_to_device={0: own_device}, auto_reset=True)
+    path, other = models.weighted(tmp_path / "a.popef"), tmp_path / "b.popef"
+    with (
+        ModelRunner(path, config) as cut,
+        ModelRunner(models.affine(other), config) as whole,
+    ):
+        assert cut.serving
+        os.truncate(path, 100)
+        assert own_device.pid is not None
+        os.kill(own_device.pid, signal.SIGKILL)
+        until(lambda: not own_device.check())
+        own_device.recover()
+        data = np.ones((1, 4), np.float32)
+        assert whole.execute({"input": data}, timeout=60)["output"].shape == (1, 4)
+        assert whole.serving
+        assert not cut.serving

@@ -1,0 +1,118 @@
+"""Threads that wait for results: whether they look for them or sleep, they get them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine import Device, DeviceLost, DeviceManager, ModelRunner, ModelRunnerConfig
+from engine.transport.link import Link
+from engine.transport.ring_buffer import CONTROL_SIZE, RingCounters
+from tests.engine import models
+
+
+def row(value: float) -> dict[str, np.ndarray]:
+    return {"input": np.full((1, 4), value, np.float32)}
+
+
+@pytest.fixture(params=["0", "300"])
+def device(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Device]:
+    """One that does not look for requests, nor its clients for results; one that does,
+    where there are cores for it."""
+    monkeypatch.setenv("POPGATE_SPIN_US", request.param)
+    with DeviceManager("cpu:37-37").get_device() as device:
+        yield device
+
+
+@pytest.fixture
+def runner(tmp_path: Path, device: Device) -> Iterator[ModelRunner]:
+    config = ModelRunnerConfig(replica_to_device={0: device})
+    with ModelRunner(models.affine(tmp_path / "m.popef"), config) as runner:
+        yield runner
+
+
+def one_by_one(runner: ModelRunner, first: int, count: int) -> bool:
+    values = range(first, first + count)
+    return all(
+        (runner.execute(row(value))["output"] == 2 * value + 1).all()
+        for value in values
+    )
+
+
+def test_one_by_one_and_several_in_flight(runner: ModelRunner) -> None:
+    for first in range(0, 600, 200):
+        assert one_by_one(runner, first, 200)
+        results = [runner.execute_async(row(value)) for value in range(12)]
+        for value, result in reversed(list(enumerate(results))):
+            assert (result["output"] == 2 * value + 1).all()
+    assert runner.in_flight == 0
+
+
+def test_several_threads_at_once(runner: ModelRunner) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        firsts = range(0, 800, 100)
+        assert all(pool.map(lambda first: one_by_one(runner, first, 100), firsts))
+
+
+def test_other_threads_run_while_one_waits(runner: ModelRunner) -> None:
+    counted, over = [0], threading.Event()
+
+    def count() -> None:
+        while not over.is_set():
+            counted[0] += 1
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    while counted[0] < 1000 or not one_by_one(runner, 0, 10):
+        pass
+    over.set()
+    thread.join(30)
+    assert counted[0] >= 1000
+
+
+def test_a_device_that_dies_while_threads_wait(
+    runner: ModelRunner, device: Device
+) -> None:
+    assert one_by_one(runner, 0, 100)
+    with ThreadPoolExecutor(2) as pool:
+        ends = [pool.submit(one_by_one, runner, 0, 1 << 40) for _ in range(2)]
+        while runner.in_flight == 0:
+            os.sched_yield()
+        assert device.pid is not None
+        os.kill(device.pid, 9)
+        for end in ends:
+            assert isinstance(end.exception(60), DeviceLost)
+
+
+def test_a_device_is_told_who_asks_for_one_at_a_time() -> None:
+    mine = Link.create()
+    its = Link.attach(os.dup(mine.memory.fd))
+    assert not its.alone
+    mine.alone = True
+    assert its.alone
+    assert not its.asleep
+    assert not its.starved
+    mine.alone = False
+    assert not its.alone
+    its.close()
+    mine.close()
+
+
+def test_a_look_at_a_ring_changes_nothing() -> None:
+    memory = memoryview(bytearray(CONTROL_SIZE))
+    producer, consumer = RingCounters(memory, 4), RingCounters(memory, 4)
+    assert not consumer.has_news
+    for number in range(10):
+        producer.write_complete()
+        assert consumer.has_news
+        assert consumer.try_read_lock() == number % 4
+        assert not consumer.has_news
+        consumer.read_complete()

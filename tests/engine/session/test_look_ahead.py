@@ -1,0 +1,290 @@
+"""Looking ahead: what programs are certain to read, asked for before they need it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import build_popef
+import numpy as np
+import pytest
+
+from engine import Cancelled, Device, ExecutionFailed, Session, SessionConfig
+from engine.programs.executable import (
+    Call,
+    Executable,
+    Node,
+    Repeat,
+    Sequence,
+    StreamIn,
+    Switch,
+)
+from engine.programs.foresight import reads_to_come
+from engine.programs.model_data import ModelData
+from engine.session.worker.host_streams import HostStreams
+from engine.transport import control
+from engine.transport.shared_memory import SharedMemory
+from popef_io import Model, load_model
+from tests.engine import models
+
+WHAT = ("read", "written")
+A, B, C = (StreamIn(name, name) for name in "abc")
+
+
+def foreseen(*programs: Node, streams: str = "abc", limit: int = 20) -> str:
+    executable = Executable(programs=dict(enumerate(programs)))
+    reads = reads_to_come(executable, range(len(programs)), frozenset(streams))
+    return "".join(islice(reads, limit))
+
+
+@pytest.mark.parametrize(
+    ("programs", "expected"),
+    [
+        ([A], "a"),
+        ([Sequence((A, Repeat(3, Sequence((B, C))), A))], "abcbcbca"),
+        ([A, B], "ab"),
+        ([Sequence((A, Switch("a", {0: B, 1: C}), C))], "a"),
+        ([Sequence((A, Switch("a", {}))), B], "a"),
+        ([Call(1), B], "bb"),
+        ([Repeat(2, Call(1)), Switch("x", {})], ""),
+        ([Repeat(0, A), B], "b"),
+        ([Repeat(1 << 31, Sequence((A, B)))], "ab" * 10),
+    ],
+)
+def test_what_is_certain(programs: list[Node], expected: str) -> None:
+    assert foreseen(*programs) == expected
+
+
+def test_a_long_repeat_that_reads_nothing_else_is_passed_over() -> None:
+    assert foreseen(Sequence((Repeat(1 << 31, A), B)), streams="b") == "b"
+
+
+def test_a_program_that_does_not_exist() -> None:
+    assert list(reads_to_come(Executable(programs={0: A}), [0, 7, 0], "a")) == ["a"]
+
+
+# -- the device's side, with a host made by hand
+
+
+class Ends:
+    """Streams of simple.popef, and the socket of their host."""
+
+    def __init__(self, model: Model, look_ahead: int) -> None:
+        device, self.host = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.host.settimeout(30)
+        anchors = model.metadata.anchors
+        self.streams = HostStreams(device, anchors, ModelData(model, {}), look_ahead)
+        self.streams.bind([0, 1, 3], [0, 1], [], [2])
+        self._device = device
+        self._segments: dict[int, SharedMemory] = {}
+
+    def heard(self) -> dict[str, Any]:
+        message, fds = control.receive(self.host)
+        for (number, size), fd in zip(message.get("new", []), fds, strict=True):
+            self._segments[number] = SharedMemory.attach(fd, size)
+        return message
+
+    def wishes(self) -> list[tuple[int, list[int]]]:
+        """What the streams wish for, told at the end of a run."""
+        self.streams.send({"op": "done", "wishes": self.streams.wishes()})
+        wishes: list[tuple[int, list[int]]] = self.heard()["wishes"]
+        return wishes
+
+    def give(self, anchor: int, place: list[int], value: float) -> None:
+        number, offset, room = place
+        memory = self._segments[number].view[offset : offset + room]
+        np.frombuffer(memory, np.float32)[:12] = value
+        message = {"op": "data", "anchor": anchor, "nbytes": 48, "shape": [3, 4]}
+        control.send(self.host, message)
+
+    def close(self) -> None:
+        self.host.close()
+        self._device.close()
+        for memory in self._segments.values():
+            memory.close()
+
+
+@pytest.fixture(scope="module")
+def simple(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return load_model(build_popef.build_simple(tmp_path_factory.mktemp("m")))
+
+
+@pytest.fixture
+def ends(request: pytest.FixtureRequest, simple: Model) -> Iterator[Ends]:
+    ends = Ends(simple, request.param)
+    yield ends
+    ends.close()
+
+
+def reads(*handles: str) -> Iterator[str]:
+    return iter(handles)
+
+
+@pytest.mark.parametrize("ends", [2], indirect=True)
+def test_so_many_reads_are_asked_for_ahead_of_need(ends: Ends) -> None:
+    a, b = "h2d_tensor_A", "h2d_tensor_B"
+    ends.streams.begin(reads(a, b, a, b))
+    first = ends.wishes()
+    assert [anchor for anchor, _ in first] == [0, 1]
+    for number, (anchor, place) in enumerate(first):
+        ends.give(anchor, place, number)
+    # Both are there: no read asks for them, each makes room for one more wish.
+    assert (ends.streams.read(a) == 0).all()
+    second = ends.heard()
+    assert (second["op"], second["taken"]) == ("ahead", [0])
+    assert [anchor for anchor, _ in second["wishes"]] == [0]
+    assert (ends.streams.read(b) == 1).all()
+    third = ends.heard()
+    assert (third["op"], third["taken"]) == ("ahead", [1])
+    assert [anchor for anchor, _ in third["wishes"]] == [1]
+    ends.give(0, second["wishes"][0][1], 5)
+    assert (ends.streams.read(a) == 5).all()
+    ends.streams.send({"op": "done", "wishes": ends.streams.wishes()})
+    assert ends.heard() == {"op": "done", "taken": [0], "wishes": []}
+
+
+@pytest.mark.parametrize("ends", [0], indirect=True)
+def test_zero_means_never_ahead(ends: Ends) -> None:
+    assert ends.streams.foreseeable() == frozenset()
+
+
+@pytest.mark.parametrize("ends", [3], indirect=True)
+def test_the_first_read_of_a_run_says_what_else_it_wants(ends: Ends) -> None:
+    ends.streams.begin(reads("h2d_tensor_A", "h2d_tensor_B"))
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(ends.streams.read, "h2d_tensor_A")
+        message = ends.heard()
+        assert (message["op"], message["anchor"]) == ("need", 0)
+        assert "place" not in message
+        assert [anchor for anchor, _ in message["wishes"]] == [0, 1]
+        ends.give(0, message["wishes"][0][1], 4)
+        assert (future.result(30) == 4).all()
+
+
+@pytest.mark.parametrize("ends", [5], indirect=True)
+def test_what_has_come_is_taken_without_asking(ends: Ends) -> None:
+    a, b = "h2d_tensor_A", "h2d_tensor_B"
+    ends.streams.begin(reads(a, b, a))
+    (_, first), (_, second), (_, third) = ends.wishes()
+    for anchor, place, value in ((1, second, 1), (0, first, 2), (0, third, 3)):
+        ends.give(anchor, place, value)
+    assert (ends.streams.read(b) == 1).all()
+    kept = ends.streams.read(a)
+    assert (ends.streams.read(a) == 3).all()
+    assert (kept == 2).all()  # lies in a place of its own
+    ends.streams.send({"op": "done", "wishes": ends.streams.wishes()})
+    assert ends.heard()["taken"] == [1, 0, 0]  # told with the next message
+
+
+@pytest.mark.parametrize("ends", [5], indirect=True)
+def test_what_has_not_come_is_waited_for(ends: Ends) -> None:
+    ends.streams.begin(reads("h2d_tensor_A"))
+    ((anchor, place),) = ends.wishes()
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(ends.streams.read, "h2d_tensor_A")
+        assert ends.heard() == {"op": "need", "anchor": 0}
+        ends.give(anchor, place, 9)
+        assert (future.result(30) == 9).all()
+
+
+@pytest.mark.parametrize("ends", [5], indirect=True)
+def test_the_host_may_end_a_run(ends: Ends) -> None:
+    control.send(ends.host, {"op": "abort", "why": "a callback failed"})
+    with pytest.raises(Cancelled, match="a callback failed"):
+        ends.streams.read("h2d_tensor_A")
+    ends.host.close()
+    with pytest.raises(Cancelled, match="ended"):
+        ends.streams.read("h2d_tensor_A")
+
+
+# -- whole runs
+
+
+@pytest.mark.parametrize("look_ahead", ["0", "1", "3", "unlimited"])
+def test_results_are_the_same(
+    tmp_path: Path, shared_device: Device, look_ahead: str
+) -> None:
+    config = SessionConfig(max_look_ahead=look_ahead)
+    rows = build_popef.BATCH * build_popef.ITERATIONS
+    rng = np.random.default_rng(7)
+    with Session(build_popef.build_iterations(tmp_path), config) as session:
+        session.bind_to_device(shared_device)
+        queues = session.create_queue_manager(64)
+        sent, got = [], []
+        left = 5 * rows
+        while left:
+            size = min(left, int(rng.integers(1, 9)))
+            left -= size
+            sent.append(rng.random((size, 4), np.float32))
+            got.append(np.empty((size, 4), np.float32))
+            queues.input_queue("input").enqueue(sent[-1])
+            queues.output_queue("output").enqueue(got[-1])
+        for _ in range(5):
+            assert session.run_main_programs(timeout=30)
+        for data, out in zip(sent, got, strict=True):
+            assert np.allclose(out, data * 2 + 1)
+
+
+def test_zero_reads_each_iteration_after_the_results_of_the_last(
+    tmp_path: Path, shared_device: Device
+) -> None:
+    config = SessionConfig(max_look_ahead="0")
+    path = models.gather(tmp_path / "m.popef", batch_size=2, iterations=3)
+    with Session(path, config) as session:
+        session.bind_to_device(shared_device)
+        queues = session.create_queue_manager(16)
+        events: list[str] = []
+        for number in range(6):
+            queues.input_queue("index").enqueue(
+                np.full(2, number, np.int64),
+                lambda n=number: events.append(f"read {n}"),
+            )
+            queues.output_queue("output").enqueue(
+                np.empty((2, 2), np.float32),
+                lambda n=number: events.append(f"written {n}"),
+            )
+        for _ in range(2):
+            assert session.run_main_programs(timeout=30)
+        assert events == [f"{what} {n}" for n in range(6) for what in WHAT]
+
+
+@pytest.mark.parametrize("look_ahead", ["0", "unlimited"])
+def test_what_a_failed_run_did_not_get_to_is_given_again(
+    tmp_path: Path, shared_device: Device, look_ahead: str
+) -> None:
+    """The second of four iterations fails: the third's data are there for the next."""
+    path = models.gather(tmp_path / "m.popef", batch_size=2, iterations=4)
+    with Session(path, SessionConfig(max_look_ahead=look_ahead)) as session:
+        session.bind_to_device(shared_device)
+        queues = session.create_queue_manager(16)
+        consumed: list[int] = []
+        outs = []
+        for number in (0, 99, 2, 3, 4, 5):
+            out = np.empty((2, 2), np.float32)
+            index = np.full(2, number, np.int64)
+            queues.input_queue("index").enqueue(
+                index, read_complete_callback=lambda n=number: consumed.append(n)
+            )
+            outs.append((number, index, out))
+        for number, _, out in outs:
+            if number != 99:
+                queues.output_queue("output").enqueue(out)
+        with pytest.raises(ExecutionFailed, match="99"):
+            session.run_main_programs(timeout=30)
+        assert consumed == [0, 99]
+        assert session.run_main_programs(timeout=30)
+        assert consumed == [0, 99, 2, 3, 4, 5]
+        for number, _, out in outs:
+            if number != 99:
+                assert out.tolist() == [[2 * number, 2 * number + 1]] * 2
+
+
+@pytest.mark.parametrize("ends", [9], indirect=True)
+def test_only_what_may_be_there_is_foreseen(ends: Ends) -> None:
+    assert ends.streams.foreseeable() == {"h2d_tensor_A", "h2d_tensor_B"}
+    ends.streams.bind([0, 1, 3], [1], [], [2])  # tensor_A is a callback
+    assert ends.streams.foreseeable() == {"h2d_tensor_B"}

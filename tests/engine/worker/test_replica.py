@@ -1,0 +1,154 @@
+"""When a replica starts a batch, and which requests it counts on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from engine.model.batch_plan import BatchPlan
+from engine.transport.channel import REQUEST, Channel, ChannelLayout
+from engine.transport.link import Link
+from engine.transport.outcome import Outcome
+from engine.transport.shared_memory import PAGE
+from engine.worker.batch import AnchorTable, Entry
+from engine.worker.client_channel import ClientChannel
+from tests.plain import plain
+
+replica = plain("engine.worker.replica")
+JUDGED_BY, BatchingPolicy = replica.JUDGED_BY, replica.BatchingPolicy
+
+DELAY = 1_000
+SECOND = 1_000_000_000
+
+
+class Written:
+    """A replica that waits for four rows, with real rings and nothing to run."""
+
+    def __init__(self) -> None:
+        self.link = Link.create()
+        self.channel = Channel.create("test", ChannelLayout(8, (PAGE,), (PAGE,)))
+        self.client = ClientChannel(0, self.channel, self.link)
+        nothing: Any = None
+        self.replica = replica.Replica(
+            0,
+            "m",
+            nothing,
+            (),
+            AnchorTable((), (), nothing),
+            BatchPlan(0, 0, 0, 8, (), ()),
+            BatchingPolicy(max_rows=8, delay_ns=DELAY, preferred=(4,)),
+            nothing,
+        )
+        self.replica.add(self.client)
+
+    def write(self, submitted: int, deadline: int = 0) -> None:
+        """Put a request of one row into the ring, not yet announced."""
+        slot = self.channel.requests.try_write_lock()
+        at = self.channel.request_at(slot)
+        REQUEST.pack_into(self.channel.view, at, submitted, 1, 0, deadline, submitted)
+        self.channel.requests.write_complete()
+
+    def queue(self, *deadlines: int) -> None:
+        """Requests 1, 2, … with so many seconds left, announced."""
+        now = time.monotonic_ns()
+        for number, left in enumerate(deadlines, 1):
+            self.write(number, now + left * SECOND)
+        self.client.pending = len(deadlines)
+
+    def step(self, took: int = 0) -> list[int]:
+        """The numbers of the requests of the next batch, which takes `took` seconds."""
+        taken: list[int] = []
+
+        def run(entries: Sequence[Entry], started: int) -> None:
+            taken.extend(entry.request for entry in entries)
+            for entry in entries:
+                entry.client.link.complete(0, Outcome.DONE, entry.request)
+            self.replica._took.append(took * SECOND)
+            self.replica._members = len(entries)
+
+        self.replica._run = run  # type: ignore[method-assign]
+        self.replica.step()
+        return taken
+
+    def ended(self) -> list[tuple[int, Outcome]]:
+        return [(c[2], Outcome(c[1])) for c in self.link.take_completions()]
+
+    def close(self) -> None:
+        self.channel.close()
+        self.link.close()
+
+
+@pytest.fixture
+def written() -> Iterator[Written]:
+    made = Written()
+    yield made
+    made.close()
+
+
+def test_enough_rows_end_the_delay(written: Written) -> None:
+    for number in range(4):
+        written.write(100 + number)
+        written.client.pending += 1
+        due = written.replica.due_ns(500)
+        assert due == (500 if number == 3 else 100 + DELAY)
+
+
+def test_a_request_not_yet_announced_is_not_counted_on(written: Written) -> None:
+    """A batch is taken from what was announced: were it due for a row more than that,
+    it would start short, and the row behind it wait for three others."""
+    for number in range(4):
+        written.write(100 + number)
+    written.client.pending = 3
+    assert written.replica.due_ns(500) == 100 + DELAY
+    written.client.pending = 4
+    assert written.replica.due_ns(500) == 500
+
+
+def test_who_is_late_does_not_split_a_batch(written: Written) -> None:
+    """Results are taken in the order of requests, so it is told after those before."""
+    written.queue(60, -1, 60, 60)
+    assert written.step() == [1, 3, 4]
+    done = Outcome.DONE
+    expected = [(1, done), (3, done), (4, done), (2, Outcome.EXPIRED)]
+    assert written.ended() == expected
+    assert not written.replica.pending
+    assert written.channel.requests.write_available == 8
+
+
+def learn_slow(written: Written, seconds: int = 5) -> None:
+    for _ in range(JUDGED_BY):
+        written.queue(60, 60, 60, 60)
+        assert written.step(seconds) == [1, 2, 3, 4]
+    written.ended()
+
+
+def test_what_cannot_be_in_time_any_more_is_given_up_for_those_behind(
+    written: Written,
+) -> None:
+    learn_slow(written)
+    written.queue(1, 2, 60, 60)
+    assert written.step() == [3, 4]
+    assert written.ended()[2:] == [(1, Outcome.EXPIRED), (2, Outcome.EXPIRED)]
+
+
+def test_where_nobody_waits_behind_it_is_tried(written: Written) -> None:
+    learn_slow(written)
+    written.queue(1, 2, 3, 4)
+    assert written.step() == [4]
+    written.queue(1)
+    assert written.step() == [1]
+
+
+def test_one_slow_batch_proves_nothing(written: Written) -> None:
+    for took in (1, 5, 1):
+        written.queue(60, 60, 60, 60)
+        written.step(took)
+    written.queue(2, 2, 2, 2)
+    assert written.step() == [1, 2, 3, 4]
+    # Nor is a small batch known by what large ones took.
+    learn_slow(written)
+    written.queue(1, 1)
+    assert written.step() == [1, 2]
