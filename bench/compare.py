@@ -5,9 +5,13 @@
     python -m bench.compare --out bench/results/NAME.json
 
 Starts `popgate serve` as a user would (no option but the folder and the port) and
-`bench.reference`, checks one answer of each in each cell against ONNX Runtime in
+`bench.reference`, checks some answers of each in each cell against ONNX Runtime in
 process, drives them in turns with wrk (or our own client), and prints requests per
 second, latencies, CPU per request and the median ratio gateway/reference.
+
+Each cell is measured in two modes, also in turns: `varied`, the normal one, sends 256
+requests that differ in their numbers, traceparent, id and Content-Length; `same` sends
+the same bytes again and again. Required are ratios of the normal mode.
 Exit code 1 where an answer was wrong or not a 200, or a required ratio was missed.
 """
 
@@ -20,21 +24,27 @@ import os
 import statistics
 import sys
 import tempfile
-from contextlib import ExitStack
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
-from bench.load import Load, drive, has_wrk
+from bench.load import Load, Prepared, drive, has_wrk, prepared
 from bench.machine import describe
 from bench.models import write_models
-from bench.payloads import Payload, read_answer
+from bench.payloads import HEADER_LENGTH, read_answer
 from bench.reference import open_session
-from bench.scenarios import SCENARIOS, TOLERANCE, Scenario
+from bench.scenarios import SCENARIOS, TOLERANCE, VARIED, Mode, Request, Scenario
 from bench.serving import HOST, Server, compile_models, free_port, gateway
 
 CONNECTIONS = (1, 16, 64)
+#: Numbers of the varied requests whose answers are checked.
+CHECKED = (0, 1, 100, VARIED - 1)
+#: What of a core the client may use before it is it that is measured.
+BUSY_CLIENT = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +61,7 @@ class Cell:
 
     scenario: str
     connections: int
+    mode: Mode
     required: float | None
     reference: tuple[Run, ...]
     gateway: tuple[Run, ...]
@@ -65,9 +76,12 @@ class Cell:
         )
 
     @property
+    def runs(self) -> tuple[Run, ...]:
+        return (*self.reference, *self.gateway)
+
+    @property
     def failures(self) -> int:
-        runs = (*self.reference, *self.gateway)
-        return sum(run.load.not_ok + run.load.broken for run in runs)
+        return sum(run.load.not_ok + run.load.broken for run in self.runs)
 
     @property
     def verdict(self) -> str:
@@ -82,12 +96,15 @@ def median_rate(runs: tuple[Run, ...]) -> float:
     return statistics.median(run.load.rate for run in runs)
 
 
-def check_answer(server: Server, scenario: Scenario, expected: np.ndarray) -> None:
-    """Raise AssertionError where the server's numbers are not ONNX Runtime's."""
-    payload = scenario.encode(scenario.inputs())
+def check_answer(
+    server: Server, scenario: Scenario, request: Request, expected: np.ndarray
+) -> None:
+    """Raise AssertionError where the server's numbers are not ONNX Runtime's, or the id
+    that it gives back, if it does, is not the request's."""
+    payload = request.payload
     connection = http.client.HTTPConnection(HOST, server.port, timeout=30)
     try:
-        connection.request("POST", _path(scenario), payload.body, dict(payload.headers))
+        connection.request("POST", scenario.path, payload.body, dict(payload.headers))
         response = connection.getresponse()
         body = response.read()
     finally:
@@ -96,24 +113,27 @@ def check_answer(server: Server, scenario: Scenario, expected: np.ndarray) -> No
     headers = {name.lower(): value for name, value in response.getheaders()}
     y = read_answer(headers, body)["y"]
     np.testing.assert_allclose(y, expected, TOLERANCE, TOLERANCE)
+    document = json.loads(body[: int(headers.get(HEADER_LENGTH, len(body)))])
+    assert document.get("id", request.id) == request.id, document["id"]
 
 
-def _path(scenario: Scenario) -> str:
-    return f"/v2/models/{scenario.model}/infer"
+def check_answers(
+    servers: Sequence[Server], scenario: Scenario, mode: Mode, sources: Path
+) -> None:
+    """Check some answers of each server; `sources` holds the models as NAME.onnx."""
+    session = open_session(sources / f"{scenario.model}.onnx")
+    for number, request in enumerate(scenario.requests(mode)):
+        if number in CHECKED:
+            (expected,) = session.run(None, request.inputs)
+            for server in servers:
+                check_answer(server, scenario, request, expected)
 
 
 def measure(
-    server: Server, scenario: Scenario, payload: Payload, options: argparse.Namespace,
-    connections: int,
-) -> Run:  # fmt: skip
+    server: Server, requests: Prepared, options: argparse.Namespace, connections: int
+) -> Run:
     before = server.cpu()
-    load = drive(
-        server.url + _path(scenario),
-        payload,
-        connections,
-        options.seconds,
-        wrk=options.wrk,
-    )
+    load = drive(server.url, requests, connections, options.seconds, wrk=options.wrk)
     used = server.cpu() - before
     return Run(load, used / load.requests if load.requests else 0.0)
 
@@ -122,30 +142,33 @@ def compare(
     servers: tuple[Server, Server],
     scenario: Scenario,
     connections: int,
-    expected: np.ndarray,
+    requests: Mapping[Mode, Prepared],
     options: argparse.Namespace,
-) -> Cell:
-    """One cell. The order of the two is turned round after each round."""
-    payload = scenario.encode(scenario.inputs())
-    runs: dict[str, list[Run]] = {server.name: [] for server in servers}
-    for server in servers:
-        check_answer(server, scenario, expected)
+) -> list[Cell]:
+    """One cell in each mode. The order of all is turned round after each round."""
+    turns = [(mode, server) for mode in requests for server in servers]
+    runs: dict[tuple[Mode, str], list[Run]] = defaultdict(list)
     for number in range(options.rounds):
-        for server in servers if number % 2 == 0 else reversed(servers):
-            run = measure(server, scenario, payload, options, connections)
-            runs[server.name].append(run)
-    return Cell(
-        scenario.name,
-        connections,
-        scenario.required.get(connections),
-        tuple(runs["reference"]),
-        tuple(runs["gateway"]),
-    )
+        for mode, server in turns if number % 2 == 0 else reversed(turns):
+            run = measure(server, requests[mode], options, connections)
+            runs[mode, server.name].append(run)
+    normal = next(iter(requests))
+    return [
+        Cell(
+            scenario.name,
+            connections,
+            mode,
+            scenario.required.get(connections) if mode is normal else None,
+            tuple(runs[mode, "reference"]),
+            tuple(runs[mode, "gateway"]),
+        )
+        for mode in requests
+    ]
 
 
 _COLUMNS = f"{'p50':>8} {'p99':>8} {'CPU us':>6}"
 HEAD = (
-    f"{'scenario':<9} {'conn':>4} | {'reference':>9} {_COLUMNS}"
+    f"{'scenario':<9} {'conn':>4} {'mode':<6} | {'reference':>9} {_COLUMNS}"
     f" | {'gateway':>9} {_COLUMNS} | {'ratio':>5} {'need':>5}"
 )
 
@@ -166,9 +189,26 @@ def row(cell: Cell) -> str:
 
     need = "-" if cell.required is None else f"{cell.required:.2f}"
     return (
-        f"{cell.scenario:<9} {cell.connections:>4} | {server(cell.reference)}"
+        f"{cell.scenario:<9} {cell.connections:>4} {cell.mode:<6}"
+        f" | {server(cell.reference)}"
         f" | {server(cell.gateway)} | {cell.ratio:5.2f} {need:>5} {cell.verdict}"
     )
+
+
+def table(cells: Sequence[Cell]) -> str:
+    """The ratios of all cells, a line for each with its modes side by side."""
+    modes = list(dict.fromkeys(cell.mode for cell in cells))
+    lines: dict[tuple[str, int], list[Cell]] = defaultdict(list)
+    for cell in cells:
+        lines[cell.scenario, cell.connections].append(cell)
+    head = "".join(f" {mode:>7}" for mode in modes)
+    text = [f"{'gateway / reference':<19}{head}    need"]
+    for (scenario, connections), row in lines.items():
+        ratios = "".join(f"   x{cell.ratio:4.2f}" for cell in row)
+        need = next((f"x{c.required:.2f}" for c in row if c.required is not None), "-")
+        verdicts = ", ".join(cell.verdict for cell in row if cell.verdict)
+        text.append(f"{scenario:<14} {connections:>4}{ratios} {need:>7} {verdicts}")
+    return "\n".join(line.rstrip() for line in text)
 
 
 def _time(us: float) -> str:
@@ -201,13 +241,28 @@ def run(options: argparse.Namespace) -> list[Cell]:
         servers = start(stack, names, folder)
         print(HEAD, flush=True)
         for scenario in chosen:
-            session = open_session(folder / "onnx" / f"{scenario.model}.onnx")
-            (expected,) = session.run(None, scenario.inputs())
-            for connections in options.connections:
-                cell = compare(servers, scenario, connections, expected, options)
-                print(row(cell), flush=True)
-                cells.append(cell)
+            for mode in options.modes:
+                check_answers(servers, scenario, mode, folder / "onnx")
+            with sent(scenario, options.modes) as requests:
+                for connections in options.connections:
+                    made = compare(servers, scenario, connections, requests, options)
+                    print(*map(row, made), sep="\n", flush=True)
+                    cells += made
     return cells
+
+
+@contextmanager
+def sent(
+    scenario: Scenario, modes: Iterable[Mode]
+) -> Iterator[Mapping[Mode, Prepared]]:
+    """What is sent in each of the modes."""
+    with ExitStack() as stack:
+        yield {
+            mode: stack.enter_context(
+                prepared(scenario.path, (r.payload for r in scenario.requests(mode)))
+            )
+            for mode in modes
+        }
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -238,8 +293,22 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
         help="default: 1,16,64",
     )
     parser.add_argument(
+        "--modes",
+        type=_modes,
+        default=list(Mode),
+        help="default: varied,same (256 requests in turn, one again and again)",
+    )
+    parser.add_argument(
         "--client", choices=("wrk", "own"), default="wrk" if has_wrk() else "own"
     )
+
+
+def _modes(text: str) -> list[Mode]:
+    try:
+        return [Mode(each) for each in text.split(",")]
+    except ValueError as error:
+        msg = f"{error}; known: {', '.join(Mode)}"
+        raise argparse.ArgumentTypeError(msg) from None
 
 
 def _scenarios(text: str) -> list[str]:
@@ -260,11 +329,16 @@ def main() -> int:
     if load > 0.5:
         print(f"note: the machine was not idle at the start (load {load:.2f})")
     cells = run(options)
+    print(f"\n{table(cells)}")
+    busy = max(run.load.client for cell in cells for run in cell.runs)
+    if busy > BUSY_CLIENT:
+        print(f"note: the client used {busy:.2f} cores of the 1 that it can use")
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         document = {
             "machine": machine.as_dict(),
             "client": options.client,
+            "modes": options.modes,
             "load_at_start": round(load, 2),
             "cells": [
                 {**asdict(cell), "ratio": cell.ratio, "verdict": cell.verdict}

@@ -1,19 +1,24 @@
 """Drive an infer URL with many connections: wrk where it is, else our own client.
 
 Both keep each connection busy with one request after the other and count answers,
-latencies and everything that was not a 200.
+latencies and everything that was not a 200. What they send is made beforehand: whole
+requests as bytes, taken in turn by whichever connection is free.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from itertools import cycle
 from pathlib import Path
 from typing import cast
 from urllib.parse import urlsplit
@@ -22,13 +27,18 @@ import numpy as np
 
 from bench.payloads import Payload
 
-#: Posts one body for ever; at the end prints what `Load` needs as one line of JSON.
+#: Sends the requests in turn; at the end prints what `Load` needs as one line of JSON.
 WRK_SCRIPT = """
-local file = io.open("{body}", "rb")
-wrk.method = "POST"
-wrk.body = file:read("*a")
+local file = assert(io.open("{file}", "rb"))
+local requests, last = {{}}, 0
+for _, size in ipairs({{{sizes}}}) do
+  requests[#requests + 1] = file:read(size)
+end
 file:close()
-{headers}
+request = function()
+  last = last % #requests + 1
+  return requests[last]
+end
 done = function(summary, latency, requests)
   local e = summary.errors
   io.write(string.format(
@@ -42,7 +52,8 @@ end
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Result of one run. Latencies in seconds; `broken` counts socket errors."""
+    """Result of one run. Latencies in seconds; `broken` counts socket errors; `client`
+    is what of a core the client itself used."""
 
     requests: int
     seconds: float
@@ -50,6 +61,7 @@ class Load:
     p99: float
     not_ok: int
     broken: int
+    client: float = 0.0
 
     @property
     def rate(self) -> float:
@@ -61,33 +73,65 @@ def has_wrk() -> bool:
     return shutil.which("wrk") is not None
 
 
-def drive(
-    url: str, payload: Payload, connections: int, seconds: float, *, wrk: bool
-) -> Load:
-    """Keep `connections` busy with `payload` for `seconds`. A process of its own."""
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Whole HTTP requests, one behind the other in a file."""
+
+    file: Path
+    sizes: tuple[int, ...]
+
+
+@contextmanager
+def prepared(path: str, payloads: Iterable[Payload]) -> Iterator[Prepared]:
+    """The requests that post `payloads` to `path` of any server, as bytes."""
     with tempfile.TemporaryDirectory() as folder:
-        body = Path(folder, "body")
-        body.write_bytes(payload.body)
-        command = (_wrk if wrk else _ours)(url, payload, connections, seconds, body)
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=seconds + 60,
-        )
-    return Load(**json.loads(done.stdout.splitlines()[-1]))
+        sizes = []
+        place = Path(folder, "requests")
+        with place.open("wb") as file:
+            for payload in payloads:
+                request = whole(path, payload)
+                sizes.append(len(request))
+                file.write(request)
+        yield Prepared(place, tuple(sizes))
 
 
-def _wrk(
-    url: str, payload: Payload, connections: int, seconds: float, body: Path
-) -> list[str]:
-    headers = "\n".join(
-        f'wrk.headers["{name}"] = "{value}"' for name, value in payload.headers.items()
+def whole(path: str, payload: Payload) -> bytes:
+    """The request with its head."""
+    lines = [f"POST {path} HTTP/1.1", "Host: 127.0.0.1"]
+    lines += [f"{name}: {value}" for name, value in payload.headers.items()]
+    lines += [f"Content-Length: {len(payload.body)}", "", ""]
+    return "\r\n".join(lines).encode() + payload.body
+
+
+def drive(
+    url: str, requests: Prepared, connections: int, seconds: float, *, wrk: bool
+) -> Load:
+    """Keep `connections` to the server at `url` busy with `requests` for `seconds`.
+
+    The client is a process of its own.
+    """
+    command = (_wrk if wrk else _ours)(url, requests, connections, seconds)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=seconds + 60,
     )
-    script = body.with_name("post.lua")
-    script.write_text(WRK_SCRIPT.format(body=body, headers=headers))
+    load = Load(**json.loads(done.stdout.splitlines()[-1]))
+    if not wrk:
+        return load  # it has counted that itself, without its start
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return replace(load, client=used / load.seconds if load.seconds else 0.0)
+
+
+def _wrk(url: str, requests: Prepared, connections: int, seconds: float) -> list[str]:
+    script = requests.file.with_name("post.lua")
+    sizes = ", ".join(map(str, requests.sizes))
+    script.write_text(WRK_SCRIPT.format(file=requests.file, sizes=sizes))
     # wrk takes whole seconds only.
     duration = f"{max(1, round(seconds))}s"
     return [
@@ -96,21 +140,17 @@ def _wrk(
     ]  # fmt: skip
 
 
-def _ours(
-    url: str, payload: Payload, connections: int, seconds: float, body: Path
-) -> list[str]:
-    headers = json.dumps(dict(payload.headers))
+def _ours(url: str, requests: Prepared, connections: int, seconds: float) -> list[str]:
     return [
-        sys.executable, "-m", "bench.load",
-        url, str(connections), str(seconds), str(body), headers,
+        sys.executable, "-m", "bench.load", url, str(connections), str(seconds),
+        str(requests.file), json.dumps(requests.sizes),
     ]  # fmt: skip
 
 
 class _Connection(asyncio.Protocol):
-    """One keep-alive connection that posts the same request again and again."""
+    """One keep-alive connection that posts the next request, and the next."""
 
-    def __init__(self, request: bytes, state: _State) -> None:
-        self.request = request
+    def __init__(self, state: _State) -> None:
         self.state = state
         self.transport: asyncio.Transport | None = None
         self.head = b""
@@ -125,7 +165,7 @@ class _Connection(asyncio.Protocol):
     def post(self) -> None:
         assert self.transport is not None
         self.sent = time.perf_counter()
-        self.transport.write(self.request)
+        self.transport.write(next(self.state.requests))
 
     def data_received(self, data: bytes) -> None:
         if self.missing < 0:
@@ -153,7 +193,8 @@ class _Connection(asyncio.Protocol):
 
 
 class _State:
-    def __init__(self) -> None:
+    def __init__(self, requests: list[bytes]) -> None:
+        self.requests = cycle(requests)
         self.latencies: list[float] = []
         self.not_ok = 0
         self.broken = 0
@@ -161,40 +202,36 @@ class _State:
 
 
 async def _drive(
-    url: str, connections: int, seconds: float, body: bytes, headers: dict[str, str]
+    url: str, connections: int, seconds: float, requests: list[bytes]
 ) -> Load:
     parts = urlsplit(url)
     host, port = parts.hostname or "127.0.0.1", parts.port or 80
-    lines = [f"POST {parts.path} HTTP/1.1", f"Host: {parts.netloc}"]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
-    lines += [f"Content-Length: {len(body)}", "", ""]
-    request = "\r\n".join(lines).encode() + body
-    state = _State()
+    state = _State(requests)
     loop = asyncio.get_running_loop()
-    started = time.perf_counter()
+    started, used = time.perf_counter(), time.process_time()
     for _ in range(connections):
-        await loop.create_connection(lambda: _Connection(request, state), host, port)
+        await loop.create_connection(lambda: _Connection(state), host, port)
     await asyncio.sleep(seconds)
     state.over = True
-    took = time.perf_counter() - started
+    took, used = time.perf_counter() - started, time.process_time() - used
     p50, p99 = np.percentile(state.latencies or [0.0], [50, 99])
     return Load(
-        len(state.latencies), took, float(p50), float(p99), state.not_ok, state.broken
+        len(state.latencies),
+        took,
+        float(p50),
+        float(p99),
+        state.not_ok,
+        state.broken,
+        used / took,
     )
 
 
-def main(url: str, connections: str, seconds: str, body: str, headers: str) -> None:
+def main(url: str, connections: str, seconds: str, file: str, sizes: str) -> None:
     import uvloop
 
-    load = uvloop.run(
-        _drive(
-            url,
-            int(connections),
-            float(seconds),
-            Path(body).read_bytes(),
-            json.loads(headers),
-        )
-    )
+    with open(file, "rb") as source:
+        requests = [source.read(size) for size in json.loads(sizes)]
+    load = uvloop.run(_drive(url, int(connections), float(seconds), requests))
     print(json.dumps(asdict(load)))
 
 

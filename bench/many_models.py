@@ -29,7 +29,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench.load import drive, has_wrk
+from bench.load import drive, has_wrk, prepared
 from bench.machine import describe
 from bench.models import write_models
 from bench.payloads import Payload
@@ -90,10 +90,12 @@ def turn(
     server: Server, count: int, payload: Payload, options: argparse.Namespace
 ) -> Turn:
     """Drive the model in the middle."""
-    path = f"{server.url}/v2/models/m{count // 2:04}/infer"
     gateway, *devices = server.pids()
-    before = cpu_seconds([gateway]), cpu_seconds(devices)
-    load = drive(path, payload, CONNECTIONS, options.seconds, wrk=options.wrk)
+    with prepared(f"/v2/models/m{count // 2:04}/infer", [payload]) as requests:
+        before = cpu_seconds([gateway]), cpu_seconds(devices)
+        load = drive(
+            server.url, requests, CONNECTIONS, options.seconds, wrk=options.wrk
+        )
     each = 1e6 / max(1, load.requests)
     return Turn(
         load.rate,

@@ -49,9 +49,10 @@ class Payload:
     body: bytes
 
 
-def json_request(inputs: Arrays) -> Payload:
+def json_request(inputs: Arrays, request_id: str | None = None) -> Payload:
     """Open Inference Protocol JSON, flat data."""
-    return _json({"inputs": [_json_tensor(k, v) for k, v in inputs.items()]})
+    tensors = [_json_tensor(k, v) for k, v in inputs.items()]
+    return _json({**_named(request_id), "inputs": tensors})
 
 
 def shorthand_request(inputs: Arrays) -> Payload:
@@ -59,14 +60,17 @@ def shorthand_request(inputs: Arrays) -> Payload:
     return _json({"inputs": {k: _plain(v) for k, v in inputs.items()}})
 
 
-def binary_request(inputs: Arrays) -> Payload:
+def binary_request(inputs: Arrays, request_id: str | None = None) -> Payload:
     """Open Inference Protocol with the binary extension, both ways."""
     parts = [_raw(array) for array in inputs.values()]
     tensors = [
         {**_described(name, array), "parameters": {"binary_data_size": len(part)}}
         for (name, array), part in zip(inputs.items(), parts, strict=True)
     ]
-    head = orjson.dumps({"inputs": tensors, "parameters": {"binary_data_output": True}})
+    parameters = {"binary_data_output": True}
+    head = orjson.dumps(
+        {**_named(request_id), "inputs": tensors, "parameters": parameters}
+    )
     headers = {
         "Content-Type": "application/octet-stream",
         "Inference-Header-Content-Length": str(len(head)),
@@ -111,6 +115,10 @@ def read_answer(headers: Mapping[str, str], body: bytes) -> dict[str, np.ndarray
         offset += size
     assert offset == len(body), f"{len(body) - offset} bytes after the last output"
     return outputs
+
+
+def _named(request_id: str | None) -> dict[str, str]:
+    return {} if request_id is None else {"id": request_id}
 
 
 def _json(document: dict[str, Any]) -> Payload:

@@ -1,9 +1,13 @@
-"""The cells of the comparison: model, encoding, required ratios."""
+"""The cells of the comparison: model, encoding, what is sent, required ratios."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from itertools import count
+from typing import Protocol
 
 import numpy as np
 
@@ -12,6 +16,38 @@ from bench.payloads import Arrays, Payload, binary_request, json_request
 #: float32 of the gateway and of ONNX Runtime in process may differ by the order in
 #: which a batch is summed; far below what a wrong row would show.
 TOLERANCE = 1e-4
+#: Requests that are sent in turn where they differ.
+VARIED = 256
+#: A request's numbers have 1 to so many decimals; float32 has no more.
+MOST_DECIMALS = 8
+
+
+class Mode(StrEnum):
+    """What a client sends.
+
+    Attributes:
+        VARIED: `VARIED` requests in turn, as many clients would send them: no two have
+            the same numbers, traceparent, id or Content-Length.
+        SAME: the same bytes again and again.
+    """
+
+    VARIED = "varied"
+    SAME = "same"
+
+
+class Encode(Protocol):
+    """Writes a request in one encoding."""
+
+    def __call__(self, inputs: Arrays, request_id: str | None = None) -> Payload: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request: what is asked, and how that is sent."""
+
+    inputs: dict[str, np.ndarray]
+    payload: Payload
+    id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +57,46 @@ class Scenario:
     name: str
     model: str
     shape: tuple[int, ...]
-    encode: Callable[[Arrays], Payload]
+    encode: Encode
     required: Mapping[int, float] = field(default_factory=dict)
 
-    def inputs(self, seed: int = 0) -> dict[str, np.ndarray]:
+    @property
+    def path(self) -> str:
+        """Where its requests go."""
+        return f"/v2/models/{self.model}/infer"
+
+    def inputs(self, seed: int = 0, decimals: int = 4) -> dict[str, np.ndarray]:
         random = np.random.default_rng(seed)
-        # Four decimals: bodies as long as those that people send (8 KB for M).
-        return {"x": random.random(self.shape, np.float32).round(4)}
+        # Four decimals: bodies as long as those that people send (6 KB for M).
+        return {"x": random.random(self.shape, np.float32).round(decimals)}
+
+    def requests(self, mode: Mode) -> Iterator[Request]:
+        """What is sent in turn: the same whenever it is asked for.
+
+        An iterator, as all of a large model take much memory.
+        """
+        if mode is Mode.SAME:
+            inputs = self.inputs()
+            yield Request(inputs, self.encode(inputs))
+            return
+        sizes: set[int] = set()
+        for number in range(VARIED):
+            yield self._varied(number, sizes)
+
+    def _varied(self, number: int, sizes: set[int]) -> Request:
+        """The request with this number, and a body of a size that no other has."""
+        inputs = self.inputs(number, 1 + number % MOST_DECIMALS)
+        source = random.Random(number)
+        trace = f"00-{source.getrandbits(128):032x}-{source.getrandbits(64):016x}-01"
+        request_id = f"{source.getrandbits(32):08x}"
+        size = len(self.encode(inputs, request_id).body)
+        # Each digit of the id makes the body longer by one, whatever the encoding.
+        more = next(more for more in count() if size + more not in sizes)
+        sizes.add(size + more)
+        request_id += "".join(source.choices("0123456789abcdef", k=more))
+        payload = self.encode(inputs, request_id)
+        headers = {**payload.headers, "traceparent": trace}
+        return Request(inputs, replace(payload, headers=headers), request_id)
 
 
 SCENARIOS = {

@@ -6,7 +6,8 @@
 
 Checks the earlier commit out into a temporary folder (or takes a folder as it is, with
 the hot path compiled there or not), compiles the models and serves them with each
-version's own commands, drives both in turns, and prints requests per
+version's own commands, drives both in turns with the requests of `bench.compare`, in
+its modes (256 that differ, the same one again and again), and prints requests per
 second, the processor time of the gateway and of its devices a request, and the ratios
 of this version to the earlier one: medians over the rounds of each pair of neighbours.
 
@@ -22,21 +23,22 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.compare import add_choices
-from bench.load import drive
+from bench.compare import add_choices, check_answers, sent
+from bench.load import Prepared, drive
 from bench.machine import describe
 from bench.models import write_models
 from bench.processes import cpu_seconds
-from bench.scenarios import SCENARIOS, Scenario
+from bench.scenarios import SCENARIOS, Mode, Scenario
 from bench.serving import ROOT, Server, compile_models, gateway
 
 HEAD = (
-    f"{'scenario':<9} {'conn':>4} | {'rate then':>9} {'gateway':>8} {'device':>8}"
+    f"{'scenario':<9} {'conn':>4} {'mode':<6}"
+    f" | {'rate then':>9} {'gateway':>8} {'device':>8}"
     f" | {'rate now':>9} {'gateway':>8} {'device':>8} | {'rate':>6} {'CPU':>6}"
 )
 
@@ -89,17 +91,11 @@ def serve(tree: Path, sources: list[Path], name: str, *, pure: bool) -> Server:
 
 
 def measure(
-    server: Server, scenario: Scenario, connections: int, options: argparse.Namespace
+    server: Server, requests: Prepared, connections: int, options: argparse.Namespace
 ) -> Run:
     gateway, *devices = server.pids()
     before = cpu_seconds([gateway]), cpu_seconds(devices)
-    load = drive(
-        f"{server.url}/v2/models/{scenario.model}/infer",
-        scenario.encode(scenario.inputs()),
-        connections,
-        options.seconds,
-        wrk=options.wrk,
-    )
+    load = drive(server.url, requests, connections, options.seconds, wrk=options.wrk)
     if load.not_ok or load.broken:
         sys.exit(f"{server.name}: {load.not_ok + load.broken} requests were not ok")
     each = 1e6 / max(1, load.requests)
@@ -110,7 +106,9 @@ def measure(
     )
 
 
-def row(scenario: Scenario, connections: int, pairs: list[tuple[Run, Run]]) -> str:
+def row(
+    scenario: Scenario, connections: int, mode: Mode, pairs: list[tuple[Run, Run]]
+) -> str:
     def shown(runs: list[Run]) -> str:
         middle = [
             statistics.median(values)
@@ -126,9 +124,28 @@ def row(scenario: Scenario, connections: int, pairs: list[tuple[Run, Run]]) -> s
     rate = statistics.median(n.rate / t.rate for t, n in pairs)
     cpu = statistics.median(n.cpu / t.cpu for t, n in pairs)
     return (
-        f"{scenario.name:<9} {connections:>4} | {shown(then)} | {shown(now)}"
+        f"{scenario.name:<9} {connections:>4} {mode:<6} | {shown(then)} | {shown(now)}"
         f" | x{rate:5.2f} x{cpu:5.2f}"
     )
+
+
+def in_turns(
+    servers: list[Server],
+    requests: Mapping[Mode, Prepared],
+    connections: int,
+    options: argparse.Namespace,
+) -> dict[Mode, list[tuple[Run, Run]]]:
+    """Then and now in each mode, neighbours of each other in every round."""
+    pairs: dict[Mode, list[tuple[Run, Run]]] = {mode: [] for mode in requests}
+    for number in range(options.rounds):
+        order = servers if number % 2 else servers[::-1]
+        for mode, sent_then in requests.items():
+            runs = {
+                server.name: measure(server, sent_then, connections, options)
+                for server in order
+            }
+            pairs[mode].append((runs["then"], runs["this one"]))
+    return pairs
 
 
 def main() -> int:
@@ -155,16 +172,14 @@ def main() -> int:
             server.wait_ready()
         print(HEAD, flush=True)
         for scenario in chosen:
-            for connections in options.connections:
-                pairs = []
-                for number in range(options.rounds):
-                    order = servers if number % 2 else servers[::-1]
-                    runs = {
-                        server.name: measure(server, scenario, connections, options)
-                        for server in order
-                    }
-                    pairs.append((runs["then"], runs["this one"]))
-                print(row(scenario, connections, pairs), flush=True)
+            for mode in options.modes:
+                check_answers(servers, scenario, mode, folder)
+            with sent(scenario, options.modes) as requests:
+                for connections in options.connections:
+                    pairs = in_turns(servers, requests, connections, options)
+                    for mode in options.modes:
+                        shown = row(scenario, connections, mode, pairs[mode])
+                        print(shown, flush=True)
     return 0
 
 
