@@ -197,8 +197,16 @@ class GatewayProtocol(HttpToolsProtocol):
                 self._answer_failed(_too_long("head"))
                 return
             at = end
-        begun: Exchange | None = self._begun  # mypyc takes it for None
-        if learns and begun is not None and self._ended == 1 and begun.keep_alive:
+        if learns:
+            self._remember(data)
+
+    def _remember(self, data: bytes) -> None:
+        """Remember the head of `data`, if all of it was one request that was begun.
+
+        A method of its own: where `_begun` was set to None, mypyc takes it for that.
+        """
+        begun = self._begun
+        if begun is not None and self._ended == 1 and begun.keep_alive:
             self._unlike += 1
             self._known = KnownHead.of(data, begun.path, begun.headers)
 
@@ -597,8 +605,9 @@ def _too_long(what: str) -> HttpError:
 
 def _origin_form(url: bytes) -> bytes:
     """The path and the query of an absolute URL; others are left as they are."""
-    parsed = httptools.parse_url(url)
-    path = parsed.path or b"/"
+    # Any: its types do not say that a path may be missing, and compiled code asks.
+    parsed: Any = httptools.parse_url(url)
+    path: bytes = parsed.path or b"/"
     return path if parsed.query is None else b"%b?%b" % (path, parsed.query)
 
 
