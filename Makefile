@@ -18,7 +18,7 @@ pip := $(bin)/python -m pip --disable-pip-version-check
 example := examples/digits/digits.onnx
 
 .PHONY: help serve compiled test test-compiled check format bench conformance fuzz soak \
-	chaos many-models embedded clean
+	chaos many-models embedded docs-api clean
 
 help:
 	@echo "make serve        compile the example model and serve it on $(HOST):$(PORT)"
@@ -34,6 +34,7 @@ help:
 	@echo "make chaos        kill and stop processes under load"
 	@echo "make many-models  1, 100 and 500 models in one gateway"
 	@echo "make embedded     ModelRunner beside ONNX Runtime in the same process"
+	@echo "make docs-api     write docs/api/ from the docstrings of the public names"
 	@echo "make clean        remove .venv, the compiled example and caches"
 
 serve: $(VENV)/.installed $(MODELS)/digits.popef
@@ -89,6 +90,9 @@ many-models: $(VENV)/.installed-dev
 
 embedded: $(VENV)/.installed-dev
 	$(bin)/python -m bench.embedded $(BENCH)
+
+docs-api:
+	$(PYTHON) docs/api/generate.py
 
 # Some distributions ship Python without ensurepip: then pip installs itself.
 $(VENV)/.python:

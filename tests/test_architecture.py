@@ -343,8 +343,9 @@ def test_no_code_comes_from_data() -> None:
 
 def test_every_page_is_in_the_index() -> None:
     docs = ROOT / "docs"
-    pages = {path.name for path in docs.glob("*.md")} - {"README.md"}
-    named = set(re.findall(r"\]\(([\w-]+\.md)\)", (docs / "README.md").read_text()))
+    pages = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
+    index = (docs / "README.md").read_text()
+    named = {"README.md", *re.findall(r"\]\(([\w/-]+\.md)\)", index)}
     assert named == pages
 
 
