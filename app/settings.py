@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -82,10 +83,25 @@ def default_cache_dir() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "popgate"
 
 
-Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """How the option of a setting is shown, where its field does not say it all.
+
+    `metavar` stands for the value; `default` is what happens where none is set, and
+    `names` are the option's other names. The last one of a field counts.
+    """
+
+    metavar: str
+    default: str = ""
+    names: tuple[str, ...] = ()
+
+
+Bytes = Annotated[int, BeforeValidator(parse_size), Field(ge=0), Shown("SIZE")]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(parse_names)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False), Shown("SECONDS")]
+Positive = Annotated[Seconds, Field(gt=0)]
+Port = Annotated[int, Field(ge=0, le=65535), Shown("PORT")]
+Text = Annotated[str, Field(min_length=1, max_length=100)]
 
 
 class Settings(BaseSettings):
@@ -93,60 +109,148 @@ class Settings(BaseSettings):
 
     Sizes are bytes (``64MiB`` is understood), times are seconds. A `profile` (one of
     `app.config.profiles`) changes the defaults.
+
+    This is the one place that states them: the options of `popgate serve` and the table
+    of `docs/configuration.md` are made of the fields and of the texts below them, in
+    this order: what everybody sets comes first.
     """
 
     model_config = SettingsConfigDict(
-        env_prefix="POPGATE_", frozen=True, extra="forbid", env_ignore_empty=True
+        env_prefix="POPGATE_",
+        frozen=True,
+        extra="forbid",
+        env_ignore_empty=True,
+        use_attribute_docstrings=True,
     )
 
-    profile: Literal["triton"] | None = None
-
-    model_repository: Path = Path("models")
-    host: str = "127.0.0.1"
-    port: int = Field(default=8000, ge=0, le=65535)
-    metrics_port: int | None = Field(default=None, ge=0, le=65535)
-    uds: Path | None = None
-    base_path: str = ""
-    devices: str | None = None
-    device_wait: str = "no-wait"
+    model_repository: Annotated[Path, Shown("DIR", names=("-m",))] = Path("models")
+    """Folder with the models: NAME.popef, or NAME/VERSION/*.popef or .onnx."""
+    host: Annotated[str, Shown("ADDRESS")] = "127.0.0.1"
+    """Address to listen on. 0.0.0.0 is every one of this machine."""
+    port: Port = 8000
+    """Port; 0 takes a free one, which is printed."""
+    devices: Annotated[str | None, Shown("SPEC", "one free CPU device")] = None
+    """Devices to run on, all of them: cpu:2 (two), cpu:0-3, cuda:0."""
+    device_wait: Annotated[str, Shown("no-wait|forever|SECONDS")] = "no-wait"
+    """What to do while another process has the devices."""
     device_wait_sleep: Seconds = 15.0
+    """Pause between two tries."""
     device_timeout: Seconds = 10.0
-    max_body_size: Size = 256 * 1024 * 1024
-    request_timeout: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = 60.0
+    """A device process that does not answer for so long is killed and started again;
+    0: never."""
+    uds: Annotated[Path | None, Shown("PATH")] = None
+    """Listen on a Unix socket instead of a port."""
+    base_path: Annotated[str, Shown("/PATH")] = ""
+    """Answer below this path as well, as in /some/base/v2: for clients and proxies that
+    put one in front."""
+    # The second name is the one that Triton's messages, and so ours, tell users.
+    max_body_size: Annotated[
+        Bytes, Field(gt=0), Shown("SIZE", names=("--http-max-input-size",))
+    ] = 256 * 1024 * 1024
+    """Largest request, as in 64MiB."""
+    request_timeout: Annotated[Positive, Field(le=1e6)] = 60.0
+    """A request that takes longer fails with 504. It may ask for less, and for more
+    only where its model says so (timeout, max_timeout)."""
     upload_timeout: Seconds = 30.0
+    """How long the body of a request may stop coming before it is given up; 0: for
+    ever."""
     send_timeout: Seconds = 30.0
-    transfer_memory: Annotated[int, BeforeValidator(parse_size), Field(ge=0)] = 0
-    restricted_api: tuple[SecretStr, ...] = ()
+    """How long a client may take nothing of its answer before its connection is closed;
+    0: for ever."""
+    transfer_memory: Bytes = 0
+    """What the bodies and answers of all requests may take together while they are on
+    their way; 0: half of what the machine, or its control group, has. Beyond it, those
+    of more than 64 KiB get 503."""
     compress_responses: Literal["asked", "always", "never"] = "asked"
-    api_key: SecretStr | None = None
+    """When Accept-Encoding compresses answers of inference: asked ignores the list of
+    codings that HTTP libraries send by themselves."""
+    api_key: Annotated[SecretStr | None, Shown("KEY")] = None
+    """Needed to load and unload models; without it only this machine may. Better set as
+    POPGATE_API_KEY."""
+    restricted_api: Annotated[
+        tuple[SecretStr, ...],
+        Shown("GROUP[,GROUP]:HEADER=VALUE", names=("--http-restricted-api",)),
+    ] = ()
+    """Parts of the API that need a header, as in
+    model-repository,logging:admin-key=secret; may be given several times (in the
+    environment: a JSON list)."""
     shutdown_timeout: Seconds = 30.0
+    """How long requests in flight may take once the server is told to end."""
     drain_grace: Seconds = 0.0
-    load_threads: int = Field(default=4, ge=1, le=64)
+    """How long new connections are still taken then, for a slow load balancer."""
+    load_threads: Annotated[int, Field(ge=1, le=64), Shown("N")] = 4
+    """Models loaded at the same time; as many ONNX files are compiled beside that."""
     load_timeout: Positive = 300.0
+    """A model that takes longer to load and warm up has failed to."""
     run_timeout: Seconds = 30.0
+    """A model of which one run takes longer is served no more; more where its options
+    (timeout, max_timeout) allow requests more; 0: never."""
     compile_timeout: Positive = 600.0
-    compile_memory: Annotated[int, BeforeValidator(parse_size), Field(ge=0)] = 0
-    cache_dir: Path = Field(default_factory=default_cache_dir)
-    strict_readiness: bool = False
+    """An ONNX file that takes longer to compile has failed to."""
+    compile_memory: Bytes = 0
+    """Memory that compiling an ONNX file may take; 0: three quarters of the
+    machine's."""
+    cache_dir: Annotated[Path, Shown("DIR", "~/.cache/popgate")] = Field(
+        default_factory=default_cache_dir
+    )
+    """Where compiled ONNX files are kept. The default follows XDG_CACHE_HOME."""
     model_control_mode: ControlModeName = "managed"
-    load_model: Names = ()
-    repository_poll_secs: Annotated[float, Field(ge=0.1, le=86400)] = 15.0
+    """Which models are loaded, and when: all at the start and then by request; all and
+    no requests; whatever the folder holds, looked at again and again; those named with
+    load-model and by request."""
+    load_model: Annotated[Names, Shown("NAME")] = ()
+    """Load this model at the start, with the mode explicit; may be repeated, or name
+    several with commas; * is all."""
+    repository_poll_secs: Annotated[Seconds, Field(ge=0.1, le=86400)] = 15.0
+    """How often the mode poll looks for changes."""
     lazy: bool = False
-    model_memory: Annotated[int, BeforeValidator(parse_size), Field(ge=0)] = 0
-    server_name: str = Field(default="popgate", min_length=1, max_length=100)
-    error_statuses: Literal["http", "triton"] = "http"
-    server_extensions: Annotated[str, AfterValidator(check_extensions)] = ""
-    server_version: str | None = Field(default=None, min_length=1, max_length=100)
+    """Load a model when the first request to it comes: many models, few in use."""
+    model_memory: Bytes = 0
+    """What all loaded models may take together (0: no limit); the least recently used
+    make room."""
+    strict_readiness: bool = False
+    """Not ready if any model failed to load."""
+    server_name: Annotated[Text, Shown("NAME")] = "popgate"
+    """The name that /v2 gives."""
+    server_version: Annotated[Text | None, Shown("TEXT", "that of PopGate")] = None
+    """The version that /v2 gives."""
+    server_extensions: Annotated[
+        str, AfterValidator(check_extensions), Shown("NAMES", "all that work")
+    ] = ""
+    """The extensions that /v2 lists, separated by commas."""
     allow_shared_memory: bool = False
-    shared_memory_limit: Size = 16 * 1024**3
+    """Let clients of this machine register POSIX shared memory for tensors."""
+    shared_memory_limit: Annotated[Bytes, Field(gt=0)] = 16 * 1024**3
+    """Bytes that all registered regions may have together."""
     shared_memory_lease: Seconds = 3600.0
-    shared_memory_prefix: str = Field(default="", max_length=200)
-    trace_file: Path | None = None
+    """Unregister regions that no request has used for so long; 0: never."""
+    shared_memory_prefix: Annotated[
+        str, Field(max_length=200), Shown("TEXT", "anything")
+    ] = ""
+    """What the keys of segments that are registered must begin with."""
+    trace_file: Annotated[Path | None, Shown("PATH")] = None
+    """Where traces of requests go, in Triton's JSON form; without it nothing can be
+    traced."""
     trace_level: TraceLevel = "off"
-    trace_rate: int = Field(default=1000, ge=1)
-    trace_count: int = Field(default=-1, ge=-1)
+    """What is traced from the start; tensors is with the data too."""
+    trace_rate: Annotated[int, Field(ge=1), Shown("N")] = 1000
+    """One of N requests is traced."""
+    trace_count: Annotated[int, Field(ge=-1), Shown("N")] = -1
+    """Traces to make; -1: no end."""
+    profile: Annotated[Literal["triton"] | None, Shown("NAME")] = None
+    """Defaults and models that belong together. triton: what Triton's example clients
+    expect to find."""
+    metrics_port: Annotated[Port | None, Shown("PORT")] = None
+    """A second port, which has /metrics and health only, so that a network may see
+    these and run nothing (Triton: 8002); 0 takes a free one, which is printed."""
+    error_statuses: Literal["http", "triton"] = "http"
+    """Statuses of errors. triton: 400 for what is too large (413 otherwise) and for
+    inference with an unknown model (404), 503 where a queue is full (429), 500 for a
+    shape that is none (400)."""
     log_level: LogLevel = "info"
+    """What is logged: of this importance or more."""
     log_format: LogFormat = "text"
+    """How it is written; json is one object a line."""
 
     @classmethod
     def settings_customise_sources(

@@ -31,7 +31,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("compile")(compile_command.compile_models)
-app.command("serve")(serve.serve)
+app.command("serve", cls=serve.ServeCommand)(serve.serve)
 app.command("validate")(validate.validate)
 app.command("infer")(infer.infer)
 app.command("run")(run.run)

@@ -7,38 +7,49 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from app.cli.settings_options import declared_options
 from app.config.config_keys import default_of, section_of
 from app.config.model_config import ModelConfig
 from app.settings import Settings
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 
 
 def raw_rows() -> dict[str, str]:
     """First cell to second cell, of all tables of the page."""
-    lines = (DOCS / "configuration.md").read_text().splitlines()
+    lines = PAGE.read_text().splitlines()
     cells = [line.split("|") for line in lines if line.startswith("| `")]
     return {row[1].strip(" `[]"): row[2].strip() for row in cells}
 
 
-def rows() -> dict[str, str]:
-    """The same without quotes."""
-    return {name: cell.strip('`"') for name, cell in raw_rows().items()}
+def settings_table() -> str:
+    """The table of the server's settings, made of the options of `popgate serve`."""
+    rows = ["| option | default | meaning |", "|---|---|---|"]
+    for option in declared_options():
+        metavar = f" {option.metavar}" if option.metavar else ""
+        names = ", ".join(f"`{name}`" for name in option.names[1:])
+        also = f" (or {names})" if names else ""
+        cell = f"`{option.names[0]}{metavar}`{also}".replace("|", r"\|")
+        default = option.default or ("none" if option.metavar else "off")
+        value = Settings.model_fields[option.name].default
+        if value or type(value) is int:
+            default = f"`{default}`"
+        rows.append(f"| {cell} | {default} | {option.help} |")
+    return "\n".join(rows) + "\n"
 
 
-def test_every_option_of_the_server() -> None:
-    shown = rows()
-    defaults = Settings()
-    for name in Settings.model_fields:
-        option = "--" + name.replace("_", "-")
-        assert option in shown
-        value = getattr(defaults, name)
-        sizes = ("max_body_size", "shared_memory_limit")
-        if isinstance(value, float | int) and name not in sizes:
-            expected = "off" if value is False else f"{value:g}"
-            assert shown[option] == expected
-        if isinstance(value, str) and value:
-            assert shown[option] == value
+def with_settings_table(page: str) -> str:
+    """The page, with the table as it has to be."""
+    start = page.index("| option |")
+    return page[:start] + settings_table() + page[page.index("\n\n", start) + 1 :]
+
+
+def test_every_setting_of_the_server() -> None:
+    page = PAGE.read_text()
+    if page != with_settings_table(page):
+        pytest.fail("run: python -m tests.app.test_docs")
 
 
 def keys_of(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -62,3 +73,7 @@ def test_every_key_of_a_model() -> None:
             assert value != ""
         else:
             assert not value
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_settings_table(PAGE.read_text()))

@@ -12,6 +12,7 @@ import pytest
 from app.cli.errors import CommandError
 from app.cli.started import say
 from app.http.server import listen_tcp
+from app.settings import Settings
 from tests.app.cli.calls import Call
 
 
@@ -50,6 +51,30 @@ def test_wrong_environment(
     done = popgate("serve", "-m", tmp_path)
     assert done.code == 2
     assert "POPGATE_PORT: " in done.err
+
+
+def test_an_option_wins_over_the_environment(
+    popgate: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POPGATE_LOAD_THREADS", "0")
+    monkeypatch.setenv("POPGATE_RESTRICTED_API", '["anything"]')
+    error = popgate("serve", "-m", tmp_path, "--load-threads", "2").err
+    assert "load" not in error.lower()
+    assert "POPGATE_RESTRICTED_API: a restriction is written" in error
+    rule = "logging:key=value"
+    options = ("--http-restricted-api", rule, "--restricted-api", rule)
+    error = popgate("serve", "-m", tmp_path, *options).err
+    assert "POPGATE_LOAD_THREADS: " in error
+    assert "--restricted-api: a restriction names 'logging' twice" in error
+
+
+def test_the_help_names_every_setting(popgate: Call) -> None:
+    shown = popgate("serve", "--help")
+    assert shown.code == 0
+    for name in Settings.model_fields:
+        assert f" --{name.replace('_', '-')} " in shown.out.replace(",", " ")
+    assert "[default: 8000]" in shown.out
+    assert "asked|always|never" in shown.out
 
 
 def test_a_port_in_use(popgate: Call, tmp_path: Path) -> None:
