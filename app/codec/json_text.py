@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,8 @@ _LARGE = 1 << 20
 _QUOTE, _COLON = ord('"'), ord(":")
 # Bytes that are looked at together: their flags take as many bytes again, four times.
 _BLOCK = 1 << 18
+# Numbers read by Python's functions before others may work: some milliseconds.
+_PAUSE_AFTER = 1 << 14
 
 
 def parse_json(text: bytes, limits: Limits) -> Any:
@@ -55,9 +58,10 @@ def parse_json(text: bytes, limits: Limits) -> Any:
 
 def check_values(text: bytes, limits: Limits) -> None:
     """Bounds what a large text becomes: an empty list takes 24 times its text, a short
-    string 14 times."""
+    string 14 times, and many keys take the parser long, which lets nobody else work."""
     if len(text) <= _LARGE:
         return
+    _check_colons(text, limits)
     lists = text.count(b"[") + text.count(b"{")
     values = text.count(b",") + text.count(b'"')
     if values + LIST_WEIGHT * lists > limits.max_document_values:
@@ -65,12 +69,21 @@ def check_values(text: bytes, limits: Limits) -> None:
 
 
 def _parse_with_literals(text: bytes, limits: Limits) -> Any:
-    if text.count(b":") > limits.max_document_keys:
-        _check_keys(_keys_in(text), limits)
+    _check_colons(text, limits)
     try:
-        value = json.loads(
-            text.decode(), object_pairs_hook=_unique, parse_float=_finite
-        )
+        if len(text) > _LARGE:
+            numbers = _Numbers()
+            value = json.loads(
+                text.decode(),
+                object_pairs_hook=_unique,
+                parse_float=numbers.finite,
+                parse_int=numbers.whole,
+                parse_constant=numbers.literal,
+            )
+        else:
+            value = json.loads(
+                text.decode(), object_pairs_hook=_unique, parse_float=_finite
+            )
         if b"\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
@@ -90,6 +103,33 @@ def _finite(text: str) -> float:
         msg = f"number {text[:40]} is infinity when parsed as double"
         raise ValueError(msg)
     return value
+
+
+class _Numbers:
+    """Reads the numbers of a large text and lets other threads work between them.
+
+    The parser itself is C and does not, for seconds; nor do compiled functions.
+    """
+
+    def __init__(self) -> None:
+        self._read = 0
+
+    def finite(self, text: str) -> float:
+        self._pause()
+        return _finite(text)
+
+    def whole(self, text: str) -> int:
+        self._pause()
+        return int(text)
+
+    def literal(self, text: str) -> float:
+        self._pause()
+        return float(text)
+
+    def _pause(self) -> None:
+        self._read += 1
+        if self._read % _PAUSE_AFTER == 0:
+            time.sleep(0)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -156,6 +196,12 @@ def _refuse_repeated_keys(
         raise too_deep(limits) from None
     if written > read:
         _parse_with_literals(text, limits)
+
+
+def _check_colons(text: bytes, limits: Limits) -> None:
+    """Refuses a text of too many keys before it is parsed."""
+    if text.count(b":") > limits.max_document_keys:
+        _check_keys(_keys_in(text), limits)
 
 
 def _check_keys(keys: int, limits: Limits) -> None:

@@ -267,7 +267,7 @@ def _over_views(
             if not (isinstance(returned, tuple) and len(returned) == 2):
                 raise WrongType(
                     "expected flush_callback to return two views, of inputs and of "
-                    f"outputs, or None; got {got(returned)}"
+                    f"outputs, or None; {got(returned)}"
                 )
             views = returned
         given.update(arrays_of(views[0], inputs))

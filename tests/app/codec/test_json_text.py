@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -121,6 +123,32 @@ def test_large_texts_of_many_lists() -> None:
     assert parse(f'{{"a": [1, 2], {padding} "b": 1}}', limits)["b"] == 1
     with pytest.raises(BodyTooLarge, match="more than 1000000 values"):
         parse("[" + "[]," * 200_000 + "1]" + padding, limits)
+
+
+def test_large_texts_of_many_keys() -> None:
+    keys = ",".join(f'"{n}":1' for n in range(1_001))
+    limits = Limits(max_document_keys=1_000)
+    small = f'{{"parameters": {{{keys}}}}}'
+    assert len(parse(small, limits)["parameters"]) == 1_001
+    with pytest.raises(InvalidRequest, match="1002 keys; at most 1000"):
+        parse(small + " " * (1 << 20), limits)
+    colons = '{"id": "' + '\\":' * 300_000 + '", "parameters": {}}'
+    assert parse(colons, limits)["parameters"] == {}
+
+
+@pytest.mark.parametrize("number", ["NaN", "1", "1.5", "-Infinity"])
+def test_others_work_while_a_large_text_with_literals_is_read(number: str) -> None:
+    text = "[" + f"{number}," * 1_000_000 + "NaN]"
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit(parse, text)
+        turns = 0
+        while not read.done():
+            turns += 1
+            time.sleep(0)
+    assert turns > 20  # the parser alone leaves a few, before and after it
+    values = read.result()
+    assert len(values) == 1_000_001
+    assert repr(values[0]) == repr(json.loads(number))
 
 
 @pytest.mark.parametrize("where", range(3))
