@@ -22,6 +22,7 @@ import numpy.typing as npt
 import orjson
 
 from app.codec import ModelCodec
+from app.codec.messages import Body
 from app.spec import ModelSpec, TensorSpec
 from engine import Tensor
 
@@ -79,7 +80,7 @@ def microseconds(call: Callable[[], object], seconds: float) -> float:
     return min(timer.repeat(ROUNDS, number)) / number * 1e6
 
 
-def chunks(body: bytes) -> list[bytes]:
+def chunks(body: bytes) -> Body:
     return [body[start : start + CHUNK] for start in range(0, len(body), CHUNK)]
 
 

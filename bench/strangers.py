@@ -129,7 +129,7 @@ def prepare(folder: Path) -> tuple[Path, list[Asked]]:
             (expected,) = session.run(["y"], {"x": x, "index": index})
             if kind == "poisoned":
                 index[-1] = POISON
-            inputs = {"x": x, "index": index}
+            inputs: dict[str, np.ndarray] = {"x": x, "index": index}
             payload = (binary_request if number % 3 else json_request)(inputs)
             payload = with_parameters(payload, kind, timeout)
             asked.append(Asked(kind, payload, timeout, np.asarray(expected)))

@@ -80,4 +80,4 @@ class CompiledFinder:
 
 def install() -> None:
     if not os.environ.get("POPGATE_PURE"):
-        sys.meta_path.insert(0, CompiledFinder())  # type: ignore[arg-type]
+        sys.meta_path.insert(0, CompiledFinder())

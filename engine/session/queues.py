@@ -22,11 +22,11 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from engine.errors import InvalidInput, QueueClosed, QueueFull
 from engine.origin import here
-from engine.tensor import Buffer
+from engine.tensor import Array, Buffer
 from engine.transport.ring_buffer import SpscRingBuffer
 from popef_io import Anchor, TensorInfo
 
@@ -230,13 +230,13 @@ class InputQueue(AnchorQueue[InputData]):
 
     def enqueue(
         self,
-        data: Buffer,
+        data: Buffer | Array,
         read_start_callback: Callback | None = None,
         read_complete_callback: Callback | None = None,
     ) -> None:
         """Queue a user batch of any number of samples; waits for a free slot."""
         slot = self.enqueue_lock()
-        view = memoryview(data).cast("B")
+        view = memoryview(cast(Buffer, data)).cast("B")
         slot.data, slot.data_size = view, len(view)
         slot.read_start_callback = read_start_callback
         slot.read_complete_callback = read_complete_callback
@@ -345,10 +345,10 @@ class OutputQueue(AnchorQueue[OutputData]):
         self._filled = 0  # bytes of the current slot
 
     def enqueue(
-        self, output: Buffer, write_complete_callback: Callback | None = None
+        self, output: Buffer | Array, write_complete_callback: Callback | None = None
     ) -> None:
         """Queue a buffer for any number of samples; waits for a free slot."""
-        view = memoryview(output).cast("B")
+        view = memoryview(cast(Buffer, output)).cast("B")
         if view.readonly:
             raise InvalidInput(f"output {self.anchor.name!r} needs writable memory")
         slot = self.enqueue_lock()

@@ -68,8 +68,8 @@ def extended(extended_folder: Path) -> Iterator[ServedGateway]:
     (root / "affine" / "config.toml").write_text('labels = {output = "labels.txt"}')
     (root / "affine" / "labels.txt").write_text("zero\none\ntwo\n")
     trace = str(folder / "trace.json")
-    options = ("--trace-file", trace, "--allow-shared-memory")
-    options += ("--restricted-api", "statistics:x-stats=open")
-    options += ("--base-path", "/some/base/", "--server-version", "2.73")
+    options = ["--trace-file", trace, "--allow-shared-memory"]
+    options += ["--restricted-api", "statistics:x-stats=open"]
+    options += ["--base-path", "/some/base/", "--server-version", "2.73"]
     with ServedGateway(root, *options) as served:
         yield served.wait_ready()

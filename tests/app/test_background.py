@@ -48,6 +48,7 @@ def test_what_a_call_that_failed_worked_on_is_freed_at_once() -> None:
     gc.collect()
     gc.disable()
     try:
+        assert large
         asyncio.run(ask(large))
         large = None
         pool.submit(lambda: None).result(WAIT)

@@ -10,8 +10,9 @@ import subprocess
 from pathlib import Path
 
 from tests.app.http.test_protocol import SLOW
-from tests.app.served import POPGATE, ROOT, WAIT
+from tests.app.served import POPGATE, ROOT
 from tests.engine import models
+from tests.support import WAIT
 
 
 def test_it_ends_without_a_standard_output(tmp_path: Path) -> None:

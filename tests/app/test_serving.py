@@ -12,8 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.app.served import WAIT, ServedGateway
+from tests.app.served import ServedGateway
 from tests.engine import models
+from tests.support import WAIT
 
 ROW = [[1.0, 2.0, 3.0, 4.0]]
 AFFINE = [3.0, 5.0, 7.0, 9.0]
@@ -207,16 +208,16 @@ def test_without_waiting_the_second_gateway_fails(
 def test_the_second_gateway_gives_up_waiting(
     repository: Path, holder: ServedGateway
 ) -> None:
-    options = ("--devices", "cpu:1", "--device-wait", "0.3")
-    options += ("--device-wait-sleep", "0.05")
+    options = ["--devices", "cpu:1", "--device-wait", "0.3"]
+    options += ["--device-wait-sleep", "0.05"]
     with ServedGateway(repository, *options, pool=holder.pool) as second:
         assert second.join() == 3
         assert "within 0.3 s" in second.output
 
 
 def test_the_second_gateway_waits(repository: Path) -> None:
-    options = ("--devices", "cpu:1", "--device-wait", "forever")
-    options += ("--device-wait-sleep", "0.05")
+    options = ["--devices", "cpu:1", "--device-wait", "forever"]
+    options += ["--device-wait-sleep", "0.05"]
     with ServedGateway(repository, *options) as first:
         first.wait_ready()
         with ServedGateway(repository, *options, pool=first.pool) as second:

@@ -90,7 +90,7 @@ def test_defaults_are_safe() -> None:
 
 def test_settings_are_frozen() -> None:
     with pytest.raises(ValidationError):
-        Settings().port = 1  # type: ignore[misc]
+        Settings().port = 1
 
 
 @pytest.mark.parametrize(
@@ -122,6 +122,7 @@ def test_models_to_load_are_named_in_any_way(monkeypatch: pytest.MonkeyPatch) ->
         ("a", "b")
     }
     monkeypatch.setenv("POPGATE_LOAD_MODEL", "a,b")
+    wrong: Any = [1]
     assert Settings(**mode).load_model == ("a", "b")
     with pytest.raises(ValueError, match="load_model"):
-        Settings(load_model=[1], **mode)  # type: ignore[list-item]
+        Settings(load_model=wrong, **mode)

@@ -46,7 +46,8 @@ class Name:
 
     @property
     def path(self) -> str:
-        return self._parsed["path"]
+        path: str = self._parsed["path"]
+        return path
 
     @property
     def is_call(self) -> bool:
@@ -55,7 +56,8 @@ class Name:
     @property
     def default(self) -> str | None:
         """What the field holds, or the enumerator's value, as text."""
-        return self._parsed["default"]
+        default: str | None = self._parsed["default"]
+        return default
 
     @property
     def argument_defaults(self) -> dict[str, str]:

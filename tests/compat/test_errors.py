@@ -22,6 +22,8 @@ ONES = np.ones((3, 4), np.float32)
 callbacks = mr.predicate_factory.anchor_callbacks
 #: What is wrong everywhere it is given, for the eyes of a type checker too.
 WRONG: Any = 3
+NOTHING: Any = None
+TEXT: Any = "P90"
 
 
 def request_of(**other: Any) -> dict[str, Any]:
@@ -70,7 +72,7 @@ WITHOUT_A_MODEL: list[tuple[Callable[[Path], Any], type[Exception], str]] = [
     (lambda _: mr.SpscRingBuffer(10**18, "r"), RuntimeError, "at most 16777216 buffer"),
     (lambda _: mr.ModelRunner("a\0b"), ValueError, "got a zero byte in"),
     (lambda _: mr.SpscRingBuffer(2, WRONG), TypeError, "expected a string, got int"),
-    (lambda _: mr.SpscRingBuffer(2, "r").write(None), TypeError, "got None"),
+    (lambda _: mr.SpscRingBuffer(2, "r").write(NOTHING), TypeError, "got None"),
     (lambda _: mr.SpscRingBuffer(2, "r").writeComplete(), RuntimeError, "without writ"),
     (lambda _: mr.InputRingBuffer(2, "r").write(WRONG), TypeError, "expected InputDat"),
     (lambda _: mr.allocateQueueStorage(WRONG), TypeError, "expected IQueue, got int"),
@@ -175,9 +177,9 @@ OF_A_RUNNER: list[tuple[Callable[[mr.ModelRunner], Any], type[Exception], str]] 
     (lambda r: r.execute(request_of(), WRONG), InvalidInput, "replica_id 3"),
     (lambda r: r.execute(request_of(), replica_id=-1), InvalidInput, "replica_id -1"),
     (
-        lambda r: r.execute(request_of(), replica_id="0"),
+        lambda r: r.execute(request_of(), replica_id=TEXT),
         TypeError,
-        "expected a whole number, got str: '0'",
+        "expected a whole number, got str: 'P90'",
     ),
     (lambda r: r.execute(request_of())["x"], KeyError, r"no 'x'; there are \['output'"),
     (lambda r: r.executeAsync(request_of())["x"], KeyError, "^there is no 'x'"),
@@ -190,7 +192,7 @@ OF_A_RUNNER: list[tuple[Callable[[mr.ModelRunner], Any], type[Exception], str]] 
         "a quantile is between 0 and 1, got 99",
     ),
     (
-        lambda r: r.getMonitoringStatisticsPercentile({}, "P90"),
+        lambda r: r.getMonitoringStatisticsPercentile({}, TEXT),
         TypeError,
         "expected a quantile from 0 to 1, got str",
     ),

@@ -252,9 +252,10 @@ def test_wrong_requests_are_refused(runner: model_runtime.ModelRunner) -> None:
         model_runtime.OutputMemoryView()["output"] = b"1234"
     with pytest.raises(TypeError, match="name of a tensor, got int"):
         model_runtime.InputMemoryView()[3] = inputs["tensor_A"]  # type: ignore[index]
-    for wrong in (None, list(inputs.values())):
+    no_mapping: list[Any] = [None, list(inputs.values())]
+    for wrong in no_mapping:
         with pytest.raises(TypeError, match="by name"):
-            runner.execute(wrong)  # type: ignore[arg-type]
+            runner.execute(wrong)
 
 
 @pytest.mark.parametrize(
@@ -344,21 +345,24 @@ def test_memory_of_any_layout(runner: model_runtime.ModelRunner) -> None:
     wide[:, ::2] = inputs["tensor_A"]
     read_only = inputs["tensor_B"].copy()
     read_only.flags.writeable = False
-    for a in (
+    name: Any = b"tensor_A"  # the types say `str`
+    out_name: Any = b"output"
+    arrays: list[Any] = [
         np.asfortranarray(inputs["tensor_A"]),
         wide[:, ::2],
-        memoryview(wide[:, ::2]),
-        memoryview(inputs["tensor_A"].copy()),
+        wide[:, ::2].data,
+        inputs["tensor_A"].copy().data,
         np.ma.masked_array(inputs["tensor_A"]),
-    ):
-        given = {b"tensor_A": a, "tensor_B": read_only}
+    ]
+    for a in arrays:
+        given: Any = {name: a, "tensor_B": read_only}
         view = model_runtime.InputMemoryView()
-        view[b"tensor_A"], view["tensor_B"] = a, memoryview(read_only)
-        assert view[b"tensor_A"] is view["tensor_A"]
+        view[name], view["tensor_B"] = a, read_only.data
+        assert view[name] is view["tensor_A"]
         for request in (given, view):
             result = runner.execute(request)
             np.testing.assert_allclose(result["output"], expected(inputs))
-            assert result[b"output"] is result["output"]
+            assert result[out_name] is result["output"]
             into = np.zeros((3, 8), np.float32)
             for out in (np.zeros((4, 3), np.float32).T, into[:, 1::2]):
                 targets = model_runtime.OutputMemoryView()

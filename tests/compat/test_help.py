@@ -69,7 +69,7 @@ def test_every_public_name_has_a_docstring(module: ModuleType) -> None:
 
 @pytest.mark.parametrize("kind", FIELDS)
 def test_members_are_explained_in_help(kind: type) -> None:
-    text = pydoc.render_doc(kind, renderer=pydoc.plaintext)
+    text = pydoc.plain(pydoc.render_doc(kind))
     members = list(kind._members())  # type: ignore[attr-defined]
     assert members
     for name in members:

@@ -53,11 +53,12 @@ def test_program_succeeds(
 ) -> None:
     # Only a pool of its own: otherwise the environment is as anybody's.
     kept = {k: v for k, v in os.environ.items() if not k.startswith("POPGATE_")}
-    paths = [Path(simple).with_name(name) for name in files]
+    paths: list[Path] = [Path(simple).with_name(name) for name in files]
+    options = ["-p", *map(str, paths)] if paths else []
     ended = subprocess.run(
         [
             *(sys.executable, "-W", "error", FOLDER / f"{program}.py"),
-            *(["-p", *paths] if paths else []),
+            *options,
         ],
         env={**kept, "POPGATE_POOL": f"listing-{os.getpid()}-{program}"},
         cwd=tmp_path,

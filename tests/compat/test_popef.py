@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import popef
@@ -87,6 +88,11 @@ def test_metadata_comes_back(tmp_path: Path) -> None:
 
 
 def test_numbers_of_numpy_are_written(tmp_path: Path) -> None:
+    zero: Any = np.int64(0)
+    one: Any = np.int64(1)
+    two: Any = np.int64(2)
+    no: Any = np.bool_(False)
+    yes: Any = np.bool_(True)
     info = popef.TensorInfo()
     info.setShape(np.array([3, 4]))
     info.setDataType(popef.DataType.F32)
@@ -96,7 +102,7 @@ def test_numbers_of_numpy_are_written(tmp_path: Path) -> None:
     anchor.setType(popef.TensorType.INPUT)
     anchor.setTensorInfo(info)
     anchor.setPrograms(np.array([1]))
-    anchor.setIsPerReplica(np.bool_(False))
+    anchor.setIsPerReplica(no)
     flow = popef.ProgramFlow()
     flow.setLoad(np.array([0]))
     flow.setMain(np.array([1]))
@@ -104,13 +110,13 @@ def test_numbers_of_numpy_are_written(tmp_path: Path) -> None:
     metadata.setExecutable("e")
     metadata.setAnchors((anchor,))
     metadata.setProgramFlow(flow)
-    metadata.setProgramsMap({np.int64(0): "load", np.int64(1): "main"})
-    metadata.setNumIpus(np.int64(2))
-    metadata.setIsInference(np.bool_(True))
+    metadata.setProgramsMap({zero: "load", one: "main"})
+    metadata.setNumIpus(two)
+    metadata.setIsInference(yes)
     feed = popef.FeedDataInfo()
     feed.setName("x")
     feed.setTensorInfo(info)
-    feed.setNumTensors(np.int64(1))
+    feed.setNumTensors(one)
     writer = popef.Writer(str(tmp_path / "np.popef"))
     writer.write(metadata)
     writer.createExecutable("e", False).write(b"content", 7)

@@ -189,16 +189,17 @@ def test_text_may_be_bytes(tmp_path: Path) -> None:
 
 def test_memory_of_any_layout_is_written_row_by_row(tmp_path: Path) -> None:
     rows = np.arange(12, dtype=np.float32).reshape(3, 4)
-    layouts = [rows.T, rows[:, ::2], np.asfortranarray(rows), rows[::-1], rows[:0]]
     frozen = rows.copy()
     frozen.flags.writeable = False
+    layouts: list[Any] = [rows.T, rows[:, ::2], np.asfortranarray(rows), rows[::-1]]
+    layouts += [rows[:0], frozen, memoryview(rows.tobytes())[::2]]
     writer = popef.Writer(tmp_path / "file.popef")
-    for number, data in enumerate([*layouts, frozen, memoryview(rows.tobytes())[::2]]):
+    for number, data in enumerate(layouts):
         writer.createOpaqueBlob(f"{number}").write(data)
         writer.createOpaqueBlob(f"{number} with its size").write(data, data.nbytes)
     writer.close()
     reader = popef.Reader()
     reader.parseFile(tmp_path / "file.popef")
     found = {item.name: item.data() for item in reader.opaqueBlobs()}
-    for number, data in enumerate([*layouts, frozen, memoryview(rows.tobytes())[::2]]):
+    for number, data in enumerate(layouts):
         assert found[f"{number}"] == found[f"{number} with its size"] == data.tobytes()

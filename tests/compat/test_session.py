@@ -81,9 +81,9 @@ def test_serving_loop_that_flushes(simple: str) -> None:
             slot = queues.inputQueue(name).enqueueLock()
             slot.data, slot.data_size = data, data.nbytes
             queues.inputQueue(name).enqueueComplete()
-        room = queues.outputQueue("output").enqueueLock()
-        room.data, room.data_size = out, out.nbytes
-        room.writeCompleteCallback = written.set
+        free = queues.outputQueue("output").enqueueLock()
+        free.data, free.data_size = out, out.nbytes
+        free.writeCompleteCallback = written.set
         queues.outputQueue("output").enqueueComplete()
     thread.start()
     assert written.wait(30)
@@ -117,9 +117,8 @@ def test_program_numbers_and_sizes_of_numpy(simple: str) -> None:
     assert sorted(queues.inputs) == ["tensor_A", "tensor_B"]
     assert queues.inputQueue("tensor_A").numBuffers() == 4
     memory = [rows(3), rows(3), rows(3)]
-    for queue, array in zip(
-        (*queues.outputs.values(), *queues.inputs.values()), memory, strict=True
-    ):
+    every: list[Any] = [*queues.outputs.values(), *queues.inputs.values()]
+    for queue, array in zip(every, memory, strict=True):
         queue.enqueue(array, array.nbytes)
     with pytest.raises(InvalidModel, match="no program 7"):
         session.runPrograms([7])
@@ -197,6 +196,7 @@ def test_rings_of_batches_are_filled_in_place() -> None:
     other.data_size = 32  # a ring copies what is written
     first, second = ring.readLock(), ring.readLock()
     assert np.shares_memory(np.frombuffer(first.data, np.float32), batch)
+    assert first.readStartCallback
     first.readStartCallback()
     assert called == ["start"]
     assert (first.data_size, second.data_size) == (48, 16)
@@ -299,7 +299,8 @@ def test_queues_and_anchors_by_name_and_by_handle(simple: str) -> None:
         assert queues.inputQueue(anchor.handle()) is queue
         assert queues.inputQueue(anchor.handle().encode()) is queue
         assert queues.inputs[anchor.name()] is queue
-        assert queues.inputs[anchor.name().encode()] is queue
+        in_bytes: Any = anchor.name().encode()  # the types say `str`
+        assert queues.inputs[in_bytes] is queue
     (output,) = session.getUserOutputAnchors()
     queue_of_output = queues.outputQueue(output.handle())
     assert queues.outputQueue(output.name()) is queue_of_output
@@ -310,7 +311,8 @@ def test_queues_and_anchors_by_name_and_by_handle(simple: str) -> None:
     assert seen[-1] == 1.5
     policy = AnchorCallbackPolicy.SKIP_CB
     factory = model_runtime.predicate_factory
-    for given in (output, output.name(), output.handle(), output.handle().encode()):
+    ways: list[Any] = [output, output.name(), output.handle()]
+    for given in (*ways, output.handle().encode()):
         chosen = factory.AnchorWithPolicy(given, policy)
         predicate = factory.anchor_callbacks.predAnchorsPolicies([chosen])
         assert predicate(output) is policy

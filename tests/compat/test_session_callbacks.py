@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -192,11 +193,12 @@ def test_policies_of_another_kind_are_refused(folder: Path) -> None:
     flow, anchor = popef.ProgramFlow(), popef.Anchor()
     user, skip = mr.AnchorCallbackPolicy.BIND_USER_CB, mr.AnchorCallbackPolicy.SKIP_CB
     wrong: Any = mr.PopefDataUsagePolicy.USE_USER_DATA
-    for make in (
+    calls: list[Callable[[], object]] = [
         lambda: callbacks.predProgramFlowMain(flow, wrong),
         lambda: callbacks.predNonScalarType(user, wrong),
         lambda: callbacks.orBind(user, wrong),
-    ):
+    ]
+    for make in calls:
         with pytest.raises(TypeError, match="AnchorCallbackPolicy, got PopefData"):
             make()
     with pytest.raises(TypeError, match="expected ProgramFlow, got list"):

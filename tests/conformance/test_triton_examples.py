@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.app.served import WAIT, ServedGateway
+from tests.app.served import ServedGateway
+from tests.support import WAIT
 
 EXAMPLES = Path(__file__).parent / "triton_examples"
 # It needs a server of another mode.

@@ -52,7 +52,7 @@ class Streams:
         self.written: dict[str, list[np.ndarray[Any, Any]]] = {}
 
     def read(self, handle: str) -> np.ndarray[Any, Any]:
-        return next(self._inputs[handle])  # type: ignore[no-any-return]
+        return next(self._inputs[handle])
 
     def output_memory(self, *_: object) -> None:
         return None

@@ -31,26 +31,28 @@ def trainer() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def images() -> np.ndarray:
-    return np.load(DIGITS / "test_images.npy")
+def images() -> Array:
+    found: Array = np.load(DIGITS / "test_images.npy")
+    return found
 
 
 @pytest.fixture(scope="module")
-def labels() -> np.ndarray:
-    return np.load(DIGITS / "test_labels.npy")
+def labels() -> Array:
+    found: Array = np.load(DIGITS / "test_labels.npy")
+    return found
 
 
-def test_held_out_split_is_images_and_labels(
-    images: np.ndarray, labels: np.ndarray
-) -> None:
-    assert (images.shape, images.dtype) == ((360, 1, 8, 8), np.float32)
-    assert (labels.shape, labels.dtype) == ((360,), np.int64)
+def test_held_out_split_is_images_and_labels(images: Array, labels: Array) -> None:
+    assert images.shape == (360, 1, 8, 8)
+    assert images.dtype == np.float32
+    assert labels.shape == (360,)
+    assert labels.dtype == np.int64
     assert (images.min(), images.max()) == (0, 16)
     assert sorted(set(labels.tolist())) == list(range(10))
 
 
 def test_accuracy_is_the_stated_one(
-    session: onnxruntime.InferenceSession, images: np.ndarray, labels: np.ndarray
+    session: onnxruntime.InferenceSession, images: Array, labels: Array
 ) -> None:
     (digits,) = session.run(["digit"], {"image": images})
     correct = int((digits == labels).sum())
@@ -72,7 +74,7 @@ def test_interface_is_the_documented_one(
 
 @pytest.mark.parametrize("count", [0, 1, 2, 360])
 def test_any_number_of_images(
-    session: onnxruntime.InferenceSession, images: np.ndarray, count: int
+    session: onnxruntime.InferenceSession, images: Array, count: int
 ) -> None:
     probabilities, digits = session.run(None, {"image": images[:count]})
     assert probabilities.shape == (count, 10)
@@ -85,7 +87,7 @@ def test_model_is_small_enough_for_the_repository() -> None:
 
 
 def test_network_with_the_shipped_weights_agrees_with_the_onnx(
-    session: onnxruntime.InferenceSession, images: np.ndarray
+    session: onnxruntime.InferenceSession, images: Array
 ) -> None:
     network = with_shipped_weights()
     expected = softmax(network.logits(images.astype(np.float64) / 16))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 
 from bench.queues import Cell, Exchange, measure, payloads, report
@@ -25,7 +27,7 @@ def test_messages_come_back(make: type) -> None:
 
 def test_a_wrong_answer_is_seen() -> None:
     class Wrong:
-        name = "wrong"
+        name: ClassVar[str] = "wrong"
 
         def send(self, message: bytes) -> None:
             self.message = message[:-1] + b"?"

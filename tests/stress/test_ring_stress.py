@@ -71,7 +71,7 @@ def consume(memory: SharedMemory, slots: int, messages: int) -> None:
     pattern = np.arange(WORDS, dtype=np.uint64)
     expected = 0
     while expected < messages:
-        held = []
+        held: list[int] = []
         while len(held) < rng.randint(1, 8) and (slot := ring.try_read_lock()) >= 0:
             held.append(slot)
         if held and rng.random() < 0.1:

@@ -62,7 +62,7 @@ def document(gateway: ServedGateway) -> Any:
 def cases(operation: Any) -> Any:
     """Requests that the schema allows, and such that it does not."""
     return st.one_of(
-        operation.as_strategy(generation_mode=mode) for mode in GenerationMode
+        [operation.as_strategy(generation_mode=mode) for mode in GenerationMode]
     )
 
 

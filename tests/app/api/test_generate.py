@@ -12,9 +12,11 @@ import pytest
 
 from app.api.generate import decode_generate
 from app.codec import ModelCodec
+from app.codec.messages import Body
 from app.errors import InvalidTensor
 from app.spec import ModelSpec, TensorSpec
-from tests.app.served import WAIT, ServedGateway
+from tests.app.served import ServedGateway
+from tests.support import WAIT
 
 MODEL = "/v2/models/mock_llm"
 SSE = "text/event-stream; charset=utf-8"
@@ -288,7 +290,7 @@ def test_shapes_are_filled_up(
     codec: ModelCodec, name: str, value: Any, shape: tuple[int, ...] | None
 ) -> None:
     values = {"a": 1, "b": [1, 2], "c": [0] * 6, "d": [1] * 4, "e": 1} | {name: value}
-    body = [json.dumps(values).encode()]
+    body: Body = [json.dumps(values).encode()]
     if shape is None:
         with pytest.raises(InvalidTensor, match="proper shape"):
             decode_generate(codec, body)

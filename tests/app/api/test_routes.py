@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -292,10 +293,11 @@ def test_shared_memory_is_off_by_default(gateway: ServedGateway, stock: Any) -> 
     stock.unregister_system_shared_memory()
     tensor = triton.InferInput("input", [1, 4], "FP32")
     tensor.set_shared_memory("io", 16)
-    for call in (
+    calls: list[Callable[[], object]] = [
         lambda: stock.register_system_shared_memory("io", "/key", 16),
         lambda: stock.infer("affine", [tensor]),
-    ):
+    ]
+    for call in calls:
         with pytest.raises(
             InferenceServerException, match="--allow-shared-memory"
         ) as e:

@@ -183,7 +183,7 @@ def test_a_name_that_is_no_text(popgate: Call, tmp_path: Path) -> None:
 def test_a_full_disk_is_told_of(popgate: Call, tmp_path: Path) -> None:
     save(tmp_path / "m.onnx")
     program = "from app.cli import main; main()"
-    command = [sys.executable, "-c", program, "compile", tmp_path / "m.onnx"]
+    command = [sys.executable, "-c", program, "compile", str(tmp_path / "m.onnx")]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1

@@ -59,8 +59,7 @@ def test_help_needs_none_of_the_heavy_packages() -> None:
 
 
 def test_help_of_serve_tells_the_real_defaults(popgate: Call) -> None:
-    text = " ".join(popgate("serve", "--help").out.split())
-    options = text.split(" --")
+    options = " ".join(popgate("serve", "--help").out.split()).split(" --")
     shown = {
         option.split()[0].rstrip(","): match.group(1)
         for option in options

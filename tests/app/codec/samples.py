@@ -20,7 +20,7 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from app.codec import ModelCodec, Response
+from app.codec import ModelCodec, Response, messages
 from app.limits import DEFAULT_LIMITS, Limits
 from app.spec import DATATYPES, ModelSpec, TensorSpec
 
@@ -122,7 +122,9 @@ class Body:
     ) -> Any:
         """The request; `cut` hands the body over in chunks of so many bytes."""
         step = cut or max(1, len(self.data))
-        chunks = [self.data[i : i + step] for i in range(0, len(self.data), step)]
+        chunks: messages.Body = [
+            self.data[i : i + step] for i in range(0, len(self.data), step)
+        ]
         return codec.decode(
             self.headers.get("content-type"),
             self.headers.get("inference-header-content-length"),

@@ -15,7 +15,7 @@ from app.codec.compression import (
     compress,
     inflate,
 )
-from app.codec.messages import Response
+from app.codec.messages import Body, Response
 from app.errors import BodyTooLarge, MalformedBody, UnsupportedMediaType
 
 DATA = bytes(range(256)) * 100
@@ -34,7 +34,7 @@ DATA = bytes(range(256)) * 100
 )
 @pytest.mark.parametrize("step", [1, 100, 1 << 20])
 def test_inflates(encoding: bytes, body: bytes, step: int) -> None:
-    chunks = [body[i : i + step] for i in range(0, len(body), step)]
+    chunks: Body = [body[i : i + step] for i in range(0, len(body), step)]
     assert b"".join(inflate(encoding, chunks, len(DATA))) == DATA
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from app.codec import ModelCodec
 from app.codec.json_text import _keys_in, parse_json
+from app.codec.messages import Body
 from app.codec.model import DECODED_AT_ONCE, DECODED_AT_ONCE_AT_MOST
 from app.codec.oip_msgpack import _unique, parse_msgpack
 from app.errors import InvalidRequest, MalformedBody, RepeatedKey, RequestError
@@ -99,7 +100,7 @@ def test_a_repeated_key_is_found_by_looking_at_each_key_a_few_times() -> None:
         def __eq__(self, other: object) -> bool:
             nonlocal looked
             looked += 1
-            return str.__eq__(self, other)  # type: ignore[arg-type]
+            return str.__eq__(self, other)
 
         __hash__ = str.__hash__
 
@@ -209,7 +210,7 @@ def test_what_takes_long_is_known_before(
     expected: bool,
 ) -> None:
     codec = ModelCodec(spec(datatype))
-    body = [head + bytes(size - len(head))]
+    body: Body = [head + bytes(size - len(head))]
     assert codec.takes_long(headers, body) is expected
 
 

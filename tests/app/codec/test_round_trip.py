@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from app.codec.messages import Body
 from engine import Tensor
 from tests.app.codec import samples
 from tests.app.codec.samples import NUMPY, SHAPES, WAYS_IN, WAYS_OUT, Array, assert_same
@@ -124,7 +125,7 @@ def test_binary_tensors_are_views_of_the_body() -> None:
     array = np.arange(50_000, dtype=np.float32)
     body = samples.binary("FP32", array)
     length = int(body.headers["inference-header-content-length"])
-    chunks = [body.data[:1000], b"", body.data[1000:90_000], body.data[90_000:]]
+    chunks: Body = [body.data[:1000], b"", body.data[1000:90_000], body.data[90_000:]]
     request = samples.codec().decode(None, str(length).encode(), None, chunks)
     parts = request.inputs["x"].parts
     views = [part for part in parts if isinstance(part, memoryview)]

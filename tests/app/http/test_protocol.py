@@ -6,7 +6,7 @@ import json
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -58,7 +58,7 @@ class Wire:
     def is_closed(self) -> bool:
         return self.stream.read(1) == b""
 
-    def __enter__(self) -> Wire:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:

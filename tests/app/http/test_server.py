@@ -77,7 +77,8 @@ class Running:
         self.listener = listen_tcp("127.0.0.1", 0)
         self.port = self.listener.getsockname()[1]
         self._connections: list[http.client.HTTPConnection] = []
-        self.server = GatewayServer(self.app, abort=self.app.abort, **options)
+        front: Any = self.app  # all that is asked of it is to be an application
+        self.server = GatewayServer(front, abort=self.app.abort, **options)
         self._thread = threading.Thread(
             target=self.server.run, kwargs={"sockets": [self.listener]}
         )

@@ -55,7 +55,11 @@ def open_files(gateway: ServedGateway) -> int:
 
 def big(*extra: str, path: str = "/v2/models/wide/infer") -> bytes:
     body = np.ones((ROWS, 65536), np.float32).tobytes()
-    item = {"name": "input", "shape": [ROWS, 65536], "datatype": "FP32"}
+    item: dict[str, object] = {
+        "name": "input",
+        "shape": [ROWS, 65536],
+        "datatype": "FP32",
+    }
     item |= {"parameters": {"binary_data_size": len(body)}}
     asked = {"inputs": [item], "parameters": {"binary_data_output": True}}
     header = json.dumps(asked).encode()
@@ -83,13 +87,13 @@ def test_who_takes_nothing_of_an_answer_is_disconnected(serve: Serve) -> None:
         assert len(body) > ROWS * 65536 * 4
         honest.send(request(1))
         assert honest.output() == expected(1)
-        for client in (short, asgi):
-            assert b" 200 " in client.stream.readline()
+        for deaf in (short, asgi):
+            assert b" 200 " in deaf.stream.readline()
         end = time.monotonic() + WAIT
         while open_files(gateway) > before + 1:
             assert time.monotonic() < end, "they are still connected"
-        for client in (short, asgi):
-            assert client.rest() < len(body)
+        for deaf in (short, asgi):
+            assert deaf.rest() < len(body)
 
 
 def test_all_answers_that_nobody_reads_have_a_bound(serve: Serve) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -194,7 +195,8 @@ def test_batches_by_their_size() -> None:
     metrics = used_metrics()
     metrics.begin()
     metrics.success(1, 0, 500_000, rows=3, batch_rows=3, input_ns=7, output_ns=9)
-    three, eight = metrics.statistics()["batch_stats"]  # type: ignore[misc]
+    statistics: Any = metrics.statistics()
+    three, eight = statistics["batch_stats"]
     assert three == {
         "batch_size": 3,
         "compute_input": {"count": 1, "ns": 7},

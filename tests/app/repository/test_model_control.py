@@ -18,9 +18,9 @@ from app.repository.model_record import ModelRecord
 from app.repository.repository import ModelRepository
 from app.repository.scan import ModelSource
 from app.repository.uploads import Uploads
-from tests.app.served import WAIT, ServedGateway, add, run_popgate
+from tests.app.served import ServedGateway, add, run_popgate
 from tests.engine import models
-from tests.support import until
+from tests.support import WAIT, until
 
 ROW = [[1.0, 2.0, 3.0, 4.0]]
 AFFINE = [3.0, 5.0, 7.0, 9.0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -41,7 +41,10 @@ MODELS = {
 }
 
 
-def graph(*steps: tuple[str, Any, Any], **options: Any) -> EnsembleGraph:
+Step: TypeAlias = tuple[str, dict[str, str], dict[str, str]]
+
+
+def graph(*steps: Step, **options: Any) -> EnsembleGraph:
     made = tuple(StepConfig(m, 0, i, o) for m, i, o in steps)
     config = EnsembleConfig(made, **options)
     return compose("e", "1", config, [MODELS[m] for m, _, _ in steps])
@@ -78,8 +81,10 @@ def test_a_step_that_takes_two_tensors_of_another_waits_once() -> None:
 
 
 def test_outputs_may_be_chosen_and_dropped() -> None:
-    steps = (("scale", {}, {"y": "mid"}), ("scale", {"x": "mid"}, {"y": "end"}))
-    assert names(graph(*steps, outputs=("end", "mid")).spec.outputs) == ["end", "mid"]
+    first: Step = ("scale", {}, {"y": "mid"})
+    second: Step = ("scale", {"x": "mid"}, {"y": "end"})
+    made = graph(first, second, outputs=("end", "mid"))
+    assert names(made.spec.outputs) == ["end", "mid"]
     made = graph(("split", {}, {"l": "only"}))
     assert names(made.spec.outputs) == ["only"]
 

@@ -14,9 +14,10 @@ import pytest
 from onnx import helper
 
 from tests.app.served import Serve, ServedGateway, add
-from tests.app.serving.test_scheduling import FOR_EVER, Asking, in_flight, until
+from tests.app.serving.test_scheduling import Asking, in_flight
 from tests.engine import models
 from tests.engine.models import Port
+from tests.support import FOR_EVER, until
 
 ROW = [[1.0, 2.0, 3.0, 4.0]]
 

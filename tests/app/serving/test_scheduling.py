@@ -14,12 +14,9 @@ from urllib.parse import urlsplit
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.app.served import WAIT, Serve, ServedGateway
+from tests.app.served import Serve, ServedGateway
 from tests.engine import models
-from tests.support import until
-
-#: Hours of work: a test that waits for it never ends.
-FOR_EVER = 1_000_000_000
+from tests.support import FOR_EVER, WAIT, until
 
 
 @pytest.fixture(scope="module")

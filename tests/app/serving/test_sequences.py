@@ -482,7 +482,7 @@ def test_one_timer_however_long_a_sequence_is_busy() -> None:
             armed.append(when)
             return call_at(when, *arguments, **options)
 
-        loop.call_at = count  # type: ignore[method-assign]
+        loop.call_at = count  # type: ignore[method-assign,assignment]
         client.ask(1, 1, "s")
         client.ask(2, 1, "s")
         for expected in range(2, 6):

@@ -123,7 +123,7 @@ class Client:
         config = StepsConfig(**(CONFIG | changes))
         self.scheduler = StepScheduler(SPEC, self.runner, config, Path())
         self.responses: list[int] = []
-        self.ended: list[EngineError | None] = []
+        self.ended: list[Exception | None] = []
 
     def request(self, **parameters: Any) -> InferRequest:
         x = Tensor.from_numpy(np.array([5], np.int64))

@@ -3,6 +3,8 @@
 import argparse
 import asyncio
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tritonclient.http as httpclient
@@ -13,13 +15,13 @@ MODEL = "custom_identity_int32"  # takes three seconds
 VALUE = np.array([[10]], np.int32)
 
 
-def asked(library):
+def asked(library: Any) -> Any:
     tensor = library.InferInput("INPUT0", [1, 1], "INT32")
     tensor.set_data_from_numpy(VALUE)
     return [tensor]
 
 
-def times_out(call):
+def times_out(call: Callable[..., Any]) -> None:
     try:
         call()
     except Exception as error:
@@ -29,14 +31,14 @@ def times_out(call):
         sys.exit("FAILED: there was no time-out")
 
 
-def impatient(url):
+def impatient(url: str) -> None:
     with httpclient.InferenceServerClient(url=url, network_timeout=0.5) as client:
         times_out(lambda: client.infer(MODEL, asked(httpclient)))
         request = client.async_infer(MODEL, asked(httpclient))
         times_out(request.get_result)
 
 
-def server_gives_up(url):
+def server_gives_up(url: str) -> None:
     """The request says in microseconds how long it may take."""
     with httpclient.InferenceServerClient(url=url) as client:
         try:
@@ -48,7 +50,7 @@ def server_gives_up(url):
             sys.exit("FAILED: the server did not give up")
 
 
-async def impatient_aio(url):
+async def impatient_aio(url: str) -> None:
     async with aioclient.InferenceServerClient(url=url, conn_timeout=0.5) as client:
         try:
             await client.infer(MODEL, asked(aioclient))
@@ -57,7 +59,7 @@ async def impatient_aio(url):
         sys.exit("FAILED: there was no time-out")
 
 
-def patient(url):
+def patient(url: str) -> None:
     """Several at once: they are answered together."""
     with httpclient.InferenceServerClient(
         url=url, concurrency=3, network_timeout=30.0
@@ -68,7 +70,7 @@ def patient(url):
                 sys.exit("FAILED: another value came back")
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("-u", "--url", default="localhost:8000")
     url = parser.parse_args().url

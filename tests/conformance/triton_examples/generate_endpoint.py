@@ -5,6 +5,7 @@ import json
 import sys
 import urllib.error
 import urllib.request
+from typing import Any
 
 TEXT = "hello world"
 EVENTS = "text/event-stream; charset=utf-8"
@@ -47,7 +48,7 @@ WRONG = [
 ]
 
 
-def post(url, what, body):
+def post(url: str, what: str, body: Any) -> Any:
     """Status, content type and text of an answer."""
     text = body if isinstance(body, str) else json.dumps(body)
     request = urllib.request.Request(
@@ -63,12 +64,12 @@ def post(url, what, body):
             return error.code, error.headers["Content-Type"], error.read().decode()
 
 
-def expect(found, wanted, what):
+def expect(found: object, wanted: object, what: str) -> None:
     if found != wanted:
         sys.exit(f"FAILED: {what}: {found!r} instead of {wanted!r}")
 
 
-def one_response(url):
+def one_response(url: str) -> None:
     status, kind, answer = post(url, "generate", {"PROMPT": TEXT, "STREAM": False})
     expect((status, kind), (200, "application/json"), answer)
     expect(json.loads(answer)["TEXT"], TEXT, "generate")
@@ -77,7 +78,7 @@ def one_response(url):
     expect(json.loads(post(url, "generate", named)[2])["id"], "request-1", "the id")
 
 
-def responses(url):
+def responses(url: str) -> None:
     """So many responses of a model that decides that itself."""
     for parameters, events in (
         ({}, [TEXT]),
@@ -107,7 +108,7 @@ def responses(url):
     expect(json.loads(answer.removeprefix("data: "))["error"], "An Error Occurred", "")
 
 
-def errors(url):
+def errors(url: str) -> None:
     for body, text in WRONG:
         for what in ("generate", "generate_stream"):
             status, kind, answer = post(url, what, body)
@@ -115,7 +116,7 @@ def errors(url):
             expect(text in json.loads(answer)["error"], True, answer)
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("-u", "--url", default="localhost:8000")
     url = parser.parse_args().url

@@ -8,6 +8,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +33,12 @@ CHUNKED = (
 )
 
 
-def post(url, path, body, **headers):
+def connect(url: str) -> socket.socket:
+    host, port = url.split(":")
+    return socket.create_connection((host, int(port)))
+
+
+def post(url: str, path: str, body: Any, **headers: str) -> Any:
     """Status, headers and bytes of an answer."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     request = urllib.request.Request(f"http://{url}/v2/{path}", body, named)
@@ -44,18 +50,18 @@ def post(url, path, body, **headers):
             return error.code, error.headers, error.read()
 
 
-def raw(url, model, body, **headers):
+def raw(url: str, model: str, body: Any, **headers: str) -> Any:
     headers[HEADER_LENGTH] = "0"
     return post(url, f"models/{model}/infer", body, **headers)
 
 
-def expect(answer, status, text=""):
+def expect(answer: Any, status: int, text: str = "") -> None:
     code, _, body = answer
     if code != status or text not in body.decode("utf-8", "replace"):
         sys.exit(f"FAILED: {status} {text} expected, got {code} {body[:500]}")
 
 
-def expect_bytes(answer, wanted):
+def expect_bytes(answer: Any, wanted: bytes) -> None:
     code, headers, body = answer
     if code != 200:
         sys.exit(f"FAILED: {code} {body[:500]}")
@@ -63,7 +69,7 @@ def expect_bytes(answer, wanted):
         sys.exit(f"FAILED: other bytes came back than the {len(wanted)} that went")
 
 
-def raw_tensors(url):
+def raw_tensors(url: str) -> None:
     floats = np.arange(32, dtype=np.float32).tobytes()
     expect_bytes(raw(url, "onnx_zero_1_float32", floats), floats)
     expect_bytes(raw(url, "onnx_zero_1_object_1_element", b"427"), b"\3\0\0\x00427")
@@ -78,12 +84,12 @@ def raw_tensors(url):
     expect(raw(url, "onnx_zero_3_float32", floats), 400, text)
 
 
-def full_queue(url):
+def full_queue(url: str) -> None:
     """The model lets a request wait for a second, and only one at a time."""
     body = bytes(32)
     answers = []
 
-    def ask():
+    def ask() -> None:
         answers.append(raw(url, "onnx_zero_1_float32_queue", body)[0])
 
     threads = [threading.Thread(target=ask) for _ in range(2)]
@@ -95,7 +101,7 @@ def full_queue(url):
         sys.exit(f"FAILED: statuses of two requests to a queue of one: {answers}")
 
 
-def sizes(url):
+def sizes(url: str) -> None:
     """Just under the limit, and just above, plain and compressed."""
     model = "onnx_zero_1_float32"
     body = bytes(LIMIT - 128)
@@ -103,7 +109,7 @@ def sizes(url):
     packed = gzip.compress(body + bytes(256), 1)
     expect(raw(url, model, packed, Content_Encoding="gzip"), 400, TOO_LARGE)
     for binary, text in (("", TOO_LARGE_JSON), (f"{HEADER_LENGTH}: 0\r\n", TOO_LARGE)):
-        with socket.create_connection(url.split(":")) as connection:
+        with connect(url) as connection:
             head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: {url}\r\n{binary}"
             connection.sendall(f"{head}Content-Length: {LIMIT + 1}\r\n\r\n".encode())
             answer = connection.makefile("rb").read().decode()
@@ -111,8 +117,9 @@ def sizes(url):
             sys.exit(f"FAILED: a body too large: {answer}")
 
 
-def shapes(url):
+def shapes(url: str) -> None:
     model = "models/onnx_zero_1_float32/infer"
+    tensor: dict[str, object]
     for shape, status, text in (
         ([1, -4], 500, "Unable to parse 'shape': attempt to access JSON non-unsigned-"),
         ([1 << 31] * 3, 400, "causes total element count to exceed maximum size of"),
@@ -137,10 +144,10 @@ def shapes(url):
     expect(post(url, missing, b"{}"), 400, "Request for unknown model: 'none' is not")
 
 
-def many_chunks(url, count):
+def many_chunks(url: str, count: int) -> None:
     """A body of many chunks of one byte, which is no JSON."""
     for path in CHUNKED:
-        with socket.create_connection(url.split(":")) as connection:
+        with connect(url) as connection:
             connection.sendall(
                 f"POST /v2/{path} HTTP/1.1\r\nHost: {url}\r\n"
                 "Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n".encode()
@@ -153,7 +160,7 @@ def many_chunks(url, count):
             sys.exit(f"FAILED: {path} with many chunks: {answer}")
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("-u", "--url", default="localhost:8000")
     parser.add_argument("-n", "--chunks", type=int, default=1_000_000)

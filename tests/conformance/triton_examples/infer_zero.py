@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from typing import Any
 
 import numpy as np
 import tritonclient.http as httpclient
@@ -15,14 +16,14 @@ MODELS = (
 )
 
 
-def filled(dtype, shape):
+def filled(dtype: Any, shape: Any) -> Any:
     if dtype is np.object_:
         words = [str(i).encode() for i in range(int(np.prod(shape)))]
         return np.array(words, np.object_).reshape(shape)
     return np.arange(np.prod(shape)).reshape(shape).astype(dtype)
 
 
-def check(client, model, count, array, into, out):
+def check(client: Any, model: str, count: int, array: Any, into: Any, out: Any) -> None:
     kind = httpclient.np_to_triton_dtype(array.dtype)
     names = range(count)
     tensors = [httpclient.InferInput(f"INPUT{i}", array.shape, kind) for i in names]
@@ -45,7 +46,7 @@ def check(client, model, count, array, into, out):
             sys.exit(f"FAILED: {model}: {found} instead of {array}")
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("-u", "--url", default="localhost:8000")
     with httpclient.InferenceServerClient(url=parser.parse_args().url) as client:

@@ -3,13 +3,14 @@
 import argparse
 import os
 import sys
+from typing import Any
 
 import numpy as np
 import tritonclient.http as httpclient
 from tritonclient.utils import shared_memory as shm
 
 
-def check(client, inputs, outputs, in0, in1):
+def check(client: Any, inputs: Any, outputs: Any, in0: Any, in1: Any) -> None:
     results = client.infer("simple", inputs, outputs=outputs)
     if not (results.as_numpy("OUTPUT0") == in0 + in1).all():
         sys.exit("infer error: incorrect sum")
@@ -17,7 +18,7 @@ def check(client, inputs, outputs, in0, in1):
         sys.exit("infer error: incorrect difference")
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("-u", "--url", default="localhost:8000")
     client = httpclient.InferenceServerClient(url=parser.parse_args().url)

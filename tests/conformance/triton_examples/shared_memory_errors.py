@@ -4,6 +4,8 @@ import argparse
 import os
 import sys
 import urllib.request
+from collections.abc import Callable
+from typing import Any
 
 import gevent
 import numpy as np
@@ -15,7 +17,7 @@ PAGE = 4096
 KEY = f"/shm_errors_{os.getpid()}"
 
 
-def refused(text, call, *arguments, **named):
+def refused(text: str, call: Callable[..., Any], *arguments: Any, **named: Any) -> None:
     try:
         call(*arguments, **named)
     except InferenceServerException as error:
@@ -25,7 +27,7 @@ def refused(text, call, *arguments, **named):
         sys.exit(f"FAILED: no error with {text!r}")
 
 
-def inputs(size, offset=64):
+def inputs(size: int, offset: int = 64) -> Any:
     """The first from shared memory; the second as well, or in the request."""
     made = []
     for name, at in (("INPUT0", 0), ("INPUT1", offset)):
@@ -35,7 +37,7 @@ def inputs(size, offset=64):
     return made
 
 
-def registering(client):
+def registering(client: Any) -> None:
     register = client.register_system_shared_memory
     status = client.get_system_shared_memory_status
     refused("Unable to open shared memory region", register, "x", "/no_such_key", 64)
@@ -55,7 +57,7 @@ def registering(client):
         sys.exit(f"FAILED: status: {status()}")
 
 
-def inferring(client, in0, in1):
+def inferring(client: Any, in0: Any, in1: Any) -> None:
     infer = client.infer
     for size, offset, text in (
         (128, 64, "input byte size mismatch for input 'INPUT1' for model 'simple'."),
@@ -74,7 +76,7 @@ def inferring(client, in0, in1):
             sys.exit("FAILED: incorrect sum")
 
 
-def unregistering(url, client):
+def unregistering(url: str, client: Any) -> Any:
     """All regions stay until the last request that uses one of them has ended."""
     slow = "custom_identity_int32"
     tensor = httpclient.InferInput("INPUT0", [1, 16], "INT32")
@@ -85,7 +87,7 @@ def unregistering(url, client):
     client.register_system_shared_memory("out", KEY, 64, offset=256)
     with httpclient.InferenceServerClient(url=url, concurrency=2) as other:
 
-        def send():
+        def send() -> Any:
             return other.async_infer(slow, [tensor], outputs=[wanted])
 
         first = send()
@@ -102,14 +104,14 @@ def unregistering(url, client):
         sys.exit("FAILED: still there after the last request")
 
 
-def in_flight(url, model):
+def in_flight(url: str, model: str) -> Any:
     """Whether the model has a request that it has not answered."""
     with urllib.request.urlopen(f"http://{url}/metrics") as answer:
         text = answer.read().decode()
     return f'popgate_requests_in_flight{{model="{model}",version="1"}} 1' in text
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("-u", "--url", default="localhost:8000")
     url = parser.parse_args().url

@@ -8,7 +8,7 @@ import numpy as np
 import tritonclient.http.aio as httpclient
 
 
-async def check(url):
+async def check(url: str) -> None:
     async with httpclient.InferenceServerClient(url=url) as client:
         if not (await client.is_server_live() and await client.is_server_ready()):
             sys.exit("FAILED: health")
@@ -53,7 +53,7 @@ async def check(url):
             sys.exit("infer error: incorrect difference")
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("-u", "--url", default="localhost:8000")
     asyncio.run(check(parser.parse_args().url))

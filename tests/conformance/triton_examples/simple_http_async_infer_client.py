@@ -7,7 +7,7 @@ import numpy as np
 import tritonclient.http as httpclient
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("-u", "--url", default="localhost:8000")
     url = parser.parse_args().url

@@ -7,7 +7,7 @@ import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("-u", "--url", default="localhost:8000")
     client = httpclient.InferenceServerClient(url=parser.parse_args().url)

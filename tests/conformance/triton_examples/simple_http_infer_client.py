@@ -2,13 +2,22 @@
 
 import argparse
 import sys
+from typing import Any
 
 import numpy as np
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
 
-def infer(client, in0, in1, request=None, response=None, headers=None, model="simple"):
+def infer(
+    client: Any,
+    in0: Any,
+    in1: Any,
+    request: Any = None,
+    response: Any = None,
+    headers: Any = None,
+    model: str = "simple",
+) -> Any:
     inputs = [
         httpclient.InferInput("INPUT0", [1, 16], "INT32"),
         httpclient.InferInput("INPUT1", [1, 16], "INT32"),
@@ -31,7 +40,7 @@ def infer(client, in0, in1, request=None, response=None, headers=None, model="si
     )
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("-u", "--url", default="localhost:8000")
     url = parser.parse_args().url

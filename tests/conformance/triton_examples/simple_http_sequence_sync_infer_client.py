@@ -3,12 +3,13 @@
 import argparse
 import sys
 import uuid
+from typing import Any
 
 import numpy as np
 import tritonclient.http as httpclient
 
 
-def send(client, values, sequence_id, model):
+def send(client: Any, values: Any, sequence_id: Any, model: str) -> Any:
     results = []
     for index, value in enumerate(values):
         tensor = httpclient.InferInput("INPUT", [1, 1], "INT32")
@@ -25,7 +26,7 @@ def send(client, values, sequence_id, model):
     return results
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("-u", "--url", default="localhost:8000")
     parser.add_argument("-d", "--dyna", action="store_true")

@@ -10,7 +10,7 @@ from tritonclient import utils
 from tritonclient.utils import shared_memory as shm
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("-u", "--url", default="localhost:8000")
     client = httpclient.InferenceServerClient(url=parser.parse_args().url)

@@ -2,12 +2,13 @@
 
 import argparse
 import sys
+from typing import Any
 
 import numpy as np
 import tritonclient.http as httpclient
 
 
-def identity(client, array, binary):
+def identity(client: Any, array: Any, binary: bool) -> None:
     """Bytes that are no text to look at come back as they went."""
     tensor = httpclient.InferInput("INPUT0", array.shape, "BYTES")
     tensor.set_data_from_numpy(array, binary_data=binary)
@@ -20,14 +21,14 @@ def identity(client, array, binary):
         sys.exit(f"error: {found} instead of {array}")
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("-u", "--url", default="localhost:8000")
     client = httpclient.InferenceServerClient(url=parser.parse_args().url)
     in0 = np.arange(16, dtype=np.int32)
     in1 = np.ones(16, np.int32)
 
-    def strings(array):
+    def strings(array: Any) -> Any:
         made = [str(x).encode("utf-8") for x in array]
         return np.array(made, dtype=np.object_).reshape(1, 16)
 

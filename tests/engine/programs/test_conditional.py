@@ -32,7 +32,8 @@ def summed(rows: int, start: int = 1, **more: Any) -> Arrays:
         "index": index(0),
         "sum/a": data(rows, start),
         "sum/b": data(rows, 5),
-    } | more
+        **more,
+    }
 
 
 def scaled(rows: int, start: int = 1) -> Arrays:
@@ -79,7 +80,7 @@ def test_wrong_tensors_end_in_an_error_that_names_input_and_timeout(
         (0, "for ever"),
     ):
         with ModelRunner(path, on(shared_device, timeout_ns=timeout_ns)) as runner:
-            wrong = {"index": index(1), "sum/a": data(3), "sum/b": data(3)}
+            wrong: Arrays = {"index": index(1), "sum/a": data(3), "sum/b": data(3)}
             with pytest.raises(InvalidInput, match=f"'scale/input'.*{words}"):
                 runner.execute(wrong, timeout=30)
             # What it brought is not taken for the next request's.
@@ -103,7 +104,7 @@ def test_memory_is_given_for_the_outputs_of_one_model(
     with ModelRunner(path, strict) as runner:
         with pytest.raises(InvalidInput, match="'scale/input' is missing"):
             runner.execute(summed(3))
-        everything = summed(3, **{"scale/input": data(2)})
+        everything = summed(3) | {"scale/input": data(2)}
         assert list(runner.execute(everything)) == ["sum/output"]
         with pytest.raises(InvalidInput, match="no memory for output 'sum/output'"):
             runner.execute(everything, {"scale/output": target})
@@ -125,7 +126,7 @@ def test_iterations_of_a_chosen_model(tmp_path: Path, shared_device: Device) -> 
     path = write_fused(tmp_path / "m.popef", iterations=4)
     with ModelRunner(path, on(shared_device, timeout_ns=0)) as runner:
         # Two of four iterations; the others run on zeros, which nobody sees.
-        inputs = {"index": index(1, 1), "scale/input": data(4)}
+        inputs: Arrays = {"index": index(1, 1), "scale/input": data(4)}
         result = runner.execute(inputs)
         assert list(result) == ["scale/output"]
         np.testing.assert_array_equal(result["scale/output"], data(4) * 2)

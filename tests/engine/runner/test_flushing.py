@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import helper
 
 from engine import (
     CallbackFailed,
@@ -26,6 +27,7 @@ from engine import (
     RunnerClosed,
     Tensor,
 )
+from popef_io import DataType
 from tests.engine import models
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
@@ -424,8 +426,8 @@ def test_one_request_of_a_run_that_fails_is_to_blame(
 ) -> None:
     path = models.write_model(
         tmp_path / "m.popef",
-        [models.helper.make_node("Gather", ["table", "index"], ["output"])],
-        [models.Port("index", (4,), models.DataType.S64)],
+        [helper.make_node("Gather", ["table", "index"], ["output"])],
+        [models.Port("index", (4,), DataType.S64)],
         [models.Port("output", (4, 2))],
         {"table": np.arange(20, dtype=np.float32).reshape(10, 2)},
         batching="rows",

@@ -29,7 +29,8 @@ class Clock:
         self.pace.observe(rows, (waited + others) * MS, took * MS, waiting)
 
     def left(self, rows: int) -> float:
-        return (self.pace.done_ns(rows, self.now) - self.now) / MS
+        left: int = self.pace.done_ns(rows, self.now) - self.now
+        return left / MS
 
 
 def test_nothing_is_refused_on_a_guess(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -241,11 +242,11 @@ def test_zero_reads_each_iteration_after_the_results_of_the_last(
         for number in range(6):
             queues.input_queue("index").enqueue(
                 np.full(2, number, np.int64),
-                lambda n=number: events.append(f"read {n}"),
+                partial(events.append, f"read {number}"),
             )
             queues.output_queue("output").enqueue(
                 np.empty((2, 2), np.float32),
-                lambda n=number: events.append(f"written {n}"),
+                partial(events.append, f"written {number}"),
             )
         for _ in range(2):
             assert session.run_main_programs(timeout=30)
@@ -267,7 +268,7 @@ def test_what_a_failed_run_did_not_get_to_is_given_again(
             out = np.empty((2, 2), np.float32)
             index = np.full(2, number, np.int64)
             queues.input_queue("index").enqueue(
-                index, read_complete_callback=lambda n=number: consumed.append(n)
+                index, read_complete_callback=partial(consumed.append, number)
             )
             outs.append((number, index, out))
         for number, _, out in outs:

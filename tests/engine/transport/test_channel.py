@@ -11,7 +11,8 @@ from engine.errors import InvalidModel
 from engine.model.channel_layout import LEAST_ROOM, plan_layout
 from engine.tensor import DataDesc
 from engine.transport.channel import MAX_RANK, Channel, ChannelLayout
-from engine.transport.link import SLOTS, Link, Outcome
+from engine.transport.link import SLOTS, Link
+from engine.transport.outcome import Outcome
 from engine.transport.shared_memory import PAGE, SharedMemory
 from popef_io import DataType
 

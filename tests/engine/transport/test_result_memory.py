@@ -61,15 +61,20 @@ def test_memory_that_nobody_holds_is_used_again() -> None:
     assert memory.nbytes == 2 * MIB
 
 
+def buffer(array: Any) -> memoryview:
+    """For types, an array is a buffer from Python 3.12 on only."""
+    return memoryview(array)
+
+
 HOLDERS: dict[str, Callable[[Floats], Any]] = {
     "array": lambda array: array,
     "view": lambda array: array[5:9],
     "another type": lambda array: array.view(np.uint8).reshape(-1, 8).T,
-    "memoryview": lambda array: memoryview(array)[3:],
-    "array of a memoryview": lambda array: np.frombuffer(memoryview(array), np.int32),
+    "memoryview": lambda array: buffer(array)[3:],
+    "array of a memoryview": lambda array: np.frombuffer(buffer(array), np.int32),
     "iterator": lambda array: array.flat,
     "base": lambda array: array.base,
-    "part of the base": lambda array: memoryview(array.base)[64:128],  # type: ignore[arg-type]
+    "part of the base": lambda array: buffer(array.base)[64:128],
     "pointer": lambda array: array.ctypes.data_as(
         np.ctypeslib.ctypes.POINTER(np.ctypeslib.ctypes.c_float)  # type: ignore[attr-defined]
     ),

@@ -93,7 +93,7 @@ def test_misuse_is_named() -> None:
 
 
 def test_write_lock_repeated_gives_the_same_buffer() -> None:
-    ring = SpscRingBuffer(2, "r", make=list)
+    ring: SpscRingBuffer[list[int]] = SpscRingBuffer(2, "r", make=list)
     first = ring.write_lock()
     assert ring.write_lock() is first
     ring.write_complete()

@@ -5,18 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine import EngineBug, Tensor
+from engine import Array, EngineBug, Tensor
 from engine.transport.tensor_pack import pack_tensors, unpack_tensors
 from popef_io import DataType
 
 
 def test_what_is_packed_is_unpacked() -> None:
-    arrays = {
+    arrays: dict[str, Array] = {
         "scalar": np.array(3, np.int64),
         "empty": np.zeros((0, 3), np.float16),
         "text": np.array([b"a", b"\xff", b""], object),
         "rows": np.arange(30, dtype=np.float32).reshape(5, 6)[:, ::2],
-    } | {f"weight {n}": np.full(3, n, np.uint16) for n in range(5000)}
+    }
+    arrays |= {f"weight {n}": np.full(3, n, np.uint16) for n in range(5000)}
     tensors = {name: Tensor.from_numpy(array) for name, array in arrays.items()}
     tensors["bf16"] = Tensor.from_numpy(np.arange(4, dtype=np.uint16), DataType.BF16)
     place, memory = pack_tensors("test", tensors)

@@ -62,5 +62,8 @@ def test_what_fails_only_together_is_blamed_on_nobody() -> None:
         ended.extend(members)
         return None
 
-    settle(range(20), ValueError("too many"), run, lambda member, error: 1 / 0)
+    def never(member: int, error: Exception) -> None:
+        raise AssertionError(f"{member} is blamed")
+
+    settle(range(20), ValueError("too many"), run, never)
     assert ended == list(range(20))

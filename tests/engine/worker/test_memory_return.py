@@ -34,7 +34,8 @@ def expanding() -> bytes:
     )
     opset = helper.make_opsetid("", 17)
     model = helper.make_model(graph, opset_imports=[opset], ir_version=8)
-    return model.SerializeToString()
+    content: bytes = model.SerializeToString()
+    return content
 
 
 def inputs(count: int) -> dict[str, np.ndarray]:

@@ -69,7 +69,7 @@ class Written:
             self.replica._took.append(took * SECOND)
             self.replica._members = len(entries)
 
-        self.replica._run = run  # type: ignore[method-assign]
+        self.replica._run = run
         self.replica.step()
         return taken
 

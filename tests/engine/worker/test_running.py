@@ -42,7 +42,7 @@ def submit(runner: ModelRunner, count: int, **options: float) -> Request:
 
 
 def running(runner: ModelRunner) -> bool:
-    return runner.devices[0].ping()["running_ns"] > 0
+    return bool(runner.devices[0].ping()["running_ns"] > 0)
 
 
 def test_a_cancelled_run_frees_the_device(runner: ModelRunner) -> None:

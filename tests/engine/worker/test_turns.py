@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from types import SimpleNamespace
-from typing import Any
+from typing import cast
 
 from engine.worker.client_channel import ClientChannel
 from engine.worker.turns import SHARE_OF_LOWER, Turns
@@ -12,8 +12,8 @@ from engine.worker.turns import SHARE_OF_LOWER, Turns
 
 def channel(number: int, priority: int, pending: int = 1) -> ClientChannel:
     """What the order depends on, without a segment and a link behind it."""
-    made: Any = SimpleNamespace(number=number, priority=priority, pending=pending)
-    return made
+    made = SimpleNamespace(number=number, priority=priority, pending=pending)
+    return cast(ClientChannel, made)
 
 
 def turns_of(*channels: ClientChannel) -> Turns:

@@ -15,7 +15,8 @@ import pytest
 from tritonclient import http as client
 from tritonclient.utils import InferenceServerException
 
-from tests.app.served import WAIT, ServedGateway
+from tests.app.served import ServedGateway
+from tests.support import WAIT
 
 Array = npt.NDArray[Any]
 

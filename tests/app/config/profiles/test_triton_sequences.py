@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -35,9 +36,9 @@ def steps(values: list[int], identifier: int | str) -> list[dict[str, Any]]:
 
 
 def accumulated(values: list[int], identifier: int) -> list[int]:
-    sums = np.cumsum(values)
+    sums = list(accumulate(values))
     sums[-1] += identifier
-    return sums.tolist()
+    return sums
 
 
 @pytest.mark.parametrize(

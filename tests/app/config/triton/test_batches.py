@@ -143,9 +143,9 @@ def test_a_load_may_say_otherwise(served: ServedGateway, batch: Any) -> None:
     assert refused.status_code == 400
     assert "declared with shape [16]" in refused.text
     assert _post(served, "delayed", 16).status_code == 200
-    shapes = [{"name": n, "data_type": "TYPE_INT32", "dims": [-1, 16]}
-              for n in ("INPUT0", "INPUT1")]  # fmt: skip
-    out = [{**t, "name": t["name"].replace("IN", "OUT")} for t in shapes]
+    shape = {"data_type": "TYPE_INT32", "dims": [-1, 16]}
+    shapes = [{"name": f"INPUT{n}", **shape} for n in range(2)]
+    out = [{"name": f"OUTPUT{n}", **shape} for n in range(2)]
     assert load(max_batch_size=0, input=shapes, output=out).status_code == 200
     assert _config(served, "delayed")["max_batch_size"] == 0
     assert _post(served, "delayed", 17).status_code == 200
