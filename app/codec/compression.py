@@ -11,6 +11,7 @@ import zlib
 
 from app.codec.chunks import in_parts
 from app.codec.messages import Body, Buffer, Header, Response
+from app.codec.remember import remember
 from app.errors import MalformedBody, UnsupportedMediaType, larger_than_allowed
 
 _STEP = 1 << 20  # bytes inflated at once
@@ -21,7 +22,6 @@ _INFLATED = (b"gzip", b"x-gzip", b"deflate")
 _MAX_MEMBERS = 1000
 # The fastest level: a fifth of the time of zlib's default for nearly the same size.
 _LEVEL = 1
-_MEMORY = 256  # Accept-Encoding values remembered; a client can send any number
 
 
 class Coding(enum.Enum):
@@ -105,10 +105,7 @@ class ResponseCodings:
             return self._known[accept]
         except KeyError:
             pass
-        if len(self._known) >= _MEMORY:
-            self._known.clear()
-        found = self._known[accept] = self._decide(accept)
-        return found
+        return remember(self._known, accept, self._decide(accept))
 
     def _decide(self, accept: bytes) -> Coding | None:
         if self.when is CompressResponses.NEVER:

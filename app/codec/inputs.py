@@ -10,6 +10,7 @@ import numpy as np
 from app.codec.elements import Elements, encode_text, from_base64, packer
 from app.codec.messages import Buffer
 from app.codec.number_lists import NumberList
+from app.codec.remember import remember
 from app.codec.shapes import (
     Accepted,
     count_elements,
@@ -25,7 +26,6 @@ from app.limits import Limits
 from app.spec import ModelSpec, TensorSpec
 from engine import Tensor
 
-_REMEMBERED = 128  # shapes remembered for an input; a client can send any number
 _STRING_HEADER = 4
 
 
@@ -97,10 +97,7 @@ class Input:
         count = count_elements(self.name, shape, self._limits)
         nbytes = count * self.item_size if self.item_size else -1
         accepted = (shape, count, nbytes, packer(self.spec.type, count))
-        if len(self._accepted) >= _REMEMBERED:
-            self._accepted.clear()
-        self._accepted[shape] = accepted
-        return accepted
+        return remember(self._accepted, shape, accepted)
 
     def from_values(
         self,

@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from app.codec.messages import Encoding, NanPolicy, Reply
+from app.codec.remember import remember
 from app.errors import InvalidRequest, MalformedBody, NotAcceptable
 from app.errors import UnsupportedMediaType as Unsupported
 
 NPY_MAGIC = b"\x93NUMPY"
-_MEMORY = 256  # different header values remembered; a client can send any number
 
 _READ: dict[bytes, Encoding | None] = {
     b"application/json": Encoding.JSON,
@@ -83,10 +83,7 @@ def _remember_content_type(content_type: bytes) -> Encoding | None:
             f"expected one of: {_READABLE}"
         )
         raise Unsupported(msg)
-    if len(_content_types) >= _MEMORY:
-        _content_types.clear()
-    known = _content_types[content_type] = _READ[media_type]
-    return known
+    return remember(_content_types, content_type, _READ[media_type])
 
 
 def _recognise(first: bytes) -> Encoding:
@@ -122,10 +119,7 @@ def reply_to(accept: bytes | None, came: Encoding) -> Reply:
     key = (accept, came)
     found = _replies.get(key)
     if found is None:
-        found = _choose(accept, came)
-        if len(_replies) >= _MEMORY:
-            _replies.clear()
-        _replies[key] = found
+        found = remember(_replies, key, _choose(accept, came))
     return found
 
 

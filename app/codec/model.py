@@ -15,13 +15,13 @@ from app.codec.oip_binary import BinaryReader
 from app.codec.oip_json import JsonWriter, decode_json
 from app.codec.oip_msgpack import MsgpackWriter, decode_msgpack, is_mostly_bytes
 from app.codec.outputs import Output
+from app.codec.remember import remember
 from app.codec.shared_memory import RegionTable
 from app.errors import InvalidRequest, NotAcceptable, RequestError
 from app.limits import DEFAULT_LIMITS, Limits
 from app.spec import ModelSpec
 from engine import Tensor
 
-_REMEMBERED = 64  # different choices of classified outputs remembered
 # Bytes of a body that are decoded at once in any case: in less than 0.2 s, whatever
 # they are; and of JSON and strings, which take less time a byte at their worst.
 DECODED_AT_ONCE = 256 * 1024
@@ -222,10 +222,8 @@ class ModelCodec:
         names = frozenset(classes)
         codec = self._classified.get(names)
         if codec is None:
-            if len(self._classified) >= _REMEMBERED:
-                self._classified.clear()
             codec = ModelCodec(classified(self.spec, names), self.limits)
-            self._classified[names] = codec
+            remember(self._classified, names, codec)
         by_name, batched = self.spec.outputs_by_name, self.spec.is_batched
         tensors = dict(outputs)
         for name, count in classes.items():

@@ -21,6 +21,7 @@ from app.codec.inputs import Input
 from app.codec.media import NPY_MAGIC
 from app.codec.messages import Body, Buffer, Encoding, InferRequest, Reply, Response
 from app.codec.outputs import Output, strings_of
+from app.codec.remember import remember
 from app.codec.shapes import Shape, count_elements
 from app.errors import InvalidTensor, MalformedBody, NotRepresentable
 from app.limits import Limits
@@ -29,7 +30,6 @@ from engine import Tensor
 from popef_io import DataType
 
 _ALIGNMENT = 64
-_REMEMBERED = 256
 _MAX_DIGITS = 18  # of one dimension: enough for any shape within the limits
 _ITEM = re.compile(
     rb"\s*['\"](descr|fortran_order|shape)['\"]\s*:\s*"
@@ -80,9 +80,7 @@ def read_header(chunks: Chunks, limits: Limits) -> NpyHeader:
     text = chunks.take_bytes(length)
     found = _headers.get(text)
     if found is None:
-        if len(_headers) >= _REMEMBERED:
-            _headers.clear()
-        found = _headers[text] = _parse_header(text, 8 + width + length)
+        found = remember(_headers, text, _parse_header(text, 8 + width + length))
     return found
 
 

@@ -16,14 +16,14 @@ from app.codec.inputs import Input
 from app.codec.json_text import parse_json
 from app.codec.messages import Body, Encoding, InferRequest, Reply
 from app.codec.oip_json import check_json_size
+from app.codec.remember import remember
 from app.codec.shapes import Accepted
 from app.errors import InvalidRequest, InvalidTensor, MalformedBody
 from app.limits import Limits
 from app.spec import ModelSpec
 
 _LARGEST_HEADER = 2**31 - 1
-_REMEMBERED = 64  # JSON headers remembered for a model
-_REMEMBERED_BYTES = 4096  # of one such header
+_REMEMBERED_BYTES = 4096  # of a JSON header that is remembered for a model
 
 
 def parse_header_length(value: bytes, total: int) -> int:
@@ -138,13 +138,10 @@ class BinaryReader:
         known = _Known(request, reply, self)
         if known.total != tensor_bytes:  # some of the inputs are in the JSON
             return
-        if len(self._known) >= _REMEMBERED:
-            self._known.clear()
-            self._lengths.clear()
         # Without its inputs, or the first body of its kind would live for ever.
         known.request = request.over({})
-        self._known[header] = known
-        self._lengths[header_length] = len(header)
+        remember(self._known, header, known)
+        remember(self._lengths, header_length, len(header))
 
     def _decode_raw(self, chunks: Chunks, reply: Reply) -> InferRequest:
         """The request of a body that is the data of a model's only input."""

@@ -25,6 +25,7 @@ from app.codec.messages import (
 )
 from app.codec.number_lists import Unusual, may_have_lists, parse_with_lists
 from app.codec.outputs import Output, json_strings, strings_of
+from app.codec.remember import remember
 from app.errors import BodyTooLarge, RequestError
 from app.limits import Limits
 from app.spec import ModelSpec
@@ -35,7 +36,6 @@ _CONTENT_TYPE: dict[bool, Header] = {
     True: (b"content-type", b"application/octet-stream"),
 }
 
-_REMEMBERED = 128  # shapes of responses remembered for a model
 
 Outputs: TypeAlias = Mapping[str, Tensor]
 
@@ -134,9 +134,7 @@ class JsonWriter:
         known = self._known.get(key)
         if known is None:
             known = _Known(*self._compose(request, tensors))
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
-            self._known[key] = known
+            remember(self._known, key, known)
         parts = [known.json, *tail]
         return Response(200, known.head.headers, parts, known.total, known.head)
 

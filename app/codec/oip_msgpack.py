@@ -19,6 +19,7 @@ from app.codec.document import DocumentReader
 from app.codec.messages import Body, Buffer, Encoding, InferRequest, Reply, Response
 from app.codec.nesting import LIST_WEIGHT, too_deep, too_many_values
 from app.codec.outputs import Output, strings_of
+from app.codec.remember import remember
 from app.codec.shared_memory import HeldPlaces
 from app.errors import InvalidRequest, MalformedBody, NotRepresentable
 from app.limits import Limits
@@ -31,7 +32,6 @@ from engine import Tensor
 _TRUSTED = {"max_array_len": 4096, "max_map_len": 4096}
 # Up to this size what a document is made of is not counted: it cannot become much.
 _LARGE = 1 << 18
-_REMEMBERED = 128  # heads of outputs remembered for a model
 _pack: Callable[[Any], bytes] = msgpack.packb
 
 
@@ -199,10 +199,8 @@ class MsgpackWriter:
         key = (name, shape)
         found = self._heads.get(key)
         if found is None:
-            if len(self._heads) >= _REMEMBERED:
-                self._heads.clear()
             found = self._prefixes[name] + _pack(shape) + b"\xa4data"
-            self._heads[key] = found
+            remember(self._heads, key, found)
         return found
 
     def _placed(self, name: str, tensor: Tensor, held: HeldPlaces) -> bytes:

@@ -11,11 +11,11 @@ import orjson
 
 from app.codec.halves import BF16, FP16, unpack_bf16
 from app.codec.messages import NanPolicy
+from app.codec.remember import remember
 from app.errors import NotRepresentable
 from app.spec import TensorSpec
 from engine import Tensor
 
-_REMEMBERED = 128  # shapes remembered for an output
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 _WORDS = {
     NanPolicy.LITERAL: (b"NaN", b"Infinity", b"-Infinity"),
@@ -55,10 +55,8 @@ class Output:
         """The JSON of an output up to its shape, with the comma behind it."""
         found = self._heads.get(shape)
         if found is None:
-            if len(self._heads) >= _REMEMBERED:
-                self._heads.clear()
             found = self._prefix + orjson.dumps(shape) + b","
-            self._heads[shape] = found
+            remember(self._heads, shape, found)
         return found
 
     def array(self, tensor: Tensor) -> npt.NDArray[Any]:

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from app.codec import InferRequest
+from app.codec.remember import remember
 from app.config.ensemble_config import EnsembleConfig
 from app.config.triton import DeclaredTensors
 from app.errors import InvalidTensor, ModelNotReady, RequestError, row_of
@@ -41,7 +42,6 @@ from engine import (
 )
 
 _DRAIN_TICK = 0.01  # seconds
-_REMEMBERED = 64  # choices of outputs whose plans are remembered
 
 
 class EnsembleRunner:
@@ -142,9 +142,7 @@ class EnsembleRunner:
         """What is run for these outputs."""
         found = self._plans.get(outputs)
         if found is None:
-            if len(self._plans) >= _REMEMBERED:
-                self._plans.clear()
-            found = self._plans[outputs] = Plan.of(self.steps, outputs)
+            found = remember(self._plans, outputs, Plan.of(self.steps, outputs))
         return found
 
     def forget(self, request: EnsembleRequest) -> None:
