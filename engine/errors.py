@@ -16,7 +16,6 @@ EngineError
   Gone                 the other side went away
     DeviceLost         the device process died; its requests died with it
       DeviceFailed     it said why first: a fault, which a reset may or may not cure
-    PeerLost           the client process of a channel died
   Invalid              your input is wrong
     InvalidInput       tensors of a request: name, shape, data type, bytes
     UnknownAnchor      a name the model does not have
@@ -143,10 +142,6 @@ class DeviceFailed(DeviceLost):
     def __init__(self, message: str, fault: faults.DeviceFault | None = None) -> None:
         super().__init__(message)
         self.fault = fault or faults.DeviceFault(faults.FaultKind.UNKNOWN, message)
-
-
-class PeerLost(Gone):
-    """The client process at the other end of a channel died."""
 
 
 class Invalid(EngineError):

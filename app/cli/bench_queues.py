@@ -13,7 +13,6 @@ from functools import partial
 import numpy as np
 
 from app.cli.bench_sessions import (
-    Array,
     Worker,
     connect,
     join,
@@ -23,6 +22,7 @@ from app.cli.latency import Measured
 from app.cli.local import Interrupt
 from engine import (
     AnchorCallbackPolicy,
+    Array,
     InvalidInput,
     LaunchPolicy,
     QueueClosed,

@@ -9,15 +9,14 @@ from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from app.cli.latency import Measured
 from app.cli.local import Interrupt
 from app.cli.run_data import made_up_array
 from engine import (
+    Array,
     CallbackHandle,
     CallbackInfo,
     DeviceManager,
@@ -26,8 +25,6 @@ from engine import (
     Session,
 )
 from popef_io import Model
-
-Array: TypeAlias = npt.NDArray[Any]
 
 _WARM_UP = 3
 

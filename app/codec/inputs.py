@@ -26,8 +26,6 @@ from app.limits import Limits
 from app.spec import ModelSpec, TensorSpec
 from engine import Tensor
 
-_STRING_HEADER = 4
-
 
 class Input:
     """Everything that is known of an input before a request comes.

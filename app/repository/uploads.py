@@ -63,10 +63,6 @@ class Uploads:
         """Removes what `store` has returned."""
         shutil.rmtree(root, ignore_errors=True)
 
-    def owns(self, path: Path) -> bool:
-        """Whether a file is one of ours."""
-        return self._mine is not None and path.is_relative_to(self._mine)
-
     def close(self) -> None:
         """Removes everything."""
         if self._mine is not None:

@@ -14,9 +14,8 @@ from engine.compiler.external_data import ExternalFiles
 from engine.compiler.graphs import all_graphs, used_names
 from engine.errors import InvalidModel
 from engine.programs.onnx_session import onnx_number
+from engine.tensor import Array
 from popef_io import DataType, TensorInfo
-
-Array = npt.NDArray[Any]
 
 _TYPES = {onnx_number(t): t for t in DataType if onnx_number(t) is not None}
 

@@ -28,7 +28,8 @@ from engine.programs.executable import (
 )
 from engine.programs.graph_call import GraphCall, value_of
 from engine.programs.onnx_session import OnnxSession, RunOptions
-from engine.programs.streams import Array, Step, Streams
+from engine.programs.streams import Step, Streams
+from engine.tensor import Array
 
 #: A mask: every 256th turn.
 _YIELD_EVERY = 0xFF

@@ -23,7 +23,8 @@ from engine.programs.dataflow import Dataflow
 from engine.programs.executable import Executable, Execute, StreamIn
 from engine.programs.onnx_session import OnnxSession, RunOptions, onnx_number
 from engine.programs.program import walk
-from engine.programs.streams import Array, Step, Streams
+from engine.programs.streams import Step, Streams
+from engine.tensor import Array
 from popef_io import DataType, Metadata, Model
 
 __all__ = ("Executor", "RunOptions", "Streams", "make_executor")

@@ -16,7 +16,8 @@ from engine.errors import ExecutionFailed, InvalidModel
 from engine.programs.executable import Execute, Graph
 from engine.programs.onnx_session import OnnxSession, Port, RunOptions, run_error
 from engine.programs.output_binding import BoundRun, gate_of, offers_for
-from engine.programs.streams import Array, Step, Streams
+from engine.programs.streams import Step, Streams
+from engine.tensor import Array
 from popef_io import DataType
 
 

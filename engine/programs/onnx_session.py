@@ -28,7 +28,6 @@ from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
@@ -39,11 +38,11 @@ from engine.errors import (
     InvalidConfig,
     InvalidModel,
 )
+from engine.tensor import Array
 from popef_io import DataType
 
 _log = logging.getLogger(__name__)
 
-Array: TypeAlias = npt.NDArray[Any]
 RunOptions: TypeAlias = Any
 """`onnxruntime.RunOptions`, or None for the defaults. Setting `terminate` on it from
 another thread ends the run with `Cancelled`."""

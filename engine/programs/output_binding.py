@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -19,10 +19,11 @@ from engine.programs.onnx_session import (
     RunOptions,
     run_error,
 )
-from engine.programs.streams import Array, Streams
+from engine.programs.streams import Streams
+from engine.tensor import Array
 from popef_io import DataType
 
-BIND_FROM = 128 * 1024
+BIND_FROM: Final = 128 * 1024
 """Bytes from which an output is worth binding: to bind costs 5 to 8 µs more than to
 take a new array, as much as copying that many bytes."""
 

@@ -6,11 +6,9 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from engine.programs.onnx_session import RunOptions
-
-Array: TypeAlias = npt.NDArray[Any]
+from engine.tensor import Array
 
 
 class Streams(Protocol):

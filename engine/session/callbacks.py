@@ -12,7 +12,7 @@ from enum import Enum, IntEnum
 from typing import Any, TypeAlias
 
 from engine.tensor import Array
-from popef_io import Anchor, TensorInfo, TensorType
+from popef_io import Anchor, TensorInfo
 
 
 class AnchorCallbackPolicy(IntEnum):
@@ -65,10 +65,6 @@ class CallbackInfo:
     def tensor_info(self) -> TensorInfo:
         """Of what one call brings or takes."""
         return self.anchor.tensor_info
-
-    @property
-    def is_input(self) -> bool:
-        return self.anchor.type is TensorType.INPUT
 
 
 #: `callback(memory)`, called whenever the device reads from or writes to the stream.

@@ -20,13 +20,10 @@ from engine.arrays import null_data, padded, part_of
 from engine.errors import InvalidInput
 from engine.model.batch_plan import AnchorRows, BatchPlan
 from engine.programs.model_data import ModelData
+from engine.programs.output_binding import BIND_FROM
 from engine.tensor import Array
 from engine.worker.client_channel import ClientChannel
 from popef_io import Anchor, DataType, decode_strings
-
-#: Outputs of at least this many bytes are bound to their slot: below that binding costs
-#: more than the copy it saves (bench/LOG.md).
-BIND_FROM = 128 * 1024
 
 
 @dataclass(frozen=True, slots=True)

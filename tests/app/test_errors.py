@@ -39,7 +39,6 @@ def answer(error: BaseException) -> tuple[int, dict[str, str], dict[bytes, bytes
         ("RunnerClosed", 503, "model_closed"),
         ("QueueClosed", 503, "model_closed"),
         ("DeviceLost", 503, "device_lost"),
-        ("PeerLost", 503, "device_lost"),
         ("InvalidInput", 400, "invalid_input"),
         ("UnknownAnchor", 400, "invalid_input"),
         ("ExecutionFailed", 500, "execution_failed"),

@@ -19,10 +19,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from engine.compiler.interface import GraphTensor, Interface
 from engine.compiler.rows.column_values import Column, Values
@@ -40,9 +39,9 @@ from engine.compiler.rows.samples import (
     with_row,
 )
 from engine.errors import EngineError
+from engine.tensor import Array
 from popef_io import DataType
 
-Array = npt.NDArray[Any]
 Run: TypeAlias = Callable[[Feed], dict[str, Array]]
 """Runs the model; EngineError where it fails."""
 

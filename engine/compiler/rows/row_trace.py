@@ -16,18 +16,17 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from engine.compiler.graphs import label
 from engine.compiler.rows.exposure import exposed, has_inside
 from engine.compiler.rows.samples import Feed
 from engine.compiler.weights import Weight
 from engine.programs.onnx_session import OnnxSession, RunOptions
+from engine.tensor import Array
 from popef_io import DataType
 
 _log = logging.getLogger(__name__)
 
-Array = npt.NDArray[Any]
 
 MAX_NODES = 20_000
 MAX_WEIGHTS = 1 << 30

@@ -7,13 +7,12 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from engine.compiler.interface import GraphTensor
 from engine.compiler.rows.column_values import Column, Values
+from engine.tensor import Array
 from popef_io import DataType
 
-Array = npt.NDArray[Any]
 Feed = dict[str, Array]
 
 GENTLE = ("normal", "unit", "counts", "tiny", "zeros")
