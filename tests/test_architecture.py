@@ -292,6 +292,33 @@ def test_rooms_say_what_they_are(package: str) -> None:
         assert "May import " in words, room
 
 
+def _covered() -> list[tuple[str, str]]:
+    """Test and product file, as the heads of tests say: `Covers: a.py, b.py.`"""
+    said = []
+    for test in sorted((ROOT / "tests").rglob("test_*.py")):
+        head = ast.get_docstring(_tree(test)) or ""
+        if found := re.search(r"^Covers: (.+?)\.$", head, re.DOTALL | re.MULTILINE):
+            name = test.relative_to(ROOT).as_posix()
+            said += [(name, each) for each in re.split(r",\s+", found[1])]
+    return said
+
+
+def test_every_file_has_its_test() -> None:
+    """Under its own name, or named in the head of the test that covers it."""
+    said = _covered()
+    assert [(test, file) for test, file in said if not (ROOT / file).is_file()] == []
+    files = [file for _, file in said]
+    assert sorted(files) == sorted(set(files)), "one test for each"
+    without = []
+    for path in _files("popef_io", "engine", "app"):
+        file = path.relative_to(ROOT)
+        test = ROOT / "tests" / file.parent / f"test_{file.name}"
+        is_covered = test.exists() or file.as_posix() in files
+        if not file.name.startswith("__") and not is_covered:
+            without.append(str(file))
+    assert without == []
+
+
 def test_engine_knows_no_web_framework_and_no_event_loop() -> None:
     assert [
         _broken(path, imported)

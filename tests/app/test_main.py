@@ -1,4 +1,7 @@
-"""The application in this process, without a server."""
+"""The application in this process, without a server.
+
+Covers: app/gateway.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Whole servers: starting, losing their device, waiting for one, ending."""
+"""Whole servers: starting, losing their device, waiting for one, ending.
+
+Covers: app/cli/devices.py, app/http/metrics_port.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Each field of each descriptor at its bounds and beyond, writing and reading."""
+"""Each field of each descriptor at its bounds and beyond, writing and reading.
+
+Covers: popef_io/fields.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Every hostile file of the list: refused with the right error, and cheaply."""
+"""Every hostile file of the list: refused with the right error, and cheaply.
+
+Covers: popef_io/validation.py.
+"""
 
 from __future__ import annotations
 

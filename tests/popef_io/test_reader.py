@@ -1,3 +1,8 @@
+"""Reading files: the blobs that are there, in order, and what is no container.
+
+Covers: popef_io/blob.py.
+"""
+
 from __future__ import annotations
 
 import threading

@@ -1,3 +1,8 @@
+"""Writing files: all kinds of blobs, whole at the end or not there at all.
+
+Covers: popef_io/draft.py.
+"""
+
 from __future__ import annotations
 
 import gc

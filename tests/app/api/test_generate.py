@@ -1,4 +1,7 @@
-"""generate and generate_stream over HTTP, with a model that gives several responses."""
+"""generate and generate_stream over HTTP, with a model that gives several responses.
+
+Covers: app/api/routes/generate.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""KServe's first protocol over HTTP: rows, columns, names, bytes, errors."""
+"""KServe's first protocol over HTTP: rows, columns, names, bytes, errors.
+
+Covers: app/api/routes/kserve_v1.py.
+"""
 
 from __future__ import annotations
 

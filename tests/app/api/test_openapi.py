@@ -1,4 +1,8 @@
-"""The OpenAPI document: complete, in our form of error, and valid YAML."""
+"""The OpenAPI document: complete, in our form of error, and valid YAML.
+
+Covers: app/api/examples.py, app/api/request_bodies.py, app/api/routes/delegate.py,
+app/api/routes/infer.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Every operation beside inference, over real HTTP."""
+"""Every operation beside inference, over real HTTP.
+
+Covers: app/api/dependencies.py, app/api/describe.py, app/api/docs_page.py,
+app/api/routes/health.py, app/api/routes/models.py, app/api/routes/oip.py,
+app/api/schemas.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The protocol and its extensions on a real server, asked by its stock clients."""
+"""The protocol and its extensions on a real server, asked by its stock clients.
+
+Covers: app/api/routes/log_settings.py, app/api/routes/shared_memory.py,
+app/api/routes/trace_settings.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`popgate bench`: sessions by callbacks and through queues."""
+"""`popgate bench`: sessions by callbacks and through queues.
+
+Covers: app/cli/bench_queues.py, app/cli/bench_sessions.py.
+"""
 
 from __future__ import annotations
 

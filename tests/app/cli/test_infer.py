@@ -1,4 +1,7 @@
-"""`popgate infer` against a real gateway, in every encoding."""
+"""`popgate infer` against a real gateway, in every encoding.
+
+Covers: app/cli/tensors.py.
+"""
 
 from __future__ import annotations
 

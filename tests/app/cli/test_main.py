@@ -1,4 +1,7 @@
-"""The command itself: help, version, what it does not know."""
+"""The command itself: help, version, what it does not know.
+
+Covers: app/about.py, app/cli/openapi.py, app/cli/pairs.py.
+"""
 
 from __future__ import annotations
 

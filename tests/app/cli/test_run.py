@@ -1,4 +1,7 @@
-"""`popgate run`: data in, outputs and times out."""
+"""`popgate run`: data in, outputs and times out.
+
+Covers: app/cli/latency.py, app/cli/local.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`popgate serve` with options that cannot be: explained, nothing started."""
+"""`popgate serve` with options that cannot be: explained, nothing started.
+
+Covers: app/cli/errors.py, app/cli/settings_options.py, app/cli/started.py.
+"""
 
 from __future__ import annotations
 

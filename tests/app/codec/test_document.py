@@ -1,4 +1,8 @@
-"""The rules of the inference document, and the words for breaking them."""
+"""The rules of the inference document, and the words for breaking them.
+
+Covers: app/codec/inputs.py, app/codec/nesting.py, app/codec/shapes.py,
+app/codec/wanted.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Documents made to cost: what they take is bounded, and grows only as they do."""
+"""Documents made to cost: what they take is bounded, and grows only as they do.
+
+Covers: app/codec/model.py.
+"""
 
 from __future__ import annotations
 

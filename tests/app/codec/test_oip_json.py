@@ -1,4 +1,7 @@
-"""JSON responses: their form, their binary parts, and numbers that JSON lacks."""
+"""JSON responses: their form, their binary parts, and numbers that JSON lacks.
+
+Covers: app/codec/outputs.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Every encoding in, every encoding out, every datatype: the same to the last bit."""
+"""Every encoding in, every encoding out, every datatype: the same to the last bit.
+
+Covers: app/codec/chunks.py, app/codec/messages.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Labels: in the options or in a file beside them."""
+"""Labels: in the options or in a file beside them.
+
+Covers: app/config/model_files.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`config.toml`: every key, every mistake."""
+"""`config.toml`: every key, every mistake.
+
+Covers: app/config/version_policy.py, app/sizes.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The infer path, from the ASGI messages in to the messages out."""
+"""The infer path, from the ASGI messages in to the messages out.
+
+Covers: app/http/asgi.py, app/serving/infer_call.py, app/serving/waiting.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The short way for inference, on real connections to a real gateway, byte by byte."""
+"""The short way for inference, on real connections to a real gateway, byte by byte.
+
+Covers: app/http/exchange.py.
+"""
 
 from __future__ import annotations
 

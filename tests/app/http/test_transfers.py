@@ -1,4 +1,7 @@
-"""Clients that do not take their answers, or send more than there is room for."""
+"""Clients that do not take their answers, or send more than there is room for.
+
+Covers: app/http/transfer_memory.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The numbers, and the text that Prometheus reads."""
+"""The numbers, and the text that Prometheus reads.
+
+Covers: app/api/routes/metrics.py, app/observe/machine.py.
+"""
 
 from __future__ import annotations
 

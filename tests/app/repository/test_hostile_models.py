@@ -1,5 +1,8 @@
 """Models that were made to take time, memory and others along: when they are compiled,
-loaded, warmed up and run."""
+loaded, warmed up and run.
+
+Covers: engine/compiler/process.py, engine/programs/time_limit.py.
+"""
 
 from __future__ import annotations
 

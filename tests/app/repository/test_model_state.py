@@ -1,5 +1,8 @@
 """Over HTTP: inputs that are frozen, feeds, and state that is saved when a model
-leaves."""
+leaves.
+
+Covers: app/repository/saved_state.py.
+"""
 
 from __future__ import annotations
 

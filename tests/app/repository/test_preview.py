@@ -1,4 +1,7 @@
-"""What would be served: the same as what is served, and every mistake by its file."""
+"""What would be served: the same as what is served, and every mistake by its file.
+
+Covers: engine/model/description.py.
+"""
 
 from __future__ import annotations
 

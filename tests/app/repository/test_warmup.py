@@ -1,4 +1,7 @@
-"""What runs before a model takes requests, on real devices."""
+"""What runs before a model takes requests, on real devices.
+
+Covers: app/config/warmup_config.py.
+"""
 
 from __future__ import annotations
 

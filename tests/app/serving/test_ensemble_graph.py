@@ -1,4 +1,7 @@
-"""Ensembles on paper: what fits together, and what is said where it does not."""
+"""Ensembles on paper: what fits together, and what is said where it does not.
+
+Covers: app/config/ensemble_config.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Ensembles over HTTP: real models, real devices."""
+"""Ensembles over HTTP: real models, real devices.
+
+Covers: app/repository/ensemble_loader.py.
+"""
 
 from __future__ import annotations
 

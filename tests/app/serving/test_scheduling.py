@@ -1,4 +1,7 @@
-"""What waits and what runs, over HTTP: cancellation, deadlines, priorities, blame."""
+"""What waits and what runs, over HTTP: cancellation, deadlines, priorities, blame.
+
+Covers: app/config/priorities.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Sequences: order, state, what begins and ends one, and the bounds."""
+"""Sequences: order, state, what begins and ends one, and the bounds.
+
+Covers: app/config/sequence_config.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Models that run step by step: state, order, what ends them, what is refused."""
+"""Models that run step by step: state, order, what ends them, what is refused.
+
+Covers: app/config/state_config.py, app/config/steps_config.py,
+app/serving/state_tensors.py.
+"""
 
 from __future__ import annotations
 

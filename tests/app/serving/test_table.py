@@ -1,4 +1,7 @@
-"""Which path leads to which version."""
+"""Which path leads to which version.
+
+Covers: app/limits.py.
+"""
 
 from __future__ import annotations
 

@@ -1,3 +1,10 @@
+"""What `compile_model` makes of ONNX models, and what it refuses.
+
+Covers: engine/compiler/graphs.py, engine/compiler/interface.py,
+engine/compiler/loading.py, engine/compiler/options.py, engine/compiler/package.py,
+engine/compiler/source.py, engine/compiler/weights.py.
+"""
+
 from __future__ import annotations
 
 import subprocess

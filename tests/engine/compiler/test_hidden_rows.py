@@ -1,4 +1,7 @@
-"""Dependences between rows that only rare values, or nested graphs, would show."""
+"""Dependences between rows that only rare values, or nested graphs, would show.
+
+Covers: engine/compiler/rows/exposure.py, engine/compiler/rows/known_values.py.
+"""
 
 from __future__ import annotations
 

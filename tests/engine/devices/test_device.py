@@ -1,4 +1,9 @@
-"""Life and death of a device: killed, hung, stopped; nobody waits for ever."""
+"""Life and death of a device: killed, hung, stopped; nobody waits for ever.
+
+Covers: engine/devices/connection.py, engine/devices/device_launch.py,
+engine/devices/device_state.py, engine/owner.py, engine/worker/device_process.py,
+engine/worker/device_service.py.
+"""
 
 from __future__ import annotations
 

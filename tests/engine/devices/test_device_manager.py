@@ -1,4 +1,7 @@
-"""Finding and attaching devices: specifications, exclusiveness, the wait policies."""
+"""Finding and attaching devices: specifications, exclusiveness, the wait policies.
+
+Covers: engine/devices/device_lock.py, engine/devices/device_request.py.
+"""
 
 from __future__ import annotations
 

@@ -1,3 +1,8 @@
+"""Executables written down and read again, and the damaged ones that are refused.
+
+Covers: engine/programs/program.py.
+"""
+
 from __future__ import annotations
 
 import contextlib

@@ -1,3 +1,9 @@
+"""Programs run on this machine: what each kind of node does, and how runs end.
+
+Covers: engine/programs/assembler.py, engine/programs/graph_call.py,
+engine/programs/output_binding.py, engine/programs/streams.py.
+"""
+
 from __future__ import annotations
 
 import os

@@ -1,4 +1,7 @@
-"""Save programs through a runner: the accumulator keeps a total on the device."""
+"""Save programs through a runner: the accumulator keeps a total on the device.
+
+Covers: engine/model/save_outputs.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Who is refused and who goes first, on a real device."""
+"""Who is refused and who goes first, on a real device.
+
+Covers: engine/devices/request.py, engine/runner/stats.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The runner end to end: real files, real device process, real rings."""
+"""The runner end to end: real files, real device process, real rings.
+
+Covers: engine/model/anchors.py, engine/model/frozen.py, engine/model/validation.py,
+engine/runner/replica_channel.py, engine/runner/result.py, engine/worker/loading.py,
+engine/worker/scheduler.py.
+"""
 
 from __future__ import annotations
 

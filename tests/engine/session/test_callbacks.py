@@ -1,5 +1,8 @@
 """Callbacks of users that fail: the run ends with what they raised, and no later one
-hangs or lacks anything."""
+hangs or lacks anything.
+
+Covers: engine/session/bindings.py, engine/session/worker/device_session.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Looking ahead: what programs are certain to read, asked for before they need it."""
+"""Looking ahead: what programs are certain to read, asked for before they need it.
+
+Covers: engine/programs/foresight.py, engine/session/worker/host_streams.py.
+"""
 
 from __future__ import annotations
 

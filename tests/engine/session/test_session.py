@@ -1,4 +1,7 @@
-"""Sessions: which programs run, and what their anchors are connected to."""
+"""Sessions: which programs run, and what their anchors are connected to.
+
+Covers: engine/session/connections.py, engine/session/session_config.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Layouts, descriptors and the messages that hand channels over."""
+"""Layouts, descriptors and the messages that hand channels over.
+
+Covers: engine/model/channel_layout.py, engine/transport/link.py,
+engine/transport/shared_memory.py.
+"""
 
 from __future__ import annotations
 

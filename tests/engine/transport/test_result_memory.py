@@ -1,4 +1,7 @@
-"""Large results: memory that is used again, and never while anybody can see it."""
+"""Large results: memory that is used again, and never while anybody can see it.
+
+Covers: engine/transport/output_arrays.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What follows when a device fails: the error table of the guide, row by row."""
+"""What follows when a device fails: the error table of the guide, row by row.
+
+Covers: engine/faults.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Requests of any size on runs of a fixed size: multiples, iterations, remainders."""
+"""Requests of any size on runs of a fixed size: multiples, iterations, remainders.
+
+Covers: engine/arrays.py, engine/worker/batch.py, engine/worker/results.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""When a replica starts a batch, and which requests it counts on."""
+"""When a replica starts a batch, and which requests it counts on.
+
+Covers: engine/transport/outcome.py, engine/worker/client_channel.py.
+"""
 
 from __future__ import annotations
 

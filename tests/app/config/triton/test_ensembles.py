@@ -1,7 +1,10 @@
 """Ensembles of a ``config.pbtxt``: with rows and without, reshaped, asked for in part.
 
 As Triton's generators write them: `nop` steps of any size, steps with and without a
-batch, fans."""
+batch, fans.
+
+Covers: app/config/triton/graph_changes.py, app/config/triton/reshape.py.
+"""
 
 from __future__ import annotations
 

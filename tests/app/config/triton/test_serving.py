@@ -1,4 +1,7 @@
-"""A model folder of Triton's, served unmodified; its stock client asks."""
+"""A model folder of Triton's, served unmodified; its stock client asks.
+
+Covers: app/config/triton/declared.py, app/config/triton/schema.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What Triton's configuration means in our words."""
+"""What Triton's configuration means in our words.
+
+Covers: app/config/model_options.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Which models may have rows of different requests mixed, shown on small ones."""
+"""Which models may have rows of different requests mixed, shown on small ones.
+
+Covers: engine/compiler/rows/row_check.py, engine/compiler/rows/row_trace.py,
+engine/compiler/rows/samples.py.
+"""
 
 from __future__ import annotations
 

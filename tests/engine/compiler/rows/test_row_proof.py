@@ -2,6 +2,11 @@
 
 Where a model is batched, requests that bring different numbers of rows are refused: so
 it must be sure that ONNX Runtime would have refused them too.
+
+Covers: engine/compiler/rows/column_values.py, engine/compiler/rows/row_call.py,
+engine/compiler/rows/row_mixers.py, engine/compiler/rows/row_ml_rules.py,
+engine/compiler/rows/row_rules.py, engine/compiler/rows/row_shape_rules.py,
+engine/compiler/rows/row_values.py.
 """
 
 from __future__ import annotations

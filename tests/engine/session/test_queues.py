@@ -1,4 +1,7 @@
-"""Queues of sessions: batches are regrouped and split, flushed, given back."""
+"""Queues of sessions: batches are regrouped and split, flushed, given back.
+
+Covers: engine/session/queue_manager.py, engine/session/session_link.py.
+"""
 
 from __future__ import annotations
 

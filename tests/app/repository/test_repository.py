@@ -1,4 +1,7 @@
-"""Loading, swapping and unloading while the server runs."""
+"""Loading, swapping and unloading while the server runs.
+
+Covers: app/repository/assembly.py, app/repository/loader.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Sessions that are stopped, lose their device, or share one."""
+"""Sessions that are stopped, lose their device, or share one.
+
+Covers: engine/devices/session_seat.py.
+"""
 
 from __future__ import annotations
 
