@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import ClassVar, Protocol
@@ -19,7 +20,7 @@ from typing import ClassVar, Protocol
 from bench.queues_echo import echo_pipe, echo_queue
 from bench.serving import ROOT
 from engine.transport.channel import REQUEST, Channel, ChannelLayout
-from engine.transport.link import Link
+from engine.transport.link import Completion, Link
 from engine.transport.shared_memory import page_aligned
 
 #: Seconds after which a message that did not come back is lost.
@@ -96,7 +97,9 @@ class Rings:
         os.eventfd_read(self._bell)
         output = self._channel.outputs[0]
         messages = []
-        for _, _, number, *_ in self._link.take_completions():
+        completions: deque[Completion] = deque()
+        self._link.take_completions(completions)
+        for _, _, number, *_ in completions:
             taken = output.take(number)
             assert taken is not None, "a completion without its data"
             messages.append(taken[1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from typing import ClassVar, Protocol
+from typing import ClassVar, Final, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
@@ -17,6 +17,13 @@ from app.http.transfer_memory import SMALL
 from app.serving.infer_call import InferCall
 from app.serving.table import Submitted
 from engine import Cancelled, DeadlineExceeded
+
+#: To a request whose failure cannot be told any better, for want of memory.
+_BODY: Final = b'{"error":"there is no memory for an answer","code":"internal_error"}'
+_NO_ANSWER: Final = (
+    b"HTTP/1.1 500 Internal Server Error\r\ncontent-type: application/json\r\n"
+    b"connection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(_BODY), _BODY)
+)
 
 
 class Connection(Protocol):
@@ -104,14 +111,14 @@ class Exchange:
         self.call = call
         call.arrived = self.arrived
         body, self.body = self.body, []
-        if self.is_large and call.entry.codec(front.limits).takes_long(
-            self.headers, body
-        ):
-            self.loading = self.protocol.loop.create_task(
-                self._start_later(front, call, body)
-            )
-            return
         try:
+            if self.is_large and call.entry.codec(front.limits).takes_long(
+                self.headers, body
+            ):
+                self.loading = self.protocol.loop.create_task(
+                    self._start_later(front, call, body)
+                )
+                return
             submitted = call.start(
                 self.headers, body, front.limits, front.timeout, self.done
             )
@@ -190,19 +197,42 @@ class Exchange:
         self.response_complete = True
 
     def _fail(self, call: InferCall, error: Exception) -> None:
-        call.fail(error)
-        self._refuse(error)
+        try:
+            call.fail(error)
+        finally:
+            self._refuse(error)
 
     def _refuse(self, error: Exception) -> None:
-        answer = ErrorResponse.of(error)
-        self._write(Response(answer.status, answer.headers, [answer.body]))
+        try:
+            answer = ErrorResponse.of(error)
+            response = Response(answer.status, answer.headers, [answer.body])
+        except Exception:
+            self._give_out()
+            raise
+        self._write(response)
 
     def _write(self, response: Response) -> None:
-        protocol = self.protocol
         self.response_complete = True
-        transport = protocol.transport
-        if transport.is_closing():
+        if self.protocol.transport.is_closing():
             return
+        try:
+            self._send(response)
+        except Exception:
+            # Nobody knows how much of the answer has gone.
+            self.protocol.transport.abort()
+            raise
+
+    def _give_out(self) -> None:
+        """The last way to answer: it needs nothing that is not there already."""
+        self.response_complete = True
+        transport = self.protocol.transport
+        if not transport.is_closing():
+            transport.write(_NO_ANSWER)
+            transport.close()
+
+    def _send(self, response: Response) -> None:
+        protocol = self.protocol
+        transport = protocol.transport
         pieces: list[Buffer] = [STATUS_LINE[response.status], protocol.common_head()]
         if response.head is not None:
             pieces.append(response.head.lines)

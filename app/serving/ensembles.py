@@ -20,7 +20,7 @@ from app.codec import InferRequest
 from app.codec.remember import remember
 from app.config.ensemble_config import EnsembleConfig
 from app.config.triton import DeclaredTensors
-from app.errors import InvalidTensor, ModelNotReady, RequestError, row_of
+from app.errors import InvalidTensor, ModelNotReady, row_of
 from app.serving.ensemble_graph import (
     NOTHING_DECLARED,
     EnsembleGraph,
@@ -135,7 +135,11 @@ class EnsembleRunner:
         plan = self.plan(tuple(outputs or self.spec.outputs_by_name))
         request = EnsembleRequest(self, plan, inputs, deadline, on_done, priority)
         self._requests.add(request)
-        request.start()
+        try:
+            request.start()
+        except BaseException:
+            request.withdraw()
+            raise
         return request
 
     def plan(self, outputs: tuple[str, ...]) -> Plan:
@@ -344,6 +348,11 @@ class EnsembleRequest:
             if not runner.steps[number].needs:
                 self._start(number)
 
+    def withdraw(self) -> None:
+        """It was never there: nobody is told how it ends."""
+        self._on_done = None
+        self._resolve(Cancelled("it could not be started"))
+
     def abandon(self, error: EngineError) -> None:
         """Give it up, and with it the steps that run."""
         self._resolve(error)
@@ -357,7 +366,7 @@ class EnsembleRequest:
                 self._fetch(number)
             else:
                 self._submit(number, entry)
-        except (EngineError, RequestError) as error:
+        except Exception as error:  # else nobody would end the request
             self._fail(number, error)
 
     def _submit(self, number: int, entry: ModelEntry) -> None:
@@ -411,8 +420,17 @@ class EnsembleRequest:
         )
         if self.done:
             return
-        self.queue_ns += queue_ns
-        self.compute_ns += compute_ns
+        try:
+            self._go_on(number, submitted)
+        except Exception as raised:
+            if self.done:
+                raise  # by who was told
+            self._fail(number, raised)
+
+    def _go_on(self, number: int, submitted: Submitted) -> None:
+        """A step has given its outputs: start those that wait for them."""
+        self.queue_ns += submitted.queue_ns
+        self.compute_ns += submitted.compute_ns
         step = self._runner.steps[number]
         outputs = submitted.outputs
         for own, name in step.outputs:
@@ -449,7 +467,7 @@ class EnsembleRequest:
     async def _fetched(self, number: int) -> None:
         try:
             await self._runner.fetch(number, self._deadline)
-        except (EngineError, RequestError) as error:
+        except Exception as error:  # else nobody would end the request
             self._fail(number, error)
             return
         self._start(number)
@@ -465,14 +483,18 @@ class EnsembleRequest:
             self.outputs = self._outputs
         self._tensors = {}
         self._runner.forget(self)
-        for task in self._fetching:
-            task.cancel()
-        gone = error if isinstance(error, EngineError) else Cancelled("another failed")
-        for submitted in list(self._running.values()):
-            submitted.abandon(gone)
         on_done, self._on_done = self._on_done, None
-        if on_done is not None:
-            on_done(self)
+        try:
+            for task in self._fetching:
+                task.cancel()
+            gone = (
+                error if isinstance(error, EngineError) else Cancelled("another failed")
+            )
+            for submitted in list(self._running.values()):
+                submitted.abandon(gone)
+        finally:
+            if on_done is not None:
+                on_done(self)
 
     def __repr__(self) -> str:
         state = f"{self._left} steps left"

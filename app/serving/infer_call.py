@@ -33,6 +33,7 @@ class InferCall:
     __slots__ = (
         "_began",
         "_decoded",
+        "_is_counted",
         "_request",
         "_stamps",
         "arrived",
@@ -46,6 +47,8 @@ class InferCall:
         self.entry = entry
         self._began = monotonic_ns()
         self._decoded = 0
+        # Whether its end is: whatever follows that must not end it again.
+        self._is_counted = False
         self._request: InferRequest | None = None
         # Of an answered request that may be traced, until it is sent.
         self._stamps: tuple[Submitted, int, int] | None = None
@@ -155,6 +158,7 @@ class InferCall:
         ended = monotonic_ns()
         if request.held is not None:
             request.held.release()
+        self._is_counted = True
         entry.stats.success(
             ended - self._began,
             submitted.queue_ns,
@@ -196,7 +200,7 @@ class InferCall:
         tracer.record(model, request.id, timeline, request.inputs, submitted.outputs)
 
     def fail(self, error: BaseException) -> None:
-        """Counts a request that is answered with an error."""
+        """Counts a request that is answered with an error, if its end is not yet."""
         self._end(row_of(error).reason)
 
     def forget(self) -> None:
@@ -204,9 +208,14 @@ class InferCall:
         self._end(FailureReason.CANCELED)
 
     def _end(self, reason: FailureReason) -> None:
-        if self._request is not None and self._request.held is not None:
-            self._request.held.release()
-        self.entry.stats.failure(reason, monotonic_ns() - self._began)
+        if self._is_counted:
+            return
+        self._is_counted = True
+        try:
+            if self._request is not None and self._request.held is not None:
+                self._request.held.release()
+        finally:
+            self.entry.stats.failure(reason, monotonic_ns() - self._began)
 
     def __repr__(self) -> str:
         return f"<InferCall {self.entry.spec.name} {self.submitted!r}>"

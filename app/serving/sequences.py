@@ -10,6 +10,7 @@ dies takes no sequence with it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
@@ -330,15 +331,21 @@ class SequenceScheduler:
         self, sequence: Sequence, mine: SequenceRequest, inner: Submitted
     ) -> None:
         sequence.running = None
-        if inner.error is None:
-            outputs = inner.outputs
-            sequence.state = self._states.after(outputs)
-            mine.outputs = outputs
-            mine.queue_ns, mine.compute_ns = inner.queue_ns, inner.compute_ns
-            mine.batch_rows = inner.batch_rows
-        self._settle(sequence, mine)
-        mine.resolve(inner.error)
-        self._run_next(sequence)
+        error: Exception | None = inner.error
+        try:
+            if error is None:
+                outputs = inner.outputs
+                sequence.state = self._states.after(outputs)
+                mine.outputs = outputs
+                mine.queue_ns, mine.compute_ns = inner.queue_ns, inner.compute_ns
+                mine.batch_rows = inner.batch_rows
+        except Exception as raised:
+            error = raised
+        # Each of these, whatever the one before it raises: others wait behind it.
+        with contextlib.ExitStack() as steps:
+            steps.callback(self._run_next, sequence)
+            steps.callback(mine.resolve, error)
+            steps.callback(self._settle, sequence, mine)
 
     def _settle(self, sequence: Sequence, mine: SequenceRequest) -> None:
         """What a request that has ended, well or not, means for its sequence."""
@@ -353,18 +360,20 @@ class SequenceScheduler:
         if sequence.is_draining:
             return  # a request that was done at once has come back here
         sequence.is_draining = True
-        while sequence.waiting and sequence.running is None:
-            mine = sequence.waiting.popleft()
-            if not mine.done:  # nobody has given it up while it waited
-                try:
-                    if not (mine.start or sequence.is_begun):
-                        raise self._not_begun(sequence.id)
-                    self._run(sequence, mine)
-                    continue
-                except (EngineError, InvalidRequest) as error:
-                    mine.resolve(error)
-            self._settle(sequence, mine)
-        sequence.is_draining = False
+        try:
+            while sequence.waiting and sequence.running is None:
+                mine = sequence.waiting.popleft()
+                if not mine.done:  # nobody has given it up while it waited
+                    try:
+                        if not (mine.start or sequence.is_begun):
+                            raise self._not_begun(sequence.id)
+                        self._run(sequence, mine)
+                        continue
+                    except Exception as error:
+                        mine.resolve(error)
+                self._settle(sequence, mine)
+        finally:
+            sequence.is_draining = False
 
     # -- idle sequences
 

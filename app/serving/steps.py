@@ -216,15 +216,26 @@ class StepScheduler:
             run.finish(inner.error)
             return
         outputs = inner.outputs
-        run.inputs |= self._states.after(outputs)
-        delay = self._delay(outputs)
-        if delay > 0:
-            loop = asyncio.get_running_loop()
-            run.timer = loop.call_later(delay, self._deliver, run, outputs)
-        else:
-            self._deliver(run, outputs)
+        try:
+            run.inputs |= self._states.after(outputs)
+            delay = self._delay(outputs)
+            if delay > 0:
+                loop = asyncio.get_running_loop()
+                run.timer = loop.call_later(delay, self._deliver, run, outputs)
+                return
+        except Exception as error:
+            run.finish(error)
+            return
+        self._deliver(run, outputs)
 
     def _deliver(self, run: StepRun, outputs: _Outputs) -> None:
+        """Whatever is raised here ends the run: nobody else would."""
+        try:
+            self._respond(run, outputs)
+        except Exception as error:
+            run.finish(error)
+
+    def _respond(self, run: StepRun, outputs: _Outputs) -> None:
         config = self.config
         text = _text(outputs[config.error]) if config.error else ""
         if text:
@@ -249,14 +260,15 @@ class StepScheduler:
             return
         try:
             self._run(run)
-        except EngineError as error:
+        except Exception as error:
             run.finish(error)
 
     def _delay(self, outputs: _Outputs) -> float:
         delay = self.config.delay
         if isinstance(delay, float):
             return delay
-        seconds = float(outputs[delay].numpy().reshape(-1)[0])
+        values = outputs[delay].numpy().reshape(-1)
+        seconds = float(values[0]) if values.size else 0.0
         # Longer than any deadline is for ever; what is no number is no delay.
         return min(seconds, 1e6) if seconds > 0 and not math.isnan(seconds) else 0.0
 

@@ -42,6 +42,7 @@ from engine.origin import here
 from engine.transport import control
 from engine.transport.channel import Channel, ChannelLayout
 from engine.transport.control import Message
+from engine.transport.link import Completion
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +105,7 @@ class Device:
         self.outstanding = 0  # requests in flight, counted by their channels
         self._result_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._channels: dict[int, RequestChannel] = {}
+        self._taken: deque[Completion] = deque()
         self._runners: list[DeviceUser] = []
         self._on_lost: list[Callable[[Device], None]] = []
         self._on_wanted: Callable[[], None] | None = None
@@ -200,28 +202,44 @@ class Device:
             os.eventfd_read(self._result_fd)
         except BlockingIOError:
             pass
-        return self.collect()
+        try:
+            return self.collect()
+        except BaseException:
+            os.eventfd_write(self._result_fd, 1)  # something may be left
+            raise
 
     def collect(self) -> int:
         """`poll` for who has not been woken: what `fileno` announces is left to it."""
+        taken = self._taken
         with self.lock:
             connection = self._connection
             if connection is None:
                 return 0
             link = connection.link
-            completions = link.take_completions()
-            for number, outcome, request, queue, compute, rows, text in completions:
-                channel = self._channels.get(number)
-                if channel is not None:
-                    channel.finish(outcome, request, queue, compute, rows, text or "")
+            link.take_completions(taken)
+            count = len(taken)
+            while taken:
+                completion = taken.popleft()
+                try:
+                    number, outcome, request, queue, compute, rows, text = completion
+                    channel = self._channels.get(number)
+                    if channel is not None:
+                        channel.finish(
+                            outcome, request, queue, compute, rows, text or ""
+                        )
+                except BaseException:
+                    # Once more, with those behind it: what is finished already does
+                    # not mind.
+                    taken.appendleft(completion)
+                    raise
             if link.starved:
                 connection.wake()
-        if completions:
+        if count:
             self._blocking.tell()
         while self.hungry:  # without the lock: users' code is called
             self.hungry.popleft()()
             self._blocking.tell()
-        return len(completions)
+        return count
 
     def check(self) -> bool:
         """Whether the process lives; where it does not, its requests fail now."""
@@ -568,7 +586,8 @@ class Device:
         return connection.number
 
     def _lose(self, why: str) -> None:
-        with self.lock:
+        # Its callbacks run last to first, each of them, whatever another one raises.
+        with contextlib.ExitStack() as ends, self.lock:
             connection = self._connection
             if self.state is not DeviceState.READY or connection is None:
                 return
@@ -577,22 +596,31 @@ class Device:
             self.state = DeviceState.LOST if curable else DeviceState.FAILED
             self._lost_by = fault or self._killed_for or why
             process = self._launcher.process  # there may be another one soon
-            self.poll()  # results that came before it died are results
             error = self.loss()
-            channels, self._channels = list(self._channels.values()), {}
-            for channel in channels:
-                channel.fail_all(error)
-                channel.close()
-            self._drop_link()
-        logger.warning("%s", error)
-        process.end(kill=True)
-        self._blocking.tell()
-        for callback in self._on_lost:
-            callback(self)
+            for callback in reversed(self._on_lost):
+                ends.callback(callback, self)
+            ends.callback(self._blocking.tell)
+            ends.callback(process.end, kill=True)
+            ends.callback(logger.warning, "%s", error)
+            self._fail_all(error)
+
+    def _fail_all(self, error: EngineError) -> None:
+        """End all that is in flight, and let go of the link. Lock held by the caller.
+
+        Each of its steps is made, whatever another one raises.
+        """
+        with contextlib.ExitStack() as ends:
+            ends.callback(self._drop_link)
+            for channel in self._channels.values():
+                ends.callback(channel.close)
+                ends.callback(channel.fail_all, error)
+            ends.callback(self._channels.clear)
+            self.poll()  # results that came before it died are results
 
     def _drop_link(self) -> None:
         with self.lock:
             connection, self._connection = self._connection, None
+            self._taken.clear()  # of a process that is gone
             if connection is not None:
                 connection.close()
 

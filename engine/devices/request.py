@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -95,8 +96,10 @@ class Request:
             try:
                 on_done(self)
             except Exception:
-                # Results of others came with this one; they must not be lost.
-                logger.exception("on_done of %r failed", self)
+                # Results of others came with this one; they must not be lost, not
+                # even where there is no memory to say so.
+                with contextlib.suppress(Exception):
+                    logger.exception("on_done of %r failed", self)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until it is done, at most `timeout` seconds; whether it is."""

@@ -13,7 +13,6 @@ from engine.programs.executable import (
     StreamIn,
     Switch,
 )
-from engine.programs.program import walk
 
 
 def reads_to_come(
@@ -24,14 +23,17 @@ def reads_to_come(
     Ends at the first switch: which case it takes is known only then. Made as it goes: a
     repeat of a million steps takes no memory.
     """
+    known: dict[int, bool] = {}
     for number in programs:
         program = executable.programs.get(number)
-        if program is None or not (yield from _reads(program, executable, streams)):
+        if program is None:
+            return
+        if not (yield from _reads(program, executable, streams, known)):
             return
 
 
 def _reads(
-    node: Node, executable: Executable, streams: Collection[str]
+    node: Node, executable: Executable, streams: Collection[str], known: dict[int, bool]
 ) -> Generator[str, None, bool]:
     """Yields the reads of `node`; returns whether what follows is certain too."""
     match node:
@@ -40,16 +42,17 @@ def _reads(
                 yield handle
         case Sequence(nodes):
             for child in nodes:
-                if not (yield from _reads(child, executable, streams)):
+                if not (yield from _reads(child, executable, streams, known)):
                     return False
         case Repeat(count, body):
             # Steps that read nothing are not walked through, however many.
-            for _ in range(count if _matters(body, executable, streams) else 0):
-                if not (yield from _reads(body, executable, streams)):
+            matters = _matters(body, executable, streams, known)
+            for _ in range(count if matters else 0):
+                if not (yield from _reads(body, executable, streams, known)):
                     return False
-        case Call(program):
+        case Call(program) if _matters(node, executable, streams, known):
             body = executable.programs[program]
-            return (yield from _reads(body, executable, streams))
+            return (yield from _reads(body, executable, streams, known))
         case Switch():
             return False
         case _:
@@ -57,17 +60,24 @@ def _reads(
     return True
 
 
-def _matters(node: Node, executable: Executable, streams: Collection[str]) -> bool:
-    """Whether it reads one of `streams`, or is not certain."""
-    for inner in walk(node):
-        match inner:
-            case StreamIn(handle, _) if handle in streams:
-                return True
-            case Switch():
-                return True
-            case Call(program):
-                if _matters(executable.programs[program], executable, streams):
-                    return True
-            case _:
-                pass
-    return False
+def _matters(
+    node: Node, executable: Executable, streams: Collection[str], known: dict[int, bool]
+) -> bool:
+    """Whether running it reads one of `streams`, or is not certain. `known`: what was
+    found of programs; calls of calls are many, however few the programs."""
+    match node:
+        case StreamIn(handle, _):
+            return handle in streams
+        case Switch():
+            return True
+        case Sequence(nodes):
+            return any(_matters(n, executable, streams, known) for n in nodes)
+        case Repeat(count, body):
+            return count > 0 and _matters(body, executable, streams, known)
+        case Call(program):
+            if program not in known:
+                body = executable.programs[program]
+                known[program] = _matters(body, executable, streams, known)
+            return known[program]
+        case _:
+            return False

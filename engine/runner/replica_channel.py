@@ -10,6 +10,7 @@ from functools import partial
 from time import monotonic_ns
 
 from engine.devices.device import Device
+from engine.devices.device_state import READY
 from engine.devices.request import (
     FillUp,
     OnDone,
@@ -36,7 +37,14 @@ from engine.transport.channel import (
     ChannelLayout,
 )
 from engine.transport.link import MOST_OUTSTANDING
-from engine.transport.outcome import DONE, Outcome, error_of, not_copied
+from engine.transport.outcome import (
+    DONE,
+    INTERRUPTED,
+    Outcome,
+    broken_off,
+    error_of,
+    not_copied,
+)
 from engine.transport.output_arrays import OutputArrays
 
 #: Called with a channel and the name of the input that a run of its replica waits for;
@@ -188,8 +196,7 @@ class ReplicaChannel(RequestChannel):
                 if slot >= 0 and self._owners[slot] == request.number:
                     self._channel.set_cancelled(slot, leaves=True)
                 if not request.done:
-                    self._rows -= request.rows or 1
-                    request.resolve(error)
+                    self._end(request, error)
             self.device.tell_cancelled()
 
     def fill_up(
@@ -258,28 +265,25 @@ class ReplicaChannel(RequestChannel):
         slot = channel.requests.try_write_lock()
         if slot < 0:
             return False
-        # Two steps, so that a request is either in all rings or in none.
+        # All that can fail comes before anything is published, so that a request is
+        # either in all rings or in none.
         places: list[tuple[AnchorRing, Tensor, int]] = []
         for name, anchor in self._inputs:
             tensor = tensors.get(name)
             if tensor is None:
                 continue
             if len(tensor.shape) > MAX_RANK:
-                raise InvalidInput(
-                    f"input {name!r} has {len(tensor.shape)} dimensions, the most is "
-                    f"{MAX_RANK}"
-                )
+                raise _too_many_dimensions(name, tensor)
             offset = anchor.pool.place(tensor.nbytes)
             if offset < 0:
                 return False
-            places.append((anchor, tensor, offset))
-        for anchor, tensor, offset in places:
             end = offset
             for part in tensor.parts:
                 start, end = end, end + len(part)
                 anchor.payload[start:end] = part
+            places.append((anchor, tensor, offset))
+        for anchor, tensor, offset in places:
             anchor.describe(0, request.number, offset, tensor.nbytes, tensor.shape)
-            anchor.ring.write_complete()
         now = request.submitted_ns = monotonic_ns()
         REQUEST.pack_into(
             channel.view,
@@ -292,6 +296,8 @@ class ReplicaChannel(RequestChannel):
         )
         request.slot = slot
         self._owners[slot] = request.number
+        for anchor, _, _ in places:
+            anchor.ring.write_complete()
         channel.requests.write_complete()
         self.device.notify(self.number)
         return True
@@ -299,7 +305,11 @@ class ReplicaChannel(RequestChannel):
     def _check_fits(self, tensors: Mapping[str, Tensor]) -> None:
         for name, anchor in self._inputs:
             tensor = tensors.get(name)
-            if tensor is not None and tensor.nbytes > anchor.capacity:
+            if tensor is None:
+                continue
+            if len(tensor.shape) > MAX_RANK:
+                raise _too_many_dimensions(name, tensor)
+            if tensor.nbytes > anchor.capacity:
                 raise InvalidInput(
                     f"input {name!r} has {tensor.nbytes} bytes, a request may bring "
                     f"{anchor.capacity} of it (the engine's option channel_memory): "
@@ -307,15 +317,31 @@ class ReplicaChannel(RequestChannel):
                 )
 
     def _refill(self) -> None:
-        """Move requests from the backlog into the rings while there is room."""
+        """Move requests from the backlog into the rings while there is room.
+
+        One that cannot be moved fails alone: here, others are being seen to.
+        """
+        if self.device.state is not READY:
+            return  # it is being lost, or closed: they will all be failed
         while self._backlog:
             request, tensors = self._backlog[0]
-            if not request.done and not self._try_push(request, tensors):
-                return
+            failure: EngineError | None = None
+            try:
+                if not request.done and not self._try_push(request, tensors):
+                    return
+            except Exception as error:
+                failure = broken_off(error)
             self._backlog.popleft()
-            if request.done:  # cancelled before it got a slot
+            if failure is not None or request.done:  # or cancelled before it got a slot
                 del self._in_flight[request.number]
                 self.device.outstanding -= 1
+            if failure is not None:
+                self._end(request, failure)
+
+    def _end(self, request: Request, error: EngineError) -> None:
+        """Resolve a request with an error."""
+        self._rows -= request.rows or 1
+        request.resolve(error)
 
     def _full(self) -> QueueFull:
         now = time.monotonic_ns()
@@ -338,20 +364,44 @@ class ReplicaChannel(RequestChannel):
         rows: int,
         text: str,
     ) -> None:
-        """A completion has come: take the outputs out of their slots and resolve."""
+        """A completion has come: take the outputs out of their slots and resolve.
+
+        From where the request is taken out of those in flight on, whatever is raised
+        ends up at its `resolve`.
+        """
         request = self._in_flight.pop(number, None)
         if request is not None:
             self.device.outstanding -= 1
-        wanted = request is not None and not request.done and outcome == DONE
-        failure = self._collect(number, request if wanted else None)
-        if self._backlog:
-            self._refill()
-        if request is None or request.done:
-            self._unwanted(outcome, queue_ns, compute_ns, rows, text)
-            return
+        failure: EngineError | None = INTERRUPTED
+        try:
+            wanted = request is not None and not request.done and outcome == DONE
+            failed = self._collect(number, request if wanted else None)
+            if self._backlog:
+                self._refill()
+            if request is None or request.done:
+                self._unwanted(outcome, queue_ns, compute_ns, rows, text)
+            else:
+                self._count(request, outcome, queue_ns, compute_ns, rows)
+                if outcome != DONE:
+                    failed = error_of(outcome, text)
+                elif (
+                    failed is None and request.began_ns and self.tracepoints is not None
+                ):
+                    self.tracepoints.record(request)
+            failure = failed
+        except Exception as error:
+            failure = broken_off(error)
+        finally:
+            if request is not None and not request.done:
+                self._rows -= request.rows or 1
+                request.resolve(failure)
+
+    def _count(
+        self, request: Request, outcome: int, queue_ns: int, compute_ns: int, rows: int
+    ) -> None:
+        """What a completion says of its request, and of the pace."""
         if compute_ns != self.pace.seen and outcome == DONE:
             self._observe(rows, queue_ns, compute_ns)
-        self._rows -= request.rows or 1
         if request.promised_ns:
             expired = outcome == Outcome.EXPIRED
             in_time = not expired and time.monotonic_ns() <= request.promised_ns
@@ -359,14 +409,6 @@ class ReplicaChannel(RequestChannel):
         request.queue_ns = queue_ns
         request.compute_ns = compute_ns
         request.batch_rows = rows
-        if failure is not None:
-            request.resolve(failure)
-        elif outcome == DONE:
-            if request.began_ns and self.tracepoints is not None:
-                self.tracepoints.record(request)
-            request.resolve()
-        else:
-            request.resolve(error_of(outcome, text))
 
     def _collect(self, number: int, request: Request | None) -> EngineError | None:
         """Copy the outputs of request `number` out of their slots, where `request` is
@@ -374,11 +416,10 @@ class ReplicaChannel(RequestChannel):
         failure: EngineError | None = None
         outputs: dict[str, Tensor] = {}
         for name, data_type, anchor in self._outputs:
-            slot = anchor.find(number)
-            if slot < 0:
-                continue
-            if request is not None and failure is None:
-                try:
+            slot = -1
+            try:
+                slot = anchor.find(number)
+                if slot >= 0 and request is not None and failure is None:
                     _, start, nbytes, rank = anchor.head(slot)
                     shape = anchor.dims(slot, rank)
                     payload, into = anchor.payload, request.into
@@ -388,10 +429,12 @@ class ReplicaChannel(RequestChannel):
                     else:
                         data = bytes(payload[start : start + nbytes])
                         outputs[name] = Tensor(data_type, shape, (data,), nbytes)
-                except Exception as error:
-                    # It must end, whatever it was: a lack of memory, or a bug.
-                    failure = not_copied(name, error)
-            anchor.ring.skip()
+            except Exception as error:
+                # It must end, whatever it was: a lack of memory, or a bug.
+                failure = not_copied(name, error)
+            finally:
+                if slot >= 0:
+                    anchor.ring.skip()
         if request is not None:
             request.outputs = outputs
             if request.into is not None:
@@ -442,13 +485,14 @@ class ReplicaChannel(RequestChannel):
                 return
             slot = request.slot
             usable = not self._closed
-            if usable and slot >= 0 and self._owners[slot] == request.number:
-                self._channel.set_cancelled(slot)
-                self.device.tell_cancelled()
-            self._rows -= request.rows or 1
-            if request.promised_ns and isinstance(error, DeadlineExceeded):
-                self.pace.judge(kept=False)
-            request.resolve(error)
+            try:
+                if usable and slot >= 0 and self._owners[slot] == request.number:
+                    self._channel.set_cancelled(slot)
+                    self.device.tell_cancelled()
+                if request.promised_ns and isinstance(error, DeadlineExceeded):
+                    self.pace.judge(kept=False)
+            finally:
+                self._end(request, error)
             if usable and slot < 0:
                 self._refill()
 
@@ -456,13 +500,15 @@ class ReplicaChannel(RequestChannel):
         """The device is lost, or the channel closes: everybody is told."""
         with self._lock:
             requests = list(self._in_flight.values())
-            self._cancel(requests)
-            self.device.outstanding -= len(requests)
-            self._in_flight.clear()
-            self._backlog.clear()
-            self._rows = 0
-            for request in requests:
-                request.resolve(error)
+            try:
+                self._cancel(requests)
+            finally:
+                self.device.outstanding -= len(requests)
+                self._in_flight.clear()
+                self._backlog.clear()
+                self._rows = 0
+                for request in requests:
+                    request.resolve(error)
 
     def _cancel(self, requests: list[Request]) -> None:
         """Let the device drop requests, or end their run."""
@@ -486,3 +532,9 @@ class ReplicaChannel(RequestChannel):
             f"<ReplicaChannel {self.name!r} on {self.device.id}, "
             f"{len(self._in_flight)}/{self.limit} in flight, {self.late} late>"
         )
+
+
+def _too_many_dimensions(name: str, tensor: Tensor) -> InvalidInput:
+    return InvalidInput(
+        f"input {name!r} has {len(tensor.shape)} dimensions, the most is {MAX_RANK}"
+    )

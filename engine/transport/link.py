@@ -33,6 +33,7 @@ engine/transport/ring_buffer.py.
 
 from __future__ import annotations
 
+from collections import deque
 from struct import Struct
 from typing import Any, Final
 
@@ -127,20 +128,25 @@ class Link:
         self.submissions.write_complete()
         return True
 
-    def take_completions(self) -> list[Completion]:
-        """All that have come since the last call."""
+    def take_completions(self, taken: deque[Completion]) -> None:
+        """Append all that have come since the last call. Where this raises (there is
+        no memory for them), they come again, and some of them twice."""
         ring, view = self.completions, self.view
-        taken: list[Completion] = []
-        while (slot := ring.try_read_lock()) >= 0:
-            at = _COMPLETIONS_AT + slot * _COMPLETION_SIZE
-            completion = _COMPLETION.unpack_from(view, at)
-            length = completion[6]
-            if length:
-                completion = (*completion[:6], self._text(slot, length))
-            taken.append(completion)
-        if taken:
-            ring.read_complete(len(taken))
-        return taken
+        count = 0
+        try:
+            while (slot := ring.try_read_lock()) >= 0:
+                at = _COMPLETIONS_AT + slot * _COMPLETION_SIZE
+                completion = _COMPLETION.unpack_from(view, at)
+                length = completion[6]
+                if length:
+                    completion = (*completion[:6], self._text(slot, length))
+                taken.append(completion)
+                count += 1
+            if count:
+                ring.read_complete(count)
+        except BaseException:
+            ring.read_reset()
+            raise
 
     def _text(self, slot: int, length: int) -> str:
         start = _TEXTS_AT + slot * _TEXT_SIZE
@@ -200,7 +206,7 @@ class Link:
             return False
         length = 0
         if text:
-            raw = text.encode()[:_TEXT_SIZE]
+            raw = text.encode(errors="replace")[:_TEXT_SIZE]
             length = len(raw)
             start = _TEXTS_AT + slot * _TEXT_SIZE
             self.view[start : start + length] = raw

@@ -49,14 +49,36 @@ def outcome_of(error: Exception) -> tuple[Outcome, str]:
         return Outcome.BUG, str(error).removesuffix("; this is a bug")
     if isinstance(error, EngineError):
         return Outcome.FAILED, str(error)
+    if isinstance(error, MemoryError):
+        text = f"the device has not enough memory for the request: {error}"
+        return Outcome.FAILED, text.removesuffix(": ")
     return Outcome.BUG, f"{type(error).__name__}: {error}"
+
+
+#: Made before they are needed: where there is no memory, there is none for an error.
+NO_MEMORY: Final = ExecutionFailed("there is no memory for what a request takes")
+INTERRUPTED: Final = Cancelled("taking the result of the request was interrupted")
 
 
 def not_copied(output: str, error: Exception) -> EngineError:
     """What the caller gets of a request whose result could not be copied out."""
+    try:
+        if isinstance(error, MemoryError):
+            return ExecutionFailed(
+                f"there is no memory for a copy of output {output!r}"
+            )
+        return EngineBug(f"copying output {output!r}: {type(error).__name__}: {error}")
+    except MemoryError:
+        return NO_MEMORY
+
+
+def broken_off(error: Exception) -> EngineError:
+    """What the caller gets of a request in whose handling this was raised."""
+    if isinstance(error, EngineError):
+        return error
     if isinstance(error, MemoryError):
-        return ExecutionFailed(f"there is no memory for a copy of output {output!r}")
-    return EngineBug(f"copying output {output!r}: {type(error).__name__}: {error}")
+        return NO_MEMORY
+    return EngineBug(f"{type(error).__name__}: {error}")
 
 
 def error_of(outcome: int, text: str) -> EngineError:

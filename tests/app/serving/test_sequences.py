@@ -493,3 +493,25 @@ def test_one_timer_however_long_a_sequence_is_busy() -> None:
             assert len(armed) <= expected
 
     run(test)
+
+
+def test_those_behind_one_whose_caller_fails_run_all_the_same() -> None:
+    def refuse(request: SequenceRequest) -> None:
+        raise MemoryError
+
+    async def test() -> None:
+        client = Client()
+        x = Tensor.from_numpy(np.ones((1, 1), np.int64))
+        request = InferRequest({"x": x}, Encoding.JSON)
+        request.parameters = {"sequence_id": 7, "sequence_start": True}
+        client.scheduler.submit(request, 0.0, refuse)
+        client.ask(7, 2)
+        client.ask(7, 3, "e")
+        with pytest.raises(MemoryError):
+            client.finish()
+        client.finish()
+        client.finish()
+        assert client.answers == [3, 6]
+        assert len(client.scheduler) == 0
+
+    run(test)

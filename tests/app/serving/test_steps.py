@@ -309,3 +309,15 @@ def test_parameters_that_the_model_cannot_take(
 def test_models_that_have_not_what_is_named(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         Client(**changes)
+
+
+def test_a_response_that_cannot_be_taken_ends_the_request() -> None:
+    def refuse(outputs: Mapping[str, Tensor]) -> None:
+        raise MemoryError
+
+    client = Client()
+    request = client.request(stop=5)
+    run = client.scheduler.stream(request, 0.0, refuse, client._end)
+    client.runner.finish()
+    assert run.done
+    assert [type(error) for error in client.ended] == [MemoryError]

@@ -57,6 +57,11 @@ def foreseen(*programs: Node, streams: str = "abc", limit: int = 20) -> str:
         ([Repeat(2, Call(1)), Switch("x", {})], ""),
         ([Repeat(0, A), B], "b"),
         ([Repeat(1 << 31, Sequence((A, B)))], "ab" * 10),
+        ([Repeat(1 << 38, Repeat(0, A)), B], "b"),
+        (
+            [B, *(Sequence((Call(n), Call(n))) for n in range(2, 64)), Repeat(0, A)],
+            "b",
+        ),
     ],
 )
 def test_what_is_certain(programs: list[Node], expected: str) -> None:

@@ -6,6 +6,7 @@ Covers: engine/transport/outcome.py, engine/worker/client_channel.py.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from engine.model.batch_plan import BatchPlan
 from engine.transport.channel import REQUEST, Channel, ChannelLayout
-from engine.transport.link import Link
+from engine.transport.link import Completion, Link
 from engine.transport.outcome import Outcome
 from engine.transport.shared_memory import PAGE
 from engine.worker.batch import AnchorTable, Entry
@@ -77,7 +78,9 @@ class Written:
         return taken
 
     def ended(self) -> list[tuple[int, Outcome]]:
-        return [(c[2], Outcome(c[1])) for c in self.link.take_completions()]
+        taken: deque[Completion] = deque()
+        self.link.take_completions(taken)
+        return [(c[2], Outcome(c[1])) for c in taken]
 
     def close(self) -> None:
         self.channel.close()
