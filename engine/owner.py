@@ -16,12 +16,13 @@ from pathlib import Path
 def die_with(owner_fd: int) -> None:
     """Have the kernel end this process when the other end of the pipe closes.
 
-    SIGIO's default action is to terminate, and a pipe whose last writer goes raises
-    it. Unlike a parent-death signal this does not depend on which thread of the
-    owner started us, and unlike a thread that reads the pipe it needs no interpreter.
+    A pipe whose last writer goes raises a signal, here SIGKILL, which ends a process
+    that is stopped, too. Unlike a parent-death signal this does not depend on which
+    thread of the owner started us, and unlike a thread that reads the pipe it needs no
+    interpreter.
     """
-    signal.signal(signal.SIGIO, signal.SIG_DFL)
     fcntl.fcntl(owner_fd, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(owner_fd, fcntl.F_SETSIG, signal.SIGKILL)
     flags = fcntl.fcntl(owner_fd, fcntl.F_GETFL)
     fcntl.fcntl(owner_fd, fcntl.F_SETFL, flags | os.O_ASYNC | os.O_NONBLOCK)
     with contextlib.suppress(BlockingIOError):

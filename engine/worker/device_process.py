@@ -2,9 +2,10 @@
 
 Started by `engine.devices.device_launch` as `python -m engine.worker.device_process`,
 with two descriptors: the listening socket of its control messages and the read end of a
-pipe that its owner holds open. When the owner dies the kernel sends SIGIO for the pipe
-and this process ends at once, whatever it is doing. It inherits the exclusive claim on
-the device too, so the device is free only when both owner and process are gone.
+pipe that its owner holds open. When the owner dies the kernel sends SIGKILL for the
+pipe and this process ends at once, whatever it is doing, or if it is stopped. It
+inherits the exclusive claim on the device too, so the device is free only when both
+owner and process are gone.
 """
 
 from __future__ import annotations
