@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import pytest
@@ -16,7 +18,6 @@ from engine import (
     ModelRunner,
     ModelRunnerConfig,
     PhaseValues,
-    Request,
     Tracepoints,
 )
 from tests.engine import models
@@ -28,19 +29,34 @@ def on(device: Device, **options: object) -> ModelRunnerConfig:
     return ModelRunnerConfig(replica_to_device={0: device}, **options)  # type: ignore[arg-type]
 
 
-def of(*values: int, size: int = 0) -> Tracepoints:
-    tracepoints = Tracepoints(size, threading.Lock())
-    request = Request(None, 0, 1, 0, None)  # type: ignore[arg-type]
-    request.began_ns = 1
-    for v in values:
-        request.submitted_ns = 1 + v * 1_000
-        request.queue_ns = v * 10_000
-        request.compute_ns = v * 100_000
-        tracepoints.record(request)
-    return tracepoints
+class Recorder(Protocol):
+    def __call__(self, *values: int, size: int = 0) -> Tracepoints: ...
 
 
-def test_statistics_of_each_phase() -> None:
+@pytest.fixture(scope="module")
+def of(
+    tmp_path_factory: pytest.TempPathFactory, shared_device: Device
+) -> Iterator[Recorder]:
+    """Tracepoints that have recorded a request of these times, one after the other."""
+    path = models.affine(tmp_path_factory.mktemp("of") / "m.popef")
+    with ModelRunner(path, on(shared_device)) as runner:
+        request = runner.execute({"input": np.ones((1, 4), np.float32)}).request
+        assert request is not None
+        request.began_ns = 1
+
+        def record(*values: int, size: int = 0) -> Tracepoints:
+            tracepoints = Tracepoints(size, threading.Lock())
+            for v in values:
+                request.submitted_ns = 1 + v * 1_000
+                request.queue_ns = v * 10_000
+                request.compute_ns = v * 100_000
+                tracepoints.record(request)
+            return tracepoints
+
+        yield record
+
+
+def test_statistics_of_each_phase(of: Recorder) -> None:
     tracepoints = of(4, 1, 3, 2)
     assert tracepoints.trace() == PhaseValues(222, 2, 20, 200)
     assert tracepoints.trace(0) == PhaseValues(444, 4, 40, 400)
@@ -52,12 +68,14 @@ def test_statistics_of_each_phase() -> None:
 @pytest.mark.parametrize(
     ("quantile", "expected"), [(0, 1), (0.25, 1), (0.26, 2), (0.5, 2), (0.9, 4), (1, 4)]
 )
-def test_a_percentile_is_one_that_was_measured(quantile: float, expected: int) -> None:
+def test_a_percentile_is_one_that_was_measured(
+    of: Recorder, quantile: float, expected: int
+) -> None:
     got = of(4, 1, 3, 2).percentile(quantile)
     assert got == of(expected).trace()
 
 
-def test_the_oldest_go_but_are_counted() -> None:
+def test_the_oldest_go_but_are_counted(of: Recorder) -> None:
     tracepoints = of(*range(1, 11), size=3)
     assert len(tracepoints) == 3
     assert tracepoints.trace(0) == of(8).trace()
@@ -65,7 +83,7 @@ def test_the_oldest_go_but_are_counted() -> None:
 
 
 @pytest.mark.parametrize(("size", "kept"), [(0, 2500), (1024, 1024), (2000, 2000)])
-def test_buffers_of_any_size(size: int, kept: int) -> None:
+def test_buffers_of_any_size(of: Recorder, size: int, kept: int) -> None:
     tracepoints = of(*range(2500), size=size)
     assert (tracepoints.count, len(tracepoints)) == (2500, kept)
     assert tracepoints.trace() == of(2499).trace()
@@ -79,13 +97,13 @@ def test_nothing_recorded_is_zeros() -> None:
 
 
 @pytest.mark.parametrize("quantile", [-0.1, 1.1, float("nan")])
-def test_a_quantile_that_is_none(quantile: float) -> None:
+def test_a_quantile_that_is_none(of: Recorder, quantile: float) -> None:
     with pytest.raises(InvalidInput, match="between 0 and 1"):
         of(1).percentile(quantile)
 
 
 @pytest.mark.parametrize("position", [4, -5])
-def test_a_request_that_is_not_kept(position: int) -> None:
+def test_a_request_that_is_not_kept(of: Recorder, position: int) -> None:
     with pytest.raises(InvalidInput, match="4 are recorded"):
         of(1, 2, 3, 4).trace(position)
 
