@@ -7,6 +7,7 @@ How keys are declared is in `app/config/config_keys.py`.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -47,6 +48,8 @@ ENSEMBLE_KEYS = frozenset(
     | {"versions"}
 )
 MAX_CONFIG_BYTES = 1 << 20  # a page of options; bounds what a stray file can cost
+#: Of a dotted key: no table of ours is nested a tenth as deep.
+MAX_KEY_PARTS = 64
 
 
 class ModelConfigError(Exception):
@@ -226,12 +229,22 @@ class ModelConfig:
                 raise ValueError(f"{msg} steps")
 
 
+# Reading a key takes time by the square of its parts. This looks at a bounded number of
+# characters from the start of each word, so it takes time by the length alone.
+_KEY_PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.){0,99}+"|'[^'\n]{0,99}+')"""
+_LONG_KEY = re.compile(rf"(?<![\w-])(?:{_KEY_PART}[ \t]*+\.[ \t]*+){{{MAX_KEY_PARTS}}}")
+
+
 def read_document(path: Path) -> dict[str, Any]:
     """The tables of a ``config.toml``, unchecked. Raises `ModelConfigError`."""
     try:
         text = read_text(path, MAX_CONFIG_BYTES)
     except ValueError as e:
         raise ModelConfigError(f"{path.name} {e}") from None
+    if _LONG_KEY.search(text):
+        raise ModelConfigError(
+            f"{path.name} cannot be read: a key of {MAX_KEY_PARTS} parts or more"
+        )
     try:
         return tomllib.loads(text)
     except (ValueError, ArithmeticError, RecursionError, MemoryError) as e:

@@ -27,7 +27,7 @@ PRELUDE = """
 import gc, os, signal, sys, threading
 import numpy as np
 from engine import *
-from engine import control
+from engine.transport import control
 from tests.engine.forks import *
 path = sys.argv[1]
 """
@@ -266,7 +266,7 @@ def test_children_make_their_own(model: Path) -> None:
 def test_locks_of_the_parents_threads_hold_up_no_child(model: Path) -> None:
     """A thread has the lock of the device, of a ring, of the turn and of the fence."""
     script = """
-    from engine import ring_buffer
+    from engine.transport import ring_buffer
     runner = ModelRunner(path, ModelRunnerConfig(batching_dim=0, timeout_ns=0))
     [device] = runner.devices
     session = Session(path)

@@ -155,7 +155,8 @@ def test_a_timeout_in_the_queue_is_a_rejection(
     failed = partial(metric, gateway, "nv_inference_request_failure_total")
     before = failed(model="slow", reason="REJECTED")
     late = ask(gateway, "slow", 1, timeout=50_000)
-    assert (late.status_code, late.json()["error"]) == (504, "Request timeout expired")
+    # Refused at once where the pace of the model is known, else when the time is over.
+    assert late.status_code in (429, 504), late.text
     assert failed(model="slow", reason="REJECTED") == before + 1
 
 
