@@ -186,8 +186,9 @@ class WrongProcess(Invalid):
 class ExecutionFailed(EngineError):
     """The graph failed on this input.
 
-    `callers_fault` is True where the runtime's own words say that the input was
-    to blame (a shape that does not fit, an index out of range).
+    `callers_fault` is True if the graph failed on what the request brought (a shape
+    that does not fit, an index out of range), and False if the device or the program
+    is at fault.
     """
 
     def __init__(self, message: str, *, callers_fault: bool = False) -> None:

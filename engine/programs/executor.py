@@ -128,8 +128,8 @@ class Executor:
     ) -> None:
         """Run `programs` one after the other.
 
-        Raises ExecutionFailed where a graph fails (`callers_fault` where ONNX Runtime
-        blames the input), Cancelled where `run_options.terminate` was set, InvalidModel
+        Raises ExecutionFailed if a graph fails (`callers_fault` unless ONNX Runtime
+        itself is at fault), Cancelled if `run_options.terminate` was set, InvalidModel
         for a program that does not exist or weights that do not fit, RunnerClosed
         after `close`; what the streams raise passes through. The variables then hold
         what was written up to that point.

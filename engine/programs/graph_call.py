@@ -97,7 +97,7 @@ class GraphCall:
             try:
                 results = run(names, feed, options)
             except Exception as error:
-                raise run_error(error) from None
+                raise run_error(error, options) from None
             write = streams.write
             for handle, value in zip(handles, results):  # noqa: B905 (slower)
                 write(handle, value)
@@ -121,7 +121,7 @@ class GraphCall:
                 try:
                     results = run(names, feed, options)
                 except Exception as error:
-                    raise run_error(error) from None
+                    raise run_error(error, options) from None
             else:
                 results = bound(streams, feed, options)
             write = streams.write
@@ -142,7 +142,7 @@ class GraphCall:
             try:
                 results = run(names, feed, options)
             except Exception as error:
-                raise run_error(error) from None
+                raise run_error(error, options) from None
             finish(streams, results)
 
         return general

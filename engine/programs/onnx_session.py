@@ -325,15 +325,18 @@ _SOURCE = re.compile(
     r"/onnxruntime_src/\S+?:\d+ .*?\) (?=[\w\[!]+)|"
     r"/onnxruntime_src/\S+(:\d+)? |\b\w+\.(cc|h):\d+ \w+ "
 )
-_TERMINATED = "terminate flag"
 #: What text models (StringNormalizer) need, and slim container images lack.
 _NO_LOCALE = "Failed to construct locale"
 _MAKE_LOCALE = "localedef -i en_US -f UTF-8 en_US.UTF-8"
-_INPUT_TO_BLAME = re.compile(
-    r"INVALID_ARGUMENT|dimension|shape|broadcast|out of (data )?bounds|"
-    r"out of range|must be within|Invalid rank|rank of|index|indices|axis|"
-    r"can't be converted|[Uu]nicode|utf-8",
-    re.IGNORECASE,
+#: Run errors that no input causes, by class: a provider or a device that failed, a
+#: kernel that is missing. Not every version of ONNX Runtime has all of them.
+_NOT_BY_INPUT = (
+    MemoryError,
+    *(
+        getattr(ort_state, name)
+        for name in ("EPFail", "EngineError", "NotImplemented", "DeviceReset")
+        if hasattr(ort_state, name)
+    ),
 )
 
 
@@ -354,12 +357,17 @@ def load_error(error: BaseException) -> EngineError:
     return InvalidModel(f"the model cannot be loaded: {words}")
 
 
-def run_error(error: BaseException) -> EngineError:
-    """What to raise where a run failed with `error`."""
+def run_error(error: BaseException, options: RunOptions) -> EngineError:
+    """What to raise if a run with `options` failed with `error`.
+
+    Decided by where it failed, not by ONNX Runtime's words, which change with every
+    release: the graph and its kernels were accepted when it was loaded, so a graph that
+    fails while it runs fails on what it was fed. Load and save programs, whose data are
+    the file's, pass no `callers_fault` on (engine/transport/control.py).
+    """
     if isinstance(error, EngineError):
         return error
-    text = str(error)
-    if _TERMINATED in text:
+    if options is not None and options.terminate:
         return Cancelled("the run was terminated")
-    to_blame = _INPUT_TO_BLAME.search(text) is not None
-    return ExecutionFailed(_words(error), callers_fault=to_blame)
+    by_input = not isinstance(error, _NOT_BY_INPUT)
+    return ExecutionFailed(_words(error), callers_fault=by_input)

@@ -154,7 +154,7 @@ class BoundRun:
                 return self._bound(feed, memory, options)
             return self._run(self._names, feed, options)
         except Exception as error:
-            raise run_error(error) from None
+            raise run_error(error, options) from None
 
     def _bound(
         self, feed: dict[str, Array], memory: dict[str, Array], options: RunOptions

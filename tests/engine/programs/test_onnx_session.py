@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
+from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from engine.errors import (
     Cancelled,
@@ -17,6 +18,7 @@ from engine.programs.onnx_session import (
     BoundShapeMismatch,
     OnnxSession,
     load_error,
+    make_run_options,
     onnx_number,
     run_error,
 )
@@ -87,20 +89,29 @@ def test_a_binding_says_where_a_shape_does_not_fit(op: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "blame"),
+    ("raised", "by_input"),
     [
-        ("[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : Got invalid dimensions", True),
-        ("Attempting to broadcast an axis by a dimension other than 1. 3 by 7", True),
-        ("indices element out of data bounds, idx=500 must be within", True),
-        ("matmul_helper.h:59 Compute MatMul dimension mismatch", True),
-        ("Failed to allocate memory for requested buffer of size 16", False),
-        ("Integer division by zero", False),
+        (ort_state.InvalidArgument("what any release may say"), True),
+        (ort_state.Fail("what any release may say"), True),
+        (ort_state.RuntimeException("stod"), True),
+        (ort_state.EPFail("dimension mismatch"), False),
+        (ort_state.NotImplemented("index out of range"), False),
+        (MemoryError("shape"), False),
     ],
 )
-def test_who_is_to_blame_is_read_from_the_words(said: str, blame: bool) -> None:
-    error = run_error(RuntimeError(said))
+def test_who_is_at_fault_does_not_depend_on_the_words(
+    raised: Exception, by_input: bool
+) -> None:
+    error = run_error(raised, None)
     assert isinstance(error, ExecutionFailed)
-    assert error.callers_fault is blame
+    assert error.callers_fault is by_input
+
+
+def test_a_run_fails_as_cancelled_if_it_was_told_to_end() -> None:
+    options = make_run_options()
+    assert isinstance(run_error(RuntimeError("any"), options), ExecutionFailed)
+    options.terminate = True
+    assert isinstance(run_error(RuntimeError("any"), options), Cancelled)
 
 
 def test_codes_and_source_paths_are_left_out() -> None:
@@ -110,7 +121,7 @@ def test_codes_and_source_paths_are_left_out() -> None:
         "/onnxruntime_src/onnxruntime/core/x.h:563 "
         "void onnxruntime::Init(ptrdiff_t, ptrdiff_t) axis == 1 was false.\n3 by 7"
     )
-    assert str(run_error(RuntimeError(said))) == (
+    assert str(run_error(RuntimeError(said), None)) == (
         "Non-zero status code returned while running Add node. Name:'add' "
         "Status Message: axis == 1 was false. 3 by 7"
     )
@@ -118,9 +129,8 @@ def test_codes_and_source_paths_are_left_out() -> None:
 
 def test_errors_of_ours_stay_what_they_are() -> None:
     bug = EngineBug("x")
-    assert run_error(bug) is bug
+    assert run_error(bug, None) is bug
     assert load_error(bug) is bug
-    assert isinstance(run_error(RuntimeError("terminate flag being set")), Cancelled)
     assert isinstance(load_error(RuntimeError("no")), InvalidModel)
 
 

@@ -72,7 +72,7 @@ def test_numbers_in_digits(stock: Any) -> None:
 def test_what_is_no_number_is_the_callers_fault(triton: ServedGateway) -> None:
     body = {"inputs": {"INPUT0": [["x"] * 16], "INPUT1": [["1"] * 16]}}
     response = triton.client.post("/v1/models/simple_string/infer", json=body)
-    assert response.status_code in (400, 500)
+    assert response.status_code == 400
     assert "Cast" in response.json()["error"]
 
 
