@@ -65,6 +65,7 @@ def device_killed(folder: Path, jobs: Sequence[Job], count: int = CLIENTS) -> st
 
 async def _kill_device(server: Server, jobs: Sequence[Job], count: int) -> str:
     seen = []
+    models = {job.model for job in jobs}
     async with clients(server, jobs, count) as traffic:
         await traffic.answers(20 * count)
         open_before = descriptors(server.pid)
@@ -75,6 +76,14 @@ async def _kill_device(server: Server, jobs: Sequence[Job], count: int) -> str:
             back = await traffic.until(
                 lambda seen, since=killed: any(  # type: ignore[misc]
                     e.status == 200 and e.sent > since for e in seen.events
+                ),
+                30.0,
+            )
+            # Killed again only when all serve: while models load, requests for them
+            # are refused at once, and nothing might be in flight.
+            await traffic.until(
+                lambda seen, since=killed: (  # type: ignore[misc]
+                    models <= seen.answered_since(since)
                 ),
                 30.0,
             )

@@ -27,6 +27,7 @@ class Event:
     ended: float
     status: int
     complaint: str = ""
+    model: str = ""
 
 
 @dataclass(slots=True)
@@ -46,6 +47,10 @@ class Traffic:
     def in_flight(self, moment: float) -> list[Event]:
         """Requests that were sent before `moment` and ended after it."""
         return [event for event in self.events if event.sent < moment < event.ended]
+
+    def answered_since(self, moment: float) -> set[str]:
+        """Models of which a request sent after `moment` was answered with 200."""
+        return {e.model for e in self.events if e.status == 200 and e.sent > moment}
 
     async def until(self, seen: Callable[[Traffic], bool], seconds: float) -> float:
         """Wait until `seen(self)`; how long that took, in seconds.
@@ -78,7 +83,8 @@ async def _keep_asking(
                 return
             sent = time.monotonic()
             status, complaint = await _ask(client, job)
-            traffic.events.append(Event(sent, time.monotonic(), status, complaint))
+            event = Event(sent, time.monotonic(), status, complaint, job.model)
+            traffic.events.append(event)
             if status != 200:
                 await asyncio.sleep(PAUSE)
 

@@ -282,8 +282,11 @@ class ModelRepository:
                 loop.call_soon_threadsafe(blame, error)
 
             loaded.runner.on_failure = on_failure
-            if loaded.runner.failure is not None:
-                return LoadError(str(loaded.runner.failure))
+            if loaded.runner.failure is not None:  # before it was asked to tell
+                failure = str(loaded.runner.failure)
+                await self._pool.run(loaded.runner.close)
+                self.budget.give(reserved)
+                return LoadError(failure)
         self.budget.correct(reserved, loaded.memory)
         if self._closing:
             loaded.runner.close()

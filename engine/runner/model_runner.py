@@ -311,8 +311,9 @@ class ModelRunner:
         """Take no more requests, for good: the model was found at fault. What is in
         flight fails now; `on_failure` is called."""
         self._replicas.fail(error)
-        if self.on_failure is not None:
-            self.on_failure(error)
+        tell = self.on_failure  # `close` takes it away, perhaps in another thread
+        if tell is not None:
+            tell(error)
 
     def drain(self, timeout: float) -> bool:
         """Wait until nothing is in flight, at most `timeout` seconds."""
@@ -353,6 +354,9 @@ class ModelRunner:
         for device in self._replicas.devices if mine else ():
             device.unregister(self)
         self._replicas.close()
+        # It mostly refers to the owner of this runner: a cycle would keep the model's
+        # mapped files until the garbage collector comes by.
+        self.on_failure = None
         RESULT_MEMORY.give_back()
         if failures:
             raise failures[0]
