@@ -27,6 +27,7 @@ from app.repository.memory_budget import MemoryBudget
 from app.repository.model_control import ControlMode, ModelControl
 from app.repository.model_record import State
 from app.repository.on_demand import OnDemandLoader
+from app.repository.places import ModelPlaces
 from app.repository.repository import ModelRepository
 from app.repository.uploads import Uploads
 from app.serving.table import ModelEntry, ModelTable
@@ -67,7 +68,8 @@ class Gateway:
         on_started: Callable[[Gateway], None] = lambda gateway: None,
         on_failed: Callable[[Exception], None] = lambda error: None,
     ) -> None:
-        """Raises `engine.InvalidConfig` for a device specification it cannot read."""
+        """Raises `engine.InvalidConfig` for a device specification it cannot read, and
+        for models that are named and not there."""
         self.settings = settings
         self.metrics = MetricsRegistry()
         self.logging = LogControl(settings.log_level, settings.log_format)
@@ -109,7 +111,7 @@ class Gateway:
             settings.cache_dir, settings.compile_timeout, settings.compile_memory
         )
         self.repository = ModelRepository(
-            settings.model_repository,
+            places_of(settings),
             ModelLoader(
                 self.devices,
                 self._cache,
@@ -242,6 +244,13 @@ class Gateway:
 
     def __repr__(self) -> str:
         return f"<Gateway {self._phase} {self.repository!r} {self.devices!r}>"
+
+
+def places_of(settings: Settings) -> ModelPlaces:
+    """Where the models are: in the folder, unless only single ones are named."""
+    named_only = settings.model and "model_repository" not in settings.model_fields_set
+    folder = None if named_only else settings.model_repository
+    return ModelPlaces.of(folder, settings.model)
 
 
 def _regions(settings: Settings) -> RegionTable | None:

@@ -124,7 +124,10 @@ class Settings(BaseSettings):
     )
 
     model_repository: Annotated[Path, Shown("DIR", names=("-m",))] = Path("models")
-    """Folder with the models: NAME.popef, or NAME/VERSION/*.popef or .onnx."""
+    """Folder with the models: NAME.popef or .onnx, or NAME/VERSION/*.popef or .onnx."""
+    model: Annotated[Names, Shown("[NAME=]PATH")] = ()
+    """Serve this file, or this folder of one model, besides; without --model-repository
+    nothing else. May be repeated."""
     host: Annotated[str, Shown("ADDRESS")] = "127.0.0.1"
     """Address to listen on. 0.0.0.0 is every one of this machine."""
     port: Port = 8000

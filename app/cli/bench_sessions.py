@@ -19,6 +19,7 @@ from engine import (
     Array,
     CallbackHandle,
     CallbackInfo,
+    Device,
     DeviceManager,
     EngineError,
     InvalidInput,
@@ -79,13 +80,13 @@ def measure_callbacks(
     latencies = [array("d") for _ in range(case.threads)]
     sessions: list[Session] = []
     calls = Counter()
-    devices = []
+    devices: list[Device] = []
     try:
-        for _ in range(case.threads):
-            devices.append(manager.get_device(max(1, model.metadata.num_ipus)))
+        devices += manager.get_devices(case.threads, max(1, model.metadata.num_ipus))
+        for device in devices:
             sessions.append(Session(model))
             connect(sessions[-1], data, calls.add)
-            sessions[-1].bind_to_device(devices[-1])
+            sessions[-1].bind_to_device(device)
             for _ in range(_WARM_UP):
                 sessions[-1].run_main_programs()
         calls.take()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -28,12 +29,25 @@ class ServeCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         rest = super().parse_args(ctx, args)
-        ctx.obj, ctx.params = ctx.params, {}  # for `serve`, which names none of them
+        # For `serve`, which names none of the options.
+        paths = ctx.params.pop("paths", None)
+        ctx.obj, ctx.params = ctx.params, {"paths": paths}
         return rest
 
 
-def serve(ctx: typer.Context) -> None:
-    """Serve a folder of models over HTTP.
+def serve(
+    ctx: typer.Context,
+    paths: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME=]PATH",
+            help="Files and folders of models, or a folder with many. "
+            "[default: models]",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Serve models over HTTP: files, or a folder of them.
 
     Every option can also be set in the environment: --max-body-size is
     POPGATE_MAX_BODY_SIZE, and so on. Ctrl-C ends it in an orderly way: requests in
@@ -42,7 +56,7 @@ def serve(ctx: typer.Context) -> None:
     # Of what may be given several times, Click has an empty list where none is.
     given = {k: v for k, v in ctx.obj.items() if v not in (None, (), [])}
     with _ended_by_interrupts():
-        code = _serve(given)
+        code = _serve(_with_paths(given, paths or []))
     raise typer.Exit(code)
 
 
@@ -63,23 +77,49 @@ def _ended_by_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+def _with_paths(given: dict[str, Any], paths: list[str]) -> dict[str, Any]:
+    """The options, as if what stands without one had been given with one.
+
+    A folder is one of many models unless it shows itself to be that of one.
+    """
+    from app.repository.places import is_one_model
+
+    folder = given.pop("model_repository", None)
+    folders = [] if folder is None else [folder]
+    models = list(given.pop("model", ()))
+    if folder is not None and Path(folder).is_file():
+        paths, folders = [folder, *paths], []
+    for path in paths:
+        if Path(path).is_dir() and not is_one_model(Path(path)):
+            folders.append(path)
+        else:
+            models.append(path)
+    if len(folders) > 1:
+        msg = f"one folder of models can be served, not {' and '.join(folders)}"
+        raise CommandError(msg, EXIT_USAGE)
+    given |= {"model_repository": folders[0]} if folders else {}
+    return given | ({"model": models} if models else {})
+
+
 def _serve(given: dict[str, Any]) -> int:
     settings = _settings(given)
     settings = _with_profile_models(settings)
-    if not settings.model_repository.is_dir():
-        msg = (
-            f"there is no folder {settings.model_repository}; make it and put models "
-            f"into it, or name another with --model-repository"
-        )
-        raise CommandError(msg, EXIT_USAGE)
+    from app.gateway import places_of
     from app.http.server import ListenError
     from app.run import run_gateway
     from engine import InvalidConfig
 
     try:
+        places = places_of(settings)
+        if places.folder is not None and not places.folder.is_dir():
+            msg = (
+                f"there is no folder {places.folder}; make it and put models into it, "
+                f"or name what is to be served: popgate serve model.onnx"
+            )
+            raise CommandError(msg, EXIT_USAGE)
         return run_gateway(
             settings,
-            on_listening=lambda url, metrics: print_listening(url, metrics, settings),
+            on_listening=lambda url, metrics: print_listening(url, metrics, places),
             on_started=print_started,
             on_failed=print_failed,
         )

@@ -10,17 +10,16 @@ import typer
 
 if TYPE_CHECKING:
     from app.gateway import Gateway
-    from app.settings import Settings
+    from app.repository.places import ModelPlaces
 
 MAX_MODELS_LISTED = 20
 
 
-def print_listening(url: str, metrics: str | None, settings: Settings) -> None:
+def print_listening(url: str, metrics: str | None, places: ModelPlaces) -> None:
     """That HTTP is up, and where."""
     from app.about import VERSION
 
-    folder = settings.model_repository
-    say(f"PopGate {VERSION} listens on {url}, loading models from {folder}")
+    say(f"PopGate {VERSION} listens on {url}, loading models from {places}")
     if metrics is not None:
         say(f"  metrics  {metrics}/metrics")
 

@@ -28,7 +28,6 @@ from app.repository.scan import (
     Stamp,
     is_model_name,
     scan_model,
-    scan_names,
 )
 from app.repository.uploads import Uploads
 
@@ -102,7 +101,7 @@ class ModelControl:
         """
         repository = self._repository
         await self._pool.run(self._uploads.sweep)
-        names = await self._pool.run(lambda: scan_names(repository.root))
+        names = await self._pool.run(repository.places.names)
         wanted = set(names)
         for name in names:
             repository.record(name)
@@ -163,8 +162,7 @@ class ModelControl:
     async def discover(self) -> None:
         """Lists models that have come into the folder and were never loaded."""
         if self.mode.takes_requests:
-            root = self._repository.root
-            names = await self._scan_pool.run(lambda: scan_names(root))
+            names = await self._scan_pool.run(self._repository.places.names)
             for name in names:
                 self._repository.record(name)
 
@@ -207,8 +205,9 @@ class ModelControl:
         self, name: str, root: Path | None = None, config: str | None = None
     ) -> ModelSource:
         """The model in the folder. Raises `RepositoryError` where there is none."""
-        folder = root or self._repository.root
-        scan = partial(scan_model, folder, name, config, is_upload=root is not None)
+        scan = partial(self._repository.places.scan, name, config)
+        if root is not None:
+            scan = partial(scan_model, root, name, config, is_upload=True)
         source = await self._pool.run(scan)
         if source is None:
             msg = (
@@ -250,8 +249,7 @@ class ModelControl:
 
     async def poll_once(self) -> None:
         """Takes over what has changed and settled since the last look."""
-        root = self._repository.root
-        sources = await self._pool.run(lambda: _scan_all(root))
+        sources = await self._pool.run(self._repository.places.scan_all)
         known = {record.name for record in self._repository.models()}
         for name in sorted(known | set(sources)):
             source = sources.get(name)
@@ -292,8 +290,3 @@ def _failure(record: ModelRecord) -> str:
             f"{record.reason}"
         )
     return f"load failed for model '{record.name}': {record.problem}"
-
-
-def _scan_all(root: Path) -> dict[str, ModelSource]:
-    found = ((name, scan_model(root, name)) for name in scan_names(root))
-    return {name: source for name, source in found if source is not None}

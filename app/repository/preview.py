@@ -297,6 +297,7 @@ def _odd_entries(folder: Path) -> Iterator[str]:
         entries = sorted(folder.iterdir())
     except OSError:  # there is none, or it is told elsewhere
         return
+    has_versions = any(is_version(entry.name) for entry in entries)
     for entry in entries:
         name = entry.name
         if is_folder(entry):
@@ -314,7 +315,7 @@ def _odd_entries(folder: Path) -> Iterator[str]:
                 name, [CONFIG_NAME, PBTXT_NAME], cutoff=0.8
             ):
                 yield f"{folder.name}/{name}: not read; {CONFIG_NAME} is"
-            elif entry.suffix in (".onnx", ".popef"):
+            elif entry.suffix in (".onnx", ".popef") and has_versions:
                 yield (
                     f"{folder.name}/{name}: not served; put it into a version folder, "
                     f"{folder.name}/1/{name}"

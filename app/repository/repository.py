@@ -16,7 +16,6 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 from functools import partial
-from pathlib import Path
 
 from app.background import DaemonPool
 from app.config.priorities import timeouts
@@ -25,6 +24,7 @@ from app.repository.ensemble_loader import EnsembleLoader
 from app.repository.loader import LoadedModel, LoadError, ModelLoader
 from app.repository.memory_budget import MemoryBudget
 from app.repository.model_record import ModelRecord, State, VersionRecord
+from app.repository.places import ModelPlaces
 from app.repository.scan import ModelSource, VersionSource
 from app.serving.ensembles import EnsembleRunner
 from app.serving.table import ModelEntry, ModelTable
@@ -43,11 +43,11 @@ class NoRoom(LoadError):
 
 
 class ModelRepository:
-    """The models of one folder, and their states."""
+    """The models of some places, and their states."""
 
     def __init__(
         self,
-        root: Path,
+        places: ModelPlaces,
         loader: ModelLoader,
         pool: DaemonPool,
         table: ModelTable,
@@ -60,7 +60,7 @@ class ModelRepository:
     ) -> None:
         self._compile_pool = compile_pool or pool
         self._unload_pool = unload_pool or pool
-        self.root = root
+        self.places = places
         self.budget = budget or MemoryBudget()
         self._loader = loader
         self._pool = pool
@@ -234,7 +234,7 @@ class ModelRepository:
             elif isinstance(result, NoRoom) and not make_room:
                 entry.offer()
             else:
-                entry.fail(_without_root(str(result), self.root, version))
+                entry.fail(_without_root(str(result), self.places, version))
         return leaving
 
     def _switch(self, record: ModelRecord, wanted: set[int]) -> list[LoadedModel]:
@@ -412,12 +412,13 @@ class ModelRepository:
 
     def __repr__(self) -> str:
         ready = len(self.names_in(State.READY))
-        return f"<ModelRepository {self.root} {ready}/{len(self._records)} ready>"
+        return f"<ModelRepository {self.places} {ready}/{len(self._records)} ready>"
 
 
-def _without_root(text: str, root: Path, version: VersionSource) -> str:
+def _without_root(text: str, places: ModelPlaces, version: VersionSource) -> str:
     """A reason as everybody may see it: no path from outside the repository."""
-    for folder in (version.folder and version.folder.parent, root):
+    folders = [version.folder and version.folder.parent, places.folder]
+    for folder in (*folders, *(file.parent for file in version.files)):
         if folder is not None:
             text = text.replace(f"{folder.resolve()}/", "")
     return text

@@ -3,6 +3,7 @@
     models/<name>/<version>/*.popef     one model, in one file or several
     models/<name>/<version>/*.onnx      one file, compiled when it is loaded
     models/<name>.popef, <name>.onnx    one file, served as version 1
+    models/<name>/*.popef, *.onnx       the same, where there is no version folder
     models/<name>/config.toml           optional, for each of these
     models/<name>/config.pbtxt          optional, Triton's
     models/<name>/config.toml           alone, that of an ensemble of other models
@@ -143,11 +144,30 @@ def scan_model(
     entries = [entry for entry in listed if _name_of(entry) == name]
     if not entries:
         return None
+    return _scan_entries(root.resolve(), name, sorted(entries), override, is_upload)
+
+
+def scan_named(
+    path: Path, name: str, override: str | None = None
+) -> ModelSource | None:
+    """The model in one file, or in a folder, that somebody has named; None where it has
+    gone. As `scan_model`; a folder need not have folders for its versions."""
+    try:
+        place = path.resolve(strict=True)
+    except OSError:
+        return None
+    return _scan_entries(place.parent, name, [place], override, False)
+
+
+def _scan_entries(
+    root: Path, name: str, entries: list[Path], override: str | None, is_upload: bool
+) -> ModelSource:
+    """The model that these make, which lie in the folder `root`."""
     stamp: Stamp = ()
     try:
-        stamp = _stamp_of(root.resolve(), entries)
+        stamp = _stamp_of(root, entries)
         read = partial(read_options, override=override, is_upload=is_upload)
-        found = _read_model(root.resolve(), name, sorted(entries), read)
+        found = _read_model(root, name, entries, read)
         return replace(found, stamp=stamp)
     except (ScanError, ModelConfigError) as e:
         problem = str(e)
@@ -253,10 +273,12 @@ def _read_model(
             msg = f"config.toml makes it an ensemble, and there is {files[0].name} too"
             raise ScanError(msg)
         versions = versions or [VersionSource(SINGLE_FILE_VERSION)]
+    if not versions and folder is not None:
+        versions = _read_unversioned(root, folder, options)
     if not versions:
         msg = (
-            f"the folder has no version folder; put the model into {name}/1/ "
-            f"or beside it as {name}.popef"
+            f"the folder has neither a version folder nor a model; put it into "
+            f"{name}/1/, or beside it as {name}.popef"
         )
         raise ScanError(msg)
     return ModelSource(
@@ -314,14 +336,27 @@ def _read_versions(
             yield VersionSource(version, problem=problem, stamp=stamp)
 
 
-def _read_version(root: Path, folder: Path, filename: str) -> tuple[Path, ...]:
+def _read_unversioned(
+    root: Path, folder: Path, options: ModelOptions
+) -> list[VersionSource]:
+    """The one version of a folder in which the files lie without one."""
+    inside = _inside(root, folder)
+    models = [p for p in _listed(inside) if p.suffix in SUFFIXES and p.is_file()]
+    if not models:
+        return []
+    files = _read_version(root, inside, options.filename, "the folder")
+    return [VersionSource(SINGLE_FILE_VERSION, files, stamp=_stamp(models))]
+
+
+def _read_version(
+    root: Path, folder: Path, filename: str, label: str = ""
+) -> tuple[Path, ...]:
+    label = label or f"version {folder.name}"
     files = _listed(folder)
     if filename:
         chosen = [p for p in files if p.name == filename]
         if not chosen:
-            msg = (
-                f"version {folder.name} has no file {filename} (default_model_filename)"
-            )
+            msg = f"{label} has no file {filename} (default_model_filename)"
             raise ScanError(msg)
         files = chosen
     for suffix in SUFFIXES:
@@ -330,11 +365,11 @@ def _read_version(root: Path, folder: Path, filename: str) -> tuple[Path, ...]:
             found = tuple(p for p in found if p.name == TRITON_MODEL) or found
         if suffix == ".onnx" and len(found) > 1:
             names = ", ".join(p.name for p in found)
-            msg = f"version {folder.name} has several .onnx files: {names}; keep one"
+            msg = f"{label} has several .onnx files: {names}; keep one"
             raise ScanError(msg)
         if found:
             return found
-    msg = f"version {folder.name} has neither a .popef nor an .onnx file"
+    msg = f"{label} has neither a .popef nor an .onnx file"
     raise ScanError(msg)
 
 

@@ -9,10 +9,10 @@ A device of kind `cpu` is a process of ours that runs graphs on the processor; o
     cuda:0       the GPU of that number
     cpu:2,cuda:0 both kinds
 
-Where a program names none, `POPGATE_DEVICES` in the environment may. Default: as many
-CPU devices as usable cores, and at least two. Attaching is exclusive across processes
-(engine/devices/device_lock.py); `DeviceWaitConfig` says how it retries, here and
-nowhere else.
+Where a program names none, `POPGATE_DEVICES` in the environment may. Default: CPU
+devices enough for all programs (`DEFAULT_DEVICES`), which share the cores. Attaching
+is exclusive across processes (engine/devices/device_lock.py); `DeviceWaitConfig` says
+how it retries, here and nowhere else.
 """
 
 from __future__ import annotations
@@ -63,6 +63,9 @@ logger = logging.getLogger(__name__)
 VARIABLE = "POPGATE_DEVICES"
 #: More devices than this in one specification is a slip of the pen.
 MAX_DEVICES = 1024
+#: CPU devices where nobody names any, or twice the cores if that is more: programs that
+#: know nothing of each other must not fail because others have all of them.
+DEFAULT_DEVICES = 64
 _ITEM = re.compile(r"(?P<kind>cpu|cuda):(?P<first>\d{1,4})(-(?P<last>\d{1,4}))?")
 _CPU = "CPUExecutionProvider"
 
@@ -129,7 +132,9 @@ class DeviceManager:
     def __init__(self, devices: str | None = None, *, reserve_cores: int = 0) -> None:
         named = named_devices(devices)
         self._is_argument, self._is_named = bool(devices), named is not None
-        self.units = named or parse_devices(f"cpu:{max(2, usable_cores())}")
+        self.units = named or parse_devices(
+            f"cpu:{max(DEFAULT_DEVICES, 2 * usable_cores())}"
+        )
         gpus = [unit for unit in self.units if _kind(unit) == "cuda"]
         if gpus and not _has_gpu_build():
             raise InvalidConfig(
@@ -150,9 +155,15 @@ class DeviceManager:
         return ThreadPlan(self._budget, max(1, devices), self._reserve_cores)
 
     def list(self) -> tuple[DeviceInfo, ...]:
-        """Every device of the pool and who has it."""
+        """Every device of the pool and who has it; of the default pool those that are
+        attached, and of the others as many as there are cores."""
         claimed = claimed_units(self.units)
-        return tuple(_info(unit, unit in claimed) for unit in self.units)
+        shown = (
+            set(self.units)
+            if self._is_named
+            else claimed.union(self.units[: max(2, usable_cores())])
+        )
+        return tuple(_info(u, u in claimed) for u in self.units if u in shown)
 
     def ipu_hardware_version(self) -> int:
         """-1: devices of an architecture that the original does not know (0 would say
@@ -212,8 +223,7 @@ class DeviceManager:
         caller."""
         if device_id not in self.units:
             raise NoDeviceAvailable(
-                f"there is no device {device_id!r}; the pool has "
-                f"{', '.join(self.units)}"
+                f"there is no device {device_id!r}; the pool has {_listed(self.units)}"
             )
         if isinstance(options, Model):
             options = DeviceRequest.of(options).options
@@ -314,7 +324,7 @@ class DeviceManager:
             )
         if held:
             wanted += f" beside {_counted(held, 'device')} that other replicas have"
-        text = f"{wanted}, the pool has {len(self.units)} ({', '.join(self.units)})"
+        text = f"{wanted}, the pool has {len(self.units)} ({_listed(self.units)})"
         enough = count * size + held
         if enough > MAX_DEVICES or any(_kind(unit) != "cpu" for unit in self.units):
             hint = f"name more devices in {VARIABLE}"
@@ -325,7 +335,13 @@ class DeviceManager:
         return f"{text}; {hint}" + " or lower replication_factor" * replicas
 
     def __repr__(self) -> str:
-        return f"<DeviceManager {', '.join(self.units)}>"
+        return f"<DeviceManager {_listed(self.units)}>"
+
+
+def _listed(units: Sequence[str]) -> str:
+    if len(units) > 8:
+        return f"{', '.join(units[:2])}, ... {units[-1]}"
+    return ", ".join(units)
 
 
 def _kind(unit: str) -> str:
@@ -365,7 +381,7 @@ def _claim(
         claims = _try_claim(candidates, size, count)
         if claims:
             return claims
-        wanted = f"{count * size} of {', '.join(candidates)}"
+        wanted = f"{count * size} of {_listed(candidates)}"
         if wait.strategy is DeviceWaitStrategy.NO_WAIT:
             raise NoDeviceAvailable(f"no free device: wanted {wanted}")
         pause = max(0.001, wait.sleep_time)

@@ -197,6 +197,26 @@ def holder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
         yield gateway.wait_ready()
 
 
+def test_files_are_served_without_a_folder_and_without_a_free_core(
+    tmp_path: Path,
+) -> None:
+    """As the first command of somebody who has a model, and other servers running."""
+    digits = Path(__file__).parents[2] / "examples" / "digits" / "digits.onnx"
+    other = models.affine(tmp_path / "v7.popef")
+    command = (str(digits), f"affine={other}", "--log-level", "warning")
+    with ServedGateway(None, *command) as first:
+        pool = first.wait_ready().pool
+        with ServedGateway(None, "-m", str(other), pool=pool) as second:
+            second.wait_ready()
+            with ServedGateway(None, "--model", str(other), pool=pool) as third:
+                third.wait_ready()
+                assert third.infer("v7", input=ROW)["output"] == AFFINE
+                assert len({device_of(g)["id"] for g in (first, second, third)}) == 3
+        assert first.infer("affine", input=ROW)["output"] == AFFINE
+        names = [m["name"] for m in first.client.get("/v1/models").json()["models"]]
+        assert names == ["affine", "digits"]
+
+
 def test_without_waiting_the_second_gateway_fails(
     repository: Path, holder: ServedGateway
 ) -> None:

@@ -23,6 +23,8 @@ from tests.app.cli.calls import Call
     ("options", "text"),
     [
         (["-m", "/nowhere/at/all"], "there is no folder /nowhere/at/all"),
+        (["gone.onnx"], "there is no file or folder gone.onnx"),
+        (["/"], "one folder of models can be served, not "),
         (["--port", "0", "--devices", "gpu:1"], "cannot understand devices 'gpu:1'"),
         (["--device-wait", "soon"], "--device-wait: 'soon' is neither no-wait"),
         (["--port", "70000"], "--port: "),

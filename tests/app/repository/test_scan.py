@@ -103,7 +103,18 @@ def test_config_mistake_is_the_models_problem(tmp_path: Path) -> None:
 
 def test_versions_are_numbers(tmp_path: Path) -> None:
     make(tmp_path, "m/0/a.popef", "m/01/a.popef", "m/-1/a.popef", "m/v1/a.popef")
-    assert "no version folder" in problem(tmp_path, "m")
+    assert "neither a version folder nor a model" in problem(tmp_path, "m")
+
+
+def test_a_folder_without_versions_is_one(tmp_path: Path) -> None:
+    make(tmp_path, "m/model.onnx", "m/model.onnx.data", "p/a.popef", "p/b.popef")
+    assert versions(tmp_path, "m") == {1: ["model.onnx"]}
+    assert versions(tmp_path, "p") == {1: ["a.popef", "b.popef"]}
+    make(tmp_path, "q/a.onnx", "q/b.onnx")
+    assert (
+        problem(tmp_path, "q")
+        == "the folder has several .onnx files: a.onnx, b.onnx; keep one"
+    )
 
 
 def test_a_version_with_nothing_in_it(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from engine import (
     parse_devices,
 )
 from engine.devices.cores import cpu_budget, usable_cores
+from engine.devices.device_lock import try_claim
 from engine.devices.device_request import OPTION_THREADS
 from engine.devices.thread_plan import ThreadPlan
 from popef_io import Option, load_model
@@ -62,10 +63,25 @@ def test_bad_specifications_are_refused(specification: str) -> None:
         parse_devices(specification)
 
 
-def test_the_default_pool_has_at_least_two_devices() -> None:
-    manager = DeviceManager()
-    assert len(manager.units) == max(2, usable_cores())
+def test_programs_that_name_no_devices_are_not_refused_for_lack_of_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("POPGATE_POOL", f"default-{os.getpid()}")
+    manager, cores = DeviceManager(), max(2, usable_cores())
     assert all(unit.startswith("cpu:") for unit in manager.units)
+    claims = [try_claim(unit) for unit in manager.units[: cores + 1]]
+    try:
+        with manager.get_device() as device:  # all that there are cores for are taken
+            assert device.id == f"cpu:{cores + 1}"
+            assert device.threads == 1
+            listed = manager.list()
+            assert [info.id for info in listed] == list(manager.units[: cores + 2])
+            assert all(info.state == "attached" for info in listed)
+    finally:
+        for claim in claims:
+            if claim is not None:
+                claim.close()
+    assert [info.state for info in manager.list()] == ["free"] * cores
 
 
 def test_the_environment_names_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
