@@ -26,6 +26,7 @@ from app.repository.ensemble_loader import NO_PLACE, assemble_ensemble
 from app.repository.loader import LoadError, compiled_files, explained, input_defaults
 from app.repository.scan import (
     CONFIG_NAME,
+    SUFFIXES,
     WARMUP_FOLDER,
     ModelSource,
     VersionSource,
@@ -297,7 +298,10 @@ def _odd_entries(folder: Path) -> Iterator[str]:
         entries = sorted(folder.iterdir())
     except OSError:  # there is none, or it is told elsewhere
         return
-    has_versions = any(is_version(entry.name) for entry in entries)
+    beside = (folder.with_name(folder.name + suffix) for suffix in SUFFIXES)
+    is_elsewhere = any(is_version(e.name) for e in entries) or any(
+        p.is_file() for p in beside
+    )
     for entry in entries:
         name = entry.name
         if is_folder(entry):
@@ -315,7 +319,7 @@ def _odd_entries(folder: Path) -> Iterator[str]:
                 name, [CONFIG_NAME, PBTXT_NAME], cutoff=0.8
             ):
                 yield f"{folder.name}/{name}: not read; {CONFIG_NAME} is"
-            elif entry.suffix in (".onnx", ".popef") and has_versions:
+            elif entry.suffix in (".onnx", ".popef") and is_elsewhere:
                 yield (
                     f"{folder.name}/{name}: not served; put it into a version folder, "
                     f"{folder.name}/1/{name}"

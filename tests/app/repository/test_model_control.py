@@ -15,6 +15,7 @@ import pytest
 from app.background import DaemonPool
 from app.repository.model_control import ControlMode, ModelControl
 from app.repository.model_record import ModelRecord
+from app.repository.places import ModelPlaces
 from app.repository.repository import ModelRepository
 from app.repository.scan import ModelSource
 from app.repository.uploads import Uploads
@@ -85,7 +86,7 @@ class Recorder:
     """In place of a repository: what it was told to bring up."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
+        self.places = ModelPlaces(root)
         self.taken: list[tuple[str, int]] = []
         self._records: dict[str, ModelRecord] = {}
 
