@@ -111,7 +111,7 @@ class Blob:
             if zlib.crc32(view) != self.header.payload_crc:
                 raise CorruptError(
                     f"the checksum of the payload (offset {begin}, {len(view)} bytes) "
-                    "does not hold",
+                    "does not match",
                     where=self.where,
                 )
             self._verified = True

@@ -48,7 +48,7 @@ class Text:
 
     def unpack(self, plain: Any) -> str:
         if not isinstance(plain, str):
-            raise Refused(f"text expected, not {_kind_of(plain)}")
+            raise Refused(f"string expected, not {_kind_of(plain)}")
         if not plain and not self._may_be_empty:
             raise Refused("must not be empty")
         size = len(plain) if plain.isascii() else len(plain.encode())

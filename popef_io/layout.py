@@ -165,7 +165,9 @@ def read_header(
         )
     (checksum,) = _CHECKSUM.unpack_from(raw, _HEADER.size)
     if zlib.crc32(raw[: _HEADER.size]) != checksum:
-        raise CorruptError("the checksum of the blob header does not hold", where=where)
+        raise CorruptError(
+            "the checksum of the blob header does not match", where=where
+        )
     fields = _HEADER.unpack_from(raw)
     (
         _,

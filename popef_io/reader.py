@@ -241,7 +241,7 @@ def _read_blob(
     data = bytes(source.read(begin, begin + header.descriptor_size))
     if zlib.crc32(data) != header.descriptor_crc:
         raise CorruptError(
-            "the checksum of the descriptor does not hold",
+            "the checksum of the descriptor does not match",
             where=replace(where, offset=begin),
         )
     info = decode(header.type, data, where) if header.type else None

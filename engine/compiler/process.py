@@ -101,7 +101,7 @@ class Compilations:
         try:
             with self._lock:
                 if self._closed:
-                    raise RunnerClosed("nothing is compiled any more")
+                    raise RunnerClosed("the compiler is shut down")
                 process = subprocess.Popen(
                     [
                         *(sys.executable, "-P", "-c", _START),
@@ -155,7 +155,7 @@ class Compilations:
             else:
                 raise control.to_error(said)
         if self._closed:
-            raise RunnerClosed("compiling was ended, like everything else")
+            raise RunnerClosed("compiling was cancelled: the compiler is shut down")
         if time.monotonic() >= deadline:
             seconds = f"{self._limits.seconds:g} s"
             raise self._refuse(f"takes longer than {seconds}", stage)

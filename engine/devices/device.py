@@ -272,7 +272,7 @@ class Device:
         except DeviceLost:
             # It may have died, and there may be another one by now.
             if self.state is DeviceState.READY and process is self._launcher.process:
-                self._kill(f"it has not answered for {patience:g} s")
+                self._kill(f"it has not answered a ping for {patience:g} s")
             return False
         return True
 
@@ -446,11 +446,11 @@ class Device:
                     return
                 limit = allowed
                 why = f"a run takes longer than {allowed:g} s (--run-timeout)"
-                logger.error("%r is at fault: %s", runner, why)
+                logger.error("%r failed: %s", runner, why)
                 self.condemn(replica)
                 runner.fail(ExecutionFailed(why))
         if replica in self._condemned and seconds > limit + RUN_GRACE:
-            self.kill(f"a run that was ended goes on, for {seconds:.1f} s now")
+            self.kill(f"a cancelled run is still running after {seconds:.1f} s")
 
     def _assure(self) -> None:
         """DeviceLost where `look_after` finds it lost."""
@@ -495,14 +495,14 @@ class Device:
             self._back_off.begin()
             self._start()
             self.restarts += 1
-            logger.info("device %s has a new process, %s", self.id, self.pid)
+            logger.info("device %s restarted: process %s", self.id, self.pid)
             for runner in self.runners:
                 try:
                     runner.reload(self)
                 except (DeviceLost, DeviceClosed):
                     raise
                 except EngineError as error:
-                    logger.exception("cannot load %r again on %s", runner, self.id)
+                    logger.exception("failed to reload %r on %s", runner, self.id)
                     if isinstance(error, InvalidModel):  # nor ever will
                         runner.fail(ExecutionFailed(str(error)))
             self._back_off.succeed()
@@ -533,7 +533,7 @@ class Device:
         os.close(self._result_fd)
         for claim in self._claims:
             claim.close()
-        logger.info("device %s is free again", self.id)
+        logger.info("device %s is detached", self.id)
 
     def _abandon(self) -> None:
         """Close the descriptors of a forked child's copy, and nothing else."""
@@ -557,8 +557,8 @@ class Device:
         def look() -> None:
             if not process.has_worked():
                 raise DeviceLost(
-                    f"device {self.id} does not start: process {process.pid} does "
-                    "nothing"
+                    f"device {self.id} failed to start: process {process.pid} is "
+                    "idle and does not answer"
                 )
 
         watch = None

@@ -50,7 +50,7 @@ class ThreadPlan:
         # Whoever asks needs a core too, also where none is reserved for it.
         needed = self.devices + max(1, self.reserved)
         if self.budget.cores < 2:
-            return 0, f"there is {cores} core for devices and those who ask them"
+            return 0, f"{cores} core is shared by devices and clients"
         if text.isdigit():
             return wanted, "POPGATE_SPIN_US says so"
         if self.budget.cores < needed:

@@ -249,7 +249,7 @@ def checked_int(value: object, low: int, high: int, what: str) -> int:
 def checked_name(value: object, what: str = "a name") -> str:
     """`value` if it is a text of acceptable length."""
     if not isinstance(value, str):
-        raise BadProgram(f"{what} must be text, found {_kind(value)}")
+        raise BadProgram(f"{what} must be a string, found {_kind(value)}")
     if len(value) > MAX_NAME:
         raise BadProgram(f"{what} has {len(value)} characters, limit {MAX_NAME}")
     return value

@@ -35,8 +35,8 @@ def stream_transfers(executable: Executable, programs: Iterable[int]) -> dict[st
     for handle, count in total.items():
         if count > MAX_TRANSFERS:
             raise InvalidModel(
-                f"a run transfers stream {handle!r} {count} times, the most is "
-                f"{MAX_TRANSFERS}"
+                f"a run transfers stream {handle!r} {count} times, more than the "
+                f"{MAX_TRANSFERS} that are possible"
             )
     return {handle: count for handle, count in total.items() if count}
 

@@ -86,11 +86,11 @@ class Flusher:
         except (QueueFull, Closed, Gone) as error:
             logger.warning("rows of flush_callback could not be sent: %s", error)
         except EngineError as error:
-            return CallbackFailed(f"{which} gave what cannot run: {error}")
+            return CallbackFailed(f"{which} returned rows that cannot run: {error}")
         except Exception as error:
-            logger.exception("%s gave what cannot be sent", which)
+            logger.exception("%s returned rows that cannot be sent", which)
             what = f"{type(error).__name__}: {error}"
-            return CallbackFailed(f"{which} gave what cannot be sent: {what}")
+            return CallbackFailed(f"{which} returned rows that cannot be sent: {what}")
         return None
 
     def _check_outputs(self, outputs: Mapping[str, Array]) -> None:

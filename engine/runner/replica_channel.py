@@ -238,7 +238,8 @@ class ReplicaChannel(RequestChannel):
             left = None if end is None else end - time.monotonic()
             if not oldest.wait(left):
                 raise DeadlineExceeded(
-                    f"no room within the timeout: {most} requests are in flight"
+                    f"the queue was full until the timeout: {most} requests are in "
+                    "flight"
                 )
 
     def _rows_ahead(self) -> int:
@@ -252,9 +253,9 @@ class ReplicaChannel(RequestChannel):
         late = promised - now - left
         if late > 0:
             raise DeadlineUnreachable(
-                f"{self.name!r} would have the result {late / 1e9:.3f} s after the "
-                f"deadline: what waits takes longer than the {max(0, left) / 1e9:.3f} "
-                "s that are left",
+                f"the predicted completion is {late / 1e9:.3f} s after the deadline: "
+                f"the queue of {self.name!r} takes longer than the "
+                f"{max(0, left) / 1e9:.3f} s that are left",
                 (self.pace.taken_ns(rows, left, now) - now) / 1e9,
             )
         return promised
@@ -536,5 +537,6 @@ class ReplicaChannel(RequestChannel):
 
 def _too_many_dimensions(name: str, tensor: Tensor) -> InvalidInput:
     return InvalidInput(
-        f"input {name!r} has {len(tensor.shape)} dimensions, the most is {MAX_RANK}"
+        f"input {name!r} has {len(tensor.shape)} dimensions, at most {MAX_RANK} are "
+        "possible"
     )

@@ -83,7 +83,7 @@ class Residence:
         device = self.bound()
         if self.is_stopped:
             if not self._was_told:
-                raise SessionClosed(f"{self!r} runs nothing until it reloads")
+                raise SessionClosed(f"{self!r} is stopped: reload it first")
             yield  # `run` says so: who runs programs in a loop need not expect more
             return
         with device.seat.turn():
@@ -107,7 +107,7 @@ class Residence:
             self._save()
         link, self._link = self._link, None
         if link is not None:
-            logger.info("%r leaves its device", self)
+            logger.info("%r is unloaded", self)
             link.close()
         self.has_weights = False
         if self.device is not None and self.device.seat.resident is self:
@@ -194,7 +194,7 @@ class Residence:
             self.run(programs, time.monotonic() + SAVE_TIMEOUT)
         except Exception as error:
             logger.warning(
-                "%r leaves its device without having run its save programs: %s",
+                "%r is unloaded without having run its save programs: %s",
                 self,
                 error,
             )

@@ -358,7 +358,7 @@ class _Conversation:
                 del self._wishes[position]
                 return place
         raise EngineBug(
-            f"the device waits for anchor {index}, which it never wished for"
+            f"the device waits for anchor {index}, which it never asked for"
         )
 
     def _give(self, index: int, place: PlaceMessage) -> None:

@@ -144,7 +144,7 @@ def ask(
             _await_answer(sock, watch)
         answer, answer_fds = receive(sock)
     except (ConnectionError, EOFError) as error:
-        raise DeviceLost("the device process went away") from error
+        raise DeviceLost("the device process ended") from error
     if "error" in answer:
         close_all(answer_fds)
         raise to_error(answer)

@@ -89,7 +89,7 @@ class DeviceService:
                     control.close_all(answer_fds)
         self._links.discard(sock)
         for client in owned:
-            logger.debug("%r is gone", client)
+            logger.debug("%r disconnected", client)
             client.link.gone = True
             self._terminator.ring()
             self._scheduler.do(partial(self._scheduler.drop_client, client))
@@ -206,7 +206,7 @@ class DeviceService:
         client = Client(next(self._numbers), link, os.dup(fds[1]), pid)
         scheduler = self._scheduler
         scheduler.call(partial(scheduler.clients.__setitem__, client.number, client))
-        logger.debug("%r is there", client)
+        logger.debug("%r connected", client)
         return client
 
     def _channel(self, message: Message, fds: list[int]) -> int:

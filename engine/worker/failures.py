@@ -56,7 +56,7 @@ def obey(replicas: Iterable[Replica], failure: object, after: int) -> None:
     """Carry out the order; for the thread that runs programs."""
     if os.environ.get(VARIABLE) != "1":
         raise InvalidInput(
-            f"this device process fails on nobody's order: start it with {VARIABLE}=1"
+            f"failure injection is off: start the device process with {VARIABLE}=1"
         )
     for replica in replicas:
         replica.executor = FailingExecutor(replica.executor, Failure(failure), after)

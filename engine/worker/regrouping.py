@@ -140,7 +140,7 @@ class RegroupingReplica(Replica):
             else:
                 full += 1
                 missing = self._each - rest
-                logger.debug("%r runs: what is missing, %d, is zeros", self, missing)
+                logger.debug("%r pads a run with %d rows of zeros", self, missing)
         if full:
             self._run_open(min(full, self._most_runs), now)
         touched += self._release_ended(now)

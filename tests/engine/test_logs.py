@@ -59,9 +59,9 @@ def test_info_tells_the_life_of_devices_and_models(model: Path) -> None:
         r"I \d+ engine.devices.device: device cpu:0 is attached: process \d+",
         r"I \d+ engine.runner.replica_set: replica 0 of 'model' is loaded on cpu:0",
         r"W \d+ engine.devices.device: device cpu:0 was lost",
-        r"I \d+ engine.devices.device: device cpu:0 has a new process",
+        r"I \d+ engine.devices.device: device cpu:0 restarted: process",
         r"I \d+ engine.runner.replica_set: replica 0 of 'model' is loaded on cpu:0",
-        r"I \d+ engine.devices.device: device cpu:0 is free again",
+        r"I \d+ engine.devices.device: device cpu:0 is detached",
     ]
     assert len(log.splitlines()) == len(words), log
     for line, expected in zip(log.splitlines(), words, strict=True):
@@ -114,6 +114,6 @@ def test_sessions_and_queues(model: Path, tmp_path: Path) -> None:
         r"I \d+ engine\S+residence: <Session 'model' on cpu:\d, active> is loaded",
         r"D \d+ engine.session.queues: input queue 'input' is flushed: 48 bytes",
         r"T \d+ engine.session.residence: .* runs programs \[1\]",
-        r"I \d+ engine.session.residence: .* leaves its device",
+        r"I \d+ engine.session.residence: .* is unloaded",
     ):
         assert re.search(words, log), log

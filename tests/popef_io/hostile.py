@@ -292,7 +292,7 @@ bad_descriptor(
     CorruptError,
     "instead of 'data_type'",
 )
-bad_tensor("a number for a text", CorruptError, "text expected, not int", name=7)
+bad_tensor("a number for a text", CorruptError, "string expected, not int", name=7)
 bad_tensor("bytes for a text", CorruptError, "msgpack", name=b"t")
 bad_tensor("true for a number", CorruptError, "not bool", tensor_info=info([True]))
 bad_tensor(

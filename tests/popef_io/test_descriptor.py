@@ -182,7 +182,7 @@ def test_beyond_a_limit(value: Info, field: str) -> None:
     [
         (ExecutableInfo(""), "ExecutableInfo.name: must not be empty"),
         (ExecutableInfo("\ud800"), "ExecutableInfo.name: not valid Unicode"),
-        (ExecutableInfo(b"n"), "text expected, not bytes"),  # type: ignore[arg-type]
+        (ExecutableInfo(b"n"), "string expected, not bytes"),  # type: ignore[arg-type]
         (shaped(-2), "less than -1"),
         (shaped(-1), "data of unknown size: U8[?]"),
         (TensorDataInfo("t", TensorInfo(None, DataType.U8)), "unknown size: U8[...]"),

@@ -163,7 +163,7 @@ def test_control_c_ends_it_with_what_was_measured(affine: Path) -> None:
     assert "Traceback" not in err
     assert "of 100000000 requests" in err
     assert "p99" in err
-    assert "is free again" in rest
+    assert "is detached" in rest
 
 
 def test_quantiles_are_nearest_rank() -> None:

@@ -327,7 +327,7 @@ def test_a_device_that_hangs_is_killed_and_comes_back(root: Path) -> None:
         (again,) = gateway.client.get("/v1/devices").json()["devices"]
         assert again["restarts"] >= 1
         assert again["pid"] != device["pid"]
-        assert again["lost_by"] == "it has not answered for 3 s"
+        assert again["lost_by"] == "it has not answered a ping for 3 s"
 
 
 def test_a_device_that_hangs_while_nobody_uses_it_is_noticed(root: Path) -> None:
@@ -336,10 +336,10 @@ def test_a_device_that_hangs_while_nobody_uses_it_is_noticed(root: Path) -> None
         (device,) = gateway.client.get("/v1/devices").json()["devices"]
         assert (device["lost_by"], device["back_off"]) == (None, 0)
         os.kill(device["pid"], signal.SIGSTOP)
-        gateway.wait_line("cpu:0 was lost: it has not answered for 3 s")
+        gateway.wait_line("cpu:0 was lost: it has not answered a ping for 3 s")
         gateway.wait_line("device cpu:0 is back")
         (again,) = gateway.client.get("/v1/devices").json()["devices"]
-        assert again["lost_by"] == "it has not answered for 3 s"
+        assert again["lost_by"] == "it has not answered a ping for 3 s"
         assert again["pid"] != device["pid"]
 
 

@@ -149,7 +149,7 @@ def test_what_is_wrong_in_the_document_is_named(change: Any, message: str) -> No
         ({"do": "explode"}, "unknown node kind 'explode'; known are sequence"),
         ({"do": "sequence"}, "sequence node lacks 'nodes'"),
         ({"do": "sequence", "nodes": {}}, "must be a list"),
-        ({"do": "stream_in", "handle": 3, "variable": "x"}, "must be text"),
+        ({"do": "stream_in", "handle": 3, "variable": "x"}, "must be a string"),
         ({"do": "copy", "source": "x", "target": "q"}, "variable 'q'"),
         ({"do": "copy", "source": "x" * 70000, "target": "x"}, "70000 characters"),
         ({"do": "repeat", "count": -1, "body": {}}, "outside 0"),

@@ -32,7 +32,7 @@ def test_transfers_are_counted_through_all_nodes() -> None:
 def test_programs_that_call_each_other_are_counted_once_and_bounded() -> None:
     pairs = [ex.Sequence((ex.Call(n), ex.Call(n))) for n in range(60)]
     programs: list[ex.Node] = [ex.StreamIn("in", "a"), *pairs]
-    with pytest.raises(InvalidModel, match="the most is 1048576"):
+    with pytest.raises(InvalidModel, match="more than the 1048576"):
         stream_transfers(executable(*programs), [60])
 
 
