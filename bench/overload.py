@@ -11,10 +11,11 @@ Three parts for each of two models (one request at a time, and batched), over HT
    refused, and how long the slowest of each had to wait for that;
 3. Retry-After: the queue is filled, a request that cannot be served in time is sent,
    and is sent again and again until it is taken: when that was, against what the first
-   refusal had promised.
+   refusal had said.
 
-Exit code 1 where less than 99 of 100 of those taken were in time, a refusal had no
-Retry-After, somebody waited longer than the deadline, or more than one promise in ten
+Exit code 1 if less than 99 of 100 of those taken were in time, a refusal had no
+Retry-After, a client waited longer than the deadline, or more than one
+Retry-After in ten
 was wrong by more than a factor of two.
 """
 
@@ -83,7 +84,7 @@ class Overload:
     late: list[float] = field(default_factory=list)
     refused: list[float] = field(default_factory=list)
     other: list[str] = field(default_factory=list)
-    unpromised: int = 0
+    unannounced: int = 0
 
     def count(self, answer: Answer, seconds: float) -> None:
         if answer.status == 200:
@@ -92,7 +93,7 @@ class Overload:
             self.late.append(seconds)
         elif answer.status == 429:
             self.refused.append(seconds)
-            self.unpromised += retry_after(answer) is None
+            self.unannounced += retry_after(answer) is None
         else:
             self.other.append(f"{answer.status} {answer.body[:200]!r}")
 
@@ -103,13 +104,13 @@ class Overload:
         return len(self.taken) / taken if taken else 0.0
 
     def complaints(self, slack: float) -> Iterator[str]:
-        """What was not as promised; `slack` seconds are the network's and ours."""
+        """What was not as predicted; `slack` seconds are the network's and ours."""
         if self.other:
             yield f"{len(self.other)} other answers, the first: {self.other[0]}"
         if not self.taken or not self.refused:
             yield f"{len(self.taken)} were taken and {len(self.refused)} refused"
-        if self.unpromised:
-            yield f"{self.unpromised} refusals had no Retry-After"
+        if self.unannounced:
+            yield f"{self.unannounced} refusals had no Retry-After"
         if self.in_time < IN_TIME:
             yield f"only {self.in_time:.1%} of those taken were in time"
         longest = max([*self.taken, *self.late, *self.refused], default=0.0)
@@ -189,13 +190,13 @@ async def overload(
     return found
 
 
-async def check_promise(
+async def check_retry_after(
     server: Server, path: str, waiting: int, allowed: float
 ) -> tuple[float, float] | None:
-    """(promised, real) seconds until a request is taken that must be answered within
+    """(announced, real) seconds until a request is taken that must be answered within
     `allowed` seconds; None where it was taken at once."""
     connections = Connections(server.port)
-    promised = real = 0.0
+    announced = real = 0.0
     async with asyncio.TaskGroup() as group, connections.one() as probe:
 
         async def wait() -> None:
@@ -215,10 +216,10 @@ async def check_promise(
             if answer.status != 429:
                 real = asked - began
                 break
-            promised = promised or retry_after(answer) or 0.0
+            announced = announced or retry_after(answer) or 0.0
             await asyncio.sleep(PROBE_EVERY)
     await connections.close()
-    return (promised, real) if promised else None
+    return (announced, real) if announced else None
 
 
 async def in_flight(client: Client) -> int:
@@ -227,7 +228,7 @@ async def in_flight(client: Client) -> int:
 
 
 async def run_model(server: Server, name: str, seconds: float, tries: int) -> list[str]:
-    """All parts for one model; what was not as promised."""
+    """All parts for one model; what was not as predicted."""
     path = f"/v1/models/{name}/infer"
     rows = 8 if name == "batched" else 1
     await measure_capacity(server, path, min(1.0, seconds))
@@ -242,7 +243,7 @@ async def run_model(server: Server, name: str, seconds: float, tries: int) -> li
     ratios = []
     for number in range(tries):
         waiting = int((10 + 5 * (number % 5)) * rows)
-        measured = await check_promise(server, path, waiting, 3 * batch)
+        measured = await check_retry_after(server, path, waiting, 3 * batch)
         if measured is not None:
             ratios.append(measured[0] / max(measured[1], 0.001))
     right = [ratio for ratio in ratios if 1 / FACTOR <= ratio <= FACTOR]
@@ -272,7 +273,7 @@ def prepare(
 
 
 async def run(server: Server, seconds: float, tries: int) -> list[str]:
-    """Both models, one after the other; what was not as promised."""
+    """Both models, one after the other; what was not as predicted."""
     found = []
     for name in CONFIGS:
         found += await run_model(server, name, seconds, tries)
@@ -291,7 +292,7 @@ def main() -> int:
             server.wait_ready()
             complaints = asyncio.run(run(server, options.seconds, options.tries))
     for complaint in complaints:
-        print(f"NOT AS PROMISED: {complaint}")
+        print(f"NOT AS PREDICTED: {complaint}")
     return 1 if complaints else 0
 
 

@@ -21,13 +21,14 @@ class Request:
     """One request to a replica; resolved exactly once, by `poll`, `cancel` or death.
 
     `outputs` (owned copies, by name) is set where `error` is None, unless they were
-    copied `into` arrays (engine/transport/output_arrays.py). `submitted_ns` is
-    when it was put into its queue (CLOCK_MONOTONIC), `queue_ns` the time from then on
-    until its batch started, `compute_ns` how long the batch ran, `batch_rows` how many
-    rows it had. `began_ns` is when the caller began, where the request's times are to
-    be recorded, else 0 (engine/runner/tracepoints.py). `promised_ns` is when it was
-    expected to be done, 0 where nobody had to ask (engine/runner/pace.py). `on_done` is
-    called in the thread that resolves it and must not block; what it raises is logged.
+    copied `into` arrays (engine/transport/output_arrays.py). `submitted_ns` is when it
+    was put into its queue (CLOCK_MONOTONIC), `queue_ns` the time from then on until its
+    batch started, `compute_ns` how long the batch ran, `batch_rows` how many rows it
+    had. `began_ns` is when the caller began, where the request's times are to be
+    recorded, else 0 (engine/runner/tracepoints.py). `predicted_ns` is when it was
+    predicted to be done, 0 if that did not matter (engine/runner/service_time.py).
+    `on_done` is called in the thread that resolves it and must not block; what it
+    raises is logged.
     """
 
     #: Of its descriptor (engine/transport/channel.py).
@@ -45,7 +46,7 @@ class Request:
         "number",
         "on_done",
         "outputs",
-        "promised_ns",
+        "predicted_ns",
         "queue_ns",
         "rows",
         "slot",
@@ -66,7 +67,7 @@ class Request:
         self.rows = rows
         self.deadline_ns = deadline_ns
         self.began_ns = 0
-        self.promised_ns = 0
+        self.predicted_ns = 0
         self.on_done = on_done
         self.into = into
         self.done = False

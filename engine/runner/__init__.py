@@ -1,4 +1,4 @@
-"""`ModelRunner`: replicas, their channels, the pace of a model, results and statistics.
+"""`ModelRunner`: replicas, their channels, service times, results and statistics.
 
 Runs in the client process. May import `model`, `devices`, `programs`, `transport` and
 the ground; never `worker` or `session`.

@@ -26,7 +26,7 @@ from engine.errors import (
     InvalidInput,
     QueueFull,
 )
-from engine.runner.pace import Pace
+from engine.runner.service_time import ServiceTime
 from engine.runner.tracepoints import Tracepoints
 from engine.tensor import DataDesc, Tensor
 from engine.transport.channel import (
@@ -52,8 +52,7 @@ from engine.transport.output_arrays import OutputArrays
 Flush = Callable[["ReplicaChannel", str], EngineError | None]
 
 _REQUEST_NUMBERS = itertools.count(1)
-#: When a full queue is said to have room again: before anything is known of its pace,
-#: and at the soonest.
+#: Retry-After of a full queue: before a service time is known, and at least.
 UNKNOWN_ROOM_NS = 1_000_000_000
 MIN_ROOM_NS = 1_000_000
 #: Bytes of an output from which caches decide how fast copies are.
@@ -68,8 +67,9 @@ class ReplicaChannel(RequestChannel):
     results make room. All methods may be called from any thread; they take the
     device's lock.
 
-    A replica has one channel for each priority level of its model, which share `pace`;
-    `levels` are all of them, the highest first, and empty where there are no levels.
+    A replica has one channel for each priority level of its model, which share
+    `service_time`; `levels` are all of them, the highest first, and empty if there are
+    none.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class ReplicaChannel(RequestChannel):
         outputs: Sequence[DataDesc],
         layout: ChannelLayout,
         limit: int,
-        pace: Pace,
+        service_time: ServiceTime,
         priority: int = 0,
     ) -> None:
         self.device = device
@@ -89,7 +89,7 @@ class ReplicaChannel(RequestChannel):
         self.name = name
         self.limit = limit
         self.late = 0
-        self.pace = pace
+        self.service_time = service_time
         self.priority = priority
         self.levels: tuple[ReplicaChannel, ...] = ()
         self.flusher: Flush | None = None
@@ -158,12 +158,12 @@ class ReplicaChannel(RequestChannel):
             if len(self._in_flight) >= self.limit:
                 raise self._full()
             ahead = self._rows_ahead() if self.levels else self._rows
-            promised = 0
+            predicted = 0
             if ahead and deadline_ns:
                 now = monotonic_ns()
                 left = deadline_ns - now
-                if (ahead + (rows or 1)) * self.pace.longest_ns > left:
-                    promised = self._promise(ahead + (rows or 1), now, left)
+                if (ahead + (rows or 1)) * self.service_time.longest_ns > left:
+                    predicted = self._admit(ahead + (rows or 1), now, left)
             number = next(_REQUEST_NUMBERS)
             if delayed:
                 request = Request(self, number, rows, deadline_ns, on_done, into)
@@ -171,11 +171,11 @@ class ReplicaChannel(RequestChannel):
                 request = UndelayedRequest(
                     self, number, rows, deadline_ns, on_done, into
                 )
-            request.promised_ns = promised
+            request.predicted_ns = predicted
             request.began_ns = began_ns
             self._queue(request, tensors)
             if not ahead:
-                self.pace.since = request.submitted_ns
+                self.service_time.since = request.submitted_ns
             return request
 
     def _ask_for_rows(self, name: str, waiting: list[Request]) -> None:
@@ -246,19 +246,21 @@ class ReplicaChannel(RequestChannel):
         """Rows that run before a request of this level."""
         return sum(level.rows for level in self.levels[: self.priority])
 
-    def _promise(self, rows: int, now: int, left: int) -> int:
-        """When the last of `rows` rows is done; raises DeadlineUnreachable where that
-        is later than `left` nanoseconds from `now`."""
-        promised = self.pace.done_ns(rows, now)
-        late = promised - now - left
+    def _admit(self, rows: int, now: int, left: int) -> int:
+        """Admission control: the predicted completion of the last of `rows` rows.
+
+        Raises DeadlineUnreachable if that is over `left` nanoseconds from `now`.
+        """
+        predicted = self.service_time.completion_ns(rows, now)
+        late = predicted - now - left
         if late > 0:
             raise DeadlineUnreachable(
                 f"the predicted completion is {late / 1e9:.3f} s after the deadline: "
                 f"the queue of {self.name!r} takes longer than the "
                 f"{max(0, left) / 1e9:.3f} s that are left",
-                (self.pace.taken_ns(rows, left, now) - now) / 1e9,
+                (self.service_time.admission_ns(rows, left, now) - now) / 1e9,
             )
-        return promised
+        return predicted
 
     def _try_push(self, request: Request, tensors: Mapping[str, Tensor]) -> bool:
         """Put a request into the rings; False where one of them has no room."""
@@ -346,11 +348,13 @@ class ReplicaChannel(RequestChannel):
 
     def _full(self) -> QueueFull:
         now = time.monotonic_ns()
-        known = self.pace.seen >= 0
-        room = self.pace.room_ns(now) if known else now + UNKNOWN_ROOM_NS
+        known = self.service_time.seen >= 0
+        room = self.service_time.batch_end_ns(now) if known else now + UNKNOWN_ROOM_NS
         if self.levels and self.priority > 1:
             before = self._rows_ahead() - self._rows
-            room = max(room, self.pace.done_ns(before, now) if before else 0)
+            room = max(
+                room, self.service_time.completion_ns(before, now) if before else 0
+            )
         return QueueFull(
             f"the queue of {self.name!r} is full: {self.limit} requests are waiting",
             max(MIN_ROOM_NS, room - now) / 1e9,
@@ -400,13 +404,13 @@ class ReplicaChannel(RequestChannel):
     def _count(
         self, request: Request, outcome: int, queue_ns: int, compute_ns: int, rows: int
     ) -> None:
-        """What a completion says of its request, and of the pace."""
-        if compute_ns != self.pace.seen and outcome == DONE:
+        """Take the times of a completion, for its request and for the estimate."""
+        if compute_ns != self.service_time.seen and outcome == DONE:
             self._observe(rows, queue_ns, compute_ns)
-        if request.promised_ns:
+        if request.predicted_ns:
             expired = outcome == Outcome.EXPIRED
-            in_time = not expired and time.monotonic_ns() <= request.promised_ns
-            self.pace.judge(kept=in_time)
+            in_time = not expired and time.monotonic_ns() <= request.predicted_ns
+            self.service_time.learn(met=in_time)
         request.queue_ns = queue_ns
         request.compute_ns = compute_ns
         request.batch_rows = rows
@@ -451,15 +455,15 @@ class ReplicaChannel(RequestChannel):
             self.device.hungry.append(partial(self._ask_for_rows, text, waiting))
             return
         self.late += 1
-        # What it says of the pace holds all the same: when a machine gets slower,
+        # Its service time counts all the same: when a machine gets slower,
         # it is said by those who could not wait for it. One that was ended by its
         # deadline would have taken longer; one whose client has gone says nothing.
-        if compute_ns and compute_ns != self.pace.seen:
+        if compute_ns and compute_ns != self.service_time.seen:
             expired = outcome == Outcome.EXPIRED
-            slower = expired and self.pace.is_slower(rows, compute_ns)
+            slower = expired and self.service_time.is_slower(rows, compute_ns)
             if slower or outcome == Outcome.DONE:
                 self._observe(rows, queue_ns, compute_ns, rows)
-        self.pace.since = time.monotonic_ns()
+        self.service_time.since = time.monotonic_ns()
 
     def _observe(
         self, rows: int, queue_ns: int, compute_ns: int, gone: int = 0
@@ -468,7 +472,7 @@ class ReplicaChannel(RequestChannel):
         waiting = self._rows
         if self.levels:
             waiting = sum(level.rows for level in self.levels)
-        self.pace.observe(rows, queue_ns, compute_ns, waiting + gone)
+        self.service_time.observe(rows, queue_ns, compute_ns, waiting + gone)
 
     @property
     def usable(self) -> bool:
@@ -490,8 +494,8 @@ class ReplicaChannel(RequestChannel):
                 if usable and slot >= 0 and self._owners[slot] == request.number:
                     self._channel.set_cancelled(slot)
                     self.device.tell_cancelled()
-                if request.promised_ns and isinstance(error, DeadlineExceeded):
-                    self.pace.judge(kept=False)
+                if request.predicted_ns and isinstance(error, DeadlineExceeded):
+                    self.service_time.learn(met=False)
             finally:
                 self._end(request, error)
             if usable and slot < 0:

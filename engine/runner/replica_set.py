@@ -30,8 +30,8 @@ from engine.model.frozen import frozen_tensors
 from engine.model.model_file import handed_over
 from engine.origin import here
 from engine.runner.flushing import Flusher
-from engine.runner.pace import Pace
 from engine.runner.replica_channel import ReplicaChannel
+from engine.runner.service_time import ServiceTime
 from engine.runner.stats import RunnerStats
 from engine.runner.tracepoints import Tracepoints
 from engine.tensor import DataDesc, Tensor
@@ -379,7 +379,9 @@ class ReplicaSet:
         """Open the channel to a loaded replica, or one for each priority level; that
         of the default level is returned."""
         plan, config = self._plan, self._config
-        pace = Pace(plan.batches.depth, measured=not _waits_long(plan, config))
+        service_time = ServiceTime(
+            plan.batches.depth, measured=not _waits_long(plan, config)
+        )
 
         def connect(priority: int) -> ReplicaChannel:
             limit = config.priority_queue_sizes.get(priority, config.max_queue_size)
@@ -391,7 +393,7 @@ class ReplicaSet:
                 plan.outputs,
                 plan.layout,
                 limit,
-                pace,
+                service_time,
                 priority,
             )
             channel.flusher = plan.flusher

@@ -10,7 +10,7 @@ import pytest
 from bench.client import Answer
 from bench.overload import (
     Overload,
-    check_promise,
+    check_retry_after,
     measure_capacity,
     overload,
     prepare,
@@ -30,16 +30,16 @@ def test_everybody_is_answered_or_told_when_to_come_back(tmp_path: Path) -> None
             # Where nobody is refused the machine was busier when it was measured.
             found = asyncio.run(overload(server, path, rate, deadline, 1.0))
             rate *= 2
-        promise = asyncio.run(check_promise(server, path, 20, 3 / capacity))
+        times = asyncio.run(check_retry_after(server, path, 20, 3 / capacity))
         assert server.stop() == 0
     assert found.other == []
     assert found.taken
     assert found.refused
-    assert found.unpromised == 0
-    assert promise is None or min(promise) > 0
+    assert found.unannounced == 0
+    assert times is None or min(times) > 0
 
 
-def test_what_is_not_as_promised_is_said() -> None:
+def test_what_is_not_as_predicted_is_said() -> None:
     def complaints(found: Overload) -> str:
         return "; ".join(found.complaints(slack=0.1))
 

@@ -155,7 +155,8 @@ def test_a_timeout_in_the_queue_is_a_rejection(
     failed = partial(metric, gateway, "nv_inference_request_failure_total")
     before = failed(model="slow", reason="REJECTED")
     late = ask(gateway, "slow", 1, timeout=50_000)
-    # Refused at once where the pace of the model is known, else when the time is over.
+    # Refused at once if the service time of the model is known, else when the time is
+    # over.
     assert late.status_code in (429, 504), late.text
     assert failed(model="slow", reason="REJECTED") == before + 1
 
@@ -169,7 +170,7 @@ def test_what_cannot_finish_in_time_is_refused(gateway: ServedGateway) -> None:
     body = {"inputs": {"count": 5_000}}
     waiting = [Asking(gateway, "slow", body) for _ in range(60)]
     until(lambda: in_flight(gateway) > 45)
-    # Some of them are done since then, which is how the pace is learned.
+    # Some of them are done since then, which is how the service time is learned.
     until(lambda: in_flight(gateway) < 40)
     # A quarter of what waits at least, whatever the machine.
     refused = ask(gateway, "slow", 1, timeout=round(10 * min(took) * 1e6))

@@ -61,7 +61,7 @@ def fill(runner: ModelRunner, number: int) -> list[Request]:
 
 
 def learn(runner: ModelRunner) -> float:
-    """Let the pace be learned; seconds that one request takes at least."""
+    """Let the service time be learned; seconds that one request takes at least."""
     took = []
     for _ in range(4):
         began = time.monotonic()
@@ -74,7 +74,7 @@ def test_what_cannot_finish_in_time_is_refused_at_once(open_runner: Opener) -> N
     runner = open_runner()
     one = learn(runner)
     queue = fill(runner, 30)
-    with pytest.raises(DeadlineUnreachable, match="what waits takes longer") as refused:
+    with pytest.raises(DeadlineUnreachable, match="takes longer") as refused:
         runner.submit(count(SOME), deadline=time.monotonic() + one)
     assert refused.value.retry_after > 0
     taken = runner.submit(count(SOME), deadline=time.monotonic() + 300)

@@ -1,18 +1,18 @@
-"""How fast a replica works, and so when a request would be done.
+"""Service-time estimate of a replica: when a request would be done (admission control).
 
-Learned from what comes back: for batches of about the same size (within a power of
-two), how long one took from the end of the batch before it, or from its arrival where
-the replica was idle. That includes whatever else the device did between the two, so
-other models and other clients of a device count as they are felt.
+Learned from completions: for batches of about the same size (within a power of two),
+how long one took from the end of the batch before it, or from its arrival if the
+replica was idle. That includes whatever else the device did between the two, so the
+load of other models and other clients of a device is counted too.
 
-An estimate is the sum over the batches that wait and that run, less the time since the
-last one ended. What is promised is later than that: by twice the standard deviation of
-the sum, and by a factor of safety that learns from the promises themselves. Each one
-that was not kept raises it, each one that was lowers it by so much less that three in
-a thousand are not kept: a machine gets slower for everybody who waits, so promises are
-broken by the dozen, and what is meant is that 99 in 100 are kept all the same. Caution
-costs little: the longer a queue, the more of it is of no use to the device. What keeps
-the device at work, the batch that runs and the next one, has a factor of its own, so
+An estimate is the sum over the batches that wait and the one that runs, less the time
+since the last one ended. The predicted completion is later than that: by twice the
+standard deviation of the sum, and by a safety factor that learns from the predictions
+themselves. Each one that was missed raises it, each one that was met lowers it by so
+much less that three in a thousand are missed: a machine gets slower for all requests
+that wait, so predictions are missed by the dozen, and 99 in 100 are to be met all the
+same. Caution costs little: a queue longer than that keeps the device no busier. What
+does keep it busy, the batch that runs and the next one, has a factor of its own, so
 that deadlines of a few batches do not leave it idle. Before anything is measured an
 estimate is 0: nothing is refused on a guess.
 """
@@ -24,29 +24,29 @@ import time
 
 #: Weight of the newest batch in a mean: four batches on, a change is mostly learned.
 NEWEST = 0.25
-#: Where nothing waits, one batch in so many is measured.
+#: If nothing waits, one batch in so many is measured.
 SELDOM = 8
 #: The factor of safety at first, at least and at most.
 SAFETY, LEAST_SAFETY, MOST_SAFETY = 3.0, 1.25, 5.0
 #: Of the batch that runs and the next one, at most.
 NEXT_SAFETY = 1.5
-#: How the factor is moved by a promise that was not kept, and by one that was.
-BROKEN, KEPT = 1.08, 1.08 ** (-3 / 997)
-#: So far above the most it remembers what was broken: it comes down the later.
+#: How the factor is moved by a prediction that was missed, and by one that was met.
+MISSED, MET = 1.08, 1.08 ** (-3 / 997)
+#: The factor grows to so many times `MOST_SAFETY`: many misses take longer to forget.
 REMEMBERED = 4.0
 
 
-class Pace:
-    """The measured pace of one replica. Guarded by the lock of its device.
+class ServiceTime:
+    """Service times of one replica. Guarded by the lock of its device.
 
     `most` rows run together at most. `longest_ns` is more than any batch is expected
-    to take: where that many nanoseconds for each row that waits are left, nothing has
-    to be computed. `since` is when the last batch ended, or the first of those that
+    to take: if that many nanoseconds for each row that waits are left, nothing has to
+    be computed. `since` is when the last batch ended, or the first of those that
     wait was submitted (CLOCK_MONOTONIC nanoseconds); `seen` the running time of the
     batch measured last, by which the completions of one batch are told from the next;
-    `safety` the factor by which a promise is later than the work that waits, beyond the
-    next batch; what is above `MOST_SAFETY` has no effect but takes its time to go.
-    Where not `measured`, nothing is known and nothing refused.
+    `safety` the factor by which a prediction is later than the work that waits, beyond
+    the next batch; what is above `MOST_SAFETY` only delays its decrease. If not
+    `measured`, nothing is known and nothing is refused.
     """
 
     __slots__ = (
@@ -80,7 +80,7 @@ class Pace:
             return
         rows = max(1, rows)
         if waiting <= rows and compute_ns % SELDOM and self._times:
-            # Nothing waits, so nobody has to know; any number is a fair die.
+            # Nothing waits, so no estimate is needed; any number is a fair die.
             return
         now = time.monotonic_ns()
         pause = now - compute_ns - self.since
@@ -106,7 +106,7 @@ class Pace:
             self._find_longest()
 
     def is_slower(self, rows: int, compute_ns: int) -> bool:
-        """Whether a batch that was ended had run for longer than is known."""
+        """Returns whether a cancelled batch had run for longer than its estimate."""
         return compute_ns > self._time_of(max(1, rows))[0] > 0
 
     def _find_longest(self) -> None:
@@ -116,25 +116,25 @@ class Pace:
             if longest > self.longest_ns:
                 self.longest_ns, self._longest = longest, size
 
-    def judge(self, *, kept: bool) -> None:
-        """Whether a promise was kept, of a request that is done or given up."""
-        if kept:
-            self.safety = max(LEAST_SAFETY, self.safety * KEPT)
+    def learn(self, *, met: bool) -> None:
+        """Adjust `safety`: a predicted completion was met, or was not."""
+        if met:
+            self.safety = max(LEAST_SAFETY, self.safety * MET)
         else:
-            self.safety = min(MOST_SAFETY * REMEMBERED, self.safety * BROKEN)
+            self.safety = min(MOST_SAFETY * REMEMBERED, self.safety * MISSED)
 
-    def done_ns(self, rows: int, now: int) -> int:
-        """When the last of `rows` rows that wait and run is done for sure, if nothing
-        comes before it (CLOCK_MONOTONIC nanoseconds)."""
+    def completion_ns(self, rows: int, now: int) -> int:
+        """The predicted completion of the last of `rows` rows that wait or run, if
+        nothing overtakes it (CLOCK_MONOTONIC nanoseconds)."""
         work, spread = self._work(rows, now)
         first = min(work, self._next())
         safety = min(MOST_SAFETY, self.safety)
         sure = min(NEXT_SAFETY, safety) * first + safety * (work - first) + spread
         return now + int(sure)
 
-    def taken_ns(self, rows: int, left: int, now: int) -> int:
-        """When `done_ns` of them is no more than `left` nanoseconds away, as work is
-        done and none comes."""
+    def admission_ns(self, rows: int, left: int, now: int) -> int:
+        """When such a request would be admitted, if none came meanwhile: when
+        `completion_ns` is no more than `left` nanoseconds away."""
         work, spread = self._work(rows, now)
         first = self._next()
         safety = min(MOST_SAFETY, self.safety)
@@ -145,8 +145,8 @@ class Pace:
         return now + int(max(0.0, work - allowed))
 
     def _work(self, rows: int, now: int) -> tuple[float, float]:
-        """What is left to do until so many rows are done, and twice its standard
-        deviation; nanoseconds."""
+        """The time until so many rows are done, and twice its standard deviation
+        (nanoseconds)."""
         full, rest = divmod(rows, max(1, round(self._fill)))
         first = total = spread = 0.0
         if rest:
@@ -159,21 +159,21 @@ class Pace:
         return max(0.0, total - self._ran(now, first)), 2 * math.sqrt(spread)
 
     def _next(self) -> float:
-        """What two full batches take."""
+        """The service time of two full batches."""
         return 2 * self._time_of(round(self._fill))[0]
 
-    def room_ns(self, now: int) -> int:
+    def batch_end_ns(self, now: int) -> int:
         """When the next batch ends (CLOCK_MONOTONIC nanoseconds)."""
         mean, _ = self._time_of(round(self._fill))
         return now + int(mean - self._ran(now, mean))
 
     def _ran(self, now: int, mean: float) -> float:
-        """For how long the present batch has run: not longer than a batch takes."""
+        """For how long the present batch has run, at most what a batch takes."""
         return min(float(now - self.since), mean)
 
     def _time_of(self, rows: int) -> tuple[float, float]:
         """Mean and variance of a batch of `rows` rows, or of the size next to it:
-        rather a smaller one, which takes no longer."""
+        preferably a smaller one, which takes no longer."""
         times, size = self._times, rows.bit_length()
         if size in times:
             return times[size]
@@ -187,4 +187,4 @@ class Pace:
             f"{1 << size - 1}+ rows {mean / 1e6:.2f} ms"
             for size, (mean, _) in sorted(self._times.items())
         )
-        return f"<Pace {shown or 'unknown'}>"
+        return f"<ServiceTime {shown or 'unknown'}>"
