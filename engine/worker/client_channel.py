@@ -27,7 +27,7 @@ class ClientChannel:
         self, number: int, channel: Channel, link: Link, priority: int = 0
     ) -> None:
         self.number = number
-        #: Level of all its requests (engine/worker/turns.py).
+        #: Level of all its requests (engine/worker/fair_queue.py).
         self.priority = priority
         self.channel = channel
         self.link = link

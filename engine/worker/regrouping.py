@@ -154,7 +154,7 @@ class RegroupingReplica(Replica):
         """
         limit = max(self.policy.max_rows, self._each)
         units = self._units
-        for client in self._turns.next():
+        for client in self._queue.next():
             while client.pending and units < limit:
                 slot = client.channel.requests.try_read_lock()
                 if slot < 0:

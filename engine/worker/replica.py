@@ -1,8 +1,8 @@
 """A replica in a device process: one loaded model and the requests that wait for it.
 
 Batching happens here, where everything that waits can be seen: requests of all clients
-are taken in turn (engine/worker/turns.py), as whole requests, up to `max_rows` rows.
-All methods are called by the one thread that runs programs.
+are taken fairly (engine/worker/fair_queue.py), as whole requests, up to `max_rows`
+rows. All methods are called by the one thread that runs programs.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from engine.transport.outcome import Outcome, outcome_of
 from engine.worker.batch import AnchorTable, Batch, Entry
 from engine.worker.blame import settle
 from engine.worker.client_channel import ClientChannel
+from engine.worker.fair_queue import FairQueue
 from engine.worker.results import Results, Waiter
 from engine.worker.running import RunningBatch, why_unwanted
-from engine.worker.turns import Turns
 
 if TYPE_CHECKING:
     from engine.programs.executor import Executor
@@ -107,7 +107,7 @@ class Replica:
         in_vain = _in_vain(policy.fill_run_ns)
         self._batch = Batch(table, plan, in_vain, conditional=policy.conditional)
         self._results = Results(table, plan, wait_room)
-        self._turns = Turns()
+        self._queue = FairQueue()
         self._shape: tuple[object, ...] | None = None
         #: How long the last batches took, nanoseconds, and the members of the last.
         self._took = deque([0] * JUDGED_BY, JUDGED_BY)
@@ -117,13 +117,13 @@ class Replica:
 
     @property
     def channels(self) -> list[ClientChannel]:
-        return self._turns.channels
+        return self._queue.channels
 
     def add(self, client: ClientChannel) -> None:
-        self._turns.add(client)
+        self._queue.add(client)
 
     def remove(self, client: ClientChannel) -> None:
-        self._turns.remove(client)
+        self._queue.remove(client)
 
     @property
     def pending(self) -> bool:
@@ -134,7 +134,7 @@ class Replica:
         policy = self.policy
         if not policy.delay_ns or not policy.max_rows:
             return now
-        rows, oldest, preferred = self._waiting(self._turns.coming(), now)
+        rows, oldest, preferred = self._waiting(self._queue.upcoming(), now)
         enough = policy.preferred[-1] if policy.preferred else policy.max_rows
         return now if preferred or rows >= enough else oldest + policy.delay_ns
 
@@ -190,7 +190,7 @@ class Replica:
     def _take(self, now: int, dropped: list[Dropped]) -> list[Entry]:
         """Whole requests of all channels in turn, up to `max_rows` rows."""
         entries: list[Entry] = []
-        order = self._turns.next()
+        order = self._queue.next()
         room = self._room(order, now)
         self._shape = None
         for client in order:

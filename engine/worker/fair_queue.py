@@ -1,4 +1,4 @@
-"""Whose request is taken first: higher priority levels first, others not starved."""
+"""Fair queueing: higher priority levels first, and none starved."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 from engine.worker.client_channel import ClientChannel
 
-#: One batch in so many begins with a lower level, where one waits.
+#: One batch in so many begins with a lower level, if one waits.
 SHARE_OF_LOWER = 8
 
 
-class Turns:
+class FairQueue:
     """The channels of a replica, and the order in which a batch is taken from them.
 
     A channel has one priority level; 1 is the highest, and 0, for models without
-    levels, comes before it. Channels of the same level take turns. A level is looked
-    at when all above it have nothing more that fits into the batch; so that it gets
-    its share under any load, every `SHARE_OF_LOWER`-th batch begins with a lower level
-    that waits, each in its turn.
+    levels, comes before it. Channels of the same level are served round robin. A level
+    is served when those above it have nothing more that fits into the batch; so that it
+    gets its share under any load, every `SHARE_OF_LOWER`-th batch begins with a lower
+    level that waits, round robin too.
     """
 
     def __init__(self) -> None:
@@ -41,13 +41,13 @@ class Turns:
         ]
 
     def next(self) -> Sequence[ClientChannel]:
-        """The channels in the order in which the next batch is taken from them."""
-        order = self.coming()
+        """Returns the channels in the order in which the next batch takes from them."""
+        order = self.upcoming()
         self._turn += 1
         return order
 
-    def coming(self) -> Sequence[ClientChannel]:
-        """What `next` will return, if nothing more comes."""
+    def upcoming(self) -> Sequence[ClientChannel]:
+        """Returns what `next` will return, if no more requests come."""
         if len(self.channels) < 2:
             return self.channels
         turn, levels = self._turn + 1, self._levels
@@ -64,7 +64,9 @@ class Turns:
         return [chosen, *(level for level in self._levels if level is not chosen)]
 
     def __repr__(self) -> str:
-        return f"<Turns of {len(self.channels)} channels, {len(self._levels)} levels>"
+        return (
+            f"<FairQueue of {len(self.channels)} channels, {len(self._levels)} levels>"
+        )
 
 
 def _rotated(level: list[ClientChannel], turn: int) -> list[ClientChannel]:

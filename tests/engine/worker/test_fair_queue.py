@@ -1,0 +1,58 @@
+"""The order in which a batch is taken from channels of several levels and clients."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import cast
+
+from engine.worker.client_channel import ClientChannel
+from engine.worker.fair_queue import SHARE_OF_LOWER, FairQueue
+
+
+def channel(number: int, priority: int, pending: int = 1) -> ClientChannel:
+    """What the order depends on, without a segment and a link behind it."""
+    made = SimpleNamespace(number=number, priority=priority, pending=pending)
+    return cast(ClientChannel, made)
+
+
+def queue_of(*channels: ClientChannel) -> FairQueue:
+    queue = FairQueue()
+    for one in channels:
+        queue.add(one)
+    return queue
+
+
+def firsts(queue: FairQueue, count: int) -> Counter[int]:
+    return Counter(queue.next()[0].number for _ in range(count))
+
+
+def test_channels_of_one_level_are_served_round_robin() -> None:
+    queue = queue_of(*(channel(n, 0) for n in range(3)))
+    assert firsts(queue, 30) == {0: 10, 1: 10, 2: 10}
+    assert {len(queue.next()) for _ in range(9)} == {3}
+
+
+def test_higher_levels_come_first() -> None:
+    queue = queue_of(channel(3, 3), channel(1, 1), channel(2, 2))
+    assert [c.number for c in queue.next()] == [1, 2, 3]
+
+
+def test_lower_levels_get_their_share() -> None:
+    queue = queue_of(*(channel(n, n) for n in (1, 2, 3)))
+    counts = firsts(queue, 20 * SHARE_OF_LOWER)
+    assert counts == {1: 20 * (SHARE_OF_LOWER - 1), 2: 10, 3: 10}
+
+
+def test_a_level_without_requests_has_no_share() -> None:
+    queue = queue_of(channel(1, 1), channel(2, 2, pending=0))
+    assert firsts(queue, 10 * SHARE_OF_LOWER) == {1: 10 * SHARE_OF_LOWER}
+
+
+def test_a_removed_channel_is_not_asked() -> None:
+    first, second = channel(1, 1), channel(2, 1)
+    queue = queue_of(first, second)
+    queue.remove(first)
+    assert list(queue.next()) == [second]
+    queue.remove(second)
+    assert list(queue.next()) == []
