@@ -22,8 +22,8 @@ from engine.tensor import Array
 from engine.transport.channel import FILLS_UP, LEAVES, REQUEST, UNDELAYED
 from engine.transport.outcome import Outcome
 from engine.worker.batch import AnchorTable, Batch, Entry
-from engine.worker.blame import settle
 from engine.worker.client_channel import ClientChannel
+from engine.worker.failure_isolation import isolate_failure
 from engine.worker.replica import BatchingPolicy, Replica
 from engine.worker.results import Waiter
 from engine.worker.running import why_unwanted
@@ -230,7 +230,7 @@ class RegroupingReplica(Replica):
         self._batch.begin(entries, entries[0].ran, runs)
         error = self._execute(now)
         if error is not None:
-            self._settle(entries, error, now)
+            self._isolate_failure(entries, error, now)
         self._forget_ended()
 
     def _tell_taken(self, count: int) -> None:
@@ -241,7 +241,7 @@ class RegroupingReplica(Replica):
         for client, waiting in behind.items():
             client.channel.requests.tell_taken(waiting)
 
-    def _settle(
+    def _isolate_failure(
         self, entries: Sequence[OpenEntry], error: Exception, started: int
     ) -> None:
         """As for any batch; requests run again from their first unit, padded."""
@@ -251,7 +251,7 @@ class RegroupingReplica(Replica):
                 entry.ran, entry.parts = 0, {}
                 members.append(entry)
         if members:
-            settle(
+            isolate_failure(
                 members,
                 error,
                 lambda group: self._again(group, started),

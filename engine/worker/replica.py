@@ -22,8 +22,8 @@ from engine.programs.onnx_session import make_run_options
 from engine.transport.channel import CANCELLED, REQUEST
 from engine.transport.outcome import Outcome, outcome_of
 from engine.worker.batch import AnchorTable, Batch, Entry
-from engine.worker.blame import settle
 from engine.worker.client_channel import ClientChannel
+from engine.worker.failure_isolation import isolate_failure
 from engine.worker.fair_queue import FairQueue
 from engine.worker.results import Results, Waiter
 from engine.worker.running import RunningBatch, why_unwanted
@@ -259,7 +259,7 @@ class Replica:
     def _run(self, entries: list[Entry], started: int) -> None:
         error = self._attempt(entries, started)
         if error is not None:
-            settle(
+            isolate_failure(
                 entries,
                 error,
                 partial(self._again, started=started),

@@ -1,4 +1,4 @@
-"""Which members of a batch made it fail: only those are told so."""
+"""Failure isolation by bisection: only members that make a batch fail get its error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def settle(
+def isolate_failure(
     members: Sequence[T],
     error: Exception,
     run: Callable[[Sequence[T]], Exception | None],
@@ -17,10 +17,11 @@ def settle(
 ) -> None:
     """Run the members of a batch that failed with `error` again, in smaller groups.
 
-    `run` returns how a group failed, None where it did not; `fail` is called for each
-    member that fails alone. Groups are halved, so one guilty member among n costs
-    2 log2 n runs. Where that many groups have failed, the guilty are many, and the rest
-    run alone: never more than n + 2 log2 n + 2 runs. The order of the members is kept.
+    `run` returns the error of a group, or None if it succeeded; `fail` is called for
+    each member that fails alone. Groups are halved, so one failing member among n costs
+    2 log2 n runs. Once that many groups have failed, failing members are many, and the
+    rest run alone: never more than n + 2 log2 n + 2 runs. The order of the members is
+    kept.
     """
     halvings = 2 * len(members).bit_length()
     waiting: deque[Sequence[T]] = deque()
