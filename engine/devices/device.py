@@ -111,8 +111,8 @@ class Device:
         self._on_wanted: Callable[[], None] | None = None
         self._lost_by: str | DeviceFault | None = None
         self._killed_for = ""
-        #: Replicas of the process whose runs nobody waits for any more.
-        self._condemned: set[int] = set()
+        #: Replicas of the process whose runs were cancelled as a whole.
+        self._cancelled_runs: set[int] = set()
         #: Seconds the process may take to answer a ping while somebody waits for it; 0:
         #: any time. One that takes longer hangs, and is killed.
         self.patience = PATIENCE
@@ -419,11 +419,11 @@ class Device:
     @property
     def is_running(self) -> bool:
         """Whether something may run there: requests in flight, or what was unloaded."""
-        return self.in_flight > 0 or bool(self._condemned)
+        return self.in_flight > 0 or bool(self._cancelled_runs)
 
-    def condemn(self, replica: int) -> None:
-        """Nobody waits for the runs of this replica any more."""
-        self._condemned.add(replica)
+    def cancel_run(self, replica: int) -> None:
+        """All requests of this replica are cancelled: its run is to end."""
+        self._cancelled_runs.add(replica)
 
     def judge_run(self, status: Message) -> None:
         """Look at the answer of a `ping`: whether what runs takes longer than its model
@@ -436,7 +436,7 @@ class Device:
         if self.state is not DeviceState.READY:
             return
         if not replica:
-            self._condemned.clear()
+            self._cancelled_runs.clear()
             return
         limit = 0.0  # for what was unloaded: nobody waits for it
         for runner in self.runners:
@@ -447,9 +447,9 @@ class Device:
                 limit = allowed
                 why = f"a run takes longer than {allowed:g} s (--run-timeout)"
                 logger.error("%r failed: %s", runner, why)
-                self.condemn(replica)
+                self.cancel_run(replica)
                 runner.fail(ExecutionFailed(why))
-        if replica in self._condemned and seconds > limit + RUN_GRACE:
+        if replica in self._cancelled_runs and seconds > limit + RUN_GRACE:
             self.kill(f"a cancelled run is still running after {seconds:.1f} s")
 
     def _assure(self) -> None:
@@ -550,7 +550,7 @@ class Device:
 
     def _start(self) -> None:
         """Start the process and link up; DeviceClosed where it is too late for that."""
-        self._condemned.clear()  # a new process counts anew
+        self._cancelled_runs.clear()  # a new process counts anew
         process = self._launcher.start()
         self._killed_for = ""
 

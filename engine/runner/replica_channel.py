@@ -384,7 +384,7 @@ class ReplicaChannel(RequestChannel):
             if self._backlog:
                 self._refill()
             if request is None or request.done:
-                self._unwanted(outcome, queue_ns, compute_ns, rows, text)
+                self._count_cancelled(outcome, queue_ns, compute_ns, rows, text)
             else:
                 self._count(request, outcome, queue_ns, compute_ns, rows)
                 if outcome != DONE:
@@ -446,7 +446,7 @@ class ReplicaChannel(RequestChannel):
                 request.into.end()
         return failure
 
-    def _unwanted(
+    def _count_cancelled(
         self, outcome: int, queue_ns: int, compute_ns: int, rows: int, text: str
     ) -> None:
         """A completion for which nobody waits any more, or that is a question."""

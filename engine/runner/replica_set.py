@@ -291,7 +291,7 @@ class ReplicaSet:
             if not channel.usable:
                 # Of a process that is gone: the number may be another's by now.
                 continue
-            device.condemn(channel.replica)
+            device.cancel_run(channel.replica)
             for level in channel.levels or (channel,):
                 device.close_channel(level)
             with contextlib.suppress(EngineError, OSError):

@@ -23,8 +23,8 @@ from engine.transport.control import Message
 from engine.transport.link import Link
 from engine.transport.tensor_pack import pack_tensors
 from engine.worker import failures
+from engine.worker.cancellation import Terminator
 from engine.worker.loading import load_replicas
-from engine.worker.running import Terminator
 from engine.worker.scheduler import Client, Scheduler
 from popef_io import PopefError
 
@@ -91,7 +91,7 @@ class DeviceService:
         for client in owned:
             logger.debug("%r disconnected", client)
             client.link.gone = True
-            self._terminator.ring()
+            self._terminator.wake()
             self._scheduler.do(partial(self._scheduler.drop_client, client))
 
     def _serve_session(
@@ -138,7 +138,7 @@ class DeviceService:
                 client = self._link(sock, fds)
                 owned.append(client)
                 self._links.add(sock)
-                bells = (scheduler.doorbell, self._terminator.bell)
+                bells = (scheduler.doorbell, self._terminator.cancel_fd)
                 return {"link": client.number}, [os.dup(bell) for bell in bells]
             case "channel":
                 return {"channel": self._channel(message, fds)}, []

@@ -22,11 +22,11 @@ from engine.tensor import Array
 from engine.transport.channel import FILLS_UP, LEAVES, REQUEST, UNDELAYED
 from engine.transport.outcome import Outcome
 from engine.worker.batch import AnchorTable, Batch, Entry
+from engine.worker.cancellation import cancelled_outcome
 from engine.worker.client_channel import ClientChannel
 from engine.worker.failure_isolation import isolate_failure
 from engine.worker.replica import BatchingPolicy, Replica
 from engine.worker.results import Waiter
-from engine.worker.running import why_unwanted
 
 if TYPE_CHECKING:
     from engine.programs.executor import Executor
@@ -40,11 +40,11 @@ LONGEST_SLEEP_NS = 60 * 10**9
 class OpenEntry(Entry):
     """A request of which the first `ran` units have run; `parts` are their results.
 
-    A request that was dropped has a `verdict`, of which its client is told when all
+    A request that was dropped has an `outcome`, of which its client is told when all
     requests before it have ended: results are taken in the order of requests.
     """
 
-    __slots__ = ("ended", "parts", "ran", "verdict", "waits")
+    __slots__ = ("ended", "outcome", "parts", "ran", "waits")
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class OpenEntry(Entry):
         self.ended = False
         self.waits = True
         self.parts: dict[int, list[Array]] = {}
-        self.verdict: Outcome | None = None
+        self.outcome: Outcome | None = None
 
 
 class RegroupingReplica(Replica):
@@ -129,7 +129,7 @@ class RegroupingReplica(Replica):
     def step(self) -> list[ClientChannel]:
         """Take in what has come and run what can run; the clients that have news."""
         now = time.monotonic_ns()
-        self._drop_unwanted(now)
+        self._drop_cancelled(now)
         alone = self._take_in(now)
         units = self._units
         full, rest = divmod(units, self._each)
@@ -167,15 +167,15 @@ class RegroupingReplica(Replica):
                 slots = client.input_slots(request)
                 entry = OpenEntry(client, at, request, rows, submitted, slots)
                 entry.waits = not flags & UNDELAYED
-                unwanted = why_unwanted(entry, now)
-                if unwanted is None and not self._fits(client, slots, bool(self._open)):
+                outcome = cancelled_outcome(entry, now)
+                if outcome is None and not self._fits(client, slots, bool(self._open)):
                     client.channel.requests.unlock_last()
                     client.put_back(slots)
                     return True
                 client.pending -= 1
                 self._held.setdefault(client, deque()).append(entry)
-                if unwanted is not None:
-                    _drop(entry, unwanted)
+                if outcome is not None:
+                    _drop(entry, outcome)
                     continue
                 if flags & FILLS_UP:
                     entry.rows = min(rows, -units % self._each)
@@ -186,15 +186,15 @@ class RegroupingReplica(Replica):
                     _drop(entry, Outcome.DONE)
         return False
 
-    def _drop_unwanted(self, now: int) -> None:
-        """Let go of requests that nobody waits for any more.
+    def _drop_cancelled(self, now: int) -> None:
+        """Drop requests that are cancelled or past their deadline.
 
         A cancelled one keeps its place where the policy says so: its rows help to fill
         a run, and its results are not looked at. One whose run will never be filled up
         does not.
         """
         for entry in self._open:
-            outcome = why_unwanted(entry, now)
+            outcome = cancelled_outcome(entry, now)
             if outcome is None:
                 continue
             kept = outcome is Outcome.CANCELLED and not self.policy.drops_cancelled
@@ -305,8 +305,8 @@ class RegroupingReplica(Replica):
             requests, inputs = 0, [0] * len(self._names)
             while held and held[0].ended:
                 entry = held.popleft()
-                if entry.verdict is not None:
-                    self._tell(entry, entry.verdict, now)
+                if entry.outcome is not None:
+                    self._tell(entry, entry.outcome, now)
                 requests += 1
                 for index, slot in enumerate(entry.slots):
                     inputs[index] += slot >= 0
@@ -326,8 +326,8 @@ def _leaves(entry: OpenEntry) -> bool:
     return bool(flags & LEAVES)
 
 
-def _drop(entry: OpenEntry, verdict: Outcome) -> None:
-    entry.verdict = verdict
+def _drop(entry: OpenEntry, outcome: Outcome) -> None:
+    entry.outcome = outcome
     _close(entry)
 
 

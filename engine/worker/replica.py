@@ -22,11 +22,11 @@ from engine.programs.onnx_session import make_run_options
 from engine.transport.channel import CANCELLED, REQUEST
 from engine.transport.outcome import Outcome, outcome_of
 from engine.worker.batch import AnchorTable, Batch, Entry
+from engine.worker.cancellation import RunningBatch, cancelled_outcome
 from engine.worker.client_channel import ClientChannel
 from engine.worker.failure_isolation import isolate_failure
 from engine.worker.fair_queue import FairQueue
 from engine.worker.results import Results, Waiter
-from engine.worker.running import RunningBatch, why_unwanted
 
 if TYPE_CHECKING:
     from engine.programs.executor import Executor
@@ -100,12 +100,12 @@ class Replica:
         self.policy = policy
         self.queued = False
         self.batches = 0
-        #: What runs now; read by another thread (engine/worker/running.py).
+        #: What runs now; read by another thread (engine/worker/cancellation.py).
         self.running: RunningBatch | None = None
         self._main = main
         self._plan = plan
-        in_vain = _in_vain(policy.fill_run_ns)
-        self._batch = Batch(table, plan, in_vain, conditional=policy.conditional)
+        wait_note = _wait_note(policy.fill_run_ns)
+        self._batch = Batch(table, plan, wait_note, conditional=policy.conditional)
         self._results = Results(table, plan, wait_room)
         self._queue = FairQueue()
         self._shape: tuple[object, ...] | None = None
@@ -194,7 +194,7 @@ class Replica:
         room = self._room(order, now)
         self._shape = None
         for client in order:
-            hopeless = self._hopeless(client, now)
+            reachable = self._reachable_from(client, now)
             while client.pending:
                 slot = client.channel.requests.try_read_lock()
                 if slot < 0:
@@ -204,7 +204,7 @@ class Replica:
                 request, rows, flags, deadline, submitted = REQUEST.unpack_from(
                     client.channel.view, at
                 )
-                late = 0 < deadline < (hopeless if client.pending > 1 else now)
+                late = 0 < deadline < (reachable if client.pending > 1 else now)
                 if late or flags & CANCELLED:
                     client.input_slots(request)
                     outcome = Outcome.EXPIRED if late else Outcome.CANCELLED
@@ -226,11 +226,11 @@ class Replica:
                     return entries
         return entries
 
-    def _hopeless(self, client: ClientChannel, now: int) -> int:
-        """Deadlines before this one are not kept, to judge by the last few batches.
+    def _reachable_from(self, client: ClientChannel, now: int) -> int:
+        """Deadlines before this time are unreachable, judging by the last few batches.
 
-        Those requests are given up where others wait behind them: when a machine gets
-        slower, a queue in which each is run a moment too late would help nobody.
+        Such requests are dropped if others wait behind them: when a machine gets
+        slower, a queue in which each is run a moment too late would serve no client.
         """
         policy = self.policy
         if client.pending < max(2, self._members):
@@ -299,14 +299,14 @@ class Replica:
         return None
 
     def _end_cancelled(self, entries: Sequence[Entry], started: int, rows: int) -> None:
-        """Nobody waited for the batch any more, and it was ended."""
+        """End the members of a batch that was terminated because all were cancelled."""
         now = time.monotonic_ns()
         # It would have taken longer than this.
         took = now - started
         self._took.append(max(took, self._took[-1]))
         self._members = len(entries)
         for entry in entries:
-            outcome = why_unwanted(entry, now) or Outcome.CANCELLED
+            outcome = cancelled_outcome(entry, now) or Outcome.CANCELLED
             self._tell(entry, outcome, started, took, rows or len(entries))
 
     def _publish(self, batch: Batch, started: int, compute: int) -> None:
@@ -324,14 +324,14 @@ class Replica:
         The others end after them: results are taken in the order of requests.
         """
         now = time.monotonic_ns()
-        verdicts = [why_unwanted(entry, now) for entry in entries]
-        pairs = list(zip(entries, verdicts, strict=True))
-        wanted = [entry for entry, verdict in pairs if verdict is None]
+        outcomes = [cancelled_outcome(entry, now) for entry in entries]
+        pairs = list(zip(entries, outcomes, strict=True))
+        wanted = [entry for entry, outcome in pairs if outcome is None]
         error = self._attempt(wanted, started) if wanted else None
         if error is None:
-            for entry, verdict in pairs:
-                if verdict is not None:
-                    self._tell(entry, verdict, started)
+            for entry, outcome in pairs:
+                if outcome is not None:
+                    self._tell(entry, outcome, started)
         return error
 
     def _fail(self, entry: Entry, error: Exception, started: int) -> None:
@@ -371,8 +371,8 @@ class Replica:
         )
 
 
-def _in_vain(wait_ns: int) -> str:
-    """What an error adds on an input that never comes (the guide's timeout)."""
+def _wait_note(wait_ns: int) -> str:
+    """What an error adds about an input that never comes (the guide's timeout)."""
     if wait_ns < WORTH_SAYING_NS:
         return ""
     if wait_ns >= NEVER_NS:

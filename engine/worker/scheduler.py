@@ -21,9 +21,9 @@ from engine.programs.onnx_session import give_back_memory
 from engine.transport.channel import AnchorRing, Channel
 from engine.transport.link import Link
 from engine.transport.ring_buffer import full_fence
+from engine.worker.cancellation import RunningBatch
 from engine.worker.client_channel import ClientChannel
 from engine.worker.replica import Replica
-from engine.worker.running import RunningBatch
 from popef_io import TRACE
 
 logger = logging.getLogger(__name__)

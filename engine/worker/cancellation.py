@@ -1,10 +1,10 @@
-"""Ending a run that nobody waits for any more.
+"""Cancellation: ends a run whose requests are all cancelled or past their deadline.
 
 The thread that runs programs is inside ONNX Runtime and sees nothing until the run is
-over. Another thread of the device process sleeps on an eventfd, the *cancel bell*. A
-client rings it after it has marked a request as cancelled (`Request.abandon`: the
+over. Another thread of the device process sleeps on an eventfd, the *cancel eventfd*. A
+client writes to it after it has marked a request as cancelled (`Request.abandon`: the
 client of a server disconnected, or a deadline passed), and so does the end of a client
-process. The thread then looks at the batch that runs: where every member is cancelled,
+process. The thread then looks at the batch that runs: if every member is cancelled,
 the terminate flag of ONNX Runtime is set, which ends the run before its next node.
 
 Without cancellations this costs a fresh `RunOptions` for each run, 0.2 µs. It is fresh
@@ -25,7 +25,7 @@ from engine.transport.channel import CANCELLED, REQUEST
 from engine.transport.outcome import Outcome
 from engine.worker.batch import Entry
 
-#: After a ring it is looked again after so many milliseconds: the batch of a request
+#: After a wake-up it looks again after so many milliseconds: the batch of a request
 #: that was cancelled while it was being batched begins only then.
 _LOOK_AGAIN_MS = (5, 50)
 
@@ -39,10 +39,10 @@ class RunningBatch:
         self.options = options
         self.entries = entries
 
-    def end_if_unwanted(self) -> bool:
-        """Set the terminate flag where nobody waits; whether it was set."""
+    def terminate_if_cancelled(self) -> bool:
+        """Set the terminate flag if every member is cancelled; returns whether."""
         now = time.monotonic_ns()
-        if not all(why_unwanted(entry, now) for entry in self.entries):
+        if not all(cancelled_outcome(entry, now) for entry in self.entries):
             return False
         self.options.terminate = True
         return True
@@ -51,9 +51,9 @@ class RunningBatch:
         return f"<RunningBatch of {len(self.entries)} requests>"
 
 
-def why_unwanted(entry: Entry, now: int) -> Outcome | None:
-    """How a request ends that is late, cancelled or of a client process that has gone;
-    None where somebody waits for it."""
+def cancelled_outcome(entry: Entry, now: int) -> Outcome | None:
+    """Returns how a request ends that is past its deadline, cancelled or of a client
+    process that has ended; None if its client still waits."""
     client = entry.client
     _, _, flags, deadline, _ = REQUEST.unpack_from(client.channel.view, entry.at)
     if 0 < deadline < now:
@@ -64,23 +64,23 @@ def why_unwanted(entry: Entry, now: int) -> Outcome | None:
 
 
 class Terminator:
-    """The thread that listens to the cancel bell.
+    """The thread that waits on the cancel eventfd.
 
-    `running` tells what runs at this moment, if anything does.
+    `running` returns the batch that runs at this moment, or None.
     """
 
     def __init__(self, running: Callable[[], RunningBatch | None]) -> None:
-        self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.cancel_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._running = running
         self._poller = select.poll()
-        self._poller.register(self.bell, select.POLLIN)
+        self._poller.register(self.cancel_fd, select.POLLIN)
 
     def start(self) -> None:
         """Begin to listen, in a thread that ends with the process."""
         threading.Thread(target=self._listen, name="terminator", daemon=True).start()
 
-    def ring(self) -> None:
-        os.eventfd_write(self.bell, 1)
+    def wake(self) -> None:
+        os.eventfd_write(self.cancel_fd, 1)
 
     def _listen(self) -> None:
         while True:
@@ -92,12 +92,12 @@ class Terminator:
 
     def _look(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self.bell)
+            os.eventfd_read(self.cancel_fd)
         running = self._running()
         if running is None:
             return
         try:
-            running.end_if_unwanted()
+            running.terminate_if_cancelled()
         except ValueError:
             # The batch has ended meanwhile, and its channel was unmapped.
             return
