@@ -8,6 +8,8 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 DEVICES ?=
 MODELS ?= models
+# `make serve COMPILE=0` leaves the hot path as plain Python.
+COMPILE ?= 1
 BENCH ?=
 # Two processes share the test files, also where there is one core: the tests wait for
 # each other's servers often enough. `make test PARALLEL=` runs one test after the other.
@@ -38,6 +40,7 @@ help:
 	@echo "make clean        remove .venv, the compiled example and caches"
 
 serve: $(VENV)/.installed $(MODELS)/digits.popef
+	@test "$(COMPILE)" = 0 || $(bin)/python -m native.build --if-possible
 	$(bin)/popgate serve --model-repository $(MODELS) --host $(HOST) --port $(PORT) \
 		$(if $(DEVICES),--devices $(DEVICES))
 
@@ -63,7 +66,6 @@ format: $(VENV)/.installed-dev
 
 # Compiled where it can be, as the wheels are; says so where it cannot.
 compiled: $(VENV)/.installed
-	$(pip) install -q -e '.[compile]'
 	$(bin)/python -m native.build
 
 test-compiled: $(VENV)/.installed-dev compiled

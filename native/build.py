@@ -1,39 +1,30 @@
 """Compiles the hot path of this source tree with mypyc: python -m native.build
 
-Needs a C compiler, Python's headers and mypy (which the `dev` extra installs). What it
-makes lies in build/compiled/ and is used by every Python of this environment as long as
-it matches the sources; see `popgate_compiled`.
+Needs a C compiler and Python's headers; mypy, which the `compile` extra names, is
+installed where it is missing. What it makes lies in build/compiled/ and is used by
+every Python of this environment as long as it matches the sources; see
+`popgate_compiled`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
 import time
+import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 from native import popgate_compiled as finder
-from native.modules import DIRECT_CALLS, c_sources, compiled_sources
+from native.modules import c_sources, compiled_sources
 
 ROOT = Path(__file__).resolve().parents[1]
-_SETUP = """
-from mypyc.build import mypycify
-from setuptools import Extension, setup
-extensions = mypycify({options!r} + {sources!r},
-    opt_level={level!r}, debug_level="0", group_name="popgate")
-for extension in extensions:
-    extension.extra_compile_args += {direct!r}
-setup(name="popgate-compiled", ext_modules=[
-    *extensions,
-    *(Extension(path.removesuffix(".c").replace("/", "."), [path],
-        extra_compile_args=["-O3"]) for path in {in_c!r}),
-])
-"""
 
 
 def why_not() -> str:
@@ -47,34 +38,36 @@ def why_not() -> str:
     return ""
 
 
-def build(level: str) -> Path:
+def install_requirements() -> None:
+    """Install what the `compile` extra names; raises CalledProcessError."""
+    if find_spec("mypy") and find_spec("setuptools"):
+        return
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    _run("-m", "pip", "install", "-q", *project["optional-dependencies"]["compile"])
+
+
+def build() -> Path:
     """Compile all modules into the folder of this Python; raises CalledProcessError."""
-    sources, in_c = compiled_sources(ROOT), c_sources(ROOT)
+    sources = compiled_sources(ROOT) + c_sources(ROOT)
     folder = ROOT / finder.FOLDER
-    recorded = {path: finder.digest(str(ROOT / path)) for path in sources + in_c}
+    recorded = {path: finder.digest(str(ROOT / path)) for path in sources}
     with tempfile.TemporaryDirectory(prefix="popgate-compile-") as temporary:
-        script = Path(temporary, "setup.py")
-        options = ["--config-file", str(ROOT / "pyproject.toml")]
-        script.write_text(
-            _SETUP.format(
-                options=options,
-                sources=sources,
-                level=level,
-                in_c=in_c,
-                direct=DIRECT_CALLS,
-            )
-        )
         library = Path(temporary, "library")
-        subprocess.run(
-            [sys.executable, str(script), "-q", "build_ext",
-             "--build-lib", str(library), "--build-temp", f"{temporary}/objects"],
-            cwd=ROOT, check=True, capture_output=True, text=True,
-        )  # fmt: skip
-        write_stamp(library, sources + in_c, recorded)
+        _run("setup.py", "-q", "build_ext", "--build-lib", str(library),
+             "--build-temp", f"{temporary}/objects")  # fmt: skip
+        write_stamp(library, sources, recorded)
         shutil.rmtree(folder, ignore_errors=True)
         folder.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(library, folder)
     return folder
+
+
+def _run(*arguments: str) -> None:
+    environment = {**os.environ, "POPGATE_COMPILE": "1"}
+    subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT, check=True, capture_output=True, text=True, env=environment,
+    )  # fmt: skip
 
 
 def write_stamp(library: Path, sources: list[str], recorded: dict[str, str]) -> None:
@@ -103,29 +96,29 @@ def install_finder() -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m native.build")
     parser.add_argument(
-        "--level", default="3", choices="0123", help="of optimisation (default: 3)"
-    )
-    parser.add_argument(
         "--if-possible", action="store_true",
-        help="exit with 0 where there is no C compiler: all works as plain Python",
+        help="exit with 0 where it cannot be compiled: all works as plain Python",
     )  # fmt: skip
-    options = parser.parse_args()
+    failed = 0 if parser.parse_args().if_possible else 1
     if missing := why_not():
         print(f"not compiled: {missing}; PopGate runs as plain Python", file=sys.stderr)
-        return 0 if options.if_possible else 1
+        return failed
     if finder.read_stamp(str(ROOT)) is not None:
         install_finder()
-        print("the compiled modules are up to date")
         return 0
     began = time.monotonic()
-    print("compiling the hot path, which takes about a minute …", flush=True)
+    print("compiling the hot path (about a minute on two cores) ...", flush=True)
     try:
-        folder = build(options.level)
-    except subprocess.CalledProcessError as error:
-        print(error.stdout[-4000:], error.stderr[-4000:], sep="\n", file=sys.stderr)
-        print("compiling failed; PopGate runs as plain Python", file=sys.stderr)
-        return 1
-    install_finder()
+        install_requirements()
+        folder = build()
+        install_finder()
+    except (subprocess.CalledProcessError, OSError) as error:
+        if isinstance(error, subprocess.CalledProcessError):
+            print(error.stdout[-4000:], error.stderr[-4000:], sep="\n", file=sys.stderr)
+        print(
+            f"compiling failed ({error}); PopGate runs as plain Python", file=sys.stderr
+        )
+        return failed
     took = time.monotonic() - began
     print(f"compiled in {took:.0f} s to {folder.relative_to(ROOT)}")
     return 0

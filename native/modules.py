@@ -9,10 +9,6 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-#: Compiler options: functions of the compiled modules call each other directly, not as
-#: those of a library that others could replace.
-DIRECT_CALLS = ["-fvisibility=hidden"]
-
 
 def c_sources(root: Path) -> list[str]:
     """Paths of the modules that are written in C, relative to `root`."""

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from app.repository.places import ModelPlaces
 
 MAX_MODELS_LISTED = 20
+#: The library that the compiled modules share (docs/compiled.md).
+COMPILED = "popgate__mypyc"
 
 
 def print_listening(url: str, metrics: str | None, places: ModelPlaces) -> None:
@@ -33,6 +35,7 @@ def print_started(url: str, gateway: Gateway) -> None:
         say(f"  device   {d.id}, process {d.pid}, {_count(d.threads, 'thread')}")
     plan = gateway.devices.plan
     say(f"  threads  {plan}")
+    say(f"  hot path {'compiled' if COMPILED in sys.modules else 'plain Python'}")
     spins = f"for {plan.spin_us} µs before a device sleeps" if plan.spin_us else "never"
     say(f"  spinning {spins}: {plan.why}")
     models = [model_summary(record) for record in gateway.repository.models()]

@@ -1,0 +1,67 @@
+"""How the hot path is built, for `make compiled` and for wheels: see setup.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from setuptools import Extension
+from setuptools.command.build_ext import build_ext
+
+from native.modules import c_sources, compiled_sources
+
+
+class ParallelBuild(build_ext):
+    """Compiles as many C files at once as there are cores.
+
+    setuptools compiles the files of one extension one after the other.
+    """
+
+    def build_extensions(self) -> None:
+        cores = len(os.sched_getaffinity(0))
+        compile_some = self.compiler.compile
+        with ThreadPoolExecutor(cores) as pool:
+
+            def compile_all(sources: Iterable[str], **options: Any) -> list[str]:
+                # The largest first, so that no core is left alone with it at the end.
+                largest_first = sorted(sources, key=os.path.getsize, reverse=True)
+                made = pool.map(lambda c: compile_some([c], **options), largest_first)
+                return [file for files in made for file in files]
+
+            self.compiler.compile = compile_all
+            self.parallel = cores
+            super().build_extensions()
+
+
+def extensions(root: Path) -> list[Extension]:
+    """All of them; `build/c/` then has the C that mypyc made of the Python.
+
+    Exits with what mypy or mypyc say where they refuse a module.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "native.translate", "build/c", *compiled_sources(root)],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        sys.exit("the hot path could not be translated to C")
+    return [
+        *(Extension(**described) for described in json.loads(done.stdout)),
+        *(
+            Extension(
+                path.removesuffix(".c").replace("/", "."),
+                [path],
+                extra_compile_args=["-O3"],
+            )
+            for path in c_sources(root)
+        ),
+    ]

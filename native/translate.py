@@ -1,0 +1,49 @@
+"""Translates the hot path to C: python -m native.translate FOLDER MODULE.py ...
+
+In a process of its own, which ends without freeing what mypy knows of a thousand
+modules: that would take as long as the translation. Prints the extensions that are to
+be made of the C, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import redirect_stdout
+from typing import Any
+
+import setuptools  # noqa: F401  mypyc makes extensions of whichever is imported
+from mypyc.build import mypycify
+
+#: Functions of the compiled modules call each other directly, not as those of a
+#: library that others could replace.
+DIRECT_CALLS = "-fvisibility=hidden"
+
+
+def translate(folder: str, sources: list[str]) -> list[dict[str, Any]]:
+    """Arguments of `setuptools.Extension` for each of the extensions."""
+    options = ["--config-file", "pyproject.toml"]
+    made = mypycify(
+        [*options, *sources],
+        debug_level="0",
+        group_name="popgate",
+        multi_file=True,  # C files that can be compiled at the same time
+        target_dir=folder,
+    )
+    return [
+        {
+            "name": extension.name,
+            "sources": extension.sources,
+            "include_dirs": extension.include_dirs,
+            "extra_compile_args": [*extension.extra_compile_args, DIRECT_CALLS],
+        }
+        for extension in made
+    ]
+
+
+if __name__ == "__main__":
+    with redirect_stdout(sys.stderr):
+        extensions = translate(sys.argv[1], sys.argv[2:])
+    print(json.dumps(extensions), flush=True)
+    os._exit(0)
