@@ -17,7 +17,7 @@ from setuptools.command.build_ext import build_ext
 from native.modules import c_sources, compiled_sources
 
 
-class ParallelBuild(build_ext):
+class ParallelBuild(build_ext):  # type: ignore[misc]  # setuptools has no types
     """Compiles as many C files at once as there are cores.
 
     setuptools compiles the files of one extension one after the other.

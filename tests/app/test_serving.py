@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+import engine.tensor
 from tests.app.served import ServedGateway
 from tests.engine import models
 from tests.support import WAIT
@@ -103,6 +104,8 @@ def test_start_print(repository: Path) -> None:
         assert f"device   cpu:0, process {device_of(gateway)['pid']}, " in text
         assert "threads  " in text
         assert "models   2 ready, after " in text
+        plain = str(engine.tensor.__file__).endswith(".py")
+        assert f"hot path {'plain Python' if plain else 'compiled'}\n" in text
         assert f"affine  ready        {gateway.url}/v1/models/affine/infer" in text
         assert f"docs     {gateway.url}/docs" in text
         assert gateway.stop() == 0
