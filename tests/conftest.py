@@ -30,17 +30,22 @@ settings.load_profile("popgate")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Compiled models are kept in a folder of this run, not in the user's."""
+def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Compiled models are kept in a folder of this run, not in the user's.
+
+    The workers of a run share it: a model that one has compiled is there for all.
+    """
+    root = tmp_path_factory.getbasetemp()  # of this worker, where there are any
+    cache = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "cache"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
+        patch.setenv("XDG_CACHE_HOME", str(cache))
+        yield cache
 
 
 @pytest.fixture(scope="session")
-def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
+def triton(compile_cache: Path) -> Iterator[ServedGateway]:
     """A gateway with the triton profile: ask, but leave it as it is."""
-    cache: Path = tmp_path_factory.mktemp("cache")
-    options = ("--profile", "triton", "--cache-dir", str(cache), "--metrics-port", "0")
+    folder = compile_cache / "triton"
+    options = ("--profile", "triton", "--cache-dir", str(folder), "--metrics-port", "0")
     with ServedGateway(None, *options) as served:
         yield served.wait_ready()

@@ -14,7 +14,7 @@ from bench.sample import ODD, sample
 from bench.serving import HOST, gateway
 from tests.engine.compiler.test_backend_cases import NODE_MODULES
 
-COUNT = 60
+COUNT = 40
 
 
 @pytest.fixture(scope="module")

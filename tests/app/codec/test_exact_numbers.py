@@ -12,10 +12,10 @@ import ml_dtypes
 import msgpack
 import numpy as np
 import numpy.typing as npt
-import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from engine.compiler import compile_model
 from tests.app.served import Serve, ServedGateway
 
 Array = npt.NDArray[Any]
@@ -64,7 +64,7 @@ def fill(root: Path) -> None:
         )
         opsets = [helper.make_opsetid("", 17)]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
-        onnx.save(model, root / f"{datatype}.onnx")
+        compile_model(model, root / f"{datatype}.popef")
 
 
 @pytest.fixture(scope="module")
