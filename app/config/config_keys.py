@@ -1,57 +1,78 @@
-"""How the keys of a model's options are declared, read and checked.
+"""How the keys of a model's options are declared and read.
 
-A section of ``config.toml`` is a frozen dataclass. Each of its fields is one key, made
-with `key`: its default, the check of its value, and what it is for. A section may be
-the value of a key of another (`section`, `sections`). Adding an option is adding a
-field::
+A section of ``config.toml`` is a frozen dataclass; pydantic validates it when it is
+read, and only then. A field is a key: its type says what may be written, `key` gives
+its default and what it is for. Adding an option is adding a field::
 
+    @section
     @dataclass(frozen=True, slots=True)
     class Warmup:
-        count: int = key(1, integer(1, 100), "runs of each batch size")
+        count: Annotated[int, whole(1, 100)] = key(1, "runs of each batch size")
 
+    @section
     @dataclass(frozen=True, slots=True)
     class ModelConfig:
-        warmup: Warmup = key(Warmup(), section(Warmup), "what runs before it is ready")
+        warmup: Warmup = key(Warmup(), "what runs before it is ready")
 
-A check gets the value as it was written and returns it as it is kept. It raises
-ValueError with the words that follow "must be": ``a whole number``. What two keys of a
-section must fulfil together is checked in its ``__post_init__``, which raises
-ValueError with a whole sentence.
+`checked` takes a function where a type cannot say it: it gets the value as written,
+returns it as it is kept, and raises ValueError with the words that follow "must be".
+What two keys of a section must fulfil together is checked in its ``__post_init__``,
+which raises ValueError with a whole sentence.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, field, fields
-from typing import Any, TypeAlias, TypeVar
+from dataclasses import MISSING, Field, field, fields, is_dataclass
+from functools import cache
+from typing import Any, TypeVar, get_args, get_type_hints
+
+import pydantic
+from pydantic import AfterValidator, ConfigDict, PlainValidator, TypeAdapter
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from app.sizes import parse_size
 
 T = TypeVar("T")
-Check: TypeAlias = Callable[[Any], Any]
+S = TypeVar("S", bound=type)
+
+#: Pydantic's kinds of errors, in the words that follow "must be".
+_WANTED = {
+    "bool_type": "true or false",
+    "dataclass_type": "a table",
+    "dict_type": "a table",
+    "finite_number": "a finite number",
+    "float_type": "a number",
+    "greater_than_equal": "at least {ge}",
+    "int_type": "a whole number",
+    "less_than_equal": "at most {le}",
+    "literal_error": "{expected}",
+    "mapping_type": "a table",
+    "must_be": "{wanted}",
+    "string_too_long": "a text of at most {max_length} characters",
+    "string_too_short": "a text of at least {min_length} characters",
+    "string_type": "a text",
+    "too_long": "of at most {max_length} entries",
+    "too_short": "of at least {min_length} entries",
+    "tuple_type": "a list",
+}
 
 
 class KeyProblem(ValueError):
-    """A key that cannot be used; `path` says which, as in ``warmup.count``."""
-
-    def __init__(self, path: str, text: str) -> None:
-        super().__init__(f"{path} {text}" if path else text)
-        self.path = path
-        self.text = text
-
-    def within(self, name: str) -> KeyProblem:
-        """The same problem, seen from the section around."""
-        if not self.path:
-            return KeyProblem("", f"{name}: {self.text}")
-        return KeyProblem(f"{name}.{self.path}", self.text)
+    """Keys that cannot be used; the message names each, as in ``warmup.count``."""
 
 
-def key(default: Any, check: Check, purpose: str) -> Any:
+def section(kind: S) -> S:
+    """Makes a dataclass one that `read_section` reads: an unknown key is an error."""
+    config = ConfigDict(extra="forbid", strict=False, allow_inf_nan=False)
+    kind.__pydantic_config__ = config  # type: ignore[attr-defined]
+    return kind
+
+
+def key(default: Any, purpose: str) -> Any:
     """A field of a section. A default that can be changed is given as its type."""
-    metadata = {"check": check, "purpose": purpose}
-    if hasattr(check, "kind"):
-        metadata["kind"] = check.kind
+    metadata = {"purpose": purpose}
     if isinstance(default, type):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -62,45 +83,72 @@ def purpose_of(item: Field[Any]) -> str:
     return str(item.metadata["purpose"])
 
 
-def section_of(item: Field[Any]) -> type[Any] | None:
-    """The class of the section, or of each of the sections, that a key holds."""
-    return item.metadata.get("kind")
-
-
 def default_of(item: Field[Any]) -> Any:
+    """The value of a key that is not written."""
     if item.default_factory is not MISSING:
         return item.default_factory()
     return item.default
 
 
+def section_of(kind: type[Any], name: str) -> type[Any] | None:
+    """The class of the section, or of each of the sections, that key `name` holds."""
+    return _dataclass_in(get_type_hints(kind)[name])
+
+
+def _dataclass_in(hint: Any) -> type[Any] | None:
+    if isinstance(hint, type) and is_dataclass(hint):
+        return hint if hasattr(hint, "__pydantic_config__") else None
+    return next(filter(None, map(_dataclass_in, get_args(hint))), None)
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
 def read_section(kind: type[T], document: Mapping[str, Any]) -> T:
-    """The section of a parsed document. Raises `KeyProblem`."""
-    known = {item.name: item for item in fields(kind)}  # type: ignore[arg-type]
-    values: dict[str, Any] = {}
-    for name, value in document.items():
-        item = known.get(name)
-        if item is None:
-            raise KeyProblem("", _unknown(name, known))
-        try:
-            values[name] = item.metadata["check"](value)
-        except KeyProblem as e:
-            raise e.within(name) from None
-        except ValueError as e:
-            raise KeyProblem(name, f"must be {e}, got {_shown(value)}") from None
+    """The section of a parsed document. Raises `KeyProblem`, which names every key
+    that is wrong."""
     try:
-        return kind(**values)
-    except KeyProblem:
-        raise
-    except ValueError as e:
-        raise KeyProblem("", str(e)) from None
+        found: T = _adapter(kind).validate_python(dict(document))  # type: ignore[arg-type]
+        return found
+    except pydantic.ValidationError as e:
+        problems = [_problem(kind, each) for each in e.errors(include_url=False)]
+    most = 5
+    more = f" (and {len(problems) - most} more)" if len(problems) > most else ""
+    raise KeyProblem("; ".join(problems[:most]) + more)
 
 
-def _unknown(name: str, known: Mapping[str, Any]) -> str:
+def _problem(kind: type[Any], error: ErrorDetails) -> str:
+    *around, last = [*error["loc"]] or [""]
+    path = ".".join(_shown_part(part) for part in error["loc"])
+    if error["type"] == "unexpected_keyword_argument":
+        inner: type[Any] = kind
+        for part in around:  # numbers and names of entries keep the section
+            if part in {item.name for item in fields(inner)}:
+                inner = section_of(inner, str(part)) or inner
+        prefix = ".".join(map(_shown_part, around)) + ": " if around else ""
+        return prefix + _unknown(str(last), [item.name for item in fields(inner)])
+    context = error.get("ctx", {})
+    if error["type"] == "value_error":  # of a __post_init__: a sentence of its own
+        return f"{path}: {context['error']}" if path else str(context["error"])
+    wanted = _WANTED.get(error["type"])
+    bounds = {k: f"{v:g}" if isinstance(v, float) else v for k, v in context.items()}
+    wanted = wanted.format_map(bounds) if wanted else error["msg"]
+    return f"{path} must be {wanted}, got {_shown(error['input'])}"
+
+
+def _unknown(name: str, known: list[str]) -> str:
     close = difflib.get_close_matches(name[:100], known, n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""
     return (
         f"unknown key {_shown(name)}{hint}; known keys are {', '.join(sorted(known))}"
     )
+
+
+def _shown_part(part: str | int) -> str:
+    text = str(part)
+    return text if len(text) <= 100 else text[:97] + "..."
 
 
 def _shown(value: Any) -> str:
@@ -111,133 +159,57 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 100 else text[:97] + "..."
 
 
-# -- checks
+# -- what types alone do not say
 
 
-def section(kind: type[Any]) -> Check:
-    """A table with the keys of `kind`."""
+def checked(check: Callable[[Any], Any]) -> PlainValidator:
+    """A key whose value is what `check` makes of what was written."""
 
-    def check(value: Any) -> Any:
-        return read_section(kind, table(value))
+    def validate(value: Any) -> Any:
+        try:
+            return check(value)
+        except ValueError as e:
+            raise must_be(str(e)) from None
 
-    return _of(kind, check)
-
-
-def sections(kind: type[Any], most: int = 100) -> Check:
-    """A list of tables, each with the keys of `kind`; kept as a tuple."""
-
-    def check(value: Any) -> tuple[Any, ...]:
-        if not isinstance(value, list) or len(value) > most:
-            raise ValueError(f"a list of at most {most} tables")
-        found = []
-        for index, item in enumerate(value):
-            try:
-                found.append(read_section(kind, table(item)))
-            except KeyProblem as e:
-                raise e.within(str(index)) from None
-        return tuple(found)
-
-    return _of(kind, check)
+    return PlainValidator(validate)
 
 
-def named_sections(kind: type[Any], most: int = 100) -> Check:
-    """A table of name to table, each with the keys of `kind`."""
-
-    def check(value: Any) -> dict[str, Any]:
-        if len(table(value)) > most:
-            raise ValueError(f"a table of at most {most} tables")
-        found = {}
-        for name, item in value.items():
-            try:
-                found[name] = read_section(kind, table(item))
-            except KeyProblem as e:
-                raise e.within(name) from None
-            except ValueError as e:
-                raise KeyProblem(name, f"must be {e}, got {_shown(item)}") from None
-        return found
-
-    return _of(kind, check)
+def must_be(wanted: str) -> PydanticCustomError:
+    """The error of a value that is not what was wanted."""
+    return PydanticCustomError("must_be", "{wanted}", {"wanted": wanted})
 
 
-def _of(kind: type[Any], check: Check) -> Check:
-    """The check, which tells what it is made for (`section_of`)."""
-    check.kind = kind  # type: ignore[attr-defined]
-    return check
+def whole(low: int, high: int) -> Any:
+    """A whole number between two, both included."""
+    return pydantic.Field(strict=True, ge=low, le=high)
 
 
-def integer(low: int, high: int) -> Check:
-    def check(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ValueError("a whole number")
-        if not low <= value <= high:
-            raise ValueError(f"between {low} and {high}")
-        return value
-
-    return check
+def number(low: float, high: float) -> Any:
+    """A number between two, both included; NaN is none."""
+    return pydantic.Field(strict=True, ge=low, le=high)
 
 
-def integers(low: int, high: int = 1 << 62) -> Check:
-    """A list of different whole numbers, not empty; kept as a tuple."""
-    one = integer(low, high)
-
-    def check(value: Any) -> tuple[int, ...]:
-        if not isinstance(value, list) or not value or len(value) > 1000:
-            raise ValueError("a list of whole numbers")
-        numbers = tuple(one(item) for item in value)
-        if len(set(numbers)) != len(numbers):
-            raise ValueError("a list without repetition")
-        return numbers
-
-    return check
+def text(most: int = 1000, least: int = 0) -> Any:
+    """A text of so many characters."""
+    return pydantic.Field(strict=True, min_length=least, max_length=most)
 
 
-def seconds(low: float, high: float) -> Check:
-    def check(value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError("a number of seconds")
-        if not low <= value <= high:
-            raise ValueError(f"between {low:g} and {high:g} seconds")
-        return float(value)
-
-    return check
+def entries(most: int, least: int = 0) -> Any:
+    """A list or table of so many entries."""
+    return pydantic.Field(min_length=least, max_length=most)
 
 
-def number(low: float, high: float) -> Check:
-    def check(value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError("a number")
-        if not low <= value <= high:
-            raise ValueError(f"between {low:g} and {high:g}")
-        return float(value)
-
-    return check
+def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    if len(set(values)) != len(values):
+        raise must_be("a list without repetition")
+    return values
 
 
-def boolean(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("true or false")
-    return value
+#: A list in which nothing is there twice.
+DISTINCT = AfterValidator(_distinct)
 
 
-def text(most: int = 1000) -> Check:
-    def check(value: Any) -> str:
-        if not isinstance(value, str) or len(value) > most:
-            raise ValueError(f"a text of at most {most} characters")
-        return value
-
-    return check
-
-
-def one_of(*words: str) -> Check:
-    def check(value: Any) -> str:
-        if value not in words:
-            raise ValueError(" or ".join(f'"{word}"' for word in words))
-        return str(value)
-
-    return check
-
-
-def size(low: int, high: int) -> Check:
+def size(low: int, high: int) -> PlainValidator:
     """Bytes, as a number or as in ``"256MiB"``."""
     wanted = (
         f'a size in bytes or as in "256MiB", from {_size_text(low)} to '
@@ -255,13 +227,7 @@ def size(low: int, high: int) -> Check:
             raise ValueError(wanted)
         return found
 
-    return check
-
-
-def table(value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError("a table")
-    return value
+    return checked(check)
 
 
 def _size_text(value: int) -> str:

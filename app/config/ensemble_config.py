@@ -4,29 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, TypeAlias
 
-from app.config.config_keys import integer, key, sections, table, text
+from app.config.config_keys import DISTINCT, entries, key, section, text, whole
 
 MAX_STEPS = 100
 
 
-def _tensor_map(value: Any) -> Mapping[str, str]:
-    """A table of texts."""
-    found = table(value)
-    if not all(isinstance(name, str) and name for name in found.values()):
-        raise ValueError("a table of tensor names, as in { INPUT = 'image' }")
-    return found
+_Name: TypeAlias = Annotated[str, text(least=1)]
+_Names: TypeAlias = Annotated[tuple[_Name, ...], DISTINCT]
 
 
-def _names(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(n, str) and n for n in value):
-        raise ValueError("a list of tensor names")
-    if len(set(value)) != len(value):
-        raise ValueError("a list without repetition")
-    return tuple(value)
-
-
+@section
 @dataclass(frozen=True, slots=True)
 class StepConfig:
     """One step: a model, and which tensors of the ensemble its own ones are.
@@ -36,15 +25,15 @@ class StepConfig:
     dropped.
     """
 
-    model: str = key("", text(200), "the model that runs")
-    version: int = key(
-        0, integer(1, 1 << 62), "its version; without it, the one for such requests"
+    model: Annotated[str, text(200)] = key("", "the model that runs")
+    version: Annotated[int, whole(1, 1 << 62)] = key(
+        0, "its version; without it, the one for such requests"
     )
-    inputs: Mapping[str, str] = key(
-        dict, _tensor_map, "tensor of the ensemble for each input of the model"
+    inputs: Mapping[str, _Name] = key(
+        dict, "tensor of the ensemble for each input of the model"
     )
-    outputs: Mapping[str, str] = key(
-        dict, _tensor_map, "tensor of the ensemble for each output of the model"
+    outputs: Mapping[str, _Name] = key(
+        dict, "tensor of the ensemble for each output of the model"
     )
 
     def __post_init__(self) -> None:
@@ -52,6 +41,7 @@ class StepConfig:
             raise ValueError("model is missing: which one does this step run?")
 
 
+@section
 @dataclass(frozen=True, slots=True)
 class EnsembleConfig:
     """The steps, and what the ensemble takes and gives.
@@ -61,11 +51,11 @@ class EnsembleConfig:
     does not become an input then.
     """
 
-    step: tuple[StepConfig, ...] = key(
-        (), sections(StepConfig, MAX_STEPS), "the steps, in any order"
+    step: Annotated[tuple[StepConfig, ...], entries(MAX_STEPS)] = key(
+        (), "the steps, in any order"
     )
-    inputs: tuple[str, ...] = key((), _names, "the tensors that a request has")
-    outputs: tuple[str, ...] = key((), _names, "the tensors that an answer has")
+    inputs: _Names = key((), "the tensors that a request has")
+    outputs: _Names = key((), "the tensors that an answer has")
 
     def __post_init__(self) -> None:
         if not self.step:

@@ -12,24 +12,24 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
+from pydantic import Strict
 
 from app.config.config_keys import (
+    DISTINCT,
     KeyProblem,
-    boolean,
+    checked,
     default_of,
-    integer,
-    integers,
+    entries,
     key,
+    number,
     read_section,
-    seconds,
     section,
-    sections,
     size,
-    table,
     text,
+    whole,
 )
 from app.config.ensemble_config import EnsembleConfig
 from app.config.frozen_inputs import check_frozen, with_frozen_files
@@ -50,6 +50,8 @@ ENSEMBLE_KEYS = frozenset(
 MAX_CONFIG_BYTES = 1 << 20  # a page of options; bounds what a stray file can cost
 #: Of a dotted key: no table of ours is nested a tenth as deep.
 MAX_KEY_PARTS = 64
+MAX_INSTANCES = 1024
+MAX_BATCHING_DIM = 26
 
 
 class ModelConfigError(Exception):
@@ -76,11 +78,9 @@ def _optional_inputs(value: Any) -> bool | tuple[str, ...] | None:
 def _batching_dim(value: Any) -> int | None:
     if value == "auto":
         return None
-    try:
-        found: int = integer(0, 26)(value)
-    except ValueError:
-        raise ValueError('"auto" or the number of a dimension') from None
-    return found
+    if type(value) is int and 0 <= value <= MAX_BATCHING_DIM:
+        return value
+    raise ValueError('"auto" or the number of a dimension')
 
 
 def _example(value: Any) -> Mapping[str, Any]:
@@ -88,18 +88,22 @@ def _example(value: Any) -> Mapping[str, Any]:
         orjson.dumps(value)
     except orjson.JSONEncodeError as e:
         raise ValueError(f"a table of what JSON can hold ({e})") from None
-    return table(value)
+    if not isinstance(value, dict):
+        raise ValueError("a table")
+    return value
 
 
 def _devices(value: Any) -> tuple[int, ...]:
-    try:
-        found: tuple[int, ...] = integers(0)(value)
-    except ValueError:
+    found = value if isinstance(value, list) else []
+    if any(type(index) is not int or index < 0 for index in found):
+        found = []
+    if not 0 < len(found) == len(set(found)) <= MAX_INSTANCES:
         wanted = "a list of different indices of attached devices, as in [0, 1]"
-        raise ValueError(wanted) from None
-    return found
+        raise ValueError(wanted)
+    return tuple(found)
 
 
+@section
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """The options of one model, as written or by default.
@@ -110,88 +114,84 @@ class ModelConfig:
     the server's. Times are seconds, sizes bytes.
     """
 
-    instances: int = key(
-        1, integer(1, 1024), "replicas, over the attached devices or those of `devices`"
+    instances: Annotated[int, whole(1, MAX_INSTANCES)] = key(
+        1, "replicas, over the attached devices or those of `devices`"
     )
-    devices: tuple[int, ...] = key(
-        (), _devices, "indices into the attached devices for the instances, in turn"
+    devices: Annotated[tuple[int, ...], checked(_devices)] = key(
+        (), "indices into the attached devices for the instances, in turn"
     )
-    batching: bool | None = key(
-        None, _auto_or_bool, "whether rows of different requests run together"
+    batching: Annotated[bool | None, checked(_auto_or_bool)] = key(
+        None, "whether rows of different requests run together"
     )
-    batching_dim: int | None = key(
-        None, _batching_dim, "the dimension in which requests may have any size"
+    batching_dim: Annotated[int | None, checked(_batching_dim)] = key(
+        None, "the dimension in which requests may have any size"
     )
-    optional_inputs: bool | tuple[str, ...] | None = key(
-        None, _optional_inputs, "whether requests may leave inputs out, or which"
+    optional_inputs: Annotated[
+        bool | tuple[str, ...] | None, checked(_optional_inputs)
+    ] = key(None, "whether requests may leave inputs out, or which")
+    max_batch_size: Annotated[int, whole(0, 65536)] = key(0, "rows in a batch at most")
+    max_request_rows: Annotated[int, whole(0, 1 << 31)] = key(
+        0, "rows of a request at most; more are refused"
     )
-    max_batch_size: int = key(0, integer(0, 65536), "rows in a batch at most")
-    max_request_rows: int = key(
-        0, integer(0, 1 << 31), "rows of a request at most; more are refused"
+    preferred_batch_sizes: Annotated[
+        tuple[Annotated[int, whole(1, 65536)], ...], entries(1000, 1), DISTINCT
+    ] = key((), "rows of a batch, where so many wait")
+    max_queue_delay: Annotated[float, number(0, 60)] = key(
+        0.0, "how long a free device waits for more rows"
     )
-    preferred_batch_sizes: tuple[int, ...] = key(
-        (), integers(1, 65536), "rows of a batch, where so many wait"
+    max_queue_size: Annotated[int, whole(1, 65536)] = key(
+        1024, "requests that may be in one instance"
     )
-    max_queue_delay: float = key(
-        0.0, seconds(0, 60), "how long a free device waits for more rows"
+    priority_levels: Annotated[int, whole(0, MAX_PRIORITY_LEVELS)] = key(
+        0, "levels of requests, 1 goes first; 0: none"
     )
-    max_queue_size: int = key(
-        1024, integer(1, 65536), "requests that may be in one instance"
+    default_priority: Annotated[int, whole(1, MAX_PRIORITY_LEVELS)] = key(
+        0, "the level of requests that name none"
     )
-    priority_levels: int = key(
-        0, integer(0, MAX_PRIORITY_LEVELS), "levels of requests, 1 goes first; 0: none"
+    priority: Annotated[tuple[PriorityLevel, ...], entries(100)] = key(
+        (), "what is different for single levels"
     )
-    default_priority: int = key(
-        0, integer(1, MAX_PRIORITY_LEVELS), "the level of requests that name none"
+    channel_memory: Annotated[int, size(1 << 16, 1 << 38)] | None = key(
+        None, "shared memory of an instance in each direction"
     )
-    priority: tuple[PriorityLevel, ...] = key(
-        (), sections(PriorityLevel), "what is different for single levels"
+    memory: Annotated[int, size(1, 1 << 50)] | None = key(
+        None, "what it takes when loaded, for --model-memory"
     )
-    channel_memory: int | None = key(
-        None,
-        size(1 << 16, 1 << 38),
-        "shared memory of an instance in each direction",
+    timeout: Annotated[float, number(0.001, 86400)] | None = key(
+        None, "how long a request may take that does not say"
     )
-    memory: int | None = key(
-        None, size(1, 1 << 50), "what it takes when loaded, for --model-memory"
+    max_timeout: Annotated[float, number(0.001, 86400)] | None = key(
+        None, "how long a request may take, whatever it says"
     )
-    timeout: float | None = key(
-        None, seconds(0.001, 86400), "how long a request may take that does not say"
+    check_package_hash: Annotated[bool, Strict()] = key(
+        True, "compare what is loaded with the digests recorded in the file"
     )
-    max_timeout: float | None = key(
-        None, seconds(0.001, 86400), "how long a request may take, whatever it says"
+    frozen_inputs: Annotated[Mapping[str, Any], checked(check_frozen)] = key(
+        dict, "values of inputs that requests do not bring"
     )
-    check_package_hash: bool = key(
-        True, boolean, "compare what is loaded with the digests recorded in the file"
+    save_outputs: Annotated[str, text(4000)] = key(
+        "", "the folder where what its save programs deliver is put"
     )
-    frozen_inputs: Mapping[str, Any] = key(
-        dict, check_frozen, "values of inputs that requests do not bring"
+    versions: Annotated[VersionPolicy, checked(check_versions)] = key(
+        ALL_VERSIONS, "which of the versions are served"
     )
-    save_outputs: str = key(
-        "", text(4000), "the folder where what its save programs deliver is put"
-    )
-    versions: VersionPolicy = key(
-        ALL_VERSIONS, check_versions, "which of the versions are served"
-    )
-    labels: Mapping[str, Any] = key(
-        dict, check_labels, "names of the classes of an output, or the file with them"
+    labels: Annotated[Mapping[str, Any], checked(check_labels)] = key(
+        dict, "names of the classes of an output, or the file with them"
     )
     sequence: SequenceConfig | None = key(
-        None, section(SequenceConfig), "requests follow each other and share a state"
+        None, "requests follow each other and share a state"
     )
     responses: StepsConfig | None = key(
-        None,
-        section(StepsConfig),
-        "a request runs in steps and has several responses",
+        None, "a request runs in steps and has several responses"
     )
     warmup: WarmupConfig | None = key(
-        None, section(WarmupConfig), "what every replica runs before it takes requests"
+        None, "what every replica runs before it takes requests"
     )
     ensemble: EnsembleConfig | None = key(
-        None, section(EnsembleConfig), "the graph of other models that this one is"
+        None, "the graph of other models that this one is"
     )
-    example: Mapping[str, Any] = key(
-        dict, _example, "values of inputs by name, for the documentation page"
+    example: Annotated[Mapping[str, Any], checked(_example)] = key(
+        dict, "values of inputs by name, for the documentation page"
     )
 
     def __post_init__(self) -> None:

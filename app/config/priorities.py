@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
-from app.config.config_keys import integer, key, seconds
+from app.config.config_keys import key, number, section, whole
 from engine import MAX_PRIORITY_LEVELS, ModelRunnerConfig
 
 Timeouts: TypeAlias = Mapping[int, float | None]
 
 
+@section
 @dataclass(frozen=True, slots=True)
 class PriorityLevel:
     """What is different for the requests of one level; None: as for the others."""
 
-    level: int = key(0, integer(1, MAX_PRIORITY_LEVELS), "which one, 1 is the highest")
-    max_queue_size: int | None = key(
-        None, integer(1, 65536), "its requests that may be in one instance"
+    level: Annotated[int, whole(1, MAX_PRIORITY_LEVELS)] = key(
+        0, "which one, 1 is the highest"
     )
-    timeout: float | None = key(
-        None, seconds(0.001, 86400), "how long its requests may take"
+    max_queue_size: Annotated[int, whole(1, 65536)] | None = key(
+        None, "its requests that may be in one instance"
+    )
+    timeout: Annotated[float, number(0.001, 86400)] | None = key(
+        None, "how long its requests may take"
     )
 
     def __post_init__(self) -> None:

@@ -3,33 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from app.config.config_keys import integer, key, seconds, sections, text
+from app.config.config_keys import entries, key, number, section, text, whole
 from app.config.state_config import StateConfig
 
 
+@section
 @dataclass(frozen=True, slots=True)
 class SequenceConfig:
     """How the sequences of a model are run. Control inputs are named; empty: none."""
 
-    start: str = key("", text(), "input that is 1 in the first request of a sequence")
-    end: str = key("", text(), "input that is 1 in the last one")
-    ready: str = key("", text(), "input that is 1 in every request")
-    correlation_id: str = key("", text(), "input that gets the sequence's identifier")
-    state: tuple[StateConfig, ...] = key(
-        (), sections(StateConfig), "outputs that are inputs of the next request"
+    start: Annotated[str, text()] = key(
+        "", "input that is 1 in the first request of a sequence"
     )
-    max_idle: float = key(
-        1.0, seconds(0.001, 604800), "a sequence without a request for so long is ended"
+    end: Annotated[str, text()] = key("", "input that is 1 in the last one")
+    ready: Annotated[str, text()] = key("", "input that is 1 in every request")
+    correlation_id: Annotated[str, text()] = key(
+        "", "input that gets the sequence's identifier"
     )
-    max_sequences: int = key(1024, integer(1, 1 << 20), "sequences at the same time")
-    max_active: int = key(
-        0,
-        integer(1, 1 << 20),
-        "sequences of an instance that may run; others wait until one of them ends",
+    state: Annotated[tuple[StateConfig, ...], entries(100)] = key(
+        (), "outputs that are inputs of the next request"
     )
-    max_waiting: int = key(
-        64, integer(0, 65536), "requests of one sequence that may wait for their turn"
+    max_idle: Annotated[float, number(0.001, 604800)] = key(
+        1.0, "a sequence without a request for so long is ended"
+    )
+    max_sequences: Annotated[int, whole(1, 1 << 20)] = key(
+        1024, "sequences at the same time"
+    )
+    max_active: Annotated[int, whole(1, 1 << 20)] = key(
+        0, "sequences of an instance that may run; others wait until one of them ends"
+    )
+    max_waiting: Annotated[int, whole(0, 65536)] = key(
+        64, "requests of one sequence that may wait for their turn"
     )
 
     def __post_init__(self) -> None:

@@ -4,35 +4,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, TypeAlias
 
-from app.config.config_keys import integer, key, text
+from app.config.config_keys import entries, key, section, text, whole
 from app.limits import DEFAULT_LIMITS
 
-
-def _dimensions(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list) or len(value) > DEFAULT_LIMITS.max_rank:
-        raise ValueError("a list of dimensions")
-    check = integer(0, 1 << 31)
-    return tuple(check(dim) for dim in value)
+Shape: TypeAlias = Annotated[
+    tuple[Annotated[int, whole(0, DEFAULT_LIMITS.max_elements)], ...],
+    entries(DEFAULT_LIMITS.max_rank),
+]
 
 
+@section
 @dataclass(frozen=True, slots=True)
 class StateConfig:
     """``[[….state]]``: the output of a run that is an input of the next."""
 
-    input: str = key("", text(), "the input that takes the state")
-    output: str = key("", text(), "the output that is the state from then on")
-    initial: str = key(
-        "", text(255), "an .npy file beside the model with the first value; else zeros"
+    input: Annotated[str, text()] = key("", "the input that takes the state")
+    output: Annotated[str, text()] = key(
+        "", "the output that is the state from then on"
     )
-    shape: tuple[int, ...] | None = key(
-        None, _dimensions, "of the zeros, where the input leaves dimensions free"
+    initial: Annotated[str, text(255)] = key(
+        "", "an .npy file beside the model with the first value; else zeros"
     )
-    data_file: str = key(
-        "",
-        text(255),
-        "a file in the model's folder `initial_state` with the bytes of `shape`",
+    shape: Shape | None = key(
+        None, "of the zeros, where the input leaves dimensions free"
+    )
+    data_file: Annotated[str, text(255)] = key(
+        "", "a file in the model's folder `initial_state` with the bytes of `shape`"
     )
 
     def __post_init__(self) -> None:

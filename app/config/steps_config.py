@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
-from app.config.config_keys import integer, key, sections, text
+from app.config.config_keys import checked, entries, key, section, text, whole
 from app.config.state_config import StateConfig
 
 Parameter: TypeAlias = bool | int | float | str
@@ -29,24 +29,33 @@ def _delay(value: Any) -> float | str:
     raise ValueError("the name of an output, or seconds up to 3600")
 
 
+@section
 @dataclass(frozen=True, slots=True)
 class StepsConfig:
     """How a model is run step by step. Names are of inputs and outputs; empty: none."""
 
-    more: str = key("", text(), "BOOL output: whether another step follows")
-    emit: str = key("", text(), "BOOL output: whether the step gives a response")
-    error: str = key("", text(), "BYTES output: an error that ends it, unless empty")
-    delay: float | str = key(
-        0.0, _delay, "seconds that a step's response is held back, or the output for it"
+    more: Annotated[str, text()] = key("", "BOOL output: whether another step follows")
+    emit: Annotated[str, text()] = key(
+        "", "BOOL output: whether the step gives a response"
     )
-    step: str = key("", text(), "input that gets the number of the step, from 0")
-    state: tuple[StateConfig, ...] = key(
-        (), sections(StateConfig), "outputs that are inputs of the next step"
+    error: Annotated[str, text()] = key(
+        "", "BYTES output: an error that ends it, unless empty"
     )
-    parameters: Mapping[str, Parameter] = key(
-        dict, _parameters, "inputs that request parameters fill, with their defaults"
+    delay: Annotated[float | str, checked(_delay)] = key(
+        0.0, "seconds that a step's response is held back, or the output for it"
     )
-    max_steps: int = key(4096, integer(1, 1 << 20), "steps of one request at most")
+    step: Annotated[str, text()] = key(
+        "", "input that gets the number of the step, from 0"
+    )
+    state: Annotated[tuple[StateConfig, ...], entries(100)] = key(
+        (), "outputs that are inputs of the next step"
+    )
+    parameters: Annotated[Mapping[str, Parameter], checked(_parameters)] = key(
+        dict, "inputs that request parameters fill, with their defaults"
+    )
+    max_steps: Annotated[int, whole(1, 1 << 20)] = key(
+        4096, "steps of one request at most"
+    )
 
     def __post_init__(self) -> None:
         for kind, names in (("input", self.inputs), ("output", self.outputs)):

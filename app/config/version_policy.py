@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from app.config.config_keys import integer, integers
-
 
 @dataclass(frozen=True, slots=True)
 class VersionPolicy:
@@ -43,12 +41,13 @@ def check_versions(value: Any) -> VersionPolicy:
         return ALL_VERSIONS
     if value == "latest":
         return VersionPolicy(latest=1)
-    try:
-        if isinstance(value, dict) and set(value) == {"latest"}:
-            return VersionPolicy(latest=integer(1, 1_000_000)(value["latest"]))
-        if isinstance(value, list):
-            return VersionPolicy(specific=integers(1)(value))
-    except ValueError:
-        pass
+    if isinstance(value, dict) and set(value) == {"latest"}:
+        latest = value["latest"]
+        if type(latest) is int and 1 <= latest <= 1_000_000:
+            return VersionPolicy(latest=latest)
+    if isinstance(value, list) and 0 < len(value) <= 1000:
+        numbers = [n for n in value if type(n) is int and n > 0]
+        if len(set(numbers)) == len(value):
+            return VersionPolicy(specific=tuple(numbers))
     wanted = '"all", "latest", {latest = N} or a list of version numbers'
     raise ValueError(wanted)

@@ -5,40 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Strict
 
 from app.config.config_keys import (
-    boolean,
-    integer,
-    integers,
+    DISTINCT,
+    entries,
     key,
-    named_sections,
-    one_of,
-    sections,
+    section,
     text,
+    whole,
 )
-from app.limits import DEFAULT_LIMITS
+from app.config.state_config import Shape
 
-WORDS = ("ones", "zeros", "random")
-
-
-def _shape(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list) or len(value) > DEFAULT_LIMITS.max_rank:
-        raise ValueError("a list of dimensions")
-    check = integer(0, DEFAULT_LIMITS.max_elements)
-    return tuple(check(dim) for dim in value)
+Fill: TypeAlias = Literal["ones", "zeros", "random"]
 
 
+@section
 @dataclass(frozen=True, slots=True)
 class WarmupInput:
     """What one input gets. Shapes are without the batch dimension."""
 
-    shape: tuple[int, ...] = key(
-        (), _shape, "where the input leaves dimensions free; without the batch"
-    )
-    data: str = key("ones", one_of(*WORDS), "what it is filled with")
-    file: str = key(
-        "", text(255), "a file in the model's folder `warmup`, .npy or raw bytes"
+    shape: Shape = key((), "where the input leaves dimensions free; without the batch")
+    data: Fill = key("ones", "what it is filled with")
+    file: Annotated[str, text(255)] = key(
+        "", "a file in the model's folder `warmup`, .npy or raw bytes"
     )
 
     def __post_init__(self) -> None:
@@ -46,18 +38,22 @@ class WarmupInput:
             raise ValueError(f"file must be the name of a file, got {self.file!r}")
 
 
+@section
 @dataclass(frozen=True, slots=True)
 class WarmupSample:
     """One request that is made up; inputs that are not named get ones."""
 
-    name: str = key("", text(200), "for the message when it fails")
-    batch_size: int = key(0, integer(0, 65536), "rows, where the model is batched")
-    count: int = key(1, integer(1, 1000), "how often it is run")
-    inputs: Mapping[str, WarmupInput] = key(
-        dict, named_sections(WarmupInput, 1000), "what single inputs get"
+    name: Annotated[str, text(200)] = key("", "for the message when it fails")
+    batch_size: Annotated[int, whole(0, 65536)] = key(
+        0, "rows, where the model is batched"
+    )
+    count: Annotated[int, whole(1, 1000)] = key(1, "how often it is run")
+    inputs: Annotated[Mapping[str, WarmupInput], entries(1000)] = key(
+        dict, "what single inputs get"
     )
 
 
+@section
 @dataclass(frozen=True, slots=True)
 class WarmupConfig:
     """What every replica runs before the model is ready.
@@ -67,12 +63,12 @@ class WarmupConfig:
     made up need not suit the model.
     """
 
-    enabled: bool = key(True, boolean, "whether anything is run")
-    batch_sizes: tuple[int, ...] = key(
-        (), integers(1, 65536), "instead of 1, the preferred ones and the largest"
-    )
-    data: str = key("ones", one_of(*WORDS), "what inputs are filled with")
-    count: int = key(1, integer(1, 1000), "how often each is run")
-    samples: tuple[WarmupSample, ...] = key(
-        (), sections(WarmupSample), "requests to run instead"
+    enabled: Annotated[bool, Strict()] = key(True, "whether anything is run")
+    batch_sizes: Annotated[
+        tuple[Annotated[int, whole(1, 65536)], ...], entries(1000, 1), DISTINCT
+    ] = key((), "instead of 1, the preferred ones and the largest")
+    data: Fill = key("ones", "what inputs are filled with")
+    count: Annotated[int, whole(1, 1000)] = key(1, "how often each is run")
+    samples: Annotated[tuple[WarmupSample, ...], entries(100)] = key(
+        (), "requests to run instead"
     )

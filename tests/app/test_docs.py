@@ -56,7 +56,7 @@ def keys_of(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every key of a section and of those in it, with its default."""
     for item in fields(kind):
         yield f"{prefix}{item.name}", default_of(item)
-        inner = section_of(item)
+        inner = section_of(kind, item.name)
         if inner is not None:
             yield from keys_of(inner, f"{prefix}{item.name}.")
 

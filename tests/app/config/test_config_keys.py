@@ -4,45 +4,60 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
+from pydantic import Strict
 
 from app.config.config_keys import (
+    DISTINCT,
     KeyProblem,
-    boolean,
+    checked,
     default_of,
-    integer,
-    integers,
+    entries,
     key,
-    named_sections,
     number,
-    one_of,
     read_section,
     section,
-    sections,
+    section_of,
     size,
-    table,
     text,
+    whole,
 )
 
 
+def even_number(value: Any) -> int:
+    if not isinstance(value, int) or value % 2:
+        raise ValueError("an even number")
+    return value
+
+
+@section
 @dataclass(frozen=True, slots=True)
 class Inner:
-    count: int = key(1, integer(1, 9), "how many")
-    kind: str = key("a", one_of("a", "b"), "which")
+    count: Annotated[int, whole(1, 9)] = key(1, "how many")
+    kind: Literal["a", "b"] = key("a", "which")
 
     def __post_init__(self) -> None:
         if self.kind == "b" and self.count > 5:
             raise ValueError("kind b has at most 5")
 
 
+@section
 @dataclass(frozen=True, slots=True)
 class Outer:
-    inner: Inner = key(Inner(), section(Inner), "a table")
-    several: tuple[Inner, ...] = key((), sections(Inner, 2), "a list of tables")
-    named: Mapping[str, Inner] = key(dict, named_sections(Inner, 2), "tables by name")
-    free: Mapping[str, Any] = key(dict, table, "anything")
+    inner: Inner | None = key(None, "a table")
+    several: Annotated[tuple[Inner, ...], entries(2)] = key((), "a list of tables")
+    named: Annotated[Mapping[str, Inner], entries(2)] = key(dict, "tables by name")
+    free: Mapping[str, Any] = key(dict, "anything")
+    share: Annotated[float, number(0, 1)] = key(0.0, "a number")
+    word: Annotated[str, text(3)] = key("", "a text")
+    flag: Annotated[bool, Strict()] = key(False, "a boolean")
+    memory: Annotated[int, size(1 << 20, 1 << 30)] = key(1 << 20, "bytes")
+    even: Annotated[int, checked(even_number)] = key(0, "what a function checks")
+    numbers: Annotated[
+        tuple[Annotated[int, whole(0, 9)], ...], entries(3, 1), DISTINCT
+    ] = key((), "a list")
 
 
 def read(**document: Any) -> Outer:
@@ -51,7 +66,16 @@ def read(**document: Any) -> Outer:
 
 def test_defaults() -> None:
     assert read() == Outer()
-    assert [default_of(item) for item in fields(Outer)] == [Inner(), (), {}, {}]
+    assert [default_of(item) for item in fields(Outer)][:4] == [None, (), {}, {}]
+
+
+def test_what_a_section_is_made_of() -> None:
+    kinds = {item.name: section_of(Outer, item.name) for item in fields(Outer)}
+    assert {name for name, kind in kinds.items() if kind is Inner} == {
+        "inner",
+        "several",
+        "named",
+    }
 
 
 def test_sections_within_sections() -> None:
@@ -68,16 +92,35 @@ def test_sections_within_sections() -> None:
     [
         ({"iner": {}}, "unknown key 'iner' (did you mean inner?)"),
         ({"inner": 3}, "inner must be a table, got 3"),
-        ({"inner": {"count": 0}}, "inner.count must be between 1 and 9, got 0"),
-        ({"inner": {"cuont": 0}}, "inner: unknown key 'cuont'"),
+        ({"inner": {"count": 0}}, "inner.count must be at least 1, got 0"),
+        ({"inner": {"count": 10**5000}}, "inner.count must be at most 9, got a"),
+        ({"inner": {"cuont": 0}}, "inner: unknown key 'cuont' (did you mean count?)"),
         ({"inner": {"kind": "b", "count": 6}}, "inner: kind b has at most 5"),
-        ({"several": {}}, "several must be a list of at most 2 tables"),
-        ({"several": [{}, {}, {}]}, "several must be a list of at most 2 tables"),
+        ({"several": {}}, "several must be a list, got {}"),
+        ({"several": [{}, {}, {}]}, "several must be of at most 2 entries"),
         ({"several": [{}, {"count": "x"}]}, "several.1.count must be a whole number"),
-        ({"several": [4]}, "several must be a table"),
-        ({"named": {"x": {"kind": "c"}}}, 'named.x.kind must be "a" or "b", got \'c\''),
+        ({"several": [{}, {"cuont": 1}]}, "several.1: unknown key 'cuont'"),
+        ({"several": [4]}, "several.0 must be a table"),
+        ({"named": {"x": {"kind": "c"}}}, "named.x.kind must be 'a' or 'b', got 'c'"),
         ({"named": {"x": 1}}, "named.x must be a table, got 1"),
-        ({"named": {"x": {}, "y": {}, "z": {}}}, "named must be a table of at most 2"),
+        ({"named": {"x": {"kimd": 1}}}, "named.x: unknown key 'kimd'"),
+        ({"named": {"x": {}, "y": {}, "z": {}}}, "named must be of at most 2 entries"),
+        ({"free": []}, "free must be a table, got []"),
+        ({"share": float("nan")}, "share must be a finite number, got nan"),
+        ({"share": True}, "share must be a number, got True"),
+        ({"share": 2}, "share must be at most 1, got 2"),
+        ({"word": "long"}, "word must be a text of at most 3 characters, got 'long'"),
+        ({"word": 1}, "word must be a text, got 1"),
+        ({"flag": 1}, "flag must be true or false, got 1"),
+        ({"memory": 5}, "memory must be a size in bytes or as in"),
+        ({"even": 3}, "even must be an even number, got 3"),
+        ({"numbers": []}, "numbers must be of at least 1 entries, got []"),
+        ({"numbers": [1, 1]}, "numbers must be a list without repetition"),
+        ({"numbers": [1, True]}, "numbers.1 must be a whole number, got True"),
+        (
+            {"share": 2, "flag": "x"},
+            "share must be at most 1, got 2; flag must be true or false, got 'x'",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(document: dict[str, Any], message: str) -> None:
@@ -87,32 +130,22 @@ def test_what_is_wrong_is_named(document: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("check", "value", "expected"),
+    ("name", "value", "expected"),
     [
-        (number(0, 1), 1, 1.0),
-        (text(), "x", "x"),
-        (boolean, False, False),
-        (integers(0), [2, 0], (2, 0)),
-        (size(1, 1 << 40), "2MiB", 2 << 20),
+        ("share", 1, 1.0),
+        ("word", "x", "x"),
+        ("flag", False, False),
+        ("numbers", [2, 0], (2, 0)),
+        ("memory", "2MiB", 2 << 20),
     ],
 )
-def test_values(check: Any, value: Any, expected: Any) -> None:
-    assert check(value) == expected
+def test_values(name: str, value: Any, expected: Any) -> None:
+    assert getattr(read(**{name: value}), name) == expected
 
 
-@pytest.mark.parametrize(
-    ("check", "value", "expected"),
-    [
-        (number(0, 1), float("nan"), "between 0 and 1"),
-        (number(0, 1), True, "a number"),
-        (text(3), "long", "at most 3 characters"),
-        (integers(0), list(range(2000)), "a list of whole numbers"),
-        (size(1 << 20, 1 << 30), 5, "from 1MiB to 1GiB"),
-    ],
-)
-def test_values_that_are_refused(check: Any, value: Any, expected: str) -> None:
-    with pytest.raises(ValueError, match=expected):
-        check(value)
+def test_many_mistakes_are_counted() -> None:
+    with pytest.raises(KeyProblem, match=r"\(and 95 more\)$"):
+        read(several=[{"count": 0}, {}], free={}, **{f"x{n}": 1 for n in range(99)})
 
 
 def test_a_long_value_is_not_repeated_in_full() -> None:

@@ -189,7 +189,11 @@ def test_the_configuration() -> None:
     [
         ({}, {}, "there is no step"),
         ({"step": [{}]}, {}, "model is missing"),
-        ({"step": [{"model": "m", "inputs": {"x": 1}}]}, {}, "a table of tensor names"),
+        (
+            {"step": [{"model": "m", "inputs": {"x": 1}}]},
+            {},
+            "inputs.x must be a text, got 1",
+        ),
         ({"step": [{"model": "m"}], "outputs": ["a", "a"]}, {}, "without repetition"),
         ({"step": [{"model": "m"}] * 101}, {}, "at most 100"),
         ({"step": [{"model": "m"}]}, {"instances": 2}, "an ensemble has no instances"),
