@@ -51,6 +51,7 @@ MAX_CONFIG_BYTES = 1 << 20  # a page of options; bounds what a stray file can co
 #: Of a dotted key: no table of ours is nested a tenth as deep.
 MAX_KEY_PARTS = 64
 MAX_INSTANCES = 1024
+MAX_DEVICES = 1 << 16
 MAX_BATCHING_DIM = 26
 
 
@@ -95,7 +96,7 @@ def _example(value: Any) -> Mapping[str, Any]:
 
 def _devices(value: Any) -> tuple[int, ...]:
     found = value if isinstance(value, list) else []
-    if any(type(index) is not int or index < 0 for index in found):
+    if any(type(n) is not int or not 0 <= n < MAX_DEVICES for n in found):
         found = []
     if not 0 < len(found) == len(set(found)) <= MAX_INSTANCES:
         wanted = "a list of different indices of attached devices, as in [0, 1]"
