@@ -25,15 +25,15 @@ class RingsEcho:
     """One client's link and channel, served by one thread."""
 
     def __init__(
-        self, link: Link, channel: Channel, doorbell: int, bell: int, spin_ns: int
+        self, link: Link, channel: Channel, device_fd: int, client_fd: int, spin_ns: int
     ) -> None:
         self._link = link
         self._channel = channel
-        self._doorbell = doorbell
-        self._bell = bell
+        self._device_fd = device_fd
+        self._client_fd = client_fd
         self._spin_ns = spin_ns
         self._poller = select.poll()
-        self._poller.register(doorbell, select.POLLIN)
+        self._poller.register(device_fd, select.POLLIN)
         self._poller.register(sys.stdin, select.POLLIN | select.POLLHUP)
 
     def run(self) -> None:
@@ -44,7 +44,7 @@ class RingsEcho:
                 self._echo()
                 done += 1
             if done:
-                os.eventfd_write(self._bell, 1)
+                os.eventfd_write(self._client_fd, 1)
             elif not self._looked() and not self._slept():
                 return
 
@@ -76,14 +76,14 @@ class RingsEcho:
     def _slept(self) -> bool:
         """Wait for news; False where the client is gone."""
         link = self._link
-        link.asleep = True
+        link.parked = True
         full_fence()
         if not link.submissions.read_available:
             ready = dict(self._poller.poll())
             if sys.stdin.fileno() in ready:
                 return False
-            os.eventfd_read(self._doorbell)
-        link.asleep = False
+            os.eventfd_read(self._device_fd)
+        link.parked = False
         return True
 
 
@@ -107,10 +107,10 @@ def echo_queue(source: Queue[bytes | None], target: Queue[bytes]) -> None:
 def main() -> None:
     """`python -m bench.queues_echo LINK CHANNEL DOORBELL BELL SLOTS BYTES SPIN_NS`."""
     keep_large_blocks()
-    link, channel, doorbell, bell, slots, room, spin = map(int, sys.argv[1:])
+    link, channel, device_fd, client_fd, slots, room, spin = map(int, sys.argv[1:])
     layout = ChannelLayout(slots, (room,), (room,))
     RingsEcho(
-        Link.attach(link), Channel.attach(channel, layout), doorbell, bell, spin
+        Link.attach(link), Channel.attach(channel, layout), device_fd, client_fd, spin
     ).run()
 
 

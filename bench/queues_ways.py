@@ -52,15 +52,15 @@ class Rings:
         layout = ChannelLayout(SLOTS, (room,), (room,))
         self._channel = Channel.create("bench", layout)
         self._link = Link.create()
-        self._doorbell = os.eventfd(0, os.EFD_CLOEXEC)
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC)
-        self._bell_rings = select.poll()
-        self._bell_rings.register(self._bell, select.POLLIN)
+        self._device_fd = os.eventfd(0, os.EFD_CLOEXEC)
+        self._client_fd = os.eventfd(0, os.EFD_CLOEXEC)
+        self._client_poller = select.poll()
+        self._client_poller.register(self._client_fd, select.POLLIN)
         fds = [
             self._link.memory.fd,
             self._channel.memory.fd,
-            self._doorbell,
-            self._bell,
+            self._device_fd,
+            self._client_fd,
         ]
         numbers = map(str, [*fds, SLOTS, room, self.spin_ns])
         self._process = subprocess.Popen(
@@ -88,13 +88,13 @@ class Rings:
         )
         channel.requests.write_complete()
         link.try_submit(0)
-        if link.must_ring():
-            os.eventfd_write(self._doorbell, 1)
+        if link.must_wake():
+            os.eventfd_write(self._device_fd, 1)
 
     def receive(self) -> list[bytes]:
-        if not self._bell_rings.poll(TIMEOUT * 1e3):
+        if not self._client_poller.poll(TIMEOUT * 1e3):
             raise TimeoutError("the echo process does not answer")
-        os.eventfd_read(self._bell)
+        os.eventfd_read(self._client_fd)
         output = self._channel.outputs[0]
         messages = []
         completions: deque[Completion] = deque()
@@ -116,8 +116,8 @@ class Rings:
             self._channel.memory.detach_fd()
             self._channel.close()
             self._link.close()
-            os.close(self._doorbell)
-            os.close(self._bell)
+            os.close(self._device_fd)
+            os.close(self._client_fd)
 
 
 class LookingRings(Rings):

@@ -12,14 +12,14 @@ from engine.transport.link import Link
 
 
 class Connection:
-    """The link, the bells and the control socket of one device process.
+    """The link, the eventfds and the control socket of one device process.
 
-    `doorbell` wakes the thread that runs programs, `cancel_bell` the one that ends what
-    nobody waits for. `sock` is only looked at: it is readable when the process is gone,
-    or reports the fault that ends it.
+    `wake_fd` wakes the thread that runs programs, `cancel_fd` the one that ends runs
+    whose requests are all cancelled. `sock` is only polled: it is readable when the
+    process has ended, or reports the fault that ends it.
     """
 
-    __slots__ = ("cancel_bell", "doorbell", "link", "number", "sock")
+    __slots__ = ("cancel_fd", "link", "number", "sock", "wake_fd")
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class Connection:
         timeout: float,
         watch: control.Watch | None = None,
     ) -> None:
-        """Link up with the process at `address`, which rings `result_fd`.
+        """Link up with the process at `address`, which writes to `result_fd`.
 
         Raises DeviceLost where it does not answer within `timeout` seconds, and what
         `watch` raises meanwhile.
@@ -37,7 +37,7 @@ class Connection:
         self.sock = control.connect(address, timeout)
         try:
             fds = [link.memory.fd, result_fd]
-            answer, bells = control.ask(self.sock, {"op": "link"}, fds, watch)
+            answer, eventfds = control.ask(self.sock, {"op": "link"}, fds, watch)
         except BaseException as error:
             self.sock.close()
             link.close()
@@ -48,17 +48,17 @@ class Connection:
         # With a timeout set, even a look would wait.
         self.sock.settimeout(None)
         self.number = int(answer["link"])
-        self.doorbell, self.cancel_bell = bells
+        self.wake_fd, self.cancel_fd = eventfds
 
     def wake(self) -> None:
-        os.eventfd_write(self.doorbell, 1)
+        os.eventfd_write(self.wake_fd, 1)
 
     def tell_cancelled(self) -> None:
-        os.eventfd_write(self.cancel_bell, 1)
+        os.eventfd_write(self.cancel_fd, 1)
 
     @property
     def process_is_gone(self) -> bool:
-        """Whether it has ended, or says why it is about to (`last_words`)."""
+        """Whether it has ended, or reports why it will (`fault_report`)."""
         try:
             self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -67,9 +67,9 @@ class Connection:
             pass
         return True
 
-    def last_words(self) -> DeviceFault | None:
-        """The fault that a process that is gone has reported, if it has. For one
-        caller; never blocks."""
+    def fault_report(self) -> DeviceFault | None:
+        """The fault that the process reported before it ended, if any. For one caller;
+        never blocks."""
         self.sock.setblocking(False)
         try:
             message, fds = control.receive(self.sock)
@@ -81,8 +81,8 @@ class Connection:
     def close(self) -> None:
         self.sock.close()
         self.link.close()
-        os.close(self.doorbell)
-        os.close(self.cancel_bell)
+        os.close(self.wake_fd)
+        os.close(self.cancel_fd)
 
     def __repr__(self) -> str:
         return f"<Connection {self.number} {self.link!r}>"

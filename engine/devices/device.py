@@ -120,7 +120,8 @@ class Device:
         self._recovering = threading.RLock()
         self._blocking = BlockingDriver(self)
         self._busy = False
-        self.hungry: deque[Callable[[], None]] = deque()  # ask users for data
+        #: Calls of users' callbacks that are due, to be made without the lock.
+        self.data_requests: deque[Callable[[], None]] = deque()
         try:
             self._start()
         except BaseException:
@@ -232,12 +233,12 @@ class Device:
                     # not mind.
                     taken.appendleft(completion)
                     raise
-            if link.starved:
+            if link.backpressure:
                 connection.wake()
         if count:
             self._blocking.tell()
-        while self.hungry:  # without the lock: users' code is called
-            self.hungry.popleft()()
+        while self.data_requests:  # without the lock: users' code is called
+            self.data_requests.popleft()()
             self._blocking.tell()
         return count
 
@@ -322,7 +323,7 @@ class Device:
         if not link.try_submit(channel):
             raise QueueFull(f"device {self.id} has too many requests in flight")
         self._busy = True
-        if link.must_ring():
+        if link.must_wake():
             connection.wake()
 
     def tell_cancelled(self) -> None:
@@ -591,7 +592,7 @@ class Device:
             connection = self._connection
             if self.state is not DeviceState.READY or connection is None:
                 return
-            fault = connection.last_words()
+            fault = connection.fault_report()
             curable = fault is None or fault.resettable
             self.state = DeviceState.LOST if curable else DeviceState.FAILED
             self._lost_by = fault or self._killed_for or why

@@ -56,7 +56,7 @@ _REQUEST_NUMBERS = itertools.count(1)
 UNKNOWN_ROOM_NS = 1_000_000_000
 MIN_ROOM_NS = 1_000_000
 #: Bytes of an output from which caches decide how fast copies are.
-MUCH = 256 * 1024
+LARGE_OUTPUT = 256 * 1024
 
 
 class ReplicaChannel(RequestChannel):
@@ -109,7 +109,8 @@ class ReplicaChannel(RequestChannel):
         ]
         self._lock = device.lock
         self._closed = False
-        self._much = False
+        #: Whether the last outputs were large: then they are copied out early.
+        self._large_outputs = False
         self.number = device.open_channel(self, self._channel, layout)
 
     @property
@@ -228,7 +229,7 @@ class ReplicaChannel(RequestChannel):
         Large results that are there are copied out first, while they are in a cache:
         then their slots are free for the next requests, and in it too.
         """
-        if self._much:
+        if self._large_outputs:
             self.device.catch_up()
         while len(self._in_flight) >= min(most, self.limit):
             with self._lock:
@@ -428,7 +429,7 @@ class ReplicaChannel(RequestChannel):
                     _, start, nbytes, rank = anchor.head(slot)
                     shape = anchor.dims(slot, rank)
                     payload, into = anchor.payload, request.into
-                    self._much = nbytes >= MUCH
+                    self._large_outputs = nbytes >= LARGE_OUTPUT
                     if into is not None:
                         into.take(name, data_type, shape, payload, start, nbytes)
                     else:
@@ -452,7 +453,7 @@ class ReplicaChannel(RequestChannel):
         """A completion for which nobody waits any more, or that is a question."""
         if outcome == Outcome.NEEDS_ROWS:
             waiting = [r for r in self._in_flight.values() if r.slot >= 0]
-            self.device.hungry.append(partial(self._ask_for_rows, text, waiting))
+            self.device.data_requests.append(partial(self._ask_for_rows, text, waiting))
             return
         self.late += 1
         # Its service time counts all the same: when a machine gets slower,

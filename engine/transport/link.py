@@ -1,14 +1,14 @@
 """A link: what one client process and one device process share for all models.
 
 Models are many and mostly idle, so waking is per link, not per model: one eventfd
-wakes the device (its doorbell, the same for all its clients), one wakes the client. Two
-rings in a segment of the link tell which channels have news.
+wakes the device (the same one for all its clients), one wakes the client. Two rings in
+a segment of the link tell which channels have news.
 
 The map of the bytes
 --------------------
     0        u64 magic
-             u64 asleep: 1 = the device sleeps, or is about to
-             u64 starved: 1 = the device waits for room in an output of this client
+             u64 parked: 1 = the device sleeps, or is about to
+             u64 backpressure: 1 = the device waits for room in an output of this client
              u64 alone: 1 = the client has one request in flight, and looks for its
                  result before it sleeps: the next one comes soon after
     128      control block of the submission ring         (client → device)
@@ -21,10 +21,11 @@ The map of the bytes
     …        texts, 1024 bytes each: the message of a completion that failed
 
 Waking: a wake-up costs the client more than everything else it does for a small
-request, so it rings the doorbell only where the device sleeps. Neither may miss the
-other: the device sets `asleep` and then looks at the submissions once more, the client
-publishes its submission and then looks at `asleep`, both with a full fence in between
-(`engine.transport.ring_buffer.full_fence`). Who clears `asleep` rings.
+request, so it writes to the wake-up eventfd only if the device sleeps. Neither may miss
+the other: the device sets `parked` and then looks at the submissions once more, the
+client publishes its submission and then looks at `parked`, both with a full fence in
+between (`engine.transport.ring_buffer.full_fence`). The side that clears `parked`
+writes to the eventfd.
 
 A client never has more requests in flight than there are completion slots, so the
 device never waits for room in the completion ring. Ordering: see
@@ -42,8 +43,8 @@ from engine.transport.ring_buffer import CONTROL_SIZE, RingCounters, full_fence
 from engine.transport.shared_memory import SharedMemory, page_aligned
 
 MAGIC: Final = 0x33304B4E4C475020
-_ASLEEP_WORD: Final = 1
-_STARVED_WORD: Final = 2
+_PARKED_WORD: Final = 1
+_BACKPRESSURE_WORD: Final = 2
 _ALONE_WORD: Final = 3
 #: Requests in flight over all models of one client and device.
 SLOTS: Final = 16384
@@ -111,12 +112,12 @@ class Link:
 
     # -- client
 
-    def must_ring(self) -> bool:
-        """Whether the device has to be woken for what was submitted."""
+    def must_wake(self) -> bool:
+        """Returns whether the device has to be woken for what was submitted."""
         full_fence()
-        if not self._header[_ASLEEP_WORD]:
+        if not self._header[_PARKED_WORD]:
             return False
-        self._header[_ASLEEP_WORD] = 0
+        self._header[_PARKED_WORD] = 0
         return True
 
     def try_submit(self, channel: int) -> bool:
@@ -165,21 +166,21 @@ class Link:
     # -- device
 
     @property
-    def asleep(self) -> bool:
-        return self._header[_ASLEEP_WORD] != 0
+    def parked(self) -> bool:
+        return self._header[_PARKED_WORD] != 0
 
-    @asleep.setter
-    def asleep(self, value: bool) -> None:
-        self._header[_ASLEEP_WORD] = int(value)
+    @parked.setter
+    def parked(self, value: bool) -> None:
+        self._header[_PARKED_WORD] = int(value)
 
     @property
-    def starved(self) -> bool:
+    def backpressure(self) -> bool:
         """The device waits for room in an output: wake it after releasing one."""
-        return self._header[_STARVED_WORD] != 0
+        return self._header[_BACKPRESSURE_WORD] != 0
 
-    @starved.setter
-    def starved(self, value: bool) -> None:
-        self._header[_STARVED_WORD] = int(value)
+    @backpressure.setter
+    def backpressure(self, value: bool) -> None:
+        self._header[_BACKPRESSURE_WORD] = int(value)
 
     def next_submission(self) -> int:
         """The channel that has one more request, or -1."""

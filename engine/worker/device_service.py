@@ -138,8 +138,8 @@ class DeviceService:
                 client = self._link(sock, fds)
                 owned.append(client)
                 self._links.add(sock)
-                bells = (scheduler.doorbell, self._terminator.cancel_fd)
-                return {"link": client.number}, [os.dup(bell) for bell in bells]
+                eventfds = (scheduler.wake_fd, self._terminator.cancel_fd)
+                return {"link": client.number}, [os.dup(fd) for fd in eventfds]
             case "channel":
                 return {"channel": self._channel(message, fds)}, []
             case "close_channel":

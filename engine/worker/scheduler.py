@@ -28,20 +28,20 @@ from popef_io import TRACE
 
 logger = logging.getLogger(__name__)
 
-#: How long a result waits for room before its request is given up: a client that has
-#: not collected anything for so long is not coming.
+#: Seconds that a result waits for room in an output before its request fails: by then
+#: the client has stopped collecting its results.
 ROOM_TIMEOUT = 10.0
 #: Requests that follow each other sooner than this come from several clients: sleeping
 #: lets them gather to a batch.
 SPIN_FROM_NS = 60_000
-#: How many looks in vain it takes until the device stops looking.
+#: After so many spins without a submission the device stops spinning.
 SPIN_CREDIT = 4
-#: What waking takes, which a look would not.
+#: What a wake-up costs beyond a look.
 WAKE_NS = 40_000
-#: A run that takes longer may take much memory,
+#: A run that takes longer may grow the memory arena,
 LONG_NS = 5_000_000
-#: which is given back when nothing has come for so long.
-REST_NS = 10_000_000_000
+#: which is trimmed once nothing has come for so long.
+IDLE_TRIM_NS = 10_000_000_000
 
 
 class Client:
@@ -74,21 +74,21 @@ class Scheduler:
     sleeps (engine/devices/thread_plan.py)."""
 
     def __init__(self, spin_us: int = 0) -> None:
-        self.doorbell = os.eventfd(0, os.EFD_CLOEXEC)
+        self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC)
         self.clients: dict[int, Client] = {}
         self.replicas: dict[int, Replica] = {}
         self.batches = 0
         self._running_since = 0
         self._replica: Replica | None = None
         self._poller = select.poll()
-        self._poller.register(self.doorbell, select.POLLIN)
+        self._poller.register(self.wake_fd, select.POLLIN)
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._ready: deque[Replica] = deque()
         self._stopping = False
         self._spin_ns = spin_us * 1000
         self._spin_credit = 0
         self._woke = time.monotonic_ns()
-        self._swollen = False
+        self._arena_grown = False
         self._trace = logger.isEnabledFor(TRACE)
 
     @property
@@ -131,29 +131,29 @@ class Scheduler:
         if not wait_ns and self._spin(links):
             return
         began = time.monotonic_ns()
-        self._swollen |= began - self._woke > LONG_NS
-        rests = self._swollen and not wait_ns
-        if rests:
-            wait_ns = REST_NS
+        self._arena_grown |= began - self._woke > LONG_NS
+        trims = self._arena_grown and not wait_ns
+        if trims:
+            wait_ns = IDLE_TRIM_NS
         for link in links:
-            link.asleep = True
+            link.parked = True
         full_fence()
         news = any(link.submissions.read_available for link in links)
         if not news:
             if not wait_ns or self._poller.poll(wait_ns / 1e6):
-                os.eventfd_read(self.doorbell)
-            elif rests:
-                self._swollen = False
+                os.eventfd_read(self.wake_fd)
+            elif trims:
+                self._arena_grown = False
                 give_back_memory()
         for link in links:
-            link.asleep = False
+            link.parked = False
         self._woke = time.monotonic_ns()
         self._learn(self._woke - began - WAKE_NS, links)
 
     def _spin(self, links: list[Link]) -> bool:
-        """Look for submissions for a moment before sleeping; whether any came.
+        """Look for submissions for a moment before sleeping. Returns whether any came.
 
-        Only while that is worth it: where the last few looks were in vain, requests
+        Only while that is worth it: after a few spins without a submission requests
         come too rarely, and the device sleeps at once.
         """
         if self._spin_credit <= 0:
@@ -164,13 +164,13 @@ class Scheduler:
             if any(link.submissions.read_available for link in links):
                 self._learn(now - began, links)
                 return True
-            # Whoever else wants this core has it.
+            # Let other processes have this core.
             os.sched_yield()
         self._spin_credit -= 1
         return False
 
     def _learn(self, gap_ns: int, links: list[Link]) -> None:
-        """How long it took until there was news again decides about the next time."""
+        """Decide from the time until the last news whether to spin next time."""
         # One at a time never gathers to a batch, however soon it comes.
         gathers = gap_ns < SPIN_FROM_NS and not any(link.alone for link in links)
         if not gathers and gap_ns < self._spin_ns:
@@ -194,7 +194,7 @@ class Scheduler:
                     self._ready.append(replica)
 
     def _step(self) -> int:
-        """Run the next batch; nanoseconds to wait where none is due yet."""
+        """Run the next batch; returns the nanoseconds to wait if none is due yet."""
         now = time.monotonic_ns()
         wait = 0
         for _ in range(len(self._ready)):
@@ -230,9 +230,12 @@ class Scheduler:
                 client.wake()
 
     def wait_room(self, channel: ClientChannel, anchor: AnchorRing, size: int) -> int:
-        """Wait until an output slot has `size` bytes free; where they are."""
+        """Wait until an output slot has `size` bytes free; returns their offset.
+
+        This is backpressure: the client has not collected enough of its results.
+        """
         deadline = time.monotonic() + ROOM_TIMEOUT
-        channel.link.starved = True
+        channel.link.backpressure = True
         try:
             while (offset := anchor.pool.place(size)) < 0:
                 self._wake_clients([channel])
@@ -241,20 +244,21 @@ class Scheduler:
                     raise ExecutionFailed(
                         f"the client did not collect its results for {ROOM_TIMEOUT} s"
                     )
-                # The doorbell also rings for submissions; what it announced is
-                # looked at after this batch, because the loop always drains.
+                # Submissions write to the same eventfd. None is lost by reading it
+                # here: the loop drains all of them after this batch, and `finally`
+                # writes once more so that it does not sleep before.
                 if self._poller.poll(min(left, 0.1) * 1000):
-                    os.eventfd_read(self.doorbell)
+                    os.eventfd_read(self.wake_fd)
         finally:
-            channel.link.starved = False
-            os.eventfd_write(self.doorbell, 1)
+            channel.link.backpressure = False
+            os.eventfd_write(self.wake_fd, 1)
         return offset
 
     # -- commands from other threads
 
     def do(self, command: Callable[[], None]) -> None:
         self._commands.put(command)
-        os.eventfd_write(self.doorbell, 1)
+        os.eventfd_write(self.wake_fd, 1)
 
     def call(self, command: Callable[[], None]) -> None:
         """`do`, and wait until it is done; its error is raised here."""

@@ -98,8 +98,8 @@ def test_a_device_is_told_who_asks_for_one_at_a_time() -> None:
     assert not its.alone
     mine.alone = True
     assert its.alone
-    assert not its.asleep
-    assert not its.starved
+    assert not its.parked
+    assert not its.backpressure
     mine.alone = False
     assert not its.alone
     its.close()

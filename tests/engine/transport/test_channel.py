@@ -113,13 +113,13 @@ def test_memory_is_shared_out_by_need() -> None:
 def test_completions_carry_everything_and_never_overrun() -> None:
     client = Link.create()
     device = Link.attach(os.dup(client.memory.fd))
-    assert not client.starved
-    device.starved = True
-    assert client.starved
-    assert not client.must_ring()
-    device.asleep = True
-    assert client.must_ring()
-    assert not device.asleep  # who clears it rings
+    assert not client.backpressure
+    device.backpressure = True
+    assert client.backpressure
+    assert not client.must_wake()
+    device.parked = True
+    assert client.must_wake()
+    assert not device.parked  # the side that clears it wakes
     assert client.try_submit(5)
     assert device.next_submission() == 5
     assert device.next_submission() == -1

@@ -113,7 +113,7 @@ def test_requests_of_a_client_that_died_end(
     layout = ChannelLayout(4, (PAGE,), (PAGE << 8,))
     channel = Channel.create("other", layout)
     with control.connect(address, 30) as sock:
-        answer, bells = control.ask(sock, {"op": "link"}, [link.memory.fd, news])
+        answer, eventfds = control.ask(sock, {"op": "link"}, [link.memory.fd, news])
         message = {
             "op": "channel",
             "link": answer["link"],
@@ -130,10 +130,10 @@ def test_requests_of_a_client_that_died_end(
         REQUEST.pack_into(channel.view, at, 1, 1, 0, 0, time.monotonic_ns())
         channel.requests.write_complete()
         assert link.try_submit(number)
-        os.eventfd_write(bells[0], 1)
+        os.eventfd_write(eventfds[0], 1)
         until(lambda: running(runner))
     assert submit(runner, 1).wait(30)
     channel.close()
     link.close()
-    for fd in (*bells, news):
+    for fd in (*eventfds, news):
         os.close(fd)
