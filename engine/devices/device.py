@@ -25,7 +25,7 @@ from engine.devices.device_launch import STOP_TIMEOUT, Launcher
 from engine.devices.device_lock import address_of
 from engine.devices.device_state import READY, DeviceState
 from engine.devices.request import Request, RequestChannel
-from engine.devices.session_seat import SessionSeat
+from engine.devices.session_lease import SessionLease
 from engine.devices.waiting import BlockingDriver
 from engine.errors import (
     DeadlineExceeded,
@@ -95,7 +95,7 @@ class Device:
         self.spin_us = spin_us
         self.ipu_version = ipu_version
         self.lock = threading.RLock()
-        self.seat = SessionSeat()
+        self.lease = SessionLease()
         self.state = DeviceState.LOST
         self.restarts = 0
         self._claims = tuple(claims)

@@ -24,10 +24,10 @@ from engine.session.callbacks import (
     CallbackHandle,
 )
 from engine.session.connections import Connections
+from engine.session.loaded_session import LoadedSession
 from engine.session.predicates import RingSizeMultiplier
 from engine.session.queue_manager import QueueManager
 from engine.session.queues import TimeoutCallback
-from engine.session.residence import Residence
 from engine.session.session_config import LaunchPolicy, SessionConfig
 from popef_io import Anchor, Model, ProgramFlow, TensorType
 
@@ -56,7 +56,7 @@ class Session:
             # tells whoever makes the session.
             Executable.decode(self._model.executable.raw())
         self._connections = Connections(self._model, self.config.pred_tensor_data)
-        self._home = Residence(self._model, self.config, self._connections)
+        self._loaded = LoadedSession(self._model, self.config, self._connections)
         self._own_device: Device | None = None
         self._queues: QueueManager | None = None
         if self.config.policy is LaunchPolicy.IMMEDIATE:
@@ -77,17 +77,17 @@ class Session:
     @property
     def device(self) -> Device | None:
         """The device it is bound to, even where another session has taken that."""
-        return self._home.device
+        return self._loaded.device
 
     @property
     def is_active(self) -> bool:
         """Whether it is loaded on its device at the moment."""
-        return self._home.is_active
+        return self._loaded.is_active
 
     @property
     def is_stopped(self) -> bool:
         """Between `stop`, or a device that was lost, and `reload`."""
-        return self._home.is_stopped
+        return self._loaded.is_stopped
 
     @property
     def input_anchors(self) -> tuple[Anchor, ...]:
@@ -119,17 +119,17 @@ class Session:
         """
         self._origin.check("Session")
         self.unload_from_device()
-        self._home.bind(device)
+        self._loaded.bind(device)
 
     def unload_from_device(self) -> None:
         """Leave the device, having run the save programs: they are run where the load
         programs have been and all they write has somewhere to go at once."""
         self._origin.check("Session")
-        device = self._home.device
+        device = self._loaded.device
         if device is not None:
-            with device.seat.turn():
-                self._home.leave(save=True)
-                self._home.device = None
+            with device.lease.hold():
+                self._loaded.unload(save=True)
+                self._loaded.device = None
 
     # -- connecting anchors
 
@@ -227,17 +227,17 @@ class Session:
         on), SessionClosed where the session is bound to no device, DeviceBusy.
         """
         deadline = _deadline(timeout)
-        with self._turn() as home:
-            return self._load_weights(home, deadline)
+        with self._hold() as loaded:
+            return self._load_weights(loaded, deadline)
 
     def run_main_programs(self, timeout: float | None = None) -> bool:
         """Run the main programs once, after the load programs where these have not been
         run since the session was loaded; otherwise as `run_load_programs`."""
         deadline = _deadline(timeout)
-        with self._turn() as home:
-            if not home.has_weights and not self._load_weights(home, deadline):
+        with self._hold() as loaded:
+            if not loaded.has_weights and not self._load_weights(loaded, deadline):
                 return False
-            return home.run(self._flow.main, deadline)
+            return loaded.run(self._flow.main, deadline)
 
     def run_save_programs(self, timeout: float | None = None) -> bool:
         """Run the save programs, which bring back what the device has.
@@ -246,8 +246,8 @@ class Session:
         device: the save programs were run then.
         """
         deadline = _deadline(timeout)
-        with self._turn(load=False) as home:
-            return home.run(self._flow.save, deadline)
+        with self._hold(load=False) as loaded:
+            return loaded.run(self._flow.save, deadline)
 
     def run_programs(
         self, programs: Sequence[int], timeout: float | None = None
@@ -259,10 +259,10 @@ class Session:
         """
         deadline = _deadline(timeout)
         programs = [operator.index(number) for number in programs]
-        with self._turn() as home:
-            done = home.run(programs, deadline)
+        with self._hold() as loaded:
+            done = loaded.run(programs, deadline)
             if done and set(self._flow.load) <= set(programs):
-                home.has_weights = True
+                loaded.has_weights = True
             return done
 
     # -- life
@@ -272,16 +272,16 @@ class Session:
         every run returns False. What the programs had done by then is undefined.
         """
         self._origin.check("Session")
-        self._home.halt()
+        self._loaded.halt()
         if self._queues is not None:
             self._queues.disconnect_all()
-        self._home.end()
+        self._loaded.end()
 
     def reload(self) -> None:
         """Load the executable again on the bound device, after `stop` or after the
         device was lost (which is started again). Disconnected queues are emptied."""
         self._origin.check("Session")
-        self._home.reload()
+        self._loaded.reload()
         if self._queues is not None:
             self._queues.reset_disconnected()
 
@@ -290,17 +290,17 @@ class Session:
         that the session attached itself. Idempotent. In a forked child nothing is
         stopped: all that is the parent's."""
         if self._origin.left:
-            self._home.abandon()
+            self._loaded.abandon()
             if self._own_device is not None:
                 self._own_device.close()
             return
         self.stop()
-        device = self._home.device
+        device = self._loaded.device
         if device is not None:
             # A callback that does not return keeps the turn for ever.
-            with contextlib.suppress(DeviceBusy), device.seat.turn():
-                self._home.leave(save=False)
-            self._home.device = None
+            with contextlib.suppress(DeviceBusy), device.lease.hold():
+                self._loaded.unload(save=False)
+            self._loaded.device = None
         if self._own_device is not None:
             self._own_device.close()
             self._own_device = None
@@ -312,7 +312,7 @@ class Session:
         self.close()
 
     def __repr__(self) -> str:
-        return repr(self._home)
+        return repr(self._loaded)
 
     # -- helpers
 
@@ -321,22 +321,22 @@ class Session:
         return self._model.metadata.program_flow
 
     @contextlib.contextmanager
-    def _turn(self, *, load: bool = True) -> Iterator[Residence]:
+    def _hold(self, *, load: bool = True) -> Iterator[LoadedSession]:
         self._origin.check("Session")
-        with self._home.turn(load=load):
+        with self._loaded.hold(load=load):
             queues = self._queues
             if queues is None:
-                yield self._home
+                yield self._loaded
                 return
             queues.running.mark()
             try:
-                yield self._home
+                yield self._loaded
             finally:
                 queues.running.clear()
 
-    def _load_weights(self, home: Residence, deadline: float | None) -> bool:
-        done = home.run(self._flow.load, deadline)
-        home.has_weights = home.has_weights or done
+    def _load_weights(self, loaded: LoadedSession, deadline: float | None) -> bool:
+        done = loaded.run(self._flow.load, deadline)
+        loaded.has_weights = loaded.has_weights or done
         return done
 
 

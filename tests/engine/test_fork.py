@@ -276,7 +276,7 @@ def test_locks_of_the_parents_threads_hold_up_no_child(model: Path) -> None:
     inside, go = threading.Event(), threading.Event()
 
     def keep_all():
-        with device.lock, device.seat.turn(), ring_buffer._lock:
+        with device.lock, device.lease.hold(), ring_buffer._lock:
             inside.set()
             go.wait()
 

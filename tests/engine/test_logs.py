@@ -111,9 +111,9 @@ def test_sessions_and_queues(model: Path, tmp_path: Path) -> None:
     fixed = models.affine(tmp_path / "fixed.popef", batch_size=3)
     _, log = run(fixed, code=SESSION, MODEL_RUNTIME_LOG_LEVEL="TRACE")
     for words in (
-        r"I \d+ engine\S+residence: <Session 'model' on cpu:\d, active> is loaded",
+        r"I \d+ engine\S+loaded_session: <Session 'model' on cpu:\d, active> is loaded",
         r"D \d+ engine.session.queues: input queue 'input' is flushed: 48 bytes",
-        r"T \d+ engine.session.residence: .* runs programs \[1\]",
-        r"I \d+ engine.session.residence: .* is unloaded",
+        r"T \d+ engine.session.loaded_session: .* runs programs \[1\]",
+        r"I \d+ engine.session.loaded_session: .* is unloaded",
     ):
         assert re.search(words, log), log

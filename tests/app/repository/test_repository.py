@@ -321,7 +321,7 @@ def test_a_device_that_hangs_is_killed_and_comes_back(root: Path) -> None:
         answer = gateway.client.post("/v1/models/affine/infer", json=body)
         assert answer.status_code == 503
         assert answer.json()["code"] == "device_lost"
-        assert "has not answered for 3 s" in answer.json()["error"]
+        assert "has not answered a ping for 3 s" in answer.json()["error"]
         gateway.wait_ready()
         assert gateway.infer("affine", input=ROW)["output"] == AFFINE
         (again,) = gateway.client.get("/v1/devices").json()["devices"]

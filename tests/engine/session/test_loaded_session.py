@@ -1,6 +1,6 @@
 """Sessions that are stopped, lose their device, or share one.
 
-Covers: engine/devices/session_seat.py.
+Covers: engine/devices/session_lease.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from engine import (
     Session,
     SessionClosed,
 )
-from engine.devices import session_seat
+from engine.devices import session_lease
 from tests.engine import models
 
 Array = np.ndarray[Any, Any]
@@ -252,7 +252,7 @@ def test_the_device_hangs(affine: Path, slow: Path, own_device: Device) -> None:
     own_device.patience = 1.0
     assert own_device.pid is not None
     os.kill(own_device.pid, signal.SIGSTOP)
-    lost = pytest.raises(DeviceLost, match="has not answered for 1 s")
+    lost = pytest.raises(DeviceLost, match="has not answered a ping for 1 s")
     with Session(affine) as session, lost:
         session.bind_to_device(own_device)  # while it loads
     own_device.patience = 60.0
@@ -265,7 +265,7 @@ def test_the_device_hangs(affine: Path, slow: Path, own_device: Device) -> None:
         os.kill(own_device.pid, signal.SIGSTOP)
         error = computing.run.join().error
         assert isinstance(error, DeviceLost)
-        assert "has not answered for 1 s" in str(error)
+        assert "has not answered a ping for 1 s" in str(error)
 
 
 def test_the_device_dies_between_two_runs(affine: Path, own_device: Device) -> None:
@@ -390,7 +390,7 @@ def test_a_device_that_runs_programs_is_not_taken(
     shared_device: Device,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(session_seat, "TURN_TIMEOUT", 0.1)
+    monkeypatch.setattr(session_lease, "LEASE_TIMEOUT", 0.1)
     waiting = Waiting(session)
     with Session(accumulator) as other:
         with pytest.raises(DeviceBusy, match="stop it first"):

@@ -1,4 +1,4 @@
-"""`Residence`: a session's place on a device, and the running of programs there."""
+"""`LoadedSession`: a session's model on its device, and the runs of its programs."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from popef_io import TRACE, Model
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that save programs get which nobody called for.
+#: Seconds that save programs get when a session is unloaded.
 SAVE_TIMEOUT = 10.0
-#: Seconds until a device whose connection ended is seen to be lost, or is not.
+#: Seconds to find out whether a device whose connection ended was lost.
 _LOST_TIMEOUT = 2.0
 
 
-class Residence:
+class LoadedSession:
     """A model on the device of a session, as long as no other session takes that.
 
-    What is said to need the turn is called within `turn`, or `SessionSeat.turn` of the
-    device. `halt` and `end` are for any thread.
+    What is said to need the lease is called within `hold`, or `SessionLease.hold` of
+    the device. `halt` and `end` are for any thread.
     """
 
     def __init__(
@@ -53,19 +53,19 @@ class Residence:
         self._trace = logger.isEnabledFor(TRACE)
         self._restarts = 0
         #: Whether `halt` stopped it.
-        self._was_told = False
+        self._halted = False
 
     @property
     def is_active(self) -> bool:
         """Whether it is loaded on its device."""
         return self._link is not None and not self._link.ended
 
-    # -- coming and going
+    # -- loading and unloading
 
     def bind(self, device: Device) -> None:
-        """Load on this device, which nobody else has bound it to."""
-        self.is_stopped = self._was_told = False
-        with device.seat.turn():
+        """Load on this device, which it is bound to from now on."""
+        self.is_stopped = self._halted = False
+        with device.lease.hold():
             self.device = device
             try:
                 self._load(device)
@@ -74,19 +74,19 @@ class Residence:
                 raise
 
     @contextlib.contextmanager
-    def turn(self, *, load: bool = True) -> Iterator[None]:
-        """Have the turn to run programs, loaded on the device.
+    def hold(self, *, load: bool = True) -> Iterator[None]:
+        """Hold the lease of the device, with the model loaded on it.
 
-        Where it is not, because another session has taken the device, it is loaded
-        again; without `load` that is a SessionClosed.
+        If it is not, because another session has taken the device, it is loaded again;
+        without `load` that is a SessionClosed.
         """
         device = self.bound()
         if self.is_stopped:
-            if not self._was_told:
+            if not self._halted:
                 raise SessionClosed(f"{self!r} is stopped: reload it first")
-            yield  # `run` says so: who runs programs in a loop need not expect more
+            yield  # `run` returns False: loops over runs need no other way to end
             return
-        with device.seat.turn():
+        with device.lease.hold():
             if not self.is_active:
                 if not load:
                     raise SessionClosed(f"{self!r} is not loaded any more")
@@ -94,14 +94,14 @@ class Residence:
             yield
 
     def bound(self) -> Device:
-        """Its device; SessionClosed where it has none."""
+        """Returns its device; SessionClosed if it has none."""
         if self.device is None:
             raise SessionClosed(f"{self!r} cannot run: bind it to a device")
         return self.device
 
-    def leave(self, *, save: bool) -> None:
-        """Be loaded no more; having the turn. With `save` the save programs are run,
-        where load programs have been and what they write has somewhere to go at once.
+    def unload(self, *, save: bool) -> None:
+        """Unload; needs the lease. With `save` the save programs are run first, if load
+        programs were run and all that they write is connected.
         """
         if save:
             self._save()
@@ -110,17 +110,17 @@ class Residence:
             logger.info("%r is unloaded", self)
             link.close()
         self.has_weights = False
-        if self.device is not None and self.device.seat.resident is self:
-            self.device.seat.resident = None
+        if self.device is not None and self.device.lease.holder is self:
+            self.device.lease.holder = None
 
     def reload(self) -> None:
-        """Load again, on a new process where the device was lost."""
+        """Load again, on a new process if the device was lost."""
         device = self.bound()
-        with device.seat.turn():
-            self.leave(save=False)
+        with device.lease.hold():
+            self.unload(save=False)
             if not device.check():
                 device.recover(by_hand=True)
-            self.is_stopped = self._was_told = False
+            self.is_stopped = self._halted = False
             self._load(device)
 
     def abandon(self) -> None:
@@ -131,8 +131,8 @@ class Residence:
         self.device = None
 
     def halt(self) -> None:
-        """Let nothing run any more: `run` returns False. Then `end`."""
-        self._was_told = True
+        """Refuse further runs: `run` returns False. Then `end`."""
+        self._halted = True
         self.is_stopped = True
 
     def end(self) -> None:
@@ -144,7 +144,7 @@ class Residence:
     # -- running
 
     def run(self, programs: Sequence[int], deadline: float | None) -> bool:
-        """Run programs; having the turn. See `Session.run_load_programs`.
+        """Run programs; needs the lease. See `Session.run_load_programs`.
 
         `deadline` is a `time.monotonic()` time.
         """
@@ -166,9 +166,9 @@ class Residence:
     # -- helpers
 
     def _load(self, device: Device) -> None:
-        other = device.seat.resident
+        other = device.lease.holder
         if other is not None and other is not self:
-            other.leave(save=True)
+            other.unload(save=True)
         message: Message = {
             "op": "session",
             "executable": self._model.metadata.executable,
@@ -181,7 +181,7 @@ class Residence:
             self._link = SessionLink(device, message, fds)
         self.has_weights = False
         self._restarts = device.restarts
-        device.seat.resident = self
+        device.lease.holder = self
         logger.info("%r is loaded", self)
 
     def _save(self) -> None:
@@ -199,10 +199,10 @@ class Residence:
                 error,
             )
         finally:
-            self.is_stopped = was_stopped  # it leaves, whatever has become of the link
+            self.is_stopped = was_stopped  # it is unloaded, whatever became of the link
 
     def _why_it_ended(self) -> EngineError:
-        """The connection is gone, and nobody of ours has ended it."""
+        """Returns why the connection ended, if this side has not ended it."""
         device = self.bound()
         self.is_stopped = True
         if device.restarts != self._restarts:

@@ -1,0 +1,63 @@
+"""The lease of a device: which session is loaded, and which thread runs programs."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Protocol
+
+from engine.errors import DeviceBusy
+from engine.origin import here
+
+#: Seconds to wait until programs of another session, or thread, have ended.
+LEASE_TIMEOUT = 10.0
+
+
+class LeaseHolder(Protocol):
+    """The session that is loaded, as seen by the one that is loaded next."""
+
+    def unload(self, *, save: bool) -> None: ...
+
+
+class SessionLease:
+    """One session at a time is loaded on a device (Model Runtime: `Device`).
+
+    Model runners need no lease: their replicas run beside the session.
+    """
+
+    def __init__(self) -> None:
+        #: The loaded session; changed only by the thread that holds the lease.
+        self.holder: LeaseHolder | None = None
+        self._origin = here()
+        self._lock = threading.Lock()
+        self._thread: int | None = None
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this thread holds it."""
+        return self._thread == threading.get_ident()
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Hold the device exclusively; DeviceBusy if that takes too long.
+
+        A run that waits for data may go on for ever, so this must not wait for ever.
+        """
+        self._origin.check("Device")
+        if self.is_mine:
+            raise DeviceBusy("a callback of a run cannot run programs itself")
+        if not self._lock.acquire(timeout=LEASE_TIMEOUT):
+            raise DeviceBusy(
+                f"{self.holder!r} has been running programs for {LEASE_TIMEOUT:g} s; "
+                "stop it first"
+            )
+        self._thread = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._thread = None
+            self._lock.release()
+
+    def __repr__(self) -> str:
+        return f"<SessionLease of {self.holder!r}>"
