@@ -1,7 +1,7 @@
 """What the anchors of a session are connected to, as the host end of a run sees it.
 
 A source gives an input's data when the device needs it (`fetch`), and some can give it
-before (`try_fetch`). Data that was given ahead of need is the program's when `consumed`
+before (`try_fetch`). Data that was prefetched is the program's when `consumed`
 says so; what the program did not get to is given again after `rewind`.
 """
 
@@ -68,7 +68,7 @@ class Sink(Protocol):
 class CallbackSource:
     """A user's callback, called in the thread that runs the programs.
 
-    Never called ahead of need: it would see reads that may not come.
+    Never called to prefetch: it would see reads that may not come.
     """
 
     is_real = True
@@ -114,7 +114,7 @@ class CallbackSource:
         """Called only when the program needs the data: they are consumed at once."""
 
     def rewind(self) -> None:
-        """Nothing is given ahead of need."""
+        """Never prefetched."""
 
     def __repr__(self) -> str:
         return f"<CallbackSource of {self._anchor.name!r}>"

@@ -182,8 +182,8 @@ class Connections:
             binding.is_real = True
 
     def to_message(self) -> list[list[int]]:
-        """The anchors that the host serves, those of them that can be given ahead of
-        need, those that nobody serves, the file's."""
+        """Returns the anchors that the host serves, those of them that can be
+        prefetched, those that are not served, and the file's."""
         return [
             sorted([*self.sources, *self.sinks]),
             [i for i, source in self.sources.items() if source.can_look_ahead],

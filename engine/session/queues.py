@@ -7,7 +7,7 @@ enqueued, and hands results to the output queues, which fill the enqueued buffer
 after the other (Model Runtime User Guide 5, "Queues"). Where the model leaves the first
 dimension free there is no compiled batch: each read takes one user batch as it is.
 
-Batches may be taken ahead of need: what is taken stays in the queue until
+Batches may be prefetched: what is taken stays in the queue until
 `batch_done`, and `put_back` makes all of it be taken again.
 
 The enqueue side is for one thread, and so is the side that runs the program; the
@@ -43,7 +43,7 @@ class InputData:
     """A user's batch of one input (Model Runtime: `InputData`).
 
     `read_start_callback` is called just before the first byte is taken (again, where
-    what was taken ahead of need was put back), `read_complete_callback` when the
+    what was prefetched was put back), `read_complete_callback` when the
     program has taken the last one.
     """
 

@@ -38,12 +38,12 @@ _END_TIMEOUT = 2.0
 
 PlaceMessage = list[int]
 """Segment, offset, room."""
-Wish = tuple[int, PlaceMessage]
-"""An anchor, and where its next data are wanted."""
+Prefetch = tuple[int, PlaceMessage]
+"""A request to prefetch: an anchor, and the place for its next data."""
 
 
 class SessionEnded(Exception):
-    """The connection of the session is gone, whoever ended it."""
+    """The connection of the session has ended, by either side."""
 
 
 class SessionLink:
@@ -58,8 +58,8 @@ class SessionLink:
         self._segments: dict[int, SharedMemory] = {}
         self._bound_version = -1
         self._deadline: float | None = None
-        #: What the next run will read, if it is one of these programs.
-        self._next: tuple[list[int] | None, list[Wish]] = None, []
+        #: Prefetch requests for the next run, if it is of these programs.
+        self._next: tuple[list[int] | None, list[Prefetch]] = None, []
         self.ended = False
         watch = device.watch
         self._sock = control.connect(device.address, None, watch)
@@ -90,12 +90,12 @@ class SessionLink:
         if self._bound_version != connections.version:
             bind = connections.to_message()
         numbers = list(programs)
-        expected, wishes = self._next
+        expected, prefetches = self._next
         self._next = None, []
         resume = bind is None and numbers == expected
         self._deadline = deadline
         connections.begin()
-        conversation = _Conversation(self, connections, wishes if resume else [])
+        conversation = _Conversation(self, connections, prefetches if resume else [])
         message: Message = {
             "op": "run",
             "programs": numbers,
@@ -180,7 +180,7 @@ class SessionLink:
         return self._segments[number].view[offset : offset + room]
 
     def alive(self) -> None:
-        """Raise where it is no use to wait any longer."""
+        """Raise if waiting any longer is pointless."""
         if self.ended:
             raise SessionEnded
         if self._deadline is not None and time.monotonic() > self._deadline:
@@ -247,20 +247,20 @@ class _Conversation:
     """One run: from its first message to its last."""
 
     def __init__(
-        self, link: SessionLink, connections: Connections, wishes: list[Wish]
+        self, link: SessionLink, connections: Connections, prefetches: list[Prefetch]
     ) -> None:
         self.over = True
         self._link = link
         self._sources: dict[int, Source] = dict(connections.sources)
         self._sinks: dict[int, Sink] = dict(connections.sinks)
         #: What the program will read for certain, the next first.
-        self._wishes: deque[Wish] = deque(wishes)
-        self._next: list[Wish] = []
+        self._prefetches: deque[Prefetch] = deque(prefetches)
+        self._next: list[Prefetch] = []
         #: How many reads of an anchor were answered and are not known to be made.
         self._given: Counter[int] = Counter()
 
     def begin(self) -> list[Message]:
-        """What is there of what the programs will read, to go with the first message.
+        """Prefetch what is there, to go with the first message.
 
         Together it takes one wake-up of the device instead of one for each.
         """
@@ -268,22 +268,23 @@ class _Conversation:
         self.over = False
         return data
 
-    def hold(self) -> list[Wish]:
-        """Talk until the programs have ended; what the next run will read."""
+    def hold(self) -> list[Prefetch]:
+        """Talk until the programs have ended; returns the prefetch requests for the
+        next run."""
         while not self.over:
-            if self._wishes:
-                self._attempt(self._give_ahead)
+            if self._prefetches:
+                self._attempt(self._give_prefetched)
             message = self._link.receive()
             self._attempt(lambda: self._handle(message))  # noqa: B023 - called here
         return self._next
 
     def rewind(self) -> None:
-        """What was given and not read will be given again."""
+        """What was prefetched and not read will be given again."""
         for index in +self._given:
             self._sources[index].rewind()
 
     def _attempt(self, what: Callable[[], None]) -> None:
-        """Where a callback fails, the programs are told to end before it is raised."""
+        """If a callback fails, tell the programs to end before raising its error."""
         try:
             what()
         except (SessionEnded, DeadlineExceeded):
@@ -294,22 +295,22 @@ class _Conversation:
             raise
 
     def _abort(self, why: str) -> None:
-        self._wishes.clear()
+        self._prefetches.clear()
         self._link.send({"op": "abort", "why": why[:1000]})
         while not self.over:
             message = self._link.receive()
             self.over = message["op"] in ("done", "failed")
             # What the program had read by then is consumed all the same.
             try:
-                self._note_taken(message)
+                self._note_consumed(message)
             except Exception:
                 logger.exception("one more callback failed in a run that ends for one")
 
-    def _note_taken(self, message: Message) -> None:
-        """The program has these; where callbacks fail that are told of it, the others
-        are told all the same."""
+    def _note_consumed(self, message: Message) -> None:
+        """Tell the sources what the program has read; all of them, even if a callback
+        fails."""
         failed: Exception | None = None
-        for index in message.get("taken", []):
+        for index in message.get("consumed", []):
             try:
                 self._consumed(index)
             except Exception as error:
@@ -321,41 +322,41 @@ class _Conversation:
             raise failed
 
     def _handle(self, message: Message) -> None:
-        # First of all: a callback that fails now must not make us wait for an end that
-        # has come.
+        # Before anything that can raise: a callback that fails now must not make
+        # `_abort` wait for an end that has come already.
         self.over = message["op"] in ("done", "failed")
         try:
-            self._note_taken(message)
+            self._note_consumed(message)
         except Exception as error:
             if message["op"] == "failed":
                 raise _error_of(message) from error
             raise
         match message["op"]:
             case "need":
-                self._wishes += _wishes_in(message)
+                self._prefetches += _prefetches_in(message)
                 self._needed(int(message["anchor"]), message.get("place"))
-            case "ahead":
-                self._wishes += _wishes_in(message)
+            case "prefetch":
+                self._prefetches += _prefetches_in(message)
             case "wrote":
                 self._written(message)
             case "done":
-                self._next = _wishes_in(message)
+                self._next = _prefetches_in(message)
             case "failed":
                 raise _error_of(message)
 
     def _needed(self, index: int, place: PlaceMessage | None) -> None:
         if place is None:
             if not self._given[index]:
-                self._give(index, self._wish_for(index))
+                self._give(index, self._prefetch_of(index))
             self._consumed(index)
             return
         self._give(index, place)
         self._consumed(index)
 
-    def _wish_for(self, index: int) -> PlaceMessage:
-        for position, (wanted, place) in enumerate(self._wishes):
+    def _prefetch_of(self, index: int) -> PlaceMessage:
+        for position, (wanted, place) in enumerate(self._prefetches):
             if wanted == index:
-                del self._wishes[position]
+                del self._prefetches[position]
                 return place
         raise EngineBug(
             f"the device waits for anchor {index}, which it never asked for"
@@ -371,18 +372,19 @@ class _Conversation:
         self._given[index] -= 1
         self._sources[index].consumed()
 
-    def _give_ahead(self) -> None:
-        """Answer what is wished for and there, while the device wants nothing else."""
+    def _give_prefetched(self) -> None:
+        """Answer prefetch requests whose data are there, until the device needs
+        something."""
         for answer in self._available():
             answer.send()
             if self._link.has_news:
                 return
 
     def _available(self) -> Iterator[_Answer]:
-        """Data of what is wished for, in the order of the wishes for each anchor."""
+        """Yields prefetched data, in the order of the requests for each anchor."""
         nothing: set[int] = set()
-        for wish in list(self._wishes):
-            index, place = wish
+        for prefetch in list(self._prefetches):
+            index, place = prefetch
             if index not in nothing:
                 answer = _Answer(self._link, index, place)
                 shape = self._sources[index].try_fetch(answer.room)
@@ -390,7 +392,7 @@ class _Conversation:
                     nothing.add(index)
                     continue
                 answer.shape = shape
-                self._wishes.remove(wish)
+                self._prefetches.remove(prefetch)
                 self._given[index] += 1
                 yield answer
 
@@ -400,11 +402,11 @@ class _Conversation:
         index = int(message["anchor"])
         self._sinks[index].put(data, tuple(message["shape"]), self._link.alive)
         if message["ack"]:
-            self._link.send({"op": "took", "anchor": index, "place": place})
+            self._link.send({"op": "ack", "anchor": index, "place": place})
 
 
-def _wishes_in(message: Message) -> list[Wish]:
-    return [(index, place) for index, place in message.get("wishes", [])]
+def _prefetches_in(message: Message) -> list[Prefetch]:
+    return [(index, place) for index, place in message.get("prefetches", [])]
 
 
 def _error_of(message: Message) -> EngineError:

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from engine.errors import Cancelled, EngineBug, EngineError, ExecutionFailed
 from engine.model.model_file import receive_model
 from engine.programs.executor import make_executor
-from engine.programs.foresight import reads_to_come
 from engine.programs.model_data import ModelData
 from engine.programs.onnx_session import make_run_options
+from engine.programs.prefetch import upcoming_reads
 from engine.session.worker.host_streams import HostStreams
 from engine.transport import control
 from engine.transport.control import Message
@@ -92,13 +92,13 @@ class DeviceSession:
         except Exception as error:
             self._streams.send(_failed(error))
         else:
-            self._streams.send({"op": "done", "wishes": self._streams.wishes()})
+            self._streams.send({"op": "done", "prefetches": self._streams.prefetches()})
 
     def _prepare(self, programs: list[int]) -> None:
         """Make ready for a run of these programs."""
         streams = self._streams
         executable = self._executor.executable
-        streams.begin(reads_to_come(executable, programs, streams.foreseeable()))
+        streams.begin(upcoming_reads(executable, programs, streams.foreseeable()))
 
     def __repr__(self) -> str:
         return f"<DeviceSession {self.number} of {self._name!r}, {self._streams!r}>"

@@ -4,23 +4,23 @@ The messages, while programs run (docs/sessions.md has the whole conversation); 
 anchor is its place in the model's metadata, a place is [segment, offset, room]:
 
     device → host
-        need   anchor, place?, wishes?     the program waits for this; without a place:
-                                           it was wished for before
-        ahead  wishes
+        need   anchor, place?, prefetches? the program waits for this; without a place:
+                                           a prefetch of it was requested before
+        prefetch  prefetches
         wrote  anchor, place, nbytes, shape, ack
-        done   wishes                      the programs have ended
+        done   prefetches                  the programs have ended
         failed error, message, …
-        any    taken?                      anchors whose data, given ahead of need, the
-                                           program has read meanwhile
+        any    consumed?                   anchors whose prefetched data the program has
+                                           read meanwhile
     host → device
         data   anchor, nbytes, shape     lies in the oldest place given for the anchor,
                                          or in a segment of its own that comes along
-        took   anchor, place             the host has what was written, if `ack` said so
+        ack    anchor, place             the host has what was written, if `ack` said so
         abort  why                       end the run
 
-Wishes are [anchor, place] of what is certain to be read later; those of `done` are for
-the next run, if it resumes where this one ended: the same programs and connections.
-Segments that a message uses for the first time come along as descriptors.
+Prefetch requests are [anchor, place] of what is certain to be read later; those of
+`done` are for the next run, if it resumes where this one ended: the same programs and
+connections. Segments that a message uses for the first time come along as descriptors.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ from popef_io import Anchor, DataType, TensorType, decode_strings, encode_string
 
 #: Outputs of one stream that wait for the host before the program waits too.
 _WRITES_AHEAD = 4
-#: Reads that are asked for ahead of need, over all streams; "unlimited" means this.
-MAX_AHEAD = 64
-#: Bytes of inputs that are asked for ahead of need, over all streams.
-_AHEAD_BYTES = 64 * 1024 * 1024
+#: Prefetch requests in flight, over all streams; "unlimited" means this.
+MAX_PREFETCHES = 64
+#: Bytes of inputs that are prefetched, over all streams.
+_PREFETCH_BYTES = 64 * 1024 * 1024
 
 
 class HostStreams:
-    """Streams that are served over `sock`, by the file or by nobody.
+    """Streams that are served over `sock`, by the file or by neither.
 
-    `look_ahead`: how many reads may be asked for ahead of need. One thread.
+    `look_ahead`: how many reads may be prefetched. One thread.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class HostStreams:
         self._poller = select.poll()
         self._poller.register(sock, select.POLLIN)
         self._data = data
-        self._look_ahead = min(look_ahead, MAX_AHEAD)
+        self._look_ahead = min(look_ahead, MAX_PREFETCHES)
         self._numbers = count()
         self._unsent: list[tuple[int, SharedMemory]] = []
         self._anchors = {(a.type, a.handle): a for a in anchors}
@@ -93,10 +93,10 @@ class HostStreams:
         self._ready: frozenset[str] = frozenset()
         self._from_file: frozenset[str] = frozenset()
         self._coming: Iterator[str] = iter(())
-        #: Anchors whose data, given ahead of need, were read; not told to the host yet.
-        self._taken: list[int] = []
-        self._ahead_bytes = 0
-        self._ahead = 0
+        #: Anchors whose prefetched data were read; not told to the host yet.
+        self._consumed: list[int] = []
+        self._prefetched_bytes = 0
+        self._prefetched = 0
         for index, anchor in enumerate(anchors):
             places = Places(self._make_segment, max(0, fixed_size(anchor)))
             if anchor.type is TensorType.INPUT:
@@ -113,8 +113,8 @@ class HostStreams:
         empty: Collection[int],
         file: Collection[int],
     ) -> None:
-        """Who serves which anchors from now on: the host, nobody, the file. Of those of
-        the host, which may be there before they are needed (`ready`)."""
+        """Set who serves which anchors from now on: the host, neither, the file; and
+        which of the host's can be prefetched (`ready`)."""
         inputs, outputs = self._all_inputs, self._all_outputs
         self._inputs = {inputs[i].anchor.handle: inputs[i] for i in host if i in inputs}
         self._outputs = {
@@ -134,17 +134,17 @@ class HostStreams:
         )
 
     def foreseeable(self) -> frozenset[str]:
-        """The handles that can be asked for ahead of need."""
+        """Returns the handles that can be prefetched."""
         return self._ready if self._look_ahead else frozenset()
 
     def begin(self, coming: Iterator[str]) -> None:
-        """A run begins that will read `coming` (`reads_to_come`)."""
+        """A run begins that will read `coming` (`upcoming_reads`)."""
         self._coming = coming
-        self._ahead = self._ahead_bytes = 0
-        # What the last run left, where it failed, is of no use to this one.
+        self._prefetched = self._prefetched_bytes = 0
+        # Drop what the last run left if it failed.
         for stream in self._all_inputs.values():
-            stream.ahead = 0
-            stream.promised.clear()
+            stream.prefetched = 0
+            stream.expected.clear()
             stream.arrived.clear()
             stream.places.reclaim()
         for output in self._all_outputs.values():
@@ -152,19 +152,23 @@ class HostStreams:
             output.offered = None
             output.places.reclaim()
 
-    def wishes(self) -> list[list[Any]]:
-        """[anchor, place] of what is certain to be read next and not asked for yet."""
-        wishes: list[list[Any]] = []
-        while self._ahead < self._look_ahead and self._ahead_bytes < _AHEAD_BYTES:
+    def prefetches(self) -> list[list[Any]]:
+        """Returns [anchor, place] of what is certain to be read next and not requested
+        yet."""
+        prefetches: list[list[Any]] = []
+        while (
+            self._prefetched < self._look_ahead
+            and self._prefetched_bytes < _PREFETCH_BYTES
+        ):
             handle = next(self._coming, None)
             if handle is None:
                 break
             stream = self._inputs[handle]
-            stream.ahead += 1
-            self._ahead += 1
-            self._ahead_bytes += stream.nbytes
-            wishes.append([stream.index, self._promise(stream)])
-        return wishes
+            stream.prefetched += 1
+            self._prefetched += 1
+            self._prefetched_bytes += stream.nbytes
+            prefetches.append([stream.index, self._expect(stream)])
+        return prefetches
 
     # -- Streams
 
@@ -172,23 +176,23 @@ class HostStreams:
         stream = self._inputs.get(handle)
         if stream is None:
             return self._read_here(handle)
-        wishes = [] if stream.ahead else self.wishes()
+        prefetches = [] if stream.prefetched else self.prefetches()
         message: Message = {"op": "need", "anchor": stream.index}
-        if not stream.ahead:
-            message["place"] = self._promise(stream)
+        if not stream.prefetched:
+            message["place"] = self._expect(stream)
         else:
-            stream.ahead -= 1
-            self._ahead -= 1
-            self._ahead_bytes -= stream.nbytes
-            wishes += self.wishes()
+            stream.prefetched -= 1
+            self._prefetched -= 1
+            self._prefetched_bytes -= stream.nbytes
+            prefetches += self.prefetches()
             while not stream.arrived and self._poller.poll(0):
                 self._receive()
             if stream.arrived:
-                self._taken.append(stream.index)
-                message = {"op": "ahead"}
-        if wishes:
-            message["wishes"] = wishes
-        if wishes or message["op"] == "need":
+                self._consumed.append(stream.index)
+                message = {"op": "prefetch"}
+        if prefetches:
+            message["prefetches"] = prefetches
+        if prefetches or message["op"] == "need":
             self.send(message)
         while not stream.arrived:
             self._receive()
@@ -244,16 +248,16 @@ class HostStreams:
             return np.full(shape, b"", dtype=object)
         return np.zeros(shape, info.data_type.numpy_dtype)
 
-    def _promise(self, stream: InputStream) -> list[int]:
+    def _expect(self, stream: InputStream) -> list[int]:
         place = stream.places.take_expected()
         place.busy = True
-        stream.promised.append(place)
+        stream.expected.append(place)
         return place.to_message()
 
     def take(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Data for the oldest place of an anchor that waits for some have come."""
         stream = self._all_inputs[message["anchor"]]
-        place = stream.promised.popleft()
+        place = stream.expected.popleft()
         place.busy = False
         shape = tuple(int(dim) for dim in message["shape"])
         nbytes = int(message["nbytes"])
@@ -293,7 +297,7 @@ class HostStreams:
         return place, len(data)
 
     def _room_for(self, stream: OutputStream, nbytes: int) -> Place:
-        """A place for an output, waiting for the host where too many are not taken."""
+        """A place for an output, waiting if the host has too many to take."""
         while stream.waiting >= _WRITES_AHEAD:
             self._receive()
         return stream.places.take(nbytes)
@@ -309,7 +313,7 @@ class HostStreams:
             match message.get("op"):
                 case "data":
                     self.take(message, fds)
-                case "took":
+                case "ack":
                     self._host_has(message)
                 case "abort":
                     raise Cancelled(str(message.get("why", "")))
@@ -329,10 +333,10 @@ class HostStreams:
     def send(self, message: Message) -> None:
         """Send a message, and the segments that the host does not know yet.
 
-        Cancelled where nobody is there to take it.
+        Cancelled if the host has closed the session.
         """
-        if self._taken:
-            message["taken"], self._taken = self._taken, []
+        if self._consumed:
+            message["consumed"], self._consumed = self._consumed, []
         new, self._unsent = self._unsent, []
         if new:
             message["new"] = [[number, memory.size] for number, memory in new]
@@ -363,5 +367,5 @@ class HostStreams:
     def __repr__(self) -> str:
         return (
             f"<HostStreams {len(self._inputs)} in, {len(self._outputs)} out, "
-            f"{self._ahead} ahead of need>"
+            f"{self._prefetched} prefetched>"
         )

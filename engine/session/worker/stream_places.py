@@ -42,7 +42,7 @@ class Place:
         self.number = number
         self.offset = offset
         self.room = room
-        #: Promised to the host, or not yet taken by it.
+        #: Expected to be filled by the host, or not yet acknowledged by it.
         self.busy = False
         self._view = memory.view[offset : offset + room]
         self._held: weakref.ref[Array] | None = None
@@ -136,14 +136,14 @@ class InputStream:
     """An input that the host may serve."""
 
     __slots__ = (
-        "ahead",
         "anchor",
         "arrived",
         "dtype",
+        "expected",
         "index",
         "nbytes",
         "places",
-        "promised",
+        "prefetched",
     )
 
     def __init__(self, index: int, anchor: Anchor, places: Places) -> None:
@@ -153,10 +153,10 @@ class InputStream:
         #: Of one read; -1 where only the host knows.
         self.nbytes = fixed_size(anchor)
         self.places = places
-        #: Reads that were asked for ahead of need and are still to be made.
-        self.ahead = 0
+        #: Prefetch requests whose reads are still to be made.
+        self.prefetched = 0
         #: Where the host puts what it was asked for, the oldest first.
-        self.promised: deque[Place] = deque()
+        self.expected: deque[Place] = deque()
         self.arrived: deque[Array] = deque()
 
 
@@ -172,7 +172,7 @@ class OutputStream:
         self.places = places
         #: What was handed out to be written to.
         self.offered: tuple[Array, Place] | None = None
-        #: Writes that the host has not taken yet.
+        #: Writes that the host has not acknowledged yet.
         self.waiting = 0
 
 

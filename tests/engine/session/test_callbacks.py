@@ -62,7 +62,7 @@ def session(
 
 
 def runs_well(session: Session) -> None:
-    """Twice, so that what was given ahead of need is in it too."""
+    """Twice, so that what was prefetched is in it too."""
     queues = session.create_queue_manager()
     outputs = []
     for number in range(2):
@@ -97,7 +97,7 @@ def test_an_input_queues_callbacks(session: Session, which: str, output: str) ->
             for sink in queues.outputs.values():
                 sink.enqueue(np.zeros((BATCH, 4), np.float32))
         for _ in range(3):
-            # It may have been taken ahead of need, and is told later.
+            # It may have been prefetched, and is told later.
             with pytest.raises(LookupError):
                 run_until_it_fails(session)
     runs_well(session)

@@ -1,4 +1,4 @@
-"""Which streams programs are certain to read, and in what order: for looking ahead."""
+"""Which streams programs are certain to read, and in what order: for prefetching."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.programs.executable import (
 )
 
 
-def reads_to_come(
+def upcoming_reads(
     executable: Executable, programs: Iterable[int], streams: Collection[str]
 ) -> Iterator[str]:
     """The handles of `streams` that `programs` will read, one by one.

@@ -1,6 +1,6 @@
-"""Looking ahead: what programs are certain to read, asked for before they need it.
+"""Prefetching: what programs are certain to read, asked for before they need it.
 
-Covers: engine/programs/foresight.py, engine/session/worker/host_streams.py.
+Covers: engine/programs/prefetch.py, engine/session/worker/host_streams.py.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from engine.programs.executable import (
     StreamIn,
     Switch,
 )
-from engine.programs.foresight import reads_to_come
 from engine.programs.model_data import ModelData
+from engine.programs.prefetch import upcoming_reads
 from engine.session.worker.host_streams import HostStreams
 from engine.transport import control
 from engine.transport.shared_memory import SharedMemory
@@ -41,7 +41,7 @@ A, B, C = (StreamIn(name, name) for name in "abc")
 
 def foreseen(*programs: Node, streams: str = "abc", limit: int = 20) -> str:
     executable = Executable(programs=dict(enumerate(programs)))
-    reads = reads_to_come(executable, range(len(programs)), frozenset(streams))
+    reads = upcoming_reads(executable, range(len(programs)), frozenset(streams))
     return "".join(islice(reads, limit))
 
 
@@ -73,7 +73,7 @@ def test_a_long_repeat_that_reads_nothing_else_is_passed_over() -> None:
 
 
 def test_a_program_that_does_not_exist() -> None:
-    assert list(reads_to_come(Executable(programs={0: A}), [0, 7, 0], "a")) == ["a"]
+    assert list(upcoming_reads(Executable(programs={0: A}), [0, 7, 0], "a")) == ["a"]
 
 
 # -- the device's side, with a host made by hand
@@ -97,11 +97,11 @@ class Ends:
             self._segments[number] = SharedMemory.attach(fd, size)
         return message
 
-    def wishes(self) -> list[tuple[int, list[int]]]:
-        """What the streams wish for, told at the end of a run."""
-        self.streams.send({"op": "done", "wishes": self.streams.wishes()})
-        wishes: list[tuple[int, list[int]]] = self.heard()["wishes"]
-        return wishes
+    def prefetches(self) -> list[tuple[int, list[int]]]:
+        """What the streams ask to prefetch, told at the end of a run."""
+        self.streams.send({"op": "done", "prefetches": self.streams.prefetches()})
+        prefetches: list[tuple[int, list[int]]] = self.heard()["prefetches"]
+        return prefetches
 
     def give(self, anchor: int, place: list[int], value: float) -> None:
         number, offset, room = place
@@ -137,23 +137,23 @@ def reads(*handles: str) -> Iterator[str]:
 def test_so_many_reads_are_asked_for_ahead_of_need(ends: Ends) -> None:
     a, b = "h2d_tensor_A", "h2d_tensor_B"
     ends.streams.begin(reads(a, b, a, b))
-    first = ends.wishes()
+    first = ends.prefetches()
     assert [anchor for anchor, _ in first] == [0, 1]
     for number, (anchor, place) in enumerate(first):
         ends.give(anchor, place, number)
-    # Both are there: no read asks for them, each makes room for one more wish.
+    # Both are there: no read asks for them, each makes room for one more prefetch.
     assert (ends.streams.read(a) == 0).all()
     second = ends.heard()
-    assert (second["op"], second["taken"]) == ("ahead", [0])
-    assert [anchor for anchor, _ in second["wishes"]] == [0]
+    assert (second["op"], second["consumed"]) == ("prefetch", [0])
+    assert [anchor for anchor, _ in second["prefetches"]] == [0]
     assert (ends.streams.read(b) == 1).all()
     third = ends.heard()
-    assert (third["op"], third["taken"]) == ("ahead", [1])
-    assert [anchor for anchor, _ in third["wishes"]] == [1]
-    ends.give(0, second["wishes"][0][1], 5)
+    assert (third["op"], third["consumed"]) == ("prefetch", [1])
+    assert [anchor for anchor, _ in third["prefetches"]] == [1]
+    ends.give(0, second["prefetches"][0][1], 5)
     assert (ends.streams.read(a) == 5).all()
-    ends.streams.send({"op": "done", "wishes": ends.streams.wishes()})
-    assert ends.heard() == {"op": "done", "taken": [0], "wishes": []}
+    ends.streams.send({"op": "done", "prefetches": ends.streams.prefetches()})
+    assert ends.heard() == {"op": "done", "consumed": [0], "prefetches": []}
 
 
 @pytest.mark.parametrize("ends", [0], indirect=True)
@@ -169,8 +169,8 @@ def test_the_first_read_of_a_run_says_what_else_it_wants(ends: Ends) -> None:
         message = ends.heard()
         assert (message["op"], message["anchor"]) == ("need", 0)
         assert "place" not in message
-        assert [anchor for anchor, _ in message["wishes"]] == [0, 1]
-        ends.give(0, message["wishes"][0][1], 4)
+        assert [anchor for anchor, _ in message["prefetches"]] == [0, 1]
+        ends.give(0, message["prefetches"][0][1], 4)
         assert (future.result(30) == 4).all()
 
 
@@ -178,21 +178,21 @@ def test_the_first_read_of_a_run_says_what_else_it_wants(ends: Ends) -> None:
 def test_what_has_come_is_taken_without_asking(ends: Ends) -> None:
     a, b = "h2d_tensor_A", "h2d_tensor_B"
     ends.streams.begin(reads(a, b, a))
-    (_, first), (_, second), (_, third) = ends.wishes()
+    (_, first), (_, second), (_, third) = ends.prefetches()
     for anchor, place, value in ((1, second, 1), (0, first, 2), (0, third, 3)):
         ends.give(anchor, place, value)
     assert (ends.streams.read(b) == 1).all()
     kept = ends.streams.read(a)
     assert (ends.streams.read(a) == 3).all()
     assert (kept == 2).all()  # lies in a place of its own
-    ends.streams.send({"op": "done", "wishes": ends.streams.wishes()})
-    assert ends.heard()["taken"] == [1, 0, 0]  # told with the next message
+    ends.streams.send({"op": "done", "prefetches": ends.streams.prefetches()})
+    assert ends.heard()["consumed"] == [1, 0, 0]  # told with the next message
 
 
 @pytest.mark.parametrize("ends", [5], indirect=True)
 def test_what_has_not_come_is_waited_for(ends: Ends) -> None:
     ends.streams.begin(reads("h2d_tensor_A"))
-    ((anchor, place),) = ends.wishes()
+    ((anchor, place),) = ends.prefetches()
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(ends.streams.read, "h2d_tensor_A")
         assert ends.heard() == {"op": "need", "anchor": 0}
