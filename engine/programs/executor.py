@@ -107,18 +107,18 @@ class Executor:
         with this one's values. Loading other weights into one leaves the other alone.
         """
         self._check_open()
-        twin = Executor.__new__(Executor)
+        clone = Executor.__new__(Executor)
         old = self._sessions
         shared = _Sessions(old.executable, old.threads, old.providers, dict(old.made))
-        twin._assemble_over(
+        clone._assemble_over(
             self._executable,
             self._dataflow,
             shared,
             dict(self._values),
             self._load_programs,
         )
-        twin._steps = twin._assembler.programs()
-        return twin
+        clone._steps = clone._assembler.programs()
+        return clone
 
     def run(
         self,

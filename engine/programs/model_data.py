@@ -47,14 +47,14 @@ class ModelData:
         if handle not in self._sources:
             self._sources[handle] = self._open(handle)
 
-    def twin(self) -> ModelData:
+    def clone(self) -> ModelData:
         """The same data for another replica, each feed where it is now."""
-        twin = ModelData(self._model, self._frozen)
-        twin._sources = {
-            handle: source.twin() if isinstance(source, _Feed) else source
+        clone = ModelData(self._model, self._frozen)
+        clone._sources = {
+            handle: source.clone() if isinstance(source, _Feed) else source
             for handle, source in self._sources.items()
         }
-        return twin
+        return clone
 
     def _open(self, handle: str) -> Callable[[], Array]:
         anchor = self._anchors.get(handle)
@@ -110,7 +110,7 @@ class _Feed:
         self._tensors = reader.data()
         self._next = 0
 
-    def twin(self) -> _Feed:
+    def clone(self) -> _Feed:
         return copy(self)
 
     def __call__(self) -> Array:

@@ -442,8 +442,8 @@ def _waiting(config: ModelRunnerConfig) -> dict[str, int]:
 
 
 def _waits_long(plan: ReplicaPlan, config: ModelRunnerConfig) -> bool:
-    """Whether requests may wait for company so long that they tell nothing of how
-    fast the device is."""
+    """Returns whether requests may wait so long to be co-batched that they tell nothing
+    of how fast the device is."""
     waits = _waiting(config)
     longest = max(waits["fill_batch_ns"], waits["fill_run_ns"])
     return plan.batches.run_units > 1 and longest > LONG_WAIT_NS

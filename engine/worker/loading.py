@@ -59,7 +59,7 @@ def load_replicas(
             executor.run(load, ProgramStreams(data), limit.options)
         for anchor in anchors.constants:
             data.check(anchor.handle)
-        twins = [(executor.clone(), data.twin()) for _ in numbers[1:]]
+        clones = [(executor.clone(), data.clone()) for _ in numbers[1:]]
     except Cancelled:
         executor.close()
         seconds = f"{limit.seconds:g} s"
@@ -69,7 +69,7 @@ def load_replicas(
         raise
     return [
         _replica(number, model, message, frozen, mine, rules, wait_room)
-        for number, mine in zip(numbers, [(executor, data), *twins], strict=True)
+        for number, mine in zip(numbers, [(executor, data), *clones], strict=True)
     ]
 
 

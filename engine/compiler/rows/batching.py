@@ -60,7 +60,7 @@ def decide(
     return BatchDecision(
         True,
         size,
-        "made-up rows gave the same alone and together",
+        "synthetic rows gave the same results alone and together",
         most if most < DEFAULT_MAX_BATCH else 0,
     )
 

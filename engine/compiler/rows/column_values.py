@@ -1,6 +1,6 @@
 """What the columns of inputs may hold, as encoders, scalers and trees tell of them.
 
-A model of columns answers the same to nearly all made-up rows: to it every word is
+A model of columns answers the same to nearly all synthetic rows: to it every word is
 unknown and every number far away. Some fail on words that they do not know. So what a
 node compares with is followed back to the column of the input that it comes from.
 """

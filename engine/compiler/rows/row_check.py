@@ -12,7 +12,7 @@ Four questions, each put to the model with rows of several kinds:
   through to the answers?
 - Do the answers depend on the rows at all? If not, nothing was shown.
 
-A model that cannot be run on made-up rows has shown nothing either.
+A model that cannot be run on synthetic rows has shown nothing either.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _MANY_ROWS = 33
 MAX_ROW = 64 << 20
 """Bytes of a row beyond which no larger free dimensions are tried."""
 MAX_BATCH = 2 << 30
-"""Bytes of made-up rows beyond which a batch is not tried."""
+"""Bytes of synthetic rows beyond which a batch is not tried."""
 _SLOW = 0.02
 """Seconds of one row that make a model slow."""
 _WIDE = 0.05
@@ -142,11 +142,11 @@ class RowCheck:
             self._arrangement(first, _MANY_ROWS)
         if not self._responds:
             raise Dependent(
-                "its answers to made-up rows are all the same, which shows nothing"
+                "its results for synthetic rows are all the same, which shows nothing"
             )
         if not self._agrees and not self._furthest:
             raise Dependent(
-                "its answers to made-up rows that run together are all the same, which "
+                "its results for synthetic rows run together are all the same, which "
                 "shows nothing"
             )
         if not self._agrees:
@@ -202,14 +202,14 @@ class RowCheck:
                 # Integers lose nothing by being large: more of what a model knows.
                 whole = all(t.data_type.numpy_dtype.kind != "f" for t in inputs)
                 return [*kinds, "large"] if whole else kinds
-        raise Dependent(f"it could not be run on made-up rows ({failure})")
+        raise Dependent(f"it could not be run on synthetic rows ({failure})")
 
     def _check_size(self, row: int) -> None:
-        """Raise Dependent where rows of so many bytes are too large to be made up."""
+        """Raise Dependent where rows of so many bytes are too large to be tried."""
         count = self._size or TRACED_ROWS
         if count * row > MAX_BATCH:
             raise Dependent(
-                f"it was not tried: {count} made-up rows would take "
+                f"it was not tried: {count} synthetic rows would take "
                 f"{count * row / (1 << 30):,.1f} GiB"
             )
 

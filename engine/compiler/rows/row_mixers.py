@@ -1,6 +1,6 @@
 """Looks at a graph for operators that see all rows at once, without running it.
 
-Running it on made-up data (`engine.compiler.rows.row_check`) finds most dependences
+Running it on synthetic data (`engine.compiler.rows.row_check`) finds most dependences
 between rows. What it may not meet: randomness, results whose size depends on data, and
 branches taken on data. Those are found here. Values that depend only on shapes are not
 data: the graphs that exporters write compute axes and sizes with the same operators.
@@ -59,7 +59,7 @@ SIZES = {
     "Upsample": (1,),
 }
 """Which inputs of an operator say how large its result is. Where that is data it is the
-data of all rows; and made-up data could ask for any amount of memory."""
+data of all rows; and synthetic data could ask for any amount of memory."""
 _SHAPE_ONLY = frozenset({"Shape", "Size"})
 
 

@@ -148,7 +148,7 @@ class TestCompiling:
         source, target = greedy(tmp_path / "m.onnx"), tmp_path / "m.popef"
         found = run_popgate("compile", source, "-o", target, "--memory=4GiB")
         assert found.returncode == 0, found.stderr
-        assert "it could not be run on made-up rows" in found.stdout
+        assert "it could not be run on synthetic rows" in found.stdout
 
 
 NOTHING = ex.Sequence(())

@@ -31,11 +31,11 @@ def test_a_feed_gives_its_next_tensor_at_each_read_and_begins_again(feed: Path) 
 def test_a_twin_goes_on_alone_from_the_same_place(feed: Path) -> None:
     data = ModelData(load_model(feed), {})
     data.read("h2d_offset")
-    twin = data.twin()
-    assert np.array_equal(data.read("h2d_offset"), twin.read("h2d_offset"))
+    clone = data.clone()
+    assert np.array_equal(data.read("h2d_offset"), clone.read("h2d_offset"))
     second = data.read("h2d_offset")
     data.read("h2d_offset")
-    assert np.array_equal(twin.read("h2d_offset"), second)
+    assert np.array_equal(clone.read("h2d_offset"), second)
 
 
 def test_what_has_no_data_is_named(feed: Path) -> None:

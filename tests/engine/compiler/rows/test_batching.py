@@ -242,7 +242,7 @@ def test_rows_that_do_not_depend_on_each_other_are_mixed(
 ) -> None:
     decision = decide(ROWWISE[name](), tmp_path)
     assert decision == BatchDecision(
-        True, 0, "made-up rows gave the same alone and together"
+        True, 0, "synthetic rows gave the same results alone and together"
     )
 
 
@@ -567,7 +567,7 @@ COUPLED: dict[str, tuple[Callable[[], Any], str]] = {
             [value("y", FLOAT, ["N", 4])],
             {"t": np.empty((0, 4), np.float32)},
         ),
-        "could not be run on made-up rows",
+        "could not be run on synthetic rows",
     ),
     "a fixed row": (lambda: unary_fixed(), "input 'x' is fixed at 1"),
     "a scalar beside": (
@@ -736,7 +736,7 @@ def test_a_check_without_time_still_asks_what_tells_most(tmp_path: Path) -> None
         assert not decide(COUPLED[name][0](), tmp_path, check_seconds=0.0).rows
 
 
-def test_rows_too_large_to_be_made_up_are_never_mixed(tmp_path: Path) -> None:
+def test_rows_too_large_to_be_tried_are_never_mixed(tmp_path: Path) -> None:
     # Not tried either, so that nobody's memory is filled.
     for rows, size, batch in (("N", 1 << 40, "auto"), (1 << 20, 1 << 10, 1 << 20)):
         model = onnx_model(
@@ -746,4 +746,4 @@ def test_rows_too_large_to_be_made_up_are_never_mixed(tmp_path: Path) -> None:
         )
         decision = decide(model, tmp_path, batch=batch)
         assert not decision.rows
-        assert "made-up rows would take" in decision.reason
+        assert "synthetic rows would take" in decision.reason
