@@ -1,16 +1,16 @@
-"""Clients that have nothing in common ask one gateway at once; every answer is checked.
+"""Isolation test: unrelated clients share one gateway and batches; answers are checked.
 
-    python -m bench.strangers                  # a minute
-    python -m bench.strangers --seconds 600 --clients 128
+    python -m bench.isolation                  # a minute
+    python -m bench.isolation --seconds 600 --clients 128
 
 One batched model with priority levels, whose rows take a while. Each request has a
-kind: ordinary, with a deadline that is long, short or hopeless, of a high or a low
+kind: ordinary, with a deadline that is long, short or unreachable, of a high or a low
 level, poisoned (it makes the graph fail), or of a client that hangs up, before the body
 is complete, at once, or after a while. Meanwhile the model is replaced again and
 again. Shown: what became of each kind.
 
-Exit code 1 where an answer was another's or wrong, a poisoned request had another
-outcome than its own failure, somebody else failed, an answer came later than a deadline
+Exit code 1 if an answer was another's or wrong, a poisoned request had another outcome
+than its own failure, another request failed, an answer came later than a deadline
 allows, or something stayed in flight.
 """
 
@@ -55,7 +55,7 @@ KINDS = {
     "ordinary": (6, 0.0),
     "long": (3, 20.0),
     "short": (3, 0.15),
-    "hopeless": (1, 0.0005),
+    "unreachable": (1, 0.0005),
     "high": (2, 5.0),
     "low": (2, 5.0),
     "poisoned": (2, 0.0),
@@ -65,7 +65,7 @@ KINDS = {
 PRIORITIES = {"high": 1, "low": 3}
 #: What may become of a request. 429 and 504 where a deadline or a full queue is near.
 ALLOWED = {
-    "hopeless": {200, 429, 504},
+    "unreachable": {200, 429, 504},
     "poisoned": {400, 429, 504},
     "leaves": {0},
     "half": {0},
@@ -289,7 +289,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--clients", type=int, default=48)
     options = parser.parse_args()
-    os.environ.setdefault("POPGATE_POOL", f"strangers-{os.getpid()}")
+    os.environ.setdefault("POPGATE_POOL", f"isolation-{os.getpid()}")
     wrong = run_all(options.seconds, options.clients)
     for line in wrong[:10]:
         print(f"WRONG: {line}")

@@ -1,4 +1,4 @@
-"""Everything that can happen to a request, at once: `bench.strangers`."""
+"""Everything that can happen to a request, at once: `bench.isolation`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from bench.client import Answer
+from bench.isolation import KINDS, Asked, complaint, run_all
 from bench.payloads import Payload
-from bench.strangers import KINDS, Asked, complaint, run_all
 
 
 def test_each_gets_what_it_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
