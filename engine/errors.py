@@ -129,7 +129,13 @@ class Gone(EngineError):
 
 
 class DeviceLost(Gone):
-    """The device process died; every request in it failed with this."""
+    """The device process died; every request in it failed with this.
+
+    `culprit` is the model that was at work when it crashed, by name; empty where it did
+    not crash, or where that cannot be told.
+    """
+
+    culprit = ""
 
 
 class DeviceFailed(DeviceLost):

@@ -10,7 +10,9 @@ from fastapi.security import HTTPBearer
 from app.codec.json_text import parse_json
 from app.codec.nesting import check_depth
 from app.errors import (
+    RETRY_AFTER_DEVICE_LOST,
     BodyTooLarge,
+    HttpError,
     InvalidRequest,
     UnknownModel,
     larger_than_allowed,
@@ -20,7 +22,7 @@ from app.http.access import check_management
 from app.limits import DEFAULT_LIMITS
 from app.repository.load_request import LoadRequest, parse_load_request
 from app.repository.loader import LoadedModel
-from app.repository.model_record import ModelRecord
+from app.repository.model_record import ModelRecord, RepositoryError
 
 # Bodies of management calls are a few options; this bounds what a stray one can cost.
 MAX_MANAGEMENT_BODY = 1 << 20
@@ -73,6 +75,17 @@ def find_version(record: ModelRecord, version: str | None) -> LoadedModel | None
         if str(number) == version:
             return entry.loaded
     raise UnknownModel(record.name, version)
+
+
+def refusal(error: RepositoryError, code: str, unknown: str = "") -> HttpError:
+    """The answer to a load or unload that did not succeed; `unknown` is the code where
+    there is no such model, if that is another one."""
+    if error.is_passing:
+        after = (b"retry-after", b"%d" % RETRY_AFTER_DEVICE_LOST)
+        return HttpError(503, str(error), "device_lost", (after,))
+    if not error.found:
+        return HttpError(404, str(error), unknown or code)
+    return HttpError(400, str(error), code)
 
 
 async def read_object(request: Request) -> dict[str, Any]:

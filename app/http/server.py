@@ -25,6 +25,7 @@ from pathlib import Path
 from types import FrameType
 
 import uvicorn
+from uvicorn.lifespan.on import LifespanOn
 
 from app.http.exchange import Exchange
 from app.http.front import InferFront
@@ -181,6 +182,9 @@ class GatewayServer(uvicorn.Server):
         if self.draining:
             if time.monotonic() - self._draining_since < SIGNAL_APART:
                 return  # the same stop, delivered to us and to our group
+            if not self.force_exit:
+                name = signal.Signals(sig).name
+                logger.warning("%s again: going at once, answered or not", name)
             self.force_exit = True
             self.should_exit = True
             self.exit_code = 1
@@ -230,6 +234,9 @@ class GatewayServer(uvicorn.Server):
             connection.shutdown()
         if not self.force_exit:
             await self.lifespan.shutdown()
+        elif isinstance(self.lifespan, LifespanOn):
+            # It is cancelled with the loop, which it would tell with a traceback.
+            self.lifespan.logger = logging.Logger("cancelled", logging.CRITICAL + 1)
 
     def _announce_close(self) -> None:
         """Lets every answer from now on say that it is its connection's last."""

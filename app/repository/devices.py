@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from app.background import DaemonPool
@@ -137,6 +137,15 @@ class GatewayDevices:
         first, self._next = self._next, (self._next + instances) % have
         return {i: self._devices[(first + i) % have] for i in range(instances)}
 
+    def bring_back(self, devices: Collection[Device]) -> None:
+        """Those of them that are lost, with their models. For a thread; blocks.
+
+        Raises what kept them from coming back.
+        """
+        for watch in self._watches:
+            if watch.device in devices:
+                watch.bring_back()
+
     def count_for(self, instances: int, wanted: Sequence[int]) -> int:
         """How many devices `place` would use."""
         return min(instances, len(wanted) or len(self._devices))
@@ -208,6 +217,18 @@ class DeviceWatch:
     def is_recovering(self) -> bool:
         """Whether its process is being replaced, or its models loaded again."""
         return self._recovery is not None and not self._recovery.done()
+
+    def bring_back(self) -> None:
+        """Where the device is lost, even if nobody has noticed: start it again now. For
+        a thread; blocks."""
+        asyncio.run_coroutine_threadsafe(self._notice(), self._loop).result()
+        self.device.recover()
+        if self.device.state is not DeviceState.READY:
+            raise self.device.loss()
+
+    async def _notice(self) -> None:
+        if self._lost_fd >= 0:
+            self._check()
 
     def close(self) -> None:
         self._timer.cancel()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from app.config.model_config import ModelConfig
@@ -27,14 +29,31 @@ from app.repository.warmup import WarmupFailed, warm_up
 from app.serving.ensembles import EnsembleRunner
 from app.serving.table import RequestScheduler
 from app.spec import ModelSpec
-from engine import Array, DeviceLost, EngineError, ModelRunner, open_model
+from engine import (
+    Array,
+    Device,
+    DeviceFailed,
+    DeviceLost,
+    EngineError,
+    ModelRunner,
+    open_model,
+)
 from popef_io import PopefError
 
 logger = logging.getLogger(__name__)
 
 
+#: How often a model is loaded whose device is lost meanwhile by the doing of others.
+MOST_TRIES = 5
+
+
 class LoadError(Exception):
     """A version that cannot be loaded; the message is for the operator."""
+
+
+class LoadCutOff(LoadError):
+    """Its device was lost while it was loaded, by no doing of its own that is known: it
+    may be tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +108,7 @@ class ModelLoader:
         self._cache = cache
         self._largest_body = largest_body
         self._limits = limits
+        self._again = threading.Lock()
 
     def load(
         self,
@@ -99,26 +119,74 @@ class ModelLoader:
     ) -> LoadedModel:
         """Compiles where needed, loads, describes and warms up. Raises `LoadError`.
 
+        Where a device is lost meanwhile it is loaded again on the one that comes back,
+        until it is known to have crashed it.
         `replaces` serves in its place now. Where that was warmed up with values that
         were made up, they suit the model, and if they fail now the new one is at fault.
         """
         start = time.monotonic()
+        until = start + self._limits.load if self._limits.load else math.inf
         label = f"{name}/{source.version}"
         with explained(label):
-            files = self._files(source, config)
-            defaults = input_defaults(source, config, self._cache)
-            memory = self._memory(files, config)
-            runner = self._open(label, files, config)
+            placement = self._devices.place(config.instances, config.devices)
+            once = partial(
+                self._load_once, name, source, config, replaces, placement, until
+            )
+            try:
+                loaded = once()
+            except DeviceFailed:
+                raise
+            except DeviceLost as e:
+                devices = set(placement.values())
+                loaded = self._load_again(label, once, devices, e, until)
+        seconds = time.monotonic() - start
+        logger.debug("model %s is loaded (%.3f s)", label, seconds)
+        return loaded
+
+    def _load_again(
+        self,
+        label: str,
+        once: Callable[[], LoadedModel],
+        devices: Collection[Device],
+        error: DeviceLost,
+        until: float,
+    ) -> LoadedModel:
+        # One model after the other, so that it can be told whose doing it is.
+        with self._again:
+            for _ in range(MOST_TRIES - 1):
+                logger.warning("model %s: %s; it is loaded once more", label, error)
+                try:
+                    self._devices.bring_back(devices)
+                    return once()
+                except DeviceFailed:
+                    raise
+                except DeviceLost as e:
+                    if e.culprit == label:
+                        raise LoadError(f"loading it ends its device: {e}") from e
+                    error = e
+                if time.monotonic() > until:
+                    break
+        raise error
+
+    def _load_once(
+        self,
+        name: str,
+        source: VersionSource,
+        config: ModelConfig,
+        replaces: LoadedModel | None,
+        placement: Mapping[int, Device],
+        until: float,
+    ) -> LoadedModel:
+        files = self._files(source, config)
+        defaults = input_defaults(source, config, self._cache)
+        memory = self._memory(files, config)
+        runner = self._open(f"{name}/{source.version}", files, config, placement)
         try:
-            with explained(label):
-                made = assemble(name, source, config, runner, runner, defaults)
-                until = start + self._limits.load if self._limits.load else math.inf
-                warmed = _warm_up(made.spec, runner, source, config, replaces, until)
+            made = assemble(name, source, config, runner, runner, defaults)
+            warmed = _warm_up(made.spec, runner, source, config, replaces, until)
         except BaseException:
             runner.close()
             raise
-        seconds = time.monotonic() - start
-        logger.debug("model %s is loaded (%.3f s)", label, seconds)
         return LoadedModel(
             made.visible,
             runner,
@@ -160,22 +228,18 @@ class ModelLoader:
         devices = self._devices.count_for(config.instances, config.devices)
         return devices * sum(path.stat().st_size for path in files)
 
-    def _open(self, label: str, files: list[Path], config: ModelConfig) -> ModelRunner:
-        placement = self._devices.place(config.instances, config.devices)
+    def _open(
+        self,
+        label: str,
+        files: list[Path],
+        config: ModelConfig,
+        placement: Mapping[int, Device],
+    ) -> ModelRunner:
         model = open_model(files)
         options = runner_config(
             config, model, placement, self._largest_body, self._limits
         )
-        try:
-            return ModelRunner(model, options, name=label)
-        except DeviceLost as e:
-            # That need not be this model's doing, and the device is started again. A
-            # model whose doing it is fails for good the second time.
-            logger.warning("model %s: %s; it is loaded once more", label, e)
-            for device in placement.values():
-                if not device.check():
-                    device.recover()
-            return ModelRunner(model, options, name=label)
+        return ModelRunner(model, options, name=label)
 
 
 def compiled_files(
@@ -208,6 +272,8 @@ def explained(label: str) -> Iterator[None]:
         yield
     except LoadError:
         raise
+    except DeviceLost as e:
+        raise LoadCutOff(str(e)) from e
     except (EngineError, PopefError, ValueError, WarmupFailed) as e:
         raise LoadError(str(e)) from e
     except OSError as e:

@@ -133,7 +133,7 @@ class ModelControl:
         record = self._repository.record(name)
         if record.problem:
             logger.error("failed to load '%s': %s", name, record.problem)
-            raise RepositoryError(_failure(record))
+            raise RepositoryError(_failure(record), is_passing=record.is_passing)
         logger.info("model %s is loaded: %s", name, sorted(record.serving))
         return record
 

@@ -43,19 +43,24 @@ class State(Enum):
 
 
 class RepositoryError(Exception):
-    """A load or unload that did not succeed; `found` is False for an unknown model."""
+    """A load or unload that did not succeed; `found` is False for an unknown model,
+    `is_passing` says that the same may succeed now."""
 
-    def __init__(self, message: str, *, found: bool = True) -> None:
+    def __init__(
+        self, message: str, *, found: bool = True, is_passing: bool = False
+    ) -> None:
         super().__init__(message)
         self.found = found
+        self.is_passing = is_passing
 
 
 @dataclass(slots=True)
 class VersionRecord:
     """One version, loaded or not. `loaded` is what serves now, if anything does.
 
-    `reason` is what has gone wrong, if anything has. A version that is loaded on demand
-    keeps what it is loaded from in `source` and `config`.
+    `reason` is what has gone wrong, if anything has; `is_passing` says that it is no
+    doing of the model's, which may be tried again at once. A version that is loaded on
+    demand keeps what it is loaded from in `source` and `config`.
     """
 
     version: int
@@ -65,6 +70,7 @@ class VersionRecord:
     source: VersionSource | None = None
     config: ModelConfig = field(default_factory=ModelConfig)
     retry_at: float = 0.0
+    is_passing: bool = False
 
     @property
     def is_on_demand(self) -> bool:
@@ -86,14 +92,15 @@ class VersionRecord:
         """From now on the next request loads it."""
         self.state, self.reason, self.retry_at = State.ON_DEMAND, "", 0.0
 
-    def fail(self, reason: str) -> None:
+    def fail(self, reason: str, *, is_passing: bool = False) -> None:
         """Loading it has failed; what was served before is served on."""
+        self.is_passing = is_passing
         self.state = State.UNAVAILABLE
         if self.loaded is not None:
             self.state = State.READY
             self.source, self.config = self.loaded.source, self.loaded.config
         self.reason = reason
-        self.retry_at = time.monotonic() + RETRY_SECONDS
+        self.retry_at = time.monotonic() + (0.0 if is_passing else RETRY_SECONDS)
 
 
 @dataclass(slots=True)
@@ -170,6 +177,12 @@ class ModelRecord:
             return self.reason
         bad = (r for r in self.versions.values() if r.reason)
         return "; ".join(f"version {r.version}: {r.reason}" for r in bad)
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether all that is wrong may be gone by now."""
+        bad = [r for r in self.versions.values() if r.reason]
+        return not self.reason and all(r.is_passing for r in bad)
 
     def on_demand(self, version: str | None) -> VersionRecord | None:
         """The version that a request would have loaded first; None if there is none."""

@@ -21,7 +21,7 @@ from app.background import DaemonPool
 from app.config.priorities import timeouts
 from app.observe.metrics import MetricsRegistry
 from app.repository.ensemble_loader import EnsembleLoader
-from app.repository.loader import LoadedModel, LoadError, ModelLoader
+from app.repository.loader import LoadCutOff, LoadedModel, LoadError, ModelLoader
 from app.repository.memory_budget import MemoryBudget
 from app.repository.model_record import ModelRecord, State, VersionRecord
 from app.repository.places import ModelPlaces
@@ -234,7 +234,8 @@ class ModelRepository:
             elif isinstance(result, NoRoom) and not make_room:
                 entry.offer()
             else:
-                entry.fail(_without_root(str(result), self.places, version))
+                why = _without_root(str(result), self.places, version)
+                entry.fail(why, is_passing=isinstance(result, LoadCutOff))
         return leaving
 
     def _switch(self, record: ModelRecord, wanted: set[int]) -> list[LoadedModel]:
@@ -279,7 +280,10 @@ class ModelRepository:
             blame = partial(self._blame, record, loaded)
 
             def on_failure(error: EngineError) -> None:
-                loop.call_soon_threadsafe(blame, error)
+                if _is_running(loop):  # before anybody asks for it again
+                    blame(error)
+                else:
+                    loop.call_soon_threadsafe(blame, error)
 
             loaded.runner.on_failure = on_failure
             if loaded.runner.failure is not None:  # before it was asked to tell
@@ -302,7 +306,7 @@ class ModelRepository:
             if entry.loaded is loaded:
                 logger.error("model %s/%s: %s", record.name, entry.version, error)
                 entry.loaded = entry.source = None
-                entry.fail(str(error))
+                entry.fail(_without_root(str(error), self.places, loaded.source))
                 self._publish(record)
                 leaving = asyncio.get_running_loop().create_task(self._retire([loaded]))
                 self._leaving.add(leaving)
@@ -413,6 +417,14 @@ class ModelRepository:
     def __repr__(self) -> str:
         ready = len(self.names_in(State.READY))
         return f"<ModelRepository {self.places} {ready}/{len(self._records)} ready>"
+
+
+def _is_running(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether this is its thread, and it is at work."""
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False
 
 
 def _without_root(text: str, places: ModelPlaces, version: VersionSource) -> str:

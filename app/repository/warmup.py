@@ -21,7 +21,7 @@ from app.config.warmup_config import WarmupConfig, WarmupInput, WarmupSample
 from app.limits import DEFAULT_LIMITS
 from app.repository.scan import WARMUP_FOLDER
 from app.spec import ModelSpec, TensorSpec
-from engine import Array, EngineError, ModelRunner, Tensor, TimedOut
+from engine import Array, DeviceLost, EngineError, ModelRunner, Tensor, TimedOut
 from popef_io import DataType
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,8 @@ def warm_up(
     """Runs what `config` says on every replica; None makes something up.
 
     Files come from `folder`. It is to be done at `until`, a `time.monotonic()`.
-    Returns whether anything was run. Raises `WarmupFailed`.
+    Returns whether anything was run. Raises `WarmupFailed`, and `engine.DeviceLost`,
+    which says nothing about the model.
     """
     if config is not None and not config.enabled:
         return False
@@ -128,11 +129,15 @@ def _run_everywhere(runner: ModelRunner, run: _Run, until: float) -> None:
                 )
                 for replica in range(len(runner.devices))
             ]
+        except DeviceLost:
+            raise
         except EngineError as e:
             msg = f"warm-up with {run.label} failed: {e}"
             raise WarmupFailed(msg, is_late=isinstance(e, TimedOut)) from e
         for request in requests:
             request.wait(max(0.0, deadline - time.monotonic()))
+            if isinstance(request.error, DeviceLost):
+                raise request.error.again()
             if request.error is not None or not request.done:
                 late = not request.done or isinstance(request.error, TimedOut)
                 why = "it takes too long" if late else request.error

@@ -17,11 +17,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from engine.devices.back_off import BackOff
 from engine.devices.connection import Connection
-from engine.devices.device_launch import STOP_TIMEOUT, Launcher
+from engine.devices.crashes import Crashes, Death
+from engine.devices.device_launch import STOP_TIMEOUT, LaunchedProcess, Launcher
 from engine.devices.device_lock import address_of
 from engine.devices.device_state import READY, DeviceState
 from engine.devices.request import Request, RequestChannel
@@ -32,6 +34,7 @@ from engine.errors import (
     DeviceClosed,
     DeviceFailed,
     DeviceLost,
+    EngineBug,
     EngineError,
     ExecutionFailed,
     InvalidModel,
@@ -56,6 +59,9 @@ PATIENCE = 10.0
 
 class DeviceUser(Protocol):
     """Who has models on a device (a model runner)."""
+
+    @property
+    def name(self) -> str: ...
 
     def reload(self, device: Device) -> None:
         """Load them again: the device has a new process. Raises EngineError."""
@@ -109,7 +115,8 @@ class Device:
         self._runners: list[DeviceUser] = []
         self._on_lost: list[Callable[[Device], None]] = []
         self._on_wanted: Callable[[], None] | None = None
-        self._lost_by: str | DeviceFault | None = None
+        self._lost_by: Death | DeviceFault | None = None
+        self._crashes = Crashes()
         self._killed_for = ""
         #: Replicas of the process whose runs were cancelled as a whole.
         self._cancelled_runs: set[int] = set()
@@ -250,7 +257,7 @@ class Device:
             return False
         if not connection.process_is_gone:
             return True
-        self._lose("its process died")
+        self._lose()
         return False
 
     def look_after(self) -> bool:
@@ -270,9 +277,10 @@ class Device:
             self.ping(patience)
         except DeviceClosed:
             return False
-        except DeviceLost:
+        except DeviceLost as error:
             # It may have died, and there may be another one by now.
-            if self.state is DeviceState.READY and process is self._launcher.process:
+            hangs = isinstance(error.__cause__, TimeoutError)
+            if hangs and self._is_present(process):
                 self._kill(f"it has not answered a ping for {patience:g} s")
             return False
         return True
@@ -351,7 +359,17 @@ class Device:
         """
         self.origin.check("Device")
         self._refuse_if_closed()
-        return control.call(self.address, message, fds, timeout, self.watch)
+        process = self._launcher.process
+        try:
+            return control.call(self.address, message, fds, timeout, self.watch)
+        except DeviceLost as error:
+            # Its sockets close one after the other: whoever tries again must not find
+            # it alive by another one.
+            death = self._death_of(process)
+            self._refuse_if_closed()
+            if self._is_present(process):  # nobody else has noticed yet
+                raise self._loss(death) from error
+            raise self.loss() from error
 
     def open_channel(
         self, mine: RequestChannel, channel: Channel, layout: ChannelLayout
@@ -402,8 +420,9 @@ class Device:
     def kill(self, why: str) -> None:
         """End a process that hangs; its requests fail with DeviceLost."""
         self.origin.check("Device")
+        self._killed_for = why
         self._launcher.kill()
-        self._lose(why)
+        self._lose()
 
     def _kill(self, why: str) -> None:
         """`kill` for any thread: where an event loop drives, it notices the death, as
@@ -411,7 +430,7 @@ class Device:
         self._killed_for = why
         self._launcher.end(kill=True)
         if not self._blocking.adopted:
-            self._lose(why)
+            self._lose()
 
     def end_process(self, why: str) -> None:
         """`kill`, from any thread."""
@@ -458,8 +477,42 @@ class Device:
         if not self.look_after():
             self._refuse_if_closed()
             if self.state is DeviceState.READY:  # nobody has noticed its death yet
-                raise DeviceLost(f"device {self.id} was lost: {self._killed_for}")
+                raise self._loss(self._death_of(self._launcher.process))
             raise self.loss()
+
+    def _is_present(self, process: LaunchedProcess) -> bool:
+        """Whether it is still the device's, as far as anybody has noticed."""
+        return self.state is DeviceState.READY and process is self._launcher.process
+
+    def loading(self, name: str) -> AbstractContextManager[None]:
+        """A model of this name is being loaded meanwhile: if the process crashes, that
+        may be its doing."""
+        return self._crashes.loading(name)
+
+    def _death_of(self, process: LaunchedProcess) -> Death:
+        """How a process that is about to end does end, and by whose doing. The first
+        who asks finds out, before anything that it was doing is forgotten."""
+        with self.lock:
+            death = process.judged
+            if death is None:
+                process.end(kill=True)
+                death = Death(self._killed_for)
+                if not self._killed_for:
+                    death = self._crashes.judge(process.death, self._running_model())
+                process.judged = death
+            return death
+
+    def _running_model(self) -> str:
+        """The name of the model that ran last before the process died in the middle of
+        it; empty if none did. Lock held by the caller."""
+        connection = self._connection
+        replica = connection.link.running if connection is not None else 0
+        if not replica:
+            return ""
+        for runner in self.runners:
+            if runner.run_limit(self, replica) is not None:
+                return runner.name
+        return f"of replica {replica}"
 
     def on_lost(self, callback: Callable[[Device], None]) -> None:
         """Call back (in the thread that notices) when the process dies."""
@@ -503,7 +556,10 @@ class Device:
                 except (DeviceLost, DeviceClosed):
                     raise
                 except EngineError as error:
-                    logger.exception("failed to reload %r on %s", runner, self.id)
+                    # The traceback tells something where the fault is ours.
+                    ours = isinstance(error, EngineBug)
+                    text = "failed to reload %r on %s: %s"
+                    logger.error(text, runner, self.id, error, exc_info=ours)
                     if isinstance(error, InvalidModel):  # nor ever will
                         runner.fail(ExecutionFailed(str(error)))
             self._back_off.succeed()
@@ -586,7 +642,7 @@ class Device:
             raise DeviceLost(f"device {self.id} is {self.state.value}")
         return connection.number
 
-    def _lose(self, why: str) -> None:
+    def _lose(self) -> None:
         # Its callbacks run last to first, each of them, whatever another one raises.
         with contextlib.ExitStack() as ends, self.lock:
             connection = self._connection
@@ -595,15 +651,29 @@ class Device:
             fault = connection.fault_report()
             curable = fault is None or fault.resettable
             self.state = DeviceState.LOST if curable else DeviceState.FAILED
-            self._lost_by = fault or self._killed_for or why
-            process = self._launcher.process  # there may be another one soon
-            error = self.loss()
             for callback in reversed(self._on_lost):
                 ends.callback(callback, self)
             ends.callback(self._blocking.tell)
-            ends.callback(process.end, kill=True)
-            ends.callback(logger.warning, "%s", error)
-            self._fail_all(error)
+            process = self._launcher.process  # there may be another one soon
+            death = Death("its process died")
+            try:
+                death = self._death_of(process)
+            finally:
+                self._lost_by = fault or death
+                error = self.loss()
+                ends.callback(self._give_up, death)
+                ends.callback(logger.warning, "%s", error)
+                self._fail_all(error)
+
+    def _give_up(self, death: Death) -> None:
+        """A model that crashes the process again and again is not loaded any more."""
+        if not death.is_once_too_often:
+            return
+        for runner in self.runners:
+            if runner.name == death.culprit:
+                why = f"it has crashed device {self.id} {death.times} times: {death}"
+                logger.error("%r is at fault: %s", runner, why)
+                runner.fail(ExecutionFailed(why))
 
     def _fail_all(self, error: EngineError) -> None:
         """End all that is in flight, and let go of the link. Lock held by the caller.
@@ -633,10 +703,15 @@ class Device:
 
     def loss(self) -> DeviceLost:
         """The error of all requests from when the process was lost until it is back."""
-        why = self._lost_by or "it has not started yet"
+        why = self._lost_by or Death("it has not started yet")
         if isinstance(why, DeviceFault):
             return DeviceFailed(f"device {self.id} failed: {why}", why)
-        return DeviceLost(f"device {self.id} was lost: {why}")
+        return self._loss(why)
+
+    def _loss(self, death: Death) -> DeviceLost:
+        error = DeviceLost(f"device {self.id} was lost: {death}")
+        error.culprit = death.culprit
+        return error
 
     def __enter__(self) -> Device:
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from engine.devices.crashes import Death
 from engine.errors import DeviceLost
 from engine.logs import standard_output_is_wanted
 from engine.origin import here, hold, let_go, no_fork
@@ -111,6 +113,8 @@ class LaunchedProcess:
         self._ending = threading.Lock()
         self._ticks = 0
         self.has_ended = False
+        #: What is known of its end, once somebody has looked into it.
+        self.judged: Death | None = None
         listener = HeldSocket()
         with no_fork():
             read_end, self._owner_pipe = os.pipe()
@@ -159,6 +163,17 @@ class LaunchedProcess:
     def kill(self) -> None:
         """End it at once, whatever it is doing."""
         self._process.kill()
+
+    @property
+    def death(self) -> str:
+        """How it has ended: the name of a signal, or an exit code."""
+        code = self._process.returncode
+        if code is None:
+            return "nothing that is known"
+        try:
+            return signal.Signals(-code).name
+        except ValueError:
+            return f"exit code {code}"
 
     def end(self, *, kill: bool) -> None:
         """Wait until it has ended by itself, or kill it; returns when it is gone.

@@ -81,6 +81,7 @@ class ReplicaSet:
         self._devices: list[Device] = []
         self._channels: list[ReplicaChannel | None] = []
         self._tracepoints: list[Tracepoints] = []
+        self._loaded = False
         self._stopped = False
         self._closed = False
         #: Why it takes no requests any more, where it was found at fault.
@@ -234,15 +235,25 @@ class ReplicaSet:
         return given
 
     def load(self) -> None:
-        """Load the model on every replica."""
+        """Load the model on every replica. Raises DeviceLost where a device is lost
+        meanwhile."""
         self._channels = [None] * len(self._devices)
         for device in dict.fromkeys(self._devices):
             self._load(device)
+        # From here on `reload` brings back what is lost; what was lost before was not.
+        self._loaded = True
+        for replica, channel in enumerate(self._channels):
+            if channel is None or not channel.usable:
+                raise self._lost(replica)
 
     def reload(self, device: Device) -> None:
-        """Load the replicas of a device again, after its process was replaced."""
+        """Load the replicas of a device again, after its process was replaced.
+
+        Not while `load` is at it: who gives up what it has begun does not know of more.
+        """
         self.origin.check("ModelRunner")
-        if device in self._devices and not self._stopped and self.failure is None:
+        wanted = self._loaded and not self._stopped and self.failure is None
+        if wanted and device in self._devices:
             self._load(device)
 
     def save(self, replica: int) -> dict[str, Tensor]:
@@ -324,6 +335,7 @@ class ReplicaSet:
             if frozen:
                 message["frozen"], memory = pack_tensors("frozen", frozen)
                 fds = [*fds, held.enter_context(memory).fd]
+            held.enter_context(device.loading(plan.name))
             numbers = self._call_to_load(device, message, fds)
         for replica, number in zip(mine, numbers, strict=True):
             channel = self._connect(device, int(number), self.tracepoints(replica))

@@ -11,6 +11,8 @@ The map of the bytes
              u64 backpressure: 1 = the device waits for room in an output of this client
              u64 alone: 1 = the client has one request in flight, and looks for its
                  result before it sleeps: the next one comes soon after
+             u64 running: the replica that runs now, whoever's; 0: none does. Written
+                 by the device, read when it is dead
     128      control block of the submission ring         (client → device)
     256      control block of the completion ring         (device → client)
     384      submissions, 8 bytes each: the channel's number
@@ -46,6 +48,7 @@ MAGIC: Final = 0x33304B4E4C475020
 _PARKED_WORD: Final = 1
 _BACKPRESSURE_WORD: Final = 2
 _ALONE_WORD: Final = 3
+_RUNNING_WORD: Final = 4
 #: Requests in flight over all models of one client and device.
 SLOTS: Final = 16384
 #: The channels together have no more in flight: what is left is for completions that
@@ -82,7 +85,7 @@ class Link:
         self.view = memory.view
         #: The client process has ended (the device's side knows).
         self.gone = False
-        self._header = self.view[:32].cast("Q")
+        self._header = self.view[:40].cast("Q")
         self.submissions = RingCounters(
             self.view[CONTROL_SIZE : 2 * CONTROL_SIZE], SLOTS
         )
@@ -181,6 +184,15 @@ class Link:
     @backpressure.setter
     def backpressure(self, value: bool) -> None:
         self._header[_BACKPRESSURE_WORD] = int(value)
+
+    @property
+    def running(self) -> int:
+        """The number of the replica that runs now; 0: none does."""
+        return self._header[_RUNNING_WORD]
+
+    @running.setter
+    def running(self, value: int) -> None:
+        self._header[_RUNNING_WORD] = value
 
     def next_submission(self) -> int:
         """The channel that has one more request, or -1."""

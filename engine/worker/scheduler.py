@@ -210,7 +210,12 @@ class Scheduler:
     def _run_batch(self, replica: Replica, now: int) -> None:
         self._running_since = now
         self._replica = replica
+        # Who is left behind if this kills the process looks there.
+        for client in self.clients.values():
+            client.link.running = replica.number
         touched = replica.step()
+        for client in self.clients.values():
+            client.link.running = 0
         self._replica = None
         self._running_since = 0
         self.batches += 1

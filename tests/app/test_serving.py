@@ -5,8 +5,10 @@ Covers: app/cli/devices.py, app/http/metrics_port.py.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +19,9 @@ import pytest
 
 import engine.tensor
 from tests.app.served import ServedGateway
+from tests.app.serving.test_scheduling import Asking, in_flight
 from tests.engine import models
-from tests.support import WAIT
+from tests.support import FOR_EVER, WAIT, until
 
 ROW = [[1.0, 2.0, 3.0, 4.0]]
 AFFINE = [3.0, 5.0, 7.0, 9.0]
@@ -218,6 +221,23 @@ def test_files_are_served_without_a_folder_and_without_a_free_core(
         assert first.infer("affine", input=ROW)["output"] == AFFINE
         names = [m["name"] for m in first.client.get("/v1/models").json()["models"]]
         assert names == ["affine", "digits"]
+
+
+def test_a_second_signal_is_a_line_of_the_log(repository: Path) -> None:
+    with ServedGateway(repository, "--devices", "cpu:1") as gateway:
+        gateway.wait_ready()
+        asking = Asking(gateway, "slow", {"inputs": {"count": FOR_EVER}})
+        until(lambda: in_flight(gateway) == 1)
+        gateway.send(signal.SIGTERM)
+        gateway.wait_line("SIGTERM: shutting down")
+        while gateway.process.poll() is None:
+            gateway.send(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                gateway.process.wait(0.1)
+        asking.leave()
+        assert gateway.join() == 1
+        assert "SIGTERM again: going at once" in gateway.lines[-1]
+        assert "Traceback" not in gateway.output
 
 
 def test_without_waiting_the_second_gateway_fails(

@@ -162,6 +162,33 @@ def affine(
     )
 
 
+def quotient(path: Path, divided: int | None = None) -> Path:
+    """output = -(2**63) / -input: for 1 there is no such whole number of 64 bits, which
+    ends the process that works it out (SIGFPE, on x86).
+
+    Where `divided` is given, that is the divisor, and is worked out at load.
+    """
+    constants = {"lowest": np.array([-(2**63)])}
+    nodes = [
+        helper.make_node("Neg", ["input"], ["negative"]),
+        helper.make_node("Div", ["lowest", "negative"], ["output"]),
+    ]
+    if divided is not None:
+        constants["divided"] = np.array([-divided])
+        nodes = [
+            helper.make_node("Div", ["lowest", "divided"], ["share"]),
+            helper.make_node("Add", ["input", "share"], ["output"]),
+        ]
+    return write_model(
+        path,
+        nodes,
+        [Port("input", (-1, 1), DataType.S64)],
+        [Port("output", (-1, 1), DataType.S64)],
+        constants,
+        batching="rows",
+    )
+
+
 def regular(
     path: Path,
     shape: tuple[int, ...],

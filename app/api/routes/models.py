@@ -15,6 +15,7 @@ from app.api.dependencies import (
     find_model,
     find_version,
     read_load_request,
+    refusal,
 )
 from app.api.describe import memory_kind, model_details, model_summary
 from app.api.request_bodies import LoadRequest, documented
@@ -27,7 +28,7 @@ from app.api.schemas import (
     ModelStatistics,
     StatisticsList,
 )
-from app.errors import HttpError, VersionNotAvailable
+from app.errors import VersionNotAvailable
 from app.gateway import Gateway
 from app.repository.model_record import ModelRecord, RepositoryError, State
 
@@ -87,8 +88,7 @@ async def load(gateway: GatewayOf, request: Request, name: ModelName) -> ModelSt
     try:
         return _state(await gateway.control.load(name, wanted))
     except RepositoryError as e:
-        status, code = (400, "load_failed") if e.found else (404, "unknown_model")
-        raise HttpError(status, str(e), code) from None
+        raise refusal(e, "load_failed", "unknown_model") from None
 
 
 @router.post(

@@ -21,6 +21,7 @@ from app.api.dependencies import (
     find_version,
     read_load_request,
     read_object,
+    refusal,
 )
 from app.api.describe import (
     index_entries,
@@ -169,7 +170,7 @@ async def load(gateway: GatewayOf, request: Request, name: ModelName) -> Respons
     try:
         await gateway.control.load(name, wanted)
     except RepositoryError as e:
-        raise _refusal(e, "load_failed") from None
+        raise refusal(e, "load_failed") from None
     return Response(status_code=200)
 
 
@@ -193,7 +194,7 @@ async def unload(gateway: GatewayOf, request: Request, name: ModelName) -> Respo
     try:
         await gateway.control.unload(name, dependents=dependents)
     except RepositoryError as e:
-        raise _refusal(e, "unload_failed") from None
+        raise refusal(e, "unload_failed") from None
     return Response(status_code=200)
 
 
@@ -211,10 +212,6 @@ async def _parameters(request: Request) -> dict[str, Any]:
     """The `parameters` of a management call; none if it has no body."""
     document = await read_object(request)
     return as_object(document.get("parameters", {}), "'parameters'")
-
-
-def _refusal(e: RepositoryError, code: str) -> HttpError:
-    return HttpError(400 if e.found else 404, str(e), code)
 
 
 async def _served(

@@ -59,14 +59,20 @@ async def _back_by_a_request(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
             await until(lambda: device.back_off > 0)
             assert device.state is DeviceState.LOST
         (summary,) = devices.summaries()
-        assert (summary.lost_by, summary.back_off) == ("its process died", 3600.0)
+        assert (summary.lost_by, summary.back_off) == (
+            "its process died of SIGKILL",
+            3600.0,
+        )
         with pytest.raises(DeviceLost):
             runner.submit(ROW)
         await until(lambda: runner.ready)
         await until(lambda: not devices.lost)
         (summary,) = devices.summaries()
         assert (summary.state, summary.restarts) == ("ready", 1)
-        assert (summary.lost_by, summary.back_off) == ("its process died", 0.0)
+        assert (summary.lost_by, summary.back_off) == (
+            "its process died of SIGKILL",
+            0.0,
+        )
         request = runner.submit(ROW)
         await until(lambda: request.done)
         assert request.error is None

@@ -79,10 +79,14 @@ def greedy(path: Path) -> Path:
 
 
 def save(graph: onnx.GraphProto, path: Path) -> Path:
+    onnx.save(model_of(graph), path)
+    return path
+
+
+def model_of(graph: onnx.GraphProto) -> onnx.ModelProto:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
     model.ir_version = 10
-    onnx.save(model, path)
-    return path
+    return model
 
 
 def put(root: Path, name: str, make: Callable[[Path], Path] = endless) -> None:
@@ -168,7 +172,12 @@ def looping(path: Path, *, body: ex.Node = NOTHING, program: int = 1) -> Path:
         0: turns if program == 0 else ex.Sequence(()),
         1: ex.Sequence((*copies[:2], turns, copies[2]) if program == 1 else copies),
     }
-    executable = ex.Executable({}, {"x": info, "y": info}, programs)
+    return write(path, ex.Executable({}, {"x": info, "y": info}, programs))
+
+
+def write(path: Path, executable: ex.Executable) -> Path:
+    """A container of these programs: 0 loads, 1 takes `x` and gives `y`."""
+    info = executable.variables["x"]
     metadata = Metadata(
         executable="m",
         anchors=(
@@ -197,6 +206,49 @@ def compiled(make: Callable[[Path], Path], path: Path) -> Path:
     compile_model(source, path, CompileOptions(batch="off"))
     source.unlink()
     return path
+
+
+def heavy(path: Path, *, program: int = 1) -> Path:
+    """A single step that takes minutes, and so cannot be ended: of 400,000 boxes that
+    do not touch each other, each is compared with all that were chosen before it. At
+    load (0) or in each run (1)."""
+    count = 400_000
+    left = np.arange(count, dtype=np.float32)[:, None]
+    boxes = np.hstack([left, left * 0, left + 0.5, left * 0 + 1])[None]
+    value = helper.make_tensor_value_info
+    nodes = [
+        helper.make_node("NonMaxSuppression", ["moved", "scores", "most"], ["chosen"]),
+        helper.make_node("ReduceMax", ["chosen"], ["last"], keepdims=0),
+        helper.make_node("Cast", ["last"], ["number"], to=TensorProto.FLOAT),
+    ]
+    constants = [
+        numpy_helper.from_array(boxes.astype(np.float32), "boxes"),
+        numpy_helper.from_array(np.ones((1, 1, count), np.float32), "scores"),
+        numpy_helper.from_array(np.array([count]), "most"),
+    ]
+    nodes.insert(0, helper.make_node("Add", ["boxes", "x"], ["moved"]))
+    nodes.append(helper.make_node("Add", ["x", "number"], ["y"]))
+    row = [value("x", TensorProto.FLOAT, [1, 4])], [value("y", TensorProto.FLOAT, None)]
+    if program == 0:
+        nodes[0].input[1] = "boxes"
+        nodes[-1].input[0] = "number"
+        row[0].clear()
+    graph = helper.make_graph(nodes, "graph", *row, constants)
+    info = TensorInfo((1, 4), DataType.F32)
+    number = {"number": TensorInfo((), DataType.F32)} if program == 0 else {}
+    run = ex.Execute("g", {"x": "x"}, {"y": "y"})
+    if number:
+        run = ex.Execute("g", {}, {"y": "number"})
+    hand_on: tuple[ex.Node, ...] = (ex.StreamIn("in", "x"), ex.Copy("x", "y"))
+    if program == 1:
+        hand_on = (hand_on[0], run)
+    out = ex.StreamOut("y", "out")
+    executable = ex.Executable(
+        {"g": ex.Graph("g", model_of(graph).SerializeToString(), "")},
+        {"x": info, "y": info, **number},
+        {0: run if program == 0 else NOTHING, 1: ex.Sequence((*hand_on, out))},
+    )
+    return write(path, executable)
 
 
 class TestRunning:
@@ -229,6 +281,31 @@ class TestRunning:
             assert gateway.infer("good", input=ROW)["output"] == OUTPUT
             (device,) = gateway.client.get("/v1/devices").json()["devices"]
             assert device["restarts"] == 0
+
+    @pytest.mark.parametrize("program", [0, 1], ids=["load", "run"])
+    def test_what_cannot_be_ended_ends_with_its_device(
+        self, tmp_path: Path, program: int
+    ) -> None:
+        """The device is replaced, with the other models and without this one."""
+        add(tmp_path, "good")
+        options = ["--devices", "cpu:1", "--device-timeout", "30", "--run-timeout", "1"]
+        if program == 0:
+            options += ["--load-timeout", "1"]
+        with ServedGateway(tmp_path, *options) as gateway:
+            gateway.wait_ready()
+            add(tmp_path, "bad", partial(heavy, program=program))
+            answer = gateway.client.post("/v1/models/bad/load")
+            assert answer.status_code == 400, answer.text
+            assert "takes longer than 1 s" in answer.json()["error"]
+            gateway.wait_line("is back")
+            gateway.wait_ready()
+            assert gateway.infer("good", input=ROW)["output"] == OUTPUT
+            (device,) = gateway.client.get("/v1/devices").json()["devices"]
+            assert device["restarts"] == 1
+            assert "bad" in device["lost_by"] or "goes on" in device["lost_by"]
+            assert list(gateway.client.get("/v1/health/ready").json()["failed"]) == [
+                "bad"
+            ]
 
     def test_a_warm_up_ends_with_the_time_to_load(self, tmp_path: Path) -> None:
         add(tmp_path, "good")

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
+from tests.app.repository.test_hostile_models import looping
 from tests.app.served import Serve, ServedGateway, add
 from tests.app.serving.test_scheduling import Asking, in_flight
 from tests.engine import models
@@ -291,3 +292,43 @@ def test_a_member_that_goes_comes_and_changes(
         wider = [[*ROW[0], 5.0]]
         assert served.infer("chain", START=wider)["END"][4] == 23.0
         assert served.stop() == 0
+
+
+def test_a_member_that_failed_is_named(tmp_path: Path) -> None:
+    """Whether it could not be loaded, or was given up since."""
+    broken = tmp_path / "broken" / "1" / "m.popef"
+    broken.parent.mkdir(parents=True)
+    broken.write_bytes(b"not a container")
+    add(tmp_path, "bad", looping, config="[warmup]\nenabled = false\n")
+    for member in ("bad", "broken"):
+        step = f"""
+            [[ensemble.step]]
+            model = "{member}"
+            inputs = {{ x = "START" }}
+            outputs = {{ y = "END" }}
+        """
+        (tmp_path / f"of_{member}").mkdir()
+        (tmp_path / f"of_{member}" / "config.toml").write_text(step)
+    outer = ENSEMBLES["round"].replace("about", "of_bad")
+    (tmp_path / "outer").mkdir()
+    (tmp_path / "outer" / "config.toml").write_text(outer)
+    options = "--devices", "cpu:1", "--run-timeout", "1"
+    with ServedGateway(tmp_path, *options) as served:
+        served.wait_ready()
+
+        def ask(name: str) -> tuple[int, str]:
+            body = {"inputs": {"START": ROW}}
+            answer = post(served, f"{name}/infer", json=body)
+            return answer.status_code, answer.json()["error"]
+
+        status, error = ask("of_broken")
+        assert status == 503
+        assert "step 1 (broken)" in error
+        assert "not a PopGate container" in error
+        status, error = ask("of_bad")
+        assert (status, error[:13]) == (500, "step 1 (bad):")
+        status, error = ask("of_bad")
+        assert (status, error[:13]) == (503, "step 1 (bad):")
+        assert "a run takes longer than 1 s" in error
+        status, error = ask("outer")
+        assert (status, error[:30]) == (503, "step 1 (of_bad): step 1 (bad):")

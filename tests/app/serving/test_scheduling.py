@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.app.served import Serve, ServedGateway
+from tests.app.served import Serve, ServedGateway, add
 from tests.engine import models
 from tests.support import FOR_EVER, WAIT, until
 
@@ -41,6 +41,7 @@ max_queue_size = 1
 
 def fill(root: Path) -> None:
     models.slow(root / "slow.popef")
+    add(root, "fresh", models.slow, config="[warmup]\nenabled = false\n")
     models.slow(root / "levels.popef")
     (root / "levels").mkdir()
     (root / "levels" / "config.toml").write_text(LEVELS)
@@ -153,12 +154,11 @@ def test_a_timeout_in_the_queue_is_a_rejection(
     gateway: ServedGateway, busy: list[Asking]
 ) -> None:
     failed = partial(metric, gateway, "nv_inference_request_failure_total")
-    before = failed(model="slow", reason="REJECTED")
-    late = ask(gateway, "slow", 1, timeout=50_000)
-    # Refused at once if the service time of the model is known, else when the time is
-    # over.
-    assert late.status_code in (429, 504), late.text
-    assert failed(model="slow", reason="REJECTED") == before + 1
+    before = failed(model="fresh", reason="REJECTED")
+    # It has never run: nothing is known of it, and nothing refused on a guess.
+    late = ask(gateway, "fresh", 1, timeout=50_000)
+    assert late.status_code == 504, late.text
+    assert failed(model="fresh", reason="REJECTED") == before + 1
 
 
 def test_what_cannot_finish_in_time_is_refused(gateway: ServedGateway) -> None:
@@ -172,11 +172,14 @@ def test_what_cannot_finish_in_time_is_refused(gateway: ServedGateway) -> None:
     until(lambda: in_flight(gateway) > 45)
     # Some of them are done since then, which is how the service time is learned.
     until(lambda: in_flight(gateway) < 40)
+    failed = partial(metric, gateway, "nv_inference_request_failure_total")
+    before = failed(model="slow", reason="REJECTED")
     # A quarter of what waits at least, whatever the machine.
     refused = ask(gateway, "slow", 1, timeout=round(10 * min(took) * 1e6))
     for one in waiting:
         one.leave()
     assert refused.status_code == 429
+    assert failed(model="slow", reason="REJECTED") == before + 1
     assert refused.json()["code"] == "deadline_unreachable"
     assert int(refused.headers["retry-after"]) >= 1
     milliseconds = int(refused.headers["retry-after-ms"])
