@@ -10,11 +10,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from app.background import DaemonPool
 from app.codec.shared_memory import RegionTable
+from app.limits import DEFAULT_LIMITS
 from app.observe.log import LogControl
 from app.observe.machine import Processors
 from app.observe.metrics import MetricsRegistry
@@ -30,7 +31,8 @@ from app.repository.on_demand import OnDemandLoader
 from app.repository.places import ModelPlaces
 from app.repository.repository import ModelRepository
 from app.repository.uploads import Uploads
-from app.serving.table import ModelEntry, ModelTable
+from app.serving.patience import Patience
+from app.serving.table import ModelTable
 from app.settings import Settings
 from engine import EngineError
 
@@ -77,12 +79,16 @@ class Gateway:
             settings.trace_file,
             settings.trace_settings,
             clock_offset=time.time_ns() - time.monotonic_ns(),
+            on_change=lambda: self.table.renew_tracers(),
         )
         self.processors = Processors()
         self.regions = _regions(settings)
-        self.table = ModelTable()
-        self.table.equip = self._equip
-        self.tracing.on_change = self.table.equip_all
+        self.table = ModelTable(
+            replace(DEFAULT_LIMITS, max_body_bytes=settings.max_body_size),
+            regions=self.regions,
+            tracer=self.tracing.tracer,
+            absent=self,
+        )
         self.started_at = time.time()
         self.load_seconds = 0.0
         self._on_started = on_started
@@ -126,7 +132,6 @@ class Gateway:
             compile_pool=self._compile_pool,
             unload_pool=self._unload_pool,
         )
-        self.table.explain = self._explain
         self._uploads = Uploads(settings.cache_dir / "uploads")
         self.control = ModelControl(
             self.repository,
@@ -138,7 +143,7 @@ class Gateway:
             lazily=settings.lazy,
             uploads=self._uploads,
         )
-        self.on_demand = self.table.on_demand = OnDemandLoader(self.repository)
+        self.on_demand = OnDemandLoader(self.repository)
         self._start: asyncio.Task[None] | None = None
         self._phase = "starting"
 
@@ -210,15 +215,21 @@ class Gateway:
             reasons.append("some models could not be loaded")
         return Readiness(not reasons, reasons, loading, failed)
 
-    def _explain(self, name: str, version: str | None) -> str | None:
+    # -- of models that are not in the table
+
+    def explain(self, name: str, version: str | None) -> str | None:
         """Why a model, or a version, is not served; None if there is none."""
         if self._phase != "serving" and not self.repository.models():
             return f"the gateway is {self._phase}"  # nobody has looked what there is
         return self.repository.explain(name, version)
 
-    def _equip(self, entry: ModelEntry) -> None:
-        entry.tracer = self.tracing.tracer(entry.spec.name)
-        entry.regions = self.regions
+    def offers(self, name: str, version: str | None) -> bool:
+        """Whether a request to it would have it loaded."""
+        return self.on_demand.offers(name, version)
+
+    async def ensure(self, name: str, version: str | None, patience: Patience) -> None:
+        """Has it loaded; raises what `OnDemandLoader.ensure` raises."""
+        await self.on_demand.ensure(name, version, patience)
 
     async def _run_start(self) -> None:
         begin = time.monotonic()

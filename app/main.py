@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI
@@ -37,8 +36,8 @@ from app.codec.compression import CompressResponses
 from app.gateway import Gateway
 from app.http.front import InferFront
 from app.http.handlers import AllowedMethods, install_error_handlers
-from app.http.transfer_memory import TransferMemory
-from app.limits import DEFAULT_LIMITS
+from app.serving.service import Service
+from app.serving.transfer_memory import TransferMemory
 from app.settings import Settings
 
 ROUTERS = [
@@ -63,15 +62,17 @@ def create_app(
     gateway = gateway or Gateway(settings or Settings())
     api = create_api(gateway)
     settings = gateway.settings
-    limits = replace(DEFAULT_LIMITS, max_body_bytes=settings.max_body_size)
+    service = Service(
+        gateway.table,
+        timeout=settings.request_timeout,
+        transfers=TransferMemory(settings.transfer_memory),
+    )
     front = InferFront(
         api,
-        gateway.table,
-        limits,
-        timeout=settings.request_timeout,
+        service,
+        operations=(*generate.OPERATIONS, *kserve_v1.OPERATIONS),
         base_path=settings.base_path,
         restrictions=settings.restrictions,
-        transfers=TransferMemory(settings.transfer_memory),
         compress_responses=CompressResponses(settings.compress_responses),
     )
     api.state.front = front

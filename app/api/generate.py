@@ -15,7 +15,7 @@ import orjson
 from app.codec import InferRequest, ModelCodec
 from app.codec.chunks import join
 from app.codec.json_text import parse_json
-from app.codec.messages import Body, NanPolicy
+from app.codec.messages import Body, NanPolicy, Response, json_response
 from app.codec.nesting import check_depth
 from app.codec.oip_json import check_json_size
 from app.codec.outputs import Output, strings_of
@@ -25,11 +25,23 @@ from app.limits import Limits
 from app.spec import TensorSpec
 from engine import Tensor
 
-#: Of `generate`, which has room for one response. The words are the protocol's.
-NOT_ONE_RESPONSE = (
-    "generate expects model to produce exactly 1 response, use generate stream for "
-    "model that generates various number of responses"
-)
+
+class GenerateForm:
+    """One request of this extension (`app.serving.call.Form`)."""
+
+    #: `generate` has room for one response. The words are the protocol's.
+    not_one = (
+        "generate expects model to produce exactly 1 response, use generate stream for "
+        "model that generates various number of responses"
+    )
+
+    def decode(self, codec: ModelCodec, body: Body) -> InferRequest:
+        return decode_generate(codec, body)
+
+    def encode(
+        self, codec: ModelCodec, request: InferRequest, outputs: Mapping[str, Tensor]
+    ) -> Response:
+        return json_response(encode_generate(codec, request, outputs))
 
 
 def decode_generate(codec: ModelCodec, body: Body) -> InferRequest:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -19,7 +18,7 @@ from app.codec import InferRequest, ModelCodec
 from app.codec.chunks import join
 from app.codec.elements import from_base64
 from app.codec.json_text import parse_json
-from app.codec.messages import Body, NanPolicy
+from app.codec.messages import Body, NanPolicy, Response, json_response
 from app.codec.oip_json import check_json_size
 from app.codec.outputs import Output, strings_of
 from app.codec.shapes import discover
@@ -33,19 +32,33 @@ _KEYS = ("instances", "inputs", "signature_name")
 _SIGNATURE = "serving_default"
 
 
-@dataclass(frozen=True, slots=True)
-class Predict:
-    """A request of this protocol: what is asked, and in which form the answer goes.
+class PredictForm:
+    """One request of this protocol (`app.serving.call.Form`).
 
-    `instances` is their number where they came in rows, None for columns.
+    `instances` is their number where they came in rows, None for columns: the answer
+    goes in the form in which the request came.
     """
 
-    request: InferRequest
-    instances: int | None
+    not_one = "the model does not give exactly 1 response"
+
+    def __init__(self) -> None:
+        self.instances: int | None = None
+
+    def decode(self, codec: ModelCodec, body: Body) -> InferRequest:
+        self.not_one = f"model '{codec.spec.name}' does not give exactly 1 response"
+        request, self.instances = decode_predict(codec, body)
+        return request
+
+    def encode(
+        self, codec: ModelCodec, request: InferRequest, outputs: Mapping[str, Tensor]
+    ) -> Response:
+        return json_response(
+            encode_predict(codec, self.instances, outputs, request.nan)
+        )
 
 
-def decode_predict(codec: ModelCodec, body: Body) -> Predict:
-    """The request of a body. Raises `RequestError`."""
+def decode_predict(codec: ModelCodec, body: Body) -> tuple[InferRequest, int | None]:
+    """The request of a body, and the number of its instances. Raises `RequestError`."""
     spec, limits = codec.spec, codec.limits
     text = join(body)
     check_json_size(len(text), limits)
@@ -77,19 +90,21 @@ def decode_predict(codec: ModelCodec, body: Body) -> Predict:
             msg = f"unexpected input '{name:.200}' for model '{spec.name}'"
             raise InvalidTensor(f"{msg}. Expected input(s) {known}.")
         tensors.append(_input(tensor, value, rows, limits))
-    return Predict(codec.read({"inputs": tensors}), rows)
+    return codec.read({"inputs": tensors}), rows
 
 
 def encode_predict(
-    codec: ModelCodec, predict: Predict, outputs: Mapping[str, Tensor]
+    codec: ModelCodec,
+    instances: int | None,
+    outputs: Mapping[str, Tensor],
+    nan: NanPolicy,
 ) -> bytes:
     """The answer, in the form in which the request came.
 
     Raises `NotRepresentable` for outputs that cannot be told apart by instance.
     """
     written = codec.outputs
-    nan = predict.request.nan
-    if predict.instances is None:
+    if instances is None:
         columns = {n: _nested(o, outputs[n], nan) for n, o in written.items()}
         if len(columns) == 1:
             return b'{"outputs":%b}' % next(iter(columns.values()))
@@ -97,10 +112,10 @@ def encode_predict(
     rows = {}
     for name, output in written.items():
         tensor = outputs[name]
-        if not tensor.shape or tensor.shape[0] != predict.instances:
+        if not tensor.shape or tensor.shape[0] != instances:
             msg = (
                 f"output '{name}' of model '{codec.spec.name}' has shape "
-                f"{list(tensor.shape)} for {predict.instances} instances; ask with "
+                f"{list(tensor.shape)} for {instances} instances; ask with "
                 f"'inputs' for whole tensors"
             )
             raise NotRepresentable(msg)
@@ -110,7 +125,7 @@ def encode_predict(
     else:
         items = [
             _object({name: texts[row] for name, texts in rows.items()})
-            for row in range(predict.instances)
+            for row in range(instances)
         ]
     return b'{"predictions":[%b]}' % b",".join(items)
 

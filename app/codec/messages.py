@@ -148,3 +148,12 @@ class Response:
 
     def __repr__(self) -> str:
         return f"<Response {self.status} {self.nbytes} bytes>"
+
+
+def json_response(text: bytes) -> Response:
+    """A response that is a JSON text."""
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(text)),
+    ]
+    return Response(200, headers, [text])

@@ -107,16 +107,6 @@ class ModelCodec:
             self._check_npy(request, reply)
         return request
 
-    def decode_with(self, headers: Mapping[bytes, bytes], body: Body) -> InferRequest:
-        """`decode`, with what the headers of a request say."""
-        get = headers.get
-        return self.decode(
-            get(b"content-type"),
-            get(b"inference-header-content-length"),
-            get(b"accept"),
-            body,
-        )
-
     def takes_long(self, headers: Mapping[bytes, bytes], body: Body) -> bool:
         """Whether a large body is one whose decoding others should not wait for.
 

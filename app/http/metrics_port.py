@@ -8,6 +8,7 @@ from __future__ import annotations
 from app.errors import ErrorResponse, HttpError
 from app.http.asgi import Receive, Scope, Send, send_error
 from app.http.front import InferFront
+from app.serving.service import Service
 from app.serving.table import ModelTable
 
 PATHS = frozenset(
@@ -22,10 +23,9 @@ class MetricsFront(InferFront):
     def __init__(self, whole: InferFront) -> None:
         super().__init__(
             whole.fallback,
-            ModelTable(),
+            Service(ModelTable(), transfers=whole.service.transfers),
             base_path=whole.base_path.decode(),
             restrictions=whole.restrictions,
-            transfers=whole.transfers,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

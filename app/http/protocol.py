@@ -2,7 +2,7 @@
 
 A request to a path of the model table whose body comes with a Content-Length is
 answered right here: the parser's callbacks collect its body in chunks, the complete
-body starts an `InferCall`, and its result is written to the connection from the
+body begins a `Call`, and its result is written to the connection from the
 device's `poll`. There is no task, no future and no message in between, which halves
 what a small request costs (bench/LOG.md). Everything else goes uvicorn's way, through
 ASGI, including all that is unusual about an inference: no Content-Length, too long a
@@ -97,6 +97,7 @@ class GatewayProtocol(HttpToolsProtocol):
         super().__init__(*arguments, **options)
         # The connections of one server may have different ones.
         self.app = self.front = front
+        self._service = front.service
         self._common = common
         self._exchange: Exchange | None = None
         self._idle_since = self.loop.time()
@@ -265,7 +266,7 @@ class GatewayProtocol(HttpToolsProtocol):
         exchange.body.append(data if len(data) <= missing else data[:missing])
         taken = min(missing, len(data))
         exchange.missing = missing - taken
-        transfers = self.front.transfers
+        transfers = self._service.transfers
         transfers.held += taken
         self._held += taken
         if transfers.is_full:
@@ -277,7 +278,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self.parser = self._new_parser()
         self._in_message = False
         self._exchange = None
-        exchange.begin(self.front)
+        exchange.begin()
         if len(data) > missing:
             self._hold(bytes(data[missing:]), 0)
 
@@ -289,16 +290,15 @@ class GatewayProtocol(HttpToolsProtocol):
             or len(data) != known.total
             or not data.startswith(known.head)
             or not self._is_free()
-            or known.path not in self.front.models.paths
+            or known.path not in self._service.models.paths
         ):
             return False
         self._unlike = 0
-        exchange = Exchange(self, known.path, keep_alive=True)
-        exchange.headers = known.headers
+        exchange = Exchange(self._service, known.path, known.headers, self, True)
         exchange.body.append(data[known.size :])
         self.cycle = exchange  # type: ignore[assignment]
         try:
-            exchange.begin(self.front)
+            exchange.begin()
         except Exception as error:  # ours: as it would come out of the parser
             self._answer_failed(error)
         return True
@@ -361,23 +361,23 @@ class GatewayProtocol(HttpToolsProtocol):
             self.url = _below(self.front.base_path, self.url)
         path = self._infer_path()
         if path:
-            keep_alive = self.parser.should_keep_alive()
-            exchange = Exchange(self, path, keep_alive)
-            exchange.headers = dict(self.headers)
-            length = exchange.headers.get(b"content-length", b"")
+            headers = dict(self.headers)
+            length = headers.get(b"content-length", b"")
             # Whatever is unusual is uvicorn's and the front's.
-            limit = self.front.limits.max_body_bytes
+            limit = self._service.limits.max_body_bytes
             if (
                 length.isdigit()
                 and len(length) < 16
                 and int(length) <= limit
-                and b"content-encoding" not in exchange.headers
-                and not wants_events(exchange.headers)
-                and self.front.coding_for(exchange.headers) is None
+                and b"content-encoding" not in headers
+                and not wants_events(headers)
+                and self.front.coding_for(headers) is None
             ):
+                keep_alive = self.parser.should_keep_alive()
+                exchange = Exchange(self._service, path, headers, self, keep_alive)
                 exchange.missing = int(length)
                 exchange.is_large = exchange.missing > DECODED_AT_ONCE
-                if self.front.models.paths[path].tracer is not None:
+                if self._service.models.paths[path].tracer is not None:
                     exchange.arrived = monotonic_ns()
                 self._exchange = self._begun = exchange
                 self._has_cycle = True
@@ -388,13 +388,13 @@ class GatewayProtocol(HttpToolsProtocol):
         if version not in _VERSIONS:
             msg = f"HTTP/{version} is not spoken here; expected HTTP/1.1 or HTTP/1.0"
             raise HttpError(505, msg, "http_version_not_supported")
-        url, headers, expect = self.url, self.headers, self.expect_100_continue
+        url, given, expect = self.url, self.headers, self.expect_100_continue
         super().on_message_begin()
         self.url, self.expect_100_continue = url, expect
-        self.headers[:] = headers
+        self.headers[:] = given
         super().on_headers_complete()
         self._has_cycle = True
-        for name, value in headers:
+        for name, value in given:
             if name == b"content-length":  # the parser has seen that it is a number
                 self._missing = int(value)
 
@@ -437,7 +437,7 @@ class GatewayProtocol(HttpToolsProtocol):
             super().on_message_complete()
             return
         self._exchange = None
-        exchange.begin(self.front)
+        exchange.begin()
 
     def _infer_path(self) -> str:
         """The path of the request where it can go the short way, else empty."""
@@ -453,7 +453,7 @@ class GatewayProtocol(HttpToolsProtocol):
             self._last_path = unquote(path) if "%" in path else path
             self._last_url = url
         path = self._last_path
-        if self.root_path or path not in self.front.models.paths:
+        if self.root_path or path not in self._service.models.paths:
             return ""
         if self.front.restricts_inference:
             return ""
@@ -496,12 +496,12 @@ class GatewayProtocol(HttpToolsProtocol):
         self._go_on_soon()
 
     def _count_unsent(self, size: int) -> None:
-        self.front.transfers.held += size - self._unsent
+        self._service.transfers.held += size - self._unsent
         self._unsent = size
 
     def _give_back(self) -> None:
         """The body that was counted is there no more."""
-        self.front.transfers.held -= self._held
+        self._service.transfers.held -= self._held
         self._held = 0
 
     def on_exchange_complete(self) -> None:

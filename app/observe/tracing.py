@@ -225,10 +225,11 @@ class Tracing:
         settings: TraceSettings | None = None,
         *,
         clock_offset: int = 0,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.initial = settings or TraceSettings()
         self.clock_offset = clock_offset
-        self.on_change: Callable[[], None] = lambda: None
+        self._on_change = on_change
         self._path = file
         self._file = TraceFile(file) if file is not None else None
         self._ids = itertools.count(1)
@@ -272,7 +273,7 @@ class Tracing:
             if before is not None:
                 before.flush()
             self._tracers[scope] = Tracer(wanted, self)
-        self.on_change()
+        self._on_change()
 
     def next_id(self) -> int:
         return next(self._ids)
@@ -297,7 +298,7 @@ class Tracing:
         if self._file is not None:
             self._file.close()
             self._file = None
-        self.on_change()
+        self._on_change()
 
     def __iter__(self) -> Iterator[str]:
         """The models that have settings of their own."""

@@ -1,9 +1,9 @@
 """The devices of a gateway: attached at start, driven by its event loop, brought back.
 
 A device needs somebody who drives it (`Device.poll`), who notices that its process has
-died (`Device.check`), who lets requests expire (`Device.expire`) and who starts a lost
-one again (`Device.recover`, which blocks). Here that is the event loop, and a thread
-for what blocks. A device that has nothing to do costs the expiry timer, no more.
+died (`Device.check`) and who starts a lost one again (`Device.recover`, which blocks).
+Here that is the event loop, and a thread for what blocks. Requests that are late are
+given up where they are looked after (app/serving/deadlines.py).
 """
 
 from __future__ import annotations
@@ -27,9 +27,6 @@ from engine import (
 
 logger = logging.getLogger(__name__)
 
-# Seconds between looks for requests whose deadline has passed: how much later than its
-# deadline a request may be answered, unless it has asked for one of its own.
-EXPIRE_INTERVAL = 0.1
 # Cores that are not the devices' when there is more than one: the event loop's.
 RESERVED_CORES = 1
 # Seconds between looks at what runs, while something does.
@@ -207,7 +204,6 @@ class DeviceWatch:
         device.on_wanted(self._want)
         loop.add_reader(self._result_fd, device.poll)
         self._watch_life()
-        self._expire()
         self._pings: asyncio.Task[None] | None = None
         if device.patience > 0:
             self._pings = loop.create_task(self._ping(device.patience))
@@ -231,7 +227,6 @@ class DeviceWatch:
             self._check()
 
     def close(self) -> None:
-        self._timer.cancel()
         self._loop.remove_reader(self._result_fd)
         self._forget_life()
         for task in (self._recovery, self._pings, self._looks):
@@ -254,10 +249,6 @@ class DeviceWatch:
                 continue
             with contextlib.suppress(EngineError, OSError):
                 device.judge_run(await self._pool.run(device.ping))
-
-    def _expire(self) -> None:
-        self.device.expire()
-        self._timer = self._loop.call_later(EXPIRE_INTERVAL, self._expire)
 
     def _watch_life(self) -> None:
         with self.device.lock:

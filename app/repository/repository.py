@@ -65,7 +65,6 @@ class ModelRepository:
         self._loader = loader
         self._pool = pool
         self._table = table
-        table.explain = self.explain
         self._metrics = metrics
         self._drain_timeout = drain_timeout
         self._records: dict[str, ModelRecord] = {}
@@ -393,6 +392,8 @@ class ModelRepository:
                 scheduler=loaded.scheduler,
                 max_timeout=loaded.config.max_timeout,
                 level_timeouts=timeouts(loaded.runner.config, loaded.config.priority),
+                limits=self._table.limits,
+                regions=self._table.regions,
             )
             for loaded in record.serving.values()
         ]

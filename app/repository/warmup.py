@@ -142,6 +142,8 @@ def _run_everywhere(runner: ModelRunner, run: _Run, until: float) -> None:
                 late = not request.done or isinstance(request.error, TimedOut)
                 why = "it takes too long" if late else request.error
                 msg = f"warm-up with {run.label} failed: {why}"
+                for each in requests:
+                    each.cancel()
                 raise WarmupFailed(msg, is_late=late)
 
 

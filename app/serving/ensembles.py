@@ -30,6 +30,7 @@ from app.serving.ensemble_graph import (
     compose,
 )
 from app.serving.patience import MAX_TIMEOUT, Patience
+from app.serving.pending import Pending
 from app.serving.table import ModelEntry, ModelTable, Submitted, infer_path
 from app.spec import ModelSpec
 from engine import (
@@ -278,33 +279,12 @@ class Plan:
         )
 
 
-class EnsembleRequest:
-    """One request to an ensemble; resolved exactly once.
+class EnsembleRequest(Pending):
+    """One request to an ensemble.
 
     `queue_ns` and `compute_ns` are sums over its steps, `batch_rows` is that of the
     step that ended last.
     """
-
-    __slots__ = (
-        "_began",
-        "_deadline",
-        "_fetching",
-        "_left",
-        "_needs",
-        "_on_done",
-        "_outputs",
-        "_plan",
-        "_priority",
-        "_runner",
-        "_running",
-        "_tensors",
-        "batch_rows",
-        "compute_ns",
-        "done",
-        "error",
-        "outputs",
-        "queue_ns",
-    )
 
     def __init__(
         self,
@@ -315,23 +295,16 @@ class EnsembleRequest:
         on_done: Callable[[Any], None] | None,
         priority: int,
     ) -> None:
+        super().__init__(inputs, deadline, on_done, priority)
         self._runner = runner
         self._plan = plan
-        self._deadline = deadline
-        self._on_done = on_done
-        self._priority = priority
-        self._tensors = dict(inputs)
-        self._outputs: dict[str, Tensor] = {}
         self._needs = [step.needs for step in runner.steps]
         self._left = len(plan.asked)
         self._running: dict[int, Submitted] = {}
         self._began = [0] * len(runner.steps)
         self._fetching: set[asyncio.Task[None]] = set()
-        self.done = False
-        #: An `engine.EngineError`, or what the gateway itself says of a step.
-        self.error: Any = None
-        self.outputs: Mapping[str, Tensor] = {}
-        self.queue_ns = self.compute_ns = self.batch_rows = 0
+        # What is there so far: inputs, and what steps have given.
+        self._tensors = self.inputs
 
     def start(self) -> None:
         """Start the steps that wait for no other."""
@@ -342,7 +315,7 @@ class EnsembleRequest:
                     tensor, batched = tensors[face.name], runner.spec.is_batched
                     tensors[face.name] = _reshaped(tensor, face.inner, batched=batched)
         except InvalidTensor as error:
-            self._resolve(error)
+            self.resolve(error)
             return
         for number in self._plan.asked:
             if not runner.steps[number].needs:
@@ -350,12 +323,8 @@ class EnsembleRequest:
 
     def withdraw(self) -> None:
         """It was never there: nobody is told how it ends."""
-        self._on_done = None
-        self._resolve(Cancelled("it could not be started"))
-
-    def abandon(self, error: EngineError) -> None:
-        """Give it up, and with it the steps that run."""
-        self._resolve(error)
+        self.on_done = None
+        self.resolve(Cancelled("it could not be started"))
 
     def _start(self, number: int) -> None:
         if self.done:
@@ -391,9 +360,9 @@ class EnsembleRequest:
                 options["outputs"] = self._plan.asked[number]
             submitted = runner.submit(
                 feed,
-                deadline=self._deadline,
+                deadline=self.deadline,
                 on_done=on_done,
-                priority=self._priority,
+                priority=self.priority,
                 **options,
             )
         except Exception as error:
@@ -448,15 +417,17 @@ class EnsembleRequest:
     def _end(self) -> None:
         """All steps are done: the outputs, as the ensemble gives them."""
         spec = self._runner.spec
+        outputs: dict[str, Tensor] = {}
         try:
             for face in self._runner.graph.outputs:
                 if face.name in self._plan.outputs:
                     tensor = _with_rank(self._tensors[face.name], face.inner, spec)
-                    self._outputs[face.name] = _given(tensor, face, spec)
+                    outputs[face.name] = _given(tensor, face, spec)
         except InvalidTensor as error:
-            self._resolve(error)
+            self.resolve(error)
             return
-        self._resolve(None)
+        self.outputs = outputs
+        self.resolve()
 
     def _fetch(self, number: int) -> None:
         """Start a step once its model is loaded on demand."""
@@ -466,24 +437,22 @@ class EnsembleRequest:
 
     async def _fetched(self, number: int) -> None:
         try:
-            await self._runner.fetch(number, self._deadline)
+            await self._runner.fetch(number, self.deadline)
         except Exception as error:  # else nobody would end the request
             self._fail(number, error)
             return
         self._start(number)
 
     def _fail(self, number: int, error: Exception) -> None:
-        self._resolve(named(error, self._runner.steps[number].label))
+        self.resolve(named(error, self._runner.steps[number].label))
 
-    def _resolve(self, error: Exception | None) -> None:
+    def resolve(self, error: Exception | None = None) -> None:
         if self.done:
             return
+        # First of all: the steps that are given up below end here, too.
         self.done, self.error = True, error
-        if error is None:
-            self.outputs = self._outputs
-        self._tensors = {}
+        self.inputs = self._tensors = {}
         self._runner.forget(self)
-        on_done, self._on_done = self._on_done, None
         try:
             for task in self._fetching:
                 task.cancel()
@@ -493,14 +462,7 @@ class EnsembleRequest:
             for submitted in list(self._running.values()):
                 submitted.abandon(gone)
         finally:
-            if on_done is not None:
-                on_done(self)
-
-    def __repr__(self) -> str:
-        state = f"{self._left} steps left"
-        if self.done:
-            state = "done" if self.error is None else f"failed: {self.error}"
-        return f"<EnsembleRequest {self._runner.spec.name!r} {state}>"
+            self.tell()
 
 
 def named(error: Exception, label: str) -> Exception:

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 from app.codec import InferRequest
 from app.config.sequence_config import SequenceConfig
 from app.errors import InvalidRequest
+from app.serving.pending import Pending
 from app.serving.state_tensors import Control, States
 from app.serving.table import Runner, Submitted
 from app.spec import ModelSpec
@@ -29,62 +30,30 @@ SequenceId: TypeAlias = int | str
 _MAX_ID_BYTES = 256
 
 
-class SequenceRequest:
-    """A request that waits for those before it, then for its device."""
+class SequenceRequest(Pending):
+    """A request that waits for those before it, then for its device.
 
-    __slots__ = (
-        "batch_rows",
-        "compute_ns",
-        "deadline",
-        "done",
-        "end",
-        "error",
-        "inner",
-        "inputs",
-        "on_done",
-        "outputs",
-        "priority",
-        "queue_ns",
-        "start",
-    )
+    One that is given up leaves the state of its sequence as it was before it.
+    """
+
+    inner: Submitted | None = None
 
     def __init__(
         self,
-        inputs: dict[str, Tensor],
+        request: InferRequest,
         deadline: float,
         on_done: Callable[[Any], None],
         *,
-        priority: int,
         start: bool,
         end: bool,
     ) -> None:
-        self.priority = priority
-        self.inputs = inputs
-        self.deadline = deadline
-        self.on_done = on_done
+        super().__init__(request.inputs, deadline, on_done, request.priority)
         self.start = start
         self.end = end
-        self.inner: Submitted | None = None
-        self.done = False
-        self.error: Exception | None = None
-        self.outputs: Mapping[str, Tensor] = {}
-        self.queue_ns = self.compute_ns = self.batch_rows = 0
 
-    def abandon(self, error: EngineError) -> None:
-        """Give it up. The state of its sequence stays as it was before it."""
+    def give_up(self, error: EngineError) -> None:
         if self.inner is not None and not self.inner.done:
             self.inner.abandon(error)  # which resolves this one, too
-        self.resolve(error)
-
-    def resolve(self, error: Exception | None) -> None:
-        if self.done:
-            return
-        self.done = True
-        self.error = error
-        self.on_done(self)
-
-    def __repr__(self) -> str:
-        return f"<SequenceRequest start={self.start} end={self.end} done={self.done}>"
 
 
 class Sequence:
@@ -194,14 +163,7 @@ class SequenceScheduler:
                 f"sequence {sequence.id} of model '{model}' wait already"
             )
             raise QueueFull(msg)
-        mine = SequenceRequest(
-            request.inputs,
-            deadline,
-            on_done,
-            priority=request.priority,
-            start=start,
-            end=end,
-        )
+        mine = SequenceRequest(request, deadline, on_done, start=start, end=end)
         if sequence.is_busy or not self._take_slot(sequence):
             sequence.is_open = not end
             sequence.waiting.append(mine)

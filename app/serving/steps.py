@@ -18,62 +18,38 @@ from typing import Any
 from app.codec import InferRequest
 from app.config.steps_config import StepsConfig
 from app.errors import InvalidRequest
+from app.serving.pending import NotOneResponse, Pending
 from app.serving.state_tensors import Control, States, tensor_of
 from app.serving.table import OnResponse, Runner, Submitted
 from app.spec import ModelSpec
-from engine import EngineError, ExecutionFailed, InvalidInput, Tensor
+from engine import EngineError, ExecutionFailed, Tensor
 
 _Outputs = Mapping[str, Tensor]
 
 
-class StepRun:
+class StepRun(Pending):
     """The steps of one request; done when the last response has been taken.
 
     `on_response` gets the outputs of each response, and the next step waits until
-    `proceed` is called. `queue_ns` and `compute_ns` are sums over the steps.
+    `proceed` is called.
     """
 
-    __slots__ = (
-        "batch_rows",
-        "compute_ns",
-        "deadline",
-        "done",
-        "error",
-        "go_on",
-        "inner",
-        "inputs",
-        "on_done",
-        "on_response",
-        "outputs",
-        "priority",
-        "queue_ns",
-        "responses",
-        "step",
-        "timer",
-    )
+    step: int = 0
+    responses: int = 0
+    inner: Submitted | None = None
+    timer: asyncio.TimerHandle | None = None
+    go_on: Callable[[], None] | None = None
 
     def __init__(
         self,
-        inputs: dict[str, Tensor],
+        inputs: Mapping[str, Tensor],
         deadline: float,
         on_response: OnResponse,
         on_done: Callable[[Any], None],
         priority: int,
     ) -> None:
-        self.inputs = inputs
-        self.priority = priority
-        self.deadline = deadline
+        super().__init__(inputs, deadline, on_done, priority)
         self.on_response = on_response
-        self.on_done = on_done
-        self.step = 0
-        self.responses = 0
-        self.inner: Submitted | None = None
-        self.timer: asyncio.TimerHandle | None = None
-        self.go_on: Callable[[], None] | None = None
-        self.done = False
-        self.error: Exception | None = None
-        self.outputs: _Outputs = {}
-        self.queue_ns = self.compute_ns = self.batch_rows = 0
 
     def proceed(self) -> None:
         """The response has been taken: whatever comes next may come."""
@@ -81,23 +57,15 @@ class StepRun:
         if go_on is not None and not self.done:
             go_on()
 
-    def abandon(self, error: EngineError) -> None:
-        """Give it up: no further step is run."""
+    def give_up(self, error: EngineError) -> None:
+        """No further step is run."""
         if self.inner is not None and not self.inner.done:
             self.inner.abandon(error)
-        self.finish(error)
 
-    def finish(self, error: Exception | None = None) -> None:
-        if self.done:
-            return
-        self.done = True
-        self.error = error
+    def resolve(self, error: Exception | None = None) -> None:
         if self.timer is not None:
             self.timer.cancel()
-        self.on_done(self)
-
-    def __repr__(self) -> str:
-        return f"<StepRun step={self.step} responses={self.responses} done={self.done}>"
+        super().resolve(error)
 
 
 class StepScheduler:
@@ -143,13 +111,13 @@ class StepScheduler:
         def keep(outputs: _Outputs) -> None:
             run.outputs = outputs
             if run.responses > 1:
-                run.abandon(InvalidInput(self._not_one("several")))
+                run.abandon(NotOneResponse(self._not_one("several")))
             else:
                 run.proceed()
 
         def check(done: StepRun) -> None:
             if done.error is None and done.responses != 1:
-                done.error = InvalidInput(self._not_one("no"))
+                done.error = NotOneResponse(self._not_one("no"))
             on_done(done)
 
         run = self._make(request, deadline, keep, check)
@@ -213,7 +181,7 @@ class StepScheduler:
         run.compute_ns += inner.compute_ns
         run.batch_rows = max(run.batch_rows, inner.batch_rows)
         if inner.error is not None or run.done:
-            run.finish(inner.error)
+            run.resolve(inner.error)
             return
         outputs = inner.outputs
         try:
@@ -224,7 +192,7 @@ class StepScheduler:
                 run.timer = loop.call_later(delay, self._deliver, run, outputs)
                 return
         except Exception as error:
-            run.finish(error)
+            run.resolve(error)
             return
         self._deliver(run, outputs)
 
@@ -233,16 +201,16 @@ class StepScheduler:
         try:
             self._respond(run, outputs)
         except Exception as error:
-            run.finish(error)
+            run.resolve(error)
 
     def _respond(self, run: StepRun, outputs: _Outputs) -> None:
         config = self.config
         text = _text(outputs[config.error]) if config.error else ""
         if text:
-            run.finish(ExecutionFailed(text))
+            run.resolve(ExecutionFailed(text))
             return
         more = bool(config.more) and _is_true(outputs[config.more])
-        run.go_on = (lambda: self._next(run)) if more else run.finish
+        run.go_on = (lambda: self._next(run)) if more else run.resolve
         if config.emit and not _is_true(outputs[config.emit]):
             run.proceed()
             return
@@ -256,12 +224,12 @@ class StepScheduler:
                 f"model '{self.visible.name}' came to no end within "
                 f"{self.config.max_steps} steps (max_steps)"
             )
-            run.finish(ExecutionFailed(msg))
+            run.resolve(ExecutionFailed(msg))
             return
         try:
             self._run(run)
         except Exception as error:
-            run.finish(error)
+            run.resolve(error)
 
     def _delay(self, outputs: _Outputs) -> float:
         delay = self.config.delay

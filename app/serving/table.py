@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 from app.codec import InferRequest, ModelCodec
 from app.codec.shared_memory import RegionTable
 from app.errors import RequestError, UnknownModelRun, VersionNotReady
-from app.limits import Limits
+from app.limits import DEFAULT_LIMITS, Limits
 from app.observe.metrics import ModelMetrics
 from app.observe.tracing import Tracer
 from app.serving.patience import Patience
@@ -23,6 +23,26 @@ def infer_path(name: str, version: int | str = 0) -> str:
     """Where requests to a model go, or to a version of it."""
     inner = f"/versions/{version}" if version else ""
     return f"{PREFIXES[0]}{name}{inner}{_SUFFIX}"
+
+
+def infer_path_of(path: str, prefix: str, suffix: str) -> str:
+    """The infer path of the model that `path` is of, which is below `prefix` and has
+    `suffix` behind it; empty if it is not."""
+    if not (path.startswith(prefix) and path.endswith(suffix)):
+        return ""
+    found = path[: -len(suffix)] + _SUFFIX
+    return found if model_of(found) is not None else ""
+
+
+def model_of(path: str) -> tuple[str, str | None] | None:
+    """The model and version that an infer path is of; None if `path` is none."""
+    prefix = next((p for p in PREFIXES if path.startswith(p)), None)
+    if prefix is None or not path.endswith(_SUFFIX):
+        return None
+    name, slash, version = path[len(prefix) : -len(_SUFFIX)].partition("/versions/")
+    if not name or "/" in name or "/" in version or bool(slash) != bool(version):
+        return None
+    return name, version or None
 
 
 class Submitted(Protocol):
@@ -60,13 +80,30 @@ class Runner(Protocol):
     ) -> Submitted: ...
 
 
-class OnDemand(Protocol):
-    """Who loads a model when the first request to it comes (`on_demand.py`)."""
+class Absent(Protocol):
+    """Who knows of models that are not in the table (`app/gateway.py`)."""
 
-    def offers(self, name: str, version: str | None) -> bool: ...
-    async def ensure(
-        self, name: str, version: str | None, patience: Patience
-    ) -> None: ...
+    def explain(self, name: str, version: str | None) -> str | None:
+        """Why it is not served; None if there is no such model."""
+
+    def offers(self, name: str, version: str | None) -> bool:
+        """Whether a request to it would have it loaded."""
+
+    async def ensure(self, name: str, version: str | None, patience: Patience) -> None:
+        """Returns when it is loaded, or cannot be; raises when time is over."""
+
+
+class Nobody:
+    """`Absent` where all models are in the table."""
+
+    def explain(self, name: str, version: str | None) -> str | None:
+        return None
+
+    def offers(self, name: str, version: str | None) -> bool:
+        return False
+
+    async def ensure(self, name: str, version: str | None, patience: Patience) -> None:
+        """There is nothing to wait for."""
 
 
 #: Gets the outputs of one of several responses.
@@ -90,12 +127,12 @@ class ModelEntry:
     `max_timeout`, or where that is None, than the longest of all these. While `ready`
     is False requests are answered with 503. With a `scheduler` requests go through
     that, and it gives their tensors to the runner.
-    `tracer` samples the requests, if anything does. `regions` is the shared memory
-    that they may name, if it is allowed.
+    `tracer` samples the requests, if anything does; it changes with the settings.
+    `regions` is the shared memory that they may name, if it is allowed.
     """
 
     __slots__ = (
-        "_codec",
+        "codec",
         "level_timeouts",
         "longest_timeout",
         "max_timeout",
@@ -120,6 +157,8 @@ class ModelEntry:
         scheduler: RequestScheduler | None = None,
         max_timeout: float | None = None,
         level_timeouts: Mapping[int, float | None] | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+        regions: RegionTable | None = None,
     ) -> None:
         self.spec = spec
         self.runner = runner
@@ -131,16 +170,9 @@ class ModelEntry:
         self.level_timeouts = level_timeouts or {}
         stated = (timeout, *self.level_timeouts.values())
         self.longest_timeout = float(max(seconds or 0.0 for seconds in stated))
-        self.regions: RegionTable | None = None
+        self.regions = regions
         self.tracer: Tracer | None = None
-        self._codec: ModelCodec | None = None
-
-    def codec(self, limits: Limits) -> ModelCodec:
-        """The codec of this model under `limits`; made at the first request."""
-        found = self._codec
-        if found is None or found.limits is not limits:
-            found = self._codec = ModelCodec(self.spec, limits, self.regions)
-        return found
+        self.codec = ModelCodec(spec, limits, regions)
 
     def __repr__(self) -> str:
         state = "ready" if self.ready else "not ready"
@@ -151,17 +183,24 @@ class ModelTable:
     """The models that take requests, by the paths of their infer operation.
 
     Changed only in the event loop's thread, and by whole models, so a request sees a
-    model before or after a change and never within. `explain` may say of a name that
-    is not here why not; None if it does not know the name either. `equip` is called
-    with every entry before it takes requests. `on_demand`, if there is any, loads what
-    is asked for and not here.
+    model before or after a change and never within. `limits` and `regions` are those
+    of all models; `tracer` says what samples the requests of one; `absent` knows of
+    models that are not here.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        limits: Limits = DEFAULT_LIMITS,
+        *,
+        regions: RegionTable | None = None,
+        tracer: Callable[[str], Tracer | None] = lambda name: None,
+        absent: Absent | None = None,
+    ) -> None:
+        self.limits = limits
+        self.regions = regions
         self.paths: dict[str, ModelEntry] = {}
-        self.explain: Callable[[str, str | None], str | None] = lambda *_: None
-        self.equip: Callable[[ModelEntry], None] = lambda entry: None
-        self.on_demand: OnDemand | None = None
+        self._tracer = tracer
+        self._absent: Absent = absent or Nobody()
         self._entries: dict[str, tuple[ModelEntry, ...]] = {}
 
     def publish(
@@ -174,7 +213,7 @@ class ModelTable:
         """
         versions = tuple(entries)
         for entry in versions:
-            self.equip(entry)
+            entry.tracer = self._tracer(name)
         paths = {
             f"{prefix}{name}/versions/{entry.spec.version}{_SUFFIX}": entry
             for entry in versions
@@ -194,11 +233,11 @@ class ModelTable:
         else:
             self._entries.pop(name, None)
 
-    def equip_all(self) -> None:
-        """Equips the entries that take requests once more."""
-        for versions in self._entries.values():
+    def renew_tracers(self) -> None:
+        """What samples requests has changed."""
+        for name, versions in self._entries.items():
             for entry in versions:
-                self.equip(entry)
+                entry.tracer = self._tracer(name)
 
     def remove(self, name: str) -> None:
         """Takes a model out; nothing happens if it is not there."""
@@ -216,44 +255,31 @@ class ModelTable:
             for prefix in PREFIXES
         ]
 
-    def target(self, path: str) -> tuple[str, str | None] | None:
-        """The model and version that an infer path is of; None if `path` is none."""
-        prefix = next((p for p in PREFIXES if path.startswith(p)), None)
-        if prefix is None or not path.endswith(_SUFFIX):
-            return None
-        name, slash, version = path[len(prefix) : -len(_SUFFIX)].partition("/versions/")
-        if not name or "/" in name or "/" in version or bool(slash) != bool(version):
-            return None
-        return name, version or None
-
     def offers(self, path: str) -> bool:
         """Whether what is missing at `path` would be loaded on demand."""
-        on_demand = self.on_demand
-        target = self.target(path) if on_demand is not None else None
-        return (
-            target is not None and on_demand is not None and on_demand.offers(*target)
-        )
+        target = model_of(path)
+        return target is not None and self._absent.offers(*target)
 
     async def fetch(self, path: str, patience: Patience) -> ModelEntry | None:
         """What is at `path`, once it is loaded on demand; None if it cannot be.
 
         Raises `engine.DeadlineExceeded` when that is over.
         """
-        target = self.target(path)
-        if target is not None and self.on_demand is not None:
-            await self.on_demand.ensure(*target, patience)
+        target = model_of(path)
+        if target is not None:
+            await self._absent.ensure(*target, patience)
         return self.paths.get(path)
 
     def missing(self, path: str) -> RequestError | None:
         """Why there is nothing at an infer path; None if `path` is none."""
-        target = self.target(path)
+        target = model_of(path)
         if target is None:
             return None
         name, version = target
-        why = self.explain(name, version)
+        why = self._absent.explain(name, version)
         if why is not None:
             return VersionNotReady(name, version, why)
-        is_known = name in self._entries or self.explain(name, None) is not None
+        is_known = name in self._entries or self._absent.explain(name, None) is not None
         return UnknownModelRun(name, version if is_known else None)
 
     def __len__(self) -> int:

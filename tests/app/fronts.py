@@ -10,42 +10,26 @@ from typing import Any
 import numpy as np
 
 from app.http.asgi import Message, Receive, Scope, Send
-from app.http.front import InferFront, ModelEntry, ModelTable
-from app.limits import Limits
+from app.http.front import InferFront
+from app.limits import DEFAULT_LIMITS, Limits
 from app.observe.metrics import ModelMetrics
+from app.serving.pending import Pending
+from app.serving.service import Service
+from app.serving.table import Absent, ModelEntry, ModelTable, Nobody
 from app.spec import ModelSpec, TensorSpec
-from engine import Cancelled, EngineError, Tensor
+from engine import EngineError, Tensor
 
 
-class Submitted:
+class Submitted(Pending):
     """A request to the `Doubler`."""
 
-    def __init__(
-        self, inputs: Mapping[str, Tensor], on_done: Callable[[Any], None] | None
-    ) -> None:
-        self.inputs = inputs
-        self.done = False
-        self.error: EngineError | None = None
-        self.outputs: Mapping[str, Tensor] = {}
-        self.queue_ns, self.compute_ns, self.batch_rows = 1000, 2000, 1
-        self._on_done = on_done
+    queue_ns, compute_ns, batch_rows = 1000, 2000, 1
 
-    def resolve(self, error: EngineError | None = None) -> None:
-        if self.done:
-            return
-        self.done = True
-        self.error = error
-        if error is None:
+    def resolve(self, error: Exception | None = None) -> None:
+        if error is None and not self.done:
             doubled = self.inputs["x"].numpy() * np.float32(2)
             self.outputs = {"y": Tensor.from_numpy(doubled)}
-        if self._on_done is not None:
-            self._on_done(self)
-
-    def abandon(self, error: EngineError) -> None:
-        self.resolve(error)
-
-    def cancel(self) -> None:
-        self.abandon(Cancelled("the request was cancelled"))
+        super().resolve(error)
 
 
 class Doubler:
@@ -74,7 +58,7 @@ class Doubler:
     ) -> Submitted:
         if self.refuse is not None:
             raise self.refuse
-        request = Submitted(inputs, on_done)
+        request = Submitted(inputs, deadline, on_done, priority)
         self.submitted.append(request)
         self.deadlines.append(deadline)
         self.priorities.append(priority)
@@ -91,8 +75,14 @@ def spec(name: str = "m", version: str = "1") -> ModelSpec:
     return ModelSpec(name, version, (x,), (y,), 8)
 
 
-def entry(runner: Doubler, name: str = "m", version: str = "1") -> ModelEntry:
-    return ModelEntry(spec(name, version), runner, ModelMetrics(name, version))
+def entry(
+    runner: Doubler,
+    name: str = "m",
+    version: str = "1",
+    limits: Limits = DEFAULT_LIMITS,
+) -> ModelEntry:
+    stats = ModelMetrics(name, version)
+    return ModelEntry(spec(name, version), runner, stats, limits=limits)
 
 
 async def teapot(scope: Scope, receive: Receive, send: Send) -> None:
@@ -102,12 +92,22 @@ async def teapot(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def front(
-    runner: Doubler, limits: Limits | None = None, timeout: float = 60.0
+    runner: Doubler,
+    limits: Limits = DEFAULT_LIMITS,
+    timeout: float = 60.0,
+    absent: Absent | None = None,
 ) -> InferFront:
     """A front that serves the model `m`, version 1, with `runner`."""
-    table = ModelTable()
-    table.publish("m", [entry(runner)])
-    return InferFront(teapot, table, limits or Limits(), timeout=timeout)
+    table = ModelTable(limits, absent=absent)
+    table.publish("m", [entry(runner, limits=limits)])
+    return InferFront(teapot, Service(table, timeout=timeout))
+
+
+class Late(Nobody):
+    """Knows of a model `late` that is loading."""
+
+    def explain(self, name: str, version: str | None) -> str | None:
+        return "it is loading" if name == "late" else None
 
 
 class Client:

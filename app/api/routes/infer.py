@@ -88,35 +88,45 @@ def _to_front(request: Request) -> Response:
     return _Delegate(request.app.state.front)
 
 
-def _declare(path: str, summary: str, tag: str) -> None:
-    """One operation: the same for every path that leads to it."""
+def declare(router: APIRouter, path: str, name: str, **options: Any) -> None:
+    """An operation on tensors, which the front runs, and which is called `name`."""
 
-    async def infer(request: Request, name: ModelName) -> Response:
+    async def run(request: Request, name: ModelName) -> Response:
         return _to_front(request)
 
-    async def infer_version(
+    async def run_version(
         request: Request, name: ModelName, version: Version
     ) -> Response:
         return _to_front(request)
 
+    has_version = "{version}" in path
     router.add_api_route(
         path,
-        infer_version if "{version}" in path else infer,
+        run_version if has_version else run,
         methods=["POST"],
-        summary=summary,
-        description=_TEXT,
+        name=f"{name}_version" if has_version else name,
         response_class=Response,
-        responses=INFER_RESPONSES,
-        openapi_extra=_EXTRA,
-        tags=[tag],
+        **options,
     )
 
 
-_declare("/v1/models/{name}/infer", "Run a model", "inference")
-_declare("/v1/models/{name}/versions/{version}/infer", "Run a version", "inference")
-_declare("/v2/models/{name}/infer", "Run a model", "open inference protocol")
-_declare(
-    "/v2/models/{name}/versions/{version}/infer",
-    "Run a version",
-    "open inference protocol",
-)
+for _path, _summary, _tag in (
+    ("/v1/models/{name}/infer", "Run a model", "inference"),
+    ("/v1/models/{name}/versions/{version}/infer", "Run a version", "inference"),
+    ("/v2/models/{name}/infer", "Run a model", "open inference protocol"),
+    (
+        "/v2/models/{name}/versions/{version}/infer",
+        "Run a version",
+        "open inference protocol",
+    ),
+):
+    declare(
+        router,
+        _path,
+        "infer",
+        summary=_summary,
+        description=_TEXT,
+        responses=INFER_RESPONSES,
+        openapi_extra=_EXTRA,
+        tags=[_tag],
+    )

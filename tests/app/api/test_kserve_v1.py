@@ -113,12 +113,12 @@ def codec(*shape: int) -> ModelCodec:
 
 def encode(form: str, y: Any, z: list[bytes]) -> Any:
     made = codec(-1)
-    asked = decode_predict(made, [b'{"%b": [1, 2]}' % form.encode()])
+    request, instances = decode_predict(made, [b'{"%b": [1, 2]}' % form.encode()])
     outputs = {
         "y": Tensor.from_numpy(np.array(y, np.float32)),
         "z_bytes": Tensor.from_numpy(np.array(z, np.object_)),
     }
-    return json.loads(encode_predict(made, asked, outputs))
+    return json.loads(encode_predict(made, instances, outputs, request.nan))
 
 
 def test_shapes_of_answers() -> None:

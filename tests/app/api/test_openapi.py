@@ -1,7 +1,6 @@
 """The OpenAPI document: complete, in our form of error, and valid YAML.
 
-Covers: app/api/examples.py, app/api/request_bodies.py, app/api/routes/delegate.py,
-app/api/routes/infer.py.
+Covers: app/api/examples.py, app/api/request_bodies.py, app/api/routes/infer.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The infer path, from the ASGI messages in to the messages out.
 
-Covers: app/http/asgi.py, app/serving/infer_call.py, app/serving/waiting.py.
+Covers: app/http/asgi.py, app/http/asgi_call.py, app/serving/service.py.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 
 from app.errors import FailureReason
-from app.http.front import InferFront, ModelTable
+from app.http.front import InferFront
 from app.limits import Limits
 from app.observe.metrics import ModelMetrics
+from app.serving.service import Service
+from app.serving.table import ModelTable
 from engine import DeviceLost, ExecutionFailed, QueueFull
 from tests.app import fronts
 from tests.app.codec import samples
@@ -36,7 +38,7 @@ def scenario(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None
 
 
 def stats_of(app: InferFront) -> ModelMetrics:
-    return app.models.paths["/v1/models/m/infer"].stats
+    return app.service.models.paths["/v1/models/m/infer"].stats
 
 
 @pytest.mark.parametrize("when", ["now", "soon"])
@@ -86,7 +88,7 @@ async def test_everything_else_goes_to_the_fallback() -> None:
     async def lifespan(scope: Any, receive: Any, send: Any) -> None:
         seen.append(scope["type"])
 
-    await InferFront(lifespan, ModelTable())({"type": "lifespan"}, None, None)  # type: ignore[arg-type]
+    await InferFront(lifespan, Service(ModelTable()))({"type": "lifespan"}, None, None)  # type: ignore[arg-type]
     assert seen == ["lifespan"]
 
 
@@ -100,7 +102,7 @@ async def test_below_a_root_path() -> None:
 
 @scenario
 async def test_unknown_models_and_versions() -> None:
-    app = fronts.front(Doubler())
+    app = fronts.front(Doubler(), absent=fronts.Late())
     client = await Client(app, "/v1/models/x y/infer").run()
     assert client.status == 404
     assert client.json == {
@@ -110,7 +112,6 @@ async def test_unknown_models_and_versions() -> None:
     client = await Client(app, "/v2/models/m/versions/9/infer").run()
     assert client.status == 404
     assert "'m' version 9 is not found" in client.json["error"]
-    app.models.explain = lambda name, _: {"late": "it is loading"}.get(name)
     client = await Client(app, "/v2/models/late/infer").run()
     assert client.status == 503
     text = "Request for unknown model: 'late' has no available versions: it is loading"
@@ -124,7 +125,7 @@ async def test_unknown_models_and_versions() -> None:
 @scenario
 async def test_a_model_that_is_not_ready() -> None:
     app = fronts.front(Doubler())
-    app.models.paths["/v1/models/m/infer"].ready = False
+    app.service.models.paths["/v1/models/m/infer"].ready = False
     client = await Client(app).run()
     assert client.status == 503
     assert client.json["code"] == "model_not_ready"
@@ -333,7 +334,7 @@ async def test_own_deadline_of_a_model() -> None:
     app = fronts.front(runner)
     entry = fronts.entry(runner)
     entry.timeout = 7.0
-    app.models.publish("m", [entry])
+    app.service.models.publish("m", [entry])
     began = time.monotonic()
     await Client(app).run()
     assert runner.deadlines[0] is not None
@@ -399,7 +400,7 @@ async def test_a_model_that_is_swapped_while_the_body_comes() -> None:
     client.push(b'{"inputs":', more=True)
     task = asyncio.create_task(client.run())
     await client.asked(2)
-    app.models.publish("m", [fronts.entry(new)])
+    app.service.models.publish("m", [fronts.entry(new)])
     client.push(b'{"x":[1,2]}}', more=False)
     await task
     assert client.status == 200
@@ -413,7 +414,7 @@ async def test_a_model_that_goes_while_the_body_comes() -> None:
     client.push(b'{"inputs":', more=True)
     task = asyncio.create_task(client.run())
     await client.asked(2)
-    app.models.remove("m")
+    app.service.models.remove("m")
     client.push(b'{"x":[1,2]}}', more=False)
     await task
     assert client.status == 404

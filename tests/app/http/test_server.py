@@ -22,6 +22,8 @@ from app.http.server import (
     listen_tcp,
     listen_unix,
 )
+from app.serving.service import Service
+from app.serving.table import ModelTable
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Scope]]
@@ -35,6 +37,7 @@ class HoldingApp:
     base_path = b""
 
     def __init__(self) -> None:
+        self.service = Service(ModelTable())
         self.started = threading.Event()
         self.entered = threading.Semaphore(0)
         self.loop: asyncio.AbstractEventLoop | None = None

@@ -1,6 +1,6 @@
 """Clients that do not take their answers, or send more than there is room for.
 
-Covers: app/http/transfer_memory.py.
+Covers: app/serving/transfer_memory.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from app.errors import TransferMemoryFull
-from app.http.transfer_memory import Share, TransferMemory, half_of_memory
+from app.serving.transfer_memory import Share, TransferMemory, half_of_memory
 from tests.app.http.test_protocol import WAIT, Wire, expected, request, slow
 from tests.app.served import Serve, ServedGateway, memory_of
 from tests.engine import models

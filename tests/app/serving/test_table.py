@@ -54,8 +54,7 @@ def test_publishing_replaces_all_versions() -> None:
 
 
 def test_what_is_missing() -> None:
-    table = ModelTable()
-    table.explain = lambda name, _: {"late": "it is loading"}.get(name)
+    table = ModelTable(absent=fronts.Late())
     table.publish("m", entries("1"))
     for path, kind in (
         ("/v1/models/x/infer", UnknownModel),
@@ -80,9 +79,8 @@ def test_versions_that_are_no_numbers() -> None:
     assert table.paths["/v1/models/m/infer"].spec.version == "1"
 
 
-def test_a_codec_belongs_to_its_limits() -> None:
+def test_a_codec_is_made_with_its_entry() -> None:
     (entry,) = entries("1")
+    assert entry.codec.spec is entry.spec
     limits = Limits(max_rank=3)
-    codec = entry.codec(limits)
-    assert entry.codec(limits) is codec
-    assert entry.codec(Limits(max_rank=3)).limits is not limits
+    assert fronts.entry(entry.runner, limits=limits).codec.limits is limits  # type: ignore[arg-type]

@@ -1,0 +1,224 @@
+"""Calls that come in as ASGI messages: what the front (app/http/front.py) awaits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from time import monotonic_ns
+from typing import Any, Protocol, runtime_checkable
+
+from app.codec.messages import InferRequest, Response
+from app.errors import InvalidRequest, row_of
+from app.http.asgi import ClientGone, Receive
+from app.serving.call import Call, Form
+from app.serving.service import Service
+from app.serving.table import ModelEntry, OnResponse, Submitted
+from app.serving.transfer_memory import Share
+from engine import Tensor
+
+
+class AsgiCall(Call):
+    """A call whose task waits for it."""
+
+    _answer: Response | None = None
+    _woken: asyncio.Future[None] | None = None
+    _watcher: asyncio.Task[None] | None = None
+
+    def __init__(
+        self,
+        service: Service,
+        path: str,
+        headers: Mapping[bytes, bytes],
+        receive: Receive,
+        form: Form | None = None,
+    ) -> None:
+        super().__init__(service, path, headers, form)
+        self.share = Share(service.transfers)
+        self._receive = receive
+
+    async def answer(self) -> Response | None:
+        """The response; None where nobody reads it. The body is complete.
+
+        If the waiting task is cancelled, so is the request.
+        """
+        self.begin()
+        try:
+            while not self.response_complete:
+                await self._change()
+        finally:
+            self.leave()
+        return self._answer
+
+    def respond(self, response: Response | None) -> None:
+        self._answer = response
+        self._wake()
+
+    def count_body(self, size: int) -> None:
+        self.share.take(size)
+
+    def watch(self) -> None:
+        if self._watcher is None:
+            loop = asyncio.get_running_loop()
+            self._watcher = loop.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.disconnect()
+
+    def leave(self) -> None:
+        """The task goes: nothing of the request runs on."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+        if not self.response_complete:
+            self.disconnect("the waiting task was cancelled")
+        self._forget()
+
+    async def _change(self) -> None:
+        self._woken = asyncio.get_running_loop().create_future()
+        await self._woken
+
+    def _wake(self) -> None:
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
+
+
+class Streamed(Submitted, Protocol):
+    """A request under way that may have several responses."""
+
+    def proceed(self) -> None: ...
+
+
+@runtime_checkable
+class ResponseScheduler(Protocol):
+    """A scheduler that gives the responses of a request one by one."""
+
+    def stream(
+        self,
+        request: InferRequest,
+        deadline: float,
+        on_response: OnResponse,
+        on_done: Callable[[Any], None],
+    ) -> Streamed: ...
+
+
+@runtime_checkable
+class IteratingRunner(Protocol):
+    """A runner that tells the results of device iterations apart."""
+
+    def iterations_of(
+        self, outputs: Mapping[str, Tensor]
+    ) -> list[Mapping[str, Tensor]]: ...
+
+
+class EventCall(AsgiCall):
+    """A call that may have any number of responses, each of which is sent as it comes.
+
+    Each device iteration of a model is one. The next is asked for when the one before
+    it has been given to the connection, so a slow reader slows its own request down and
+    nobody else's.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        path: str,
+        headers: Mapping[bytes, bytes],
+        receive: Receive,
+        form: Form | None = None,
+    ) -> None:
+        in_json = {**headers, b"accept": b"application/json"}
+        super().__init__(service, path, in_json, receive, form)
+        self._ready: deque[Mapping[str, Tensor]] = deque()
+        self._run: Submitted | None = None  # that has ended
+
+    @property
+    def refusal(self) -> Response | None:
+        """What is answered instead of events, where the request was never queued."""
+        return self._answer
+
+    async def next_event(self) -> bytes:
+        """The text of the next response; empty after the last.
+
+        Raises how the request failed, and `ClientGone`.
+        """
+        while not (self._ready or self._run is not None or self.response_complete):
+            await self._change()
+        if self.disconnected:
+            raise ClientGone
+        if self._ready:
+            entry, request = self.entry, self._request
+            assert entry is not None
+            assert request is not None
+            outputs = self._ready.popleft()
+            if self.form is None:
+                return entry.codec.encode(request, outputs).body
+            return self.form.encode(entry.codec, request, outputs).body
+        if self._run is not None and self._run.error is not None:
+            raise self._run.error
+        return b""
+
+    def proceed(self) -> None:
+        """The last event has been handed to the connection."""
+        proceed: Any = getattr(self.submitted or self._run, "proceed", None)
+        if proceed is not None:
+            proceed()
+
+    def succeed(self) -> None:
+        """All events are sent."""
+        entry, request, run = self.entry, self._request, self._run
+        assert entry is not None
+        assert request is not None
+        assert run is not None
+        self._succeed(entry, request, run, monotonic_ns())
+        self._end()
+
+    def end_with(self, error: Exception) -> None:
+        """The last event has said how it failed."""
+        self._end(row_of(error).reason)
+
+    def disconnect(self, why: str = "the client has disconnected") -> None:
+        super().disconnect(why)
+        self._wake()
+
+    def _submit(self, entry: ModelEntry, request: InferRequest) -> Submitted:
+        is_binary = request.binary or request.binary_by_name
+        if self.form is None and (is_binary or request.places is not None):
+            msg = (
+                "the responses of an event stream are JSON: they hold no binary data, "
+                "and nothing of them is in shared memory"
+            )
+            raise InvalidRequest(msg)
+        scheduler = entry.scheduler
+        if isinstance(scheduler, ResponseScheduler):
+            return scheduler.stream(request, self.deadline, self._put, self._ended)
+        if scheduler is not None:
+            return scheduler.submit(request, self.deadline, self._end_with_one)
+        return entry.runner.submit(
+            request.inputs,
+            deadline=self.deadline,
+            on_done=self._end_with_iterations,
+            priority=request.priority,
+        )
+
+    def _put(self, outputs: Mapping[str, Tensor]) -> None:
+        self._ready.append(outputs)
+        self._wake()
+
+    def _end_with_one(self, run: Submitted) -> None:
+        if run.error is None:
+            self._ready.append(run.outputs)
+        self._ended(run)
+
+    def _end_with_iterations(self, run: Submitted) -> None:
+        runner = self.entry.runner if self.entry is not None else None
+        if run.error is None and isinstance(runner, IteratingRunner):
+            self._ready.extend(runner.iterations_of(run.outputs))
+            self._ended(run)
+        else:
+            self._end_with_one(run)
+
+    def _ended(self, run: Submitted) -> None:
+        self._run = run
+        self._wake()

@@ -1,0 +1,385 @@
+"""One inference request, from its complete body to its answer, whoever brought it.
+
+    received -> decoded -> admitted -> queued, running -> answered
+        or: refused, failed, cancelled by its client, late
+
+`Call` owns all of it: look-up, loading on demand, decoding, the deadline, a client that
+goes, failures, the answer, accounting and tracing. What brings requests in is a
+subclass that can write a response (`respond`) and that tells of a client that has gone
+(`disconnect`): app/http/exchange.py on a connection, app/http/asgi_call.py for ASGI.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from functools import partial
+from time import monotonic_ns
+from typing import Protocol
+
+from app.codec.messages import Body, InferRequest, Response
+from app.codec.model import DECODED_AT_ONCE, ModelCodec
+from app.errors import (
+    ErrorResponse,
+    FailureReason,
+    InvalidRequest,
+    ModelNotReady,
+    row_of,
+)
+from app.observe.tracing import Timeline, Tracer
+from app.serving.patience import header_timeout
+from app.serving.pending import NotOneResponse
+from app.serving.service import Service
+from app.serving.table import ModelEntry, Submitted
+from app.serving.transfer_memory import SMALL
+from engine import Cancelled, DeadlineExceeded, EngineError, Tensor
+
+_NS = 1_000_000_000
+
+
+class Form(Protocol):
+    """How one request and its answer are written, where the model's codec has no word
+    for it. `not_one` is what a client is told whose model gives no single response.
+    """
+
+    not_one: str
+
+    def decode(self, codec: ModelCodec, body: Body) -> InferRequest:
+        """Raises `RequestError`."""
+
+    def encode(
+        self, codec: ModelCodec, request: InferRequest, outputs: Mapping[str, Tensor]
+    ) -> Response:
+        """Raises `RequestError`."""
+
+
+class Call(ABC):
+    """One request to the model at an infer path. Belongs to the event loop's thread.
+
+    `deadline` is a `time.monotonic()` time; `is_exact` says that the client asked for
+    it, so that it should be kept to the millisecond. `arrived` is when the head of the
+    request came (`time.monotonic_ns()`), where somebody has looked. `response_complete`
+    and `disconnected` are uvicorn's words.
+    """
+
+    # Most requests leave most of this as it is.
+    is_large: bool = False  # so that its decoding might take long
+    arrived: int = 0
+    entry: ModelEntry | None = None
+    is_pending: bool = False  # counted as begun, and not yet as ended
+    submitted: Submitted | None = None  # while it is in flight
+    deadline: float = 0.0
+    is_exact: bool = False
+    disconnected: bool = False
+    response_complete: bool = False
+    _began: int = 0
+    _decoded: int = 0
+    _request: InferRequest | None = None
+    _preparing: asyncio.Task[None] | None = None
+    #: Of an answered request that may be traced, until it is sent.
+    _stamps: tuple[InferRequest, Submitted, int, int] | None = None
+
+    def __init__(
+        self,
+        service: Service,
+        path: str,
+        headers: Mapping[bytes, bytes],
+        form: Form | None = None,
+    ) -> None:
+        self.service = service
+        self.path = path
+        self.headers = headers
+        self.form = form
+        self.body: Body = []
+
+    @abstractmethod
+    def respond(self, response: Response | None) -> None:
+        """Write the answer; None where nobody reads it, or it cannot be made."""
+
+    def watch(self) -> None:  # noqa: B027 - most need not
+        """The request takes long: see whether its client is still there."""
+
+    def count_body(self, size: int) -> None:  # noqa: B027
+        """The body takes so many bytes more. Raises `TransferMemoryFull`."""
+
+    # -- from the body to the queue
+
+    def begin(self) -> None:
+        """The body is complete: decode it and queue the request."""
+        # Looked up now: the model may have been swapped while the body came.
+        entry = self.service.models.paths.get(self.path)
+        if entry is None or self.is_large or b"content-encoding" in self.headers:
+            if entry is not None:
+                self._count(entry, monotonic_ns())
+            loop = asyncio.get_running_loop()
+            self._preparing = loop.create_task(self._prepare())
+            return
+        self._count(entry, monotonic_ns())
+        body, self.body = self.body, []
+        try:
+            if not entry.ready:
+                raise ModelNotReady(entry.spec.name)
+            self._queue(entry, self._decode_by(body, entry.codec))
+        except Exception as error:
+            self.fail(error)
+
+    def _count(self, entry: ModelEntry, began: int) -> None:
+        entry.stats.pending += 1
+        self.entry = entry
+        self.is_pending = True
+        self._began = began
+
+    async def _prepare(self) -> None:
+        """`begin` where something has to be waited for first: a thread that inflates or
+        decodes the body, or a model that has left memory."""
+        service, headers = self.service, self.headers
+        body, self.body = self.body, []
+        try:
+            encoding = headers.get(b"content-encoding")
+            if encoding is not None:
+                body = await service.inflate(encoding, body)
+                self.count_body(sum(map(len, body)))
+            entry = self.entry
+            if entry is None:
+                entry, waited = await service.fetch(self.path, headers, body)
+                self._count(entry, monotonic_ns() - round(waited * _NS))
+            request = await self._decode(body)
+            self._preparing = None
+            if self.response_complete:
+                return
+            entry = self.entry
+            assert entry is not None
+            self._queue(entry, request)
+        except Exception as error:
+            self.fail(error)
+
+    async def _decode(self, body: Body) -> InferRequest:
+        """The request, decoded in a thread if that takes long; then once more where its
+        model was swapped meanwhile."""
+        decode = partial(self._decode_by, body)
+        while True:
+            entry = self.entry
+            assert entry is not None
+            if not entry.ready:
+                raise ModelNotReady(entry.spec.name)
+            if self.form is None:
+                takes_long = entry.codec.takes_long(self.headers, body)
+            else:
+                takes_long = sum(map(len, body)) > DECODED_AT_ONCE
+            if not takes_long:
+                return decode(entry.codec)
+            request = await self.service.decode(decode, entry.codec)
+            now = self.service.models.paths.get(self.path)
+            if now is None or now.runner is entry.runner:
+                return request
+            now.stats.pending += 1
+            entry.stats.pending -= 1
+            self.entry = now
+
+    def _decode_by(self, body: Body, codec: ModelCodec) -> InferRequest:
+        if self.form is not None:
+            return self.form.decode(codec, body)
+        get = self.headers.get
+        return codec.decode(
+            get(b"content-type"),
+            get(b"inference-header-content-length"),
+            get(b"accept"),
+            body,
+        )
+
+    def _queue(self, entry: ModelEntry, request: InferRequest) -> None:
+        """Find out how long the request may take, and hand it to its model."""
+        self._request = request
+        regions = entry.regions
+        if regions is not None and (request.places or request.read_from):
+            request.held = regions.hold(request.places, request.read_from)
+        timeout = self.service.timeout
+        wanted = request.timeout
+        if wanted is None and b"x-request-timeout" in self.headers:
+            wanted = header_timeout(self.headers)
+        if wanted is None:
+            wanted = entry.timeout or timeout
+            levels = entry.level_timeouts
+            if levels:
+                wanted = levels.get(request.priority, levels[0]) or wanted
+        else:
+            self.is_exact = True
+        # Nobody gets more than there is without asking, but for an operator's word.
+        longest = entry.max_timeout or max(timeout, entry.longest_timeout)
+        self.deadline = self._began / _NS + min(wanted, longest)
+        self._decoded = monotonic_ns()
+        submitted = self._submit(entry, request)
+        if not submitted.done:
+            self.submitted = submitted
+            self.service.deadlines.add(self)
+
+    def _submit(self, entry: ModelEntry, request: InferRequest) -> Submitted:
+        """Raises what is to be answered instead."""
+        if entry.scheduler is not None:
+            return entry.scheduler.submit(request, self.deadline, self.done)
+        return entry.runner.submit(
+            request.inputs,
+            deadline=self.deadline,
+            on_done=self.done,
+            priority=request.priority,
+        )
+
+    # -- giving it up
+
+    def expire(self) -> None:
+        """The deadline has passed (`app/serving/deadlines.py`)."""
+        self.abandon(DeadlineExceeded())
+
+    def disconnect(self, why: str = "the client has disconnected") -> None:
+        """The client has gone: give up what it asked for, and all that it sent."""
+        self.disconnected = True
+        self.body = []
+        if self._preparing is not None:
+            self._preparing.cancel()
+            self._forget()
+        self.abandon(Cancelled(why))
+
+    def abandon(self, error: EngineError) -> None:
+        submitted = self.submitted
+        if submitted is not None and not submitted.done:
+            submitted.abandon(error)
+
+    # -- the end
+
+    def done(self, submitted: Submitted) -> None:
+        """Called when the request is done, however it ended."""
+        if self.response_complete:
+            return
+        if self.disconnected:
+            self._forget()
+            return
+        try:
+            response = self._encode(submitted)
+        except Exception as error:
+            self.fail(error)
+            return
+        self._end()
+        self.respond(response)
+
+    def _encode(self, submitted: Submitted) -> Response:
+        """The response to a request that is done, which is counted with it; raises how
+        it failed."""
+        entry, request, form = self.entry, self._request, self.form
+        assert entry is not None
+        assert request is not None
+        error = submitted.error
+        if error is not None:
+            if form is not None and isinstance(error, NotOneResponse):
+                raise InvalidRequest(form.not_one)
+            # What is raised keeps the frames it went through, and with them requests.
+            raise error.again() if isinstance(error, EngineError) else error
+        outputs = submitted.outputs
+        transfers = self.service.transfers
+        if transfers.is_full and sum(t.nbytes for t in outputs.values()) > SMALL:
+            raise transfers.refusal()
+        encoding = monotonic_ns()
+        if form is None:
+            response = entry.codec.encode(request, outputs)
+        else:
+            response = form.encode(entry.codec, request, outputs)
+        self._succeed(entry, request, submitted, encoding)
+        return response
+
+    def _succeed(
+        self,
+        entry: ModelEntry,
+        request: InferRequest,
+        submitted: Submitted,
+        encoding: int,
+    ) -> None:
+        """Count a request that is answered; `encoding` is when that was begun."""
+        ended = monotonic_ns()
+        if request.held is not None:
+            request.held.release()
+        self.is_pending = False
+        entry.stats.success(
+            ended - self._began,
+            submitted.queue_ns,
+            submitted.compute_ns,
+            rows=request.rows,
+            batch_rows=submitted.batch_rows,
+            input_ns=self._decoded - self._began,
+            output_ns=ended - encoding,
+        )
+        if entry.tracer is not None:
+            self._stamps = (request, submitted, encoding, ended)
+
+    def fail(self, error: Exception) -> None:
+        """Answer with an error, and count that."""
+        if self.response_complete:
+            raise error
+        response: Response | None = None
+        try:
+            self._end(row_of(error).reason)
+        finally:
+            try:
+                answer = ErrorResponse.of(error)
+                response = Response(answer.status, answer.headers, [answer.body])
+            finally:
+                self.respond(response)
+
+    def _forget(self) -> None:
+        """Nobody is there to be answered."""
+        if self.response_complete:
+            return
+        self._end(FailureReason.CANCELED)
+        self.respond(None)
+
+    def _end(self, failure: FailureReason = FailureReason.OTHER) -> None:
+        """Let go of everything; whatever is not counted yet has failed."""
+        self.response_complete = True
+        entry, request = self.entry, self._request
+        # Requests in flight lead back here, and their outputs are large.
+        self._request = self.submitted = self._preparing = None
+        self.service.deadlines.calls.pop(self, None)
+        if not self.is_pending or entry is None:
+            return
+        self.is_pending = False
+        try:
+            if request is not None and request.held is not None:
+                request.held.release()
+        finally:
+            entry.stats.failure(failure, monotonic_ns() - self._began)
+
+    def sent(self) -> None:
+        """The answer has been handed to the connection: trace it, if it is in the
+        sample. Does nothing the second time.
+        """
+        stamps, self._stamps = self._stamps, None
+        entry = self.entry
+        if stamps is None or entry is None or entry.tracer is None:
+            return
+        if entry.tracer.wants():
+            self._trace(entry, entry.tracer, *stamps)
+
+    def _trace(
+        self,
+        entry: ModelEntry,
+        tracer: Tracer,
+        request: InferRequest,
+        submitted: Submitted,
+        encoding: int,
+        ended: int,
+    ) -> None:
+        # Durations of the device, laid on the gateway's clock.
+        started = min(self._decoded + submitted.queue_ns, encoding)
+        timeline = Timeline(
+            arrived=min(self.arrived or self._began, self._began),
+            received=self._began,
+            decoded=self._decoded,
+            started=started,
+            computed=min(started + submitted.compute_ns, encoding),
+            encoded=ended,
+            sent=monotonic_ns(),
+        )
+        model = (entry.spec.name, entry.spec.version)
+        tracer.record(model, request.id, timeline, request.inputs, submitted.outputs)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.path} {self.submitted!r}>"

@@ -1,0 +1,83 @@
+"""The deadlines of all requests of a gateway, whoever brought them and runs them.
+
+One sweep looks at the calls in flight: it gives up those that are late, and has those
+that have waited for a whole period watched for their client. Deadlines that clients
+asked for are kept to the millisecond: one that passes before the next look gets a timer
+of its own. The device drops late requests before it runs them
+(`engine/worker/replica.py`) and ends runs that nobody waits for
+(`engine/worker/cancellation.py`); nothing else in the gateway enforces a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Protocol
+
+# Seconds between two looks. Answers that come sooner cost nothing; a client that goes
+# away is noticed after one to two of these, where nobody else tells.
+SWEEP = 0.05
+
+
+class Expiring(Protocol):
+    """A call in flight. `deadline` is a `time.monotonic()` time."""
+
+    deadline: float
+    is_exact: bool
+
+    def expire(self) -> None:
+        """The deadline has passed."""
+
+    def watch(self) -> None:
+        """It takes long enough that its client is worth watching."""
+
+
+class Deadlines:
+    """The calls in flight; belongs to one event loop at a time."""
+
+    def __init__(self) -> None:
+        #: And whether they were there at the last look.
+        self.calls: dict[Expiring, bool] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    def add(self, call: Expiring) -> None:
+        """From now on until it is taken out of `calls`, its deadline is kept."""
+        self.calls[call] = False
+        loop = asyncio.get_running_loop()
+        if self._timer is None or self._loop is not loop:
+            self._loop = loop
+            self._timer = loop.call_later(SWEEP, self._sweep, loop)
+        if call.is_exact:
+            self._keep_exactly(call, loop, time.monotonic())
+
+    def _keep_exactly(
+        self, call: Expiring, loop: asyncio.AbstractEventLoop, now: float
+    ) -> None:
+        left = call.deadline - now
+        if left < SWEEP:
+            loop.call_later(max(0.0, left), call.expire)
+
+    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._loop is not loop:
+            return
+        self._timer = None
+        now = time.monotonic()
+        for call, was_there in list(self.calls.items()):
+            if now >= call.deadline:
+                call.expire()
+                continue
+            if call.is_exact:
+                self._keep_exactly(call, loop, now)
+            if was_there:
+                call.watch()
+            else:
+                self.calls[call] = True
+        if self.calls:
+            self._timer = loop.call_later(SWEEP, self._sweep, loop)
+
+    def __repr__(self) -> str:
+        return f"<Deadlines of {len(self)} calls>"

@@ -1,0 +1,69 @@
+"""Requests under way in the gateway itself, made of requests to devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from engine import EngineError, InvalidInput, Tensor
+
+
+class NotOneResponse(InvalidInput):
+    """The model gave no response, or several, where exactly one is expected."""
+
+
+class Pending:
+    """What somebody waits for; resolved exactly once, in the event loop's thread.
+
+    `outputs` are set where `error` is None. `queue_ns` and `compute_ns` are the times
+    of all that was run for it, `batch_rows` the rows of a batch that it was in. A
+    subclass says what giving it up means (`give_up`), and calls `resolve`.
+    """
+
+    done: bool = False
+    #: An `engine.EngineError`, or what the gateway itself says.
+    error: Any = None
+    queue_ns: int = 0
+    compute_ns: int = 0
+    batch_rows: int = 0
+
+    def __init__(
+        self,
+        inputs: Mapping[str, Tensor],
+        deadline: float | None,
+        on_done: Callable[[Any], None] | None,
+        priority: int,
+    ) -> None:
+        self.inputs = dict(inputs)
+        self.deadline = deadline
+        self.priority = priority
+        self.outputs: Mapping[str, Tensor] = {}
+        self.on_done = on_done
+
+    def abandon(self, error: EngineError) -> None:
+        """Give it up, and what runs for it."""
+        if not self.done:
+            self.give_up(error)
+            self.resolve(error)
+
+    def give_up(self, error: EngineError) -> None:
+        """End what runs for it; that may resolve it."""
+
+    def resolve(self, error: Exception | None = None) -> None:
+        """It is done, however it ended."""
+        if not self.done:
+            self.done, self.error = True, error
+            self.tell()
+
+    def tell(self) -> None:
+        """Tell who waits for it, once."""
+        # Who waits leads back here: nothing may wait for the garbage collector.
+        on_done, self.on_done = self.on_done, None
+        if on_done is not None:
+            on_done(self)
+
+    def __repr__(self) -> str:
+        state = "under way"
+        if self.done:
+            state = "done" if self.error is None else f"failed: {self.error}"
+        return f"<{type(self).__name__} {state}>"

@@ -1,0 +1,72 @@
+"""One call: what is counted of it, whatever happens to it.
+
+Covers: app/serving/pending.py, app/serving/deadlines.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from app.http.asgi import Message
+from app.http.asgi_call import AsgiCall
+from engine import Cancelled
+from tests.app import fronts
+from tests.app.fronts import Doubler
+
+
+async def _nothing() -> Message:
+    await asyncio.Event().wait()
+    return {}
+
+
+def _call(runner: Doubler, path: str = "/v1/models/m/infer") -> AsgiCall:
+    call = AsgiCall(fronts.front(runner).service, path, {}, _nothing)
+    call.body = [b'{"inputs":{"x":[1,2]}}']
+    return call
+
+
+def test_an_end_is_counted_once() -> None:
+    async def run() -> None:
+        call = _call(Doubler("never"))
+        call.begin()
+        assert call.entry is not None
+        stats = call.entry.stats
+        assert (stats.pending, len(call.service.deadlines)) == (1, 1)
+        call.fail(MemoryError())
+        call.abandon(Cancelled("its task was cancelled then"))
+        call.leave()
+        assert (stats.pending, stats.failure_count) == (0, 1)
+        assert not len(call.service.deadlines)
+
+    asyncio.run(run())
+
+
+def test_a_client_that_goes_before_its_body_is_looked_at() -> None:
+    """The task that would decode it never runs, and the request is counted."""
+
+    async def run() -> None:
+        call = _call(Doubler("never"))
+        call.is_large = True
+        call.begin()
+        assert call.entry is not None
+        stats = call.entry.stats
+        assert stats.pending == 1
+        call.disconnect()
+        assert (stats.pending, stats.failure_count) == (0, 1)
+        await asyncio.sleep(0)
+        assert call.response_complete
+
+    asyncio.run(run())
+
+
+def test_what_is_answered_is_let_go_of() -> None:
+    async def run() -> None:
+        runner = Doubler("soon")
+        call = _call(runner)
+        response = await call.answer()
+        assert response is not None
+        assert response.status == 200
+        assert call.submitted is None
+        assert not call.body
+
+    asyncio.run(run())
