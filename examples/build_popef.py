@@ -131,10 +131,10 @@ class Stream:
 
 def program(
     number: int, streams: Iterable[Stream], *between: programs.Node
-) -> programs.Sequence:
+) -> programs.Steps:
     """Inputs of the program come in, something happens, its outputs go out."""
     mine = [stream for stream in streams if stream.program == number]
-    return programs.Sequence(
+    return programs.Steps(
         (
             *(stream.node for stream in mine if stream.type is IN),
             *between,

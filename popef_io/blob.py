@@ -8,7 +8,7 @@ from popef_io.datatypes import BlobType
 from popef_io.descriptor import Info, type_of
 from popef_io.errors import CorruptError, Location
 from popef_io.layout import HEADER_SIZE, BlobHeader
-from popef_io.mapping import Source
+from popef_io.mapping import FileView
 from popef_io.metadata import ExecutableInfo, Metadata
 
 BlobKey = tuple[BlobType, str, str]
@@ -38,7 +38,7 @@ class Blob:
 
     def __init__(
         self,
-        source: Source,
+        source: FileView,
         index: int,
         offset: int,
         header: BlobHeader,

@@ -35,7 +35,7 @@ _SMALL = 1 << 16  # bytes that are not worth a mapping of their own
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Source:
+class FileView:
     """The bytes of one file or stream, and what to call it in a message."""
 
     name: str
@@ -98,10 +98,10 @@ class Source:
             done += os.write(descriptor, view[done:])
 
     def __repr__(self) -> str:
-        return f"<Source {self.name} {len(self.view)} bytes>"
+        return f"<FileView {self.name} {len(self.view)} bytes>"
 
 
-def map_file(path: str | os.PathLike[str], *, detached: bool = False) -> Source:
+def map_file(path: str | os.PathLike[str], *, detached: bool = False) -> FileView:
     """Map the file at `path`; no descriptor stays open.
 
     `detached`: what is read of it is copied, so that nothing that becomes of the file
@@ -117,29 +117,29 @@ def map_file(path: str | os.PathLike[str], *, detached: bool = False) -> Source:
             kind = "a directory" if stat.S_ISDIR(status.st_mode) else "no regular file"
             raise NotPopefError(f"is {kind}", where=Location(name, 0))
         if status.st_size == 0:  # cannot be mapped
-            return Source(name, memoryview(b""))
+            return FileView(name, memoryview(b""))
         view = map_descriptor(descriptor, status.st_size)
-        return Source(name, view, _identity(status), detached)
+        return FileView(name, view, _identity(status), detached)
     finally:
         os.close(descriptor)
 
 
-def map_open_file(descriptor: int, name: str) -> Source:
+def map_open_file(descriptor: int, name: str) -> FileView:
     """Map what a descriptor leads to, which stays the caller's; `name` is for messages.
 
-    For memory that another process has handed over (`Source.open`).
+    For memory that another process has handed over (`FileView.open`).
     """
     size = os.fstat(descriptor).st_size
     if size == 0:
-        return Source(name, memoryview(b""))
-    return Source(name, map_descriptor(descriptor, size))
+        return FileView(name, memoryview(b""))
+    return FileView(name, map_descriptor(descriptor, size))
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_dev, status.st_ino, status.st_size
 
 
-def read_stream(stream: BinaryIO, name: str) -> Source:
+def read_stream(stream: BinaryIO, name: str) -> FileView:
     """Read `stream` to its end into memory aligned as a mapped file would be.
 
     Takes as much memory as the stream has bytes, and never on its word alone.
@@ -150,11 +150,11 @@ def read_stream(stream: BinaryIO, name: str) -> Source:
         steps.append(step)
         size += len(step)
     if not size:
-        return Source(name, memoryview(b""))
+        return FileView(name, memoryview(b""))
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     while steps:
         memory.write(steps.popleft())
-    return Source(name, memoryview(memory).toreadonly())
+    return FileView(name, memoryview(memory).toreadonly())
 
 
 def map_keeping_descriptor(

@@ -16,7 +16,7 @@ from popef_io.contents import (
 )
 from popef_io.datatypes import BlobType, TensorType
 from popef_io.errors import CorruptError, InvalidValueError, MissingBlobError
-from popef_io.mapping import Source
+from popef_io.mapping import FileView
 from popef_io.metadata import Anchor, Metadata, TensorInfo
 from popef_io.reader import Reader
 
@@ -42,7 +42,7 @@ class Model:
     """Feed data by name of their anchors."""
     opaque_blobs: Mapping[str, OpaqueReader]
     """Opaque blobs by name."""
-    sources: tuple[Source, ...] = ()
+    sources: tuple[FileView, ...] = ()
     """The files and streams it was read from, in the order they were read."""
 
     @property

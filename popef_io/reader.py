@@ -42,7 +42,7 @@ from popef_io.layout import (
     read_header,
 )
 from popef_io.logs import TRACE
-from popef_io.mapping import Source, map_file, map_open_file, read_stream
+from popef_io.mapping import FileView, map_file, map_open_file, read_stream
 from popef_io.metadata import (
     ExecutableInfo,
     FeedDataInfo,
@@ -164,7 +164,7 @@ class Reader:
     def _all(self, kind: type[_Content]) -> tuple[_Content, ...]:
         return tuple(item for item in self._contents if isinstance(item, kind))
 
-    def _add(self, source: Source) -> None:
+    def _add(self, source: FileView) -> None:
         blobs = list(_walk(source, self._verify_payloads))
         blob_by_key = dict(self._blob_by_key)
         for blob in blobs:
@@ -202,7 +202,7 @@ class Reader:
                 return UnknownBlob(blob)
 
 
-def _walk(source: Source, verify_payloads: bool) -> Iterator[Blob]:
+def _walk(source: FileView, verify_payloads: bool) -> Iterator[Blob]:
     """The blobs of `source`, each checked; they cover it without gap or remainder."""
     view = source.view
     offset = index = 0
@@ -234,7 +234,7 @@ def _walk(source: Source, verify_payloads: bool) -> Iterator[Blob]:
 
 
 def _read_blob(
-    source: Source, index: int, offset: int, header: BlobHeader, verify_payload: bool
+    source: FileView, index: int, offset: int, header: BlobHeader, verify_payload: bool
 ) -> Blob:
     where = Location(source.name, offset, index, header.type_name)
     begin = offset + HEADER_SIZE

@@ -7,13 +7,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 from popef.errors import WrongType, WrongValue
 from popef.taking import Text, got, text
 
-from engine import DataDesc
+from engine import Array, DataDesc
 
-Array = npt.NDArray[Any]
 Value = TypeVar("Value")
 
 

@@ -16,7 +16,7 @@ from model_runtime.config import ModelRunnerConfig
 from model_runtime.data_desc import DataDesc
 from model_runtime.ending import close_with
 from model_runtime.memory import InputMemoryView, arrays_of
-from model_runtime.model_source import ModelSource, opened
+from model_runtime.model_source import FilesOrModel, opened
 from model_runtime.results import (
     OutputFutureMemory,
     OutputFutureMemoryView,
@@ -38,13 +38,13 @@ class ModelRunner(NotPickled):
 
     def __init__(
         self,
-        model: ModelSource | None = None,
+        model: FilesOrModel | None = None,
         config: ModelRunnerConfig | None = None,
         *,
         popef_path: Path | None = None,
         popef_paths: Sequence[Path] | None = None,
     ) -> None:
-        given: ModelSource = one_of(
+        given: FilesOrModel = one_of(
             "model, popef_path and popef_paths", model, popef_path, popef_paths
         )
         self._config = copy.copy(

@@ -13,7 +13,7 @@ from popef.taking import Path, got, path_of
 import engine
 import popef_io
 
-ModelSource: TypeAlias = Path | Sequence[Path] | Model
+FilesOrModel: TypeAlias = Path | Sequence[Path] | Model
 
 
 class PopefPaths(list[str]):
@@ -23,7 +23,7 @@ class PopefPaths(list[str]):
         super().__init__(_listed(paths))
 
 
-def opened(source: ModelSource) -> popef_io.Model:
+def opened(source: FilesOrModel) -> popef_io.Model:
     """The model beneath; `engine.InvalidModel` where it cannot be read."""
     if isinstance(source, Model):
         return source.io

@@ -7,17 +7,13 @@ method `numpy`: the future arrays are arrays, and asking a result for one waits.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from popef.taking import NotPickled, text
 
-from engine import ExecuteResult
+from engine import Array, ExecuteResult
 from model_runtime.memory import ByName, wrong_name
 from model_runtime.tensor_memory import TensorMemory, TensorMemoryView
-
-Array = npt.NDArray[Any]
 
 
 class OutputMemory(ByName[Array]):

@@ -39,7 +39,7 @@ from model_runtime.devices import Device
 from model_runtime.durations import Nanoseconds, nanoseconds
 from model_runtime.ending import close_with
 from model_runtime.members import Member, Options
-from model_runtime.model_source import ModelSource, opened
+from model_runtime.model_source import FilesOrModel, opened
 from model_runtime.predicates import (
     AnchorCallbackPredicate,
     PopefDataUsagePredicate,
@@ -155,12 +155,12 @@ class Session(NotPickled):
 
     def __init__(
         self,
-        model: ModelSource | None = None,
+        model: FilesOrModel | None = None,
         config: SessionConfig | None = None,
         *,
         popef_paths: Sequence[Path] | None = None,
     ) -> None:
-        given: ModelSource = one_of("model and popef_paths", model, popef_paths)
+        given: FilesOrModel = one_of("model and popef_paths", model, popef_paths)
         options = SessionConfig() if config is None else expected(config, SessionConfig)
         self._session = engine.Session(opened(given), options.to_engine())
         close_with(self, self._session.close)

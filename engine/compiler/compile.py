@@ -19,7 +19,7 @@ from engine.compiler.interface import (
     free_rows,
     renamed,
 )
-from engine.compiler.loading import load
+from engine.compiler.loading import load_graph
 from engine.compiler.options import (
     BatchDecision,
     CompileOptions,
@@ -41,12 +41,11 @@ from engine.compiler.package import (
 from engine.compiler.rows.batching import decide
 from engine.compiler.rows.row_check import Run
 from engine.compiler.rows.row_proof import wrongly_fixed
-from engine.compiler.source import OnnxModel, Source, read_model
+from engine.compiler.source import OnnxModel, OnnxSource, read_model
 from engine.compiler.weights import Weight, drop_unused, take_inside, take_out
 from engine.errors import InvalidConfig, InvalidModel
 from engine.model.anchors import OPTION_FUSED
-from engine.programs.executable import Sequence as Steps
-from engine.programs.executable import StreamIn, Switch
+from engine.programs.executable import Steps, StreamIn, Switch
 from engine.programs.executor import Executor
 from engine.programs.onnx_session import OnnxSession
 from engine.programs.time_limit import TimeLimit
@@ -60,7 +59,7 @@ _MAX_OPTION = 1 << 16
 
 
 def compile_model(
-    source: Source,
+    source: OnnxSource,
     target: str | Path,
     options: CompileOptions | None = None,
     progress: Progress | None = None,
@@ -75,7 +74,7 @@ def compile_model(
     options = options or CompileOptions()
     say = progress or _silent
     say("reading", 0.0)
-    loaded = _load(source, options, prefix="", graph="main", progress=say)
+    loaded = _load_model(source, options, prefix="", graph="main", progress=say)
     name = options.name or loaded.source.name
     package = make_package(name, [loaded.part], loaded.part.main, _PENDING)
     limit = TimeLimit(options.check_limit)
@@ -95,7 +94,7 @@ def compile_model(
 
 
 def compile_fused(
-    sources: Sequence[tuple[str, Source]],
+    sources: Sequence[tuple[str, OnnxSource]],
     target: str | Path,
     selector: str = "index",
     options: CompileOptions | None = None,
@@ -121,7 +120,7 @@ def compile_fused(
     for number, (name, source) in enumerate(sources):
         say(f"reading {name}", number / len(sources) * 0.8)
         try:
-            loaded = _load(source, alone, f"{name}/", name, _silent)
+            loaded = _load_model(source, alone, f"{name}/", name, _silent)
         except InvalidModel as error:
             raise InvalidModel(f"{name}: {error}") from None
         parts.append(loaded.part)
@@ -151,8 +150,12 @@ class _Loaded:
     session: OnnxSession
 
 
-def _load(
-    source: Source, options: CompileOptions, prefix: str, graph: str, progress: Progress
+def _load_model(
+    source: OnnxSource,
+    options: CompileOptions,
+    prefix: str,
+    graph: str,
+    progress: Progress,
 ) -> _Loaded:
     model = read_model(source)
     check_types(model.proto)
@@ -165,12 +168,12 @@ def _load(
     else:
         take_inside(model.proto, files)
     progress("loading", 0.2)
-    compiled, session = load(model.proto, graph, weights, options.threads)
+    compiled, session = load_graph(model.proto, graph, weights, options.threads)
     interface = Interface.of(model.proto, session)
     wrong = wrongly_fixed(model.proto, interface)
     if wrong:
         free_rows(model.proto, wrong)
-        compiled, session = load(model.proto, graph, weights, options.threads)
+        compiled, session = load_graph(model.proto, graph, weights, options.threads)
         interface = Interface.of(model.proto, session)
     inputs = renamed(interface.inputs, options.inputs, "input")
     outputs = renamed(interface.outputs, options.outputs, "output")

@@ -17,7 +17,7 @@ _UNKNOWN_VALUE = re.compile(r"Node input '(.*?)' is not a graph input")
 _NEW_OPSET = re.compile(r"Opset (\d+) is under development")
 
 
-def load(
+def load_graph(
     model: Any, name: str, weights: Sequence[Weight], threads: int
 ) -> tuple[Graph, OnnxSession]:
     """The graph called `name` and its session; `model` lacks the data of `weights`.

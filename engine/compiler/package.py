@@ -22,10 +22,10 @@ from engine.programs.executable import (
     Execute,
     Graph,
     Node,
+    Steps,
     StreamIn,
     StreamOut,
 )
-from engine.programs.executable import Sequence as Steps
 from popef_io import (
     Anchor,
     DataType,
@@ -57,8 +57,8 @@ class Part:
     prefix: str = ""
 
     @property
-    def load(self) -> tuple[Node, ...]:
-        """Brings the weights to the device."""
+    def load_steps(self) -> tuple[Node, ...]:
+        """Bring the weights to the device."""
         names = (self.prefix + w.name for w in self.weights)
         return tuple(StreamIn(input_handle(n), f"weight {n}") for n in names)
 
@@ -190,7 +190,7 @@ def make_package(
         variables |= part.variables
         anchors.extend(part.anchors)
         weights |= {part.prefix + w.name: w for w in part.weights}
-    load = Steps(tuple(step for part in parts for step in part.load))
+    load = Steps(tuple(step for part in parts for step in part.load_steps))
     executable = Executable(
         {part.graph.name: part.graph for part in parts},
         variables,

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from engine.compiler.graphs import all_graphs
 from engine.errors import InvalidModel
 
-Source: TypeAlias = str | Path | bytes | Any
+OnnxSource: TypeAlias = str | Path | bytes | Any
 """An ONNX file, the bytes of one, or an `onnx.ModelProto`."""
 
 IR_WITH_FREE_INITIALIZERS = 4
@@ -28,7 +28,7 @@ class OnnxModel:
     """What to call it where nobody says."""
 
 
-def read_model(source: Source) -> OnnxModel:
+def read_model(source: OnnxSource) -> OnnxModel:
     """Read a model; its external data stays where it is.
 
     Raises InvalidModel where it is not a usable ONNX model, and OSError where the file

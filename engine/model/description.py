@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from engine.config import ModelRunnerConfig
 from engine.model.anchors import OPTION_FUSED, describe, main_anchors
 from engine.model.batch_plan import plan_batches
-from engine.model.model_file import ModelSource, open_model
+from engine.model.model_file import ModelFiles, open_model
 from engine.tensor import DataDesc
 
 
@@ -27,7 +27,7 @@ class ModelDescription:
 
 
 def describe_model(
-    model: ModelSource, config: ModelRunnerConfig | None = None
+    model: ModelFiles, config: ModelRunnerConfig | None = None
 ) -> ModelDescription:
     """Reads the files' metadata; loads nothing.
 

@@ -13,10 +13,10 @@ from engine.transport.control import MAX_FDS, close_all
 from popef_io import Model, ModelBuilder, PopefError, Reader, load_model
 
 #: A PopEF file, several files of one model, or what was read from them.
-ModelSource = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Model
+ModelFiles = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Model
 
 
-def open_model(source: ModelSource, executable: str | None = None) -> Model:
+def open_model(source: ModelFiles, executable: str | None = None) -> Model:
     """The model in these files; every fault of them is an InvalidModel.
 
     Nothing that becomes of the files later ends this process: only device processes

@@ -21,7 +21,7 @@ from engine.programs.executable import (
     Execute,
     Node,
     Repeat,
-    Sequence,
+    Steps,
     StreamIn,
     StreamOut,
     Switch,
@@ -64,7 +64,7 @@ class Assembler:
     def step(self, node: Node) -> Step:
         """The step that does what `node` says."""
         match node:
-            case Sequence():
+            case Steps():
                 return _in_order(self._flat(node))
             case StreamIn():
                 return self._stream_in(node)
@@ -81,7 +81,7 @@ class Assembler:
             case Call(program):
                 return self._call(program)
 
-    def _flat(self, sequence: Sequence) -> list[Step]:
+    def _flat(self, sequence: Steps) -> list[Step]:
         nodes = _unnested(sequence)
         steps: list[Step] = []
         done = 0
@@ -254,10 +254,10 @@ def _integer(value: Array, selector: str) -> int:
     return int(value.reshape(-1)[0])
 
 
-def _unnested(sequence: Sequence) -> list[Node]:
+def _unnested(sequence: Steps) -> list[Node]:
     nodes: list[Node] = []
     for node in sequence.nodes:
-        nodes.extend(_unnested(node) if isinstance(node, Sequence) else [node])
+        nodes.extend(_unnested(node) if isinstance(node, Steps) else [node])
     return nodes
 
 

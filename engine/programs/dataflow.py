@@ -19,7 +19,7 @@ from engine.programs.executable import (
     Execute,
     Node,
     Repeat,
-    Sequence,
+    Steps,
     StreamIn,
     StreamOut,
     Switch,
@@ -103,7 +103,7 @@ def _live_in(
     surely writes."""
     live.update(v for v in reads_of(node) if v not in assigned)
     match node:
-        case Sequence(nodes):
+        case Steps(nodes):
             for child in nodes:
                 _live_in(child, assigned, live, programs, known)
         case Repeat(count, body):

@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgpack
 
@@ -34,7 +34,7 @@ from engine.programs.program import (
     Node,
     NodeReader,
     Repeat,
-    Sequence,
+    Steps,
     StreamIn,
     StreamOut,
     Switch,
@@ -44,6 +44,7 @@ from engine.programs.program import (
     to_document,
     walk,
 )
+from engine.tensor import Buffer
 from popef_io import DataType, TensorInfo
 
 __all__ = (
@@ -55,7 +56,7 @@ __all__ = (
     "Graph",
     "Node",
     "Repeat",
-    "Sequence",
+    "Steps",
     "StreamIn",
     "StreamOut",
     "Switch",
@@ -71,8 +72,6 @@ MAX_STEPS = 1 << 40
 """Node executions that one run of a program may take, repeats multiplied out."""
 MAX_CALLS = 8
 """How deep programs may call each other."""
-
-Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 def digest_of(model: bytes) -> str:
@@ -372,7 +371,7 @@ class _Lengths:
 
     def _of(self, node: Node) -> int:
         match node:
-            case Sequence(nodes):
+            case Steps(nodes):
                 total = 1 + sum(map(self._of, nodes))
             case Repeat(count, body):
                 total = 1 + count * self._of(body)

@@ -27,9 +27,9 @@ BIND_FROM: Final = 128 * 1024
 """Bytes from which an output is worth binding: to bind costs 5 to 8 µs more than to
 take a new array, as much as copying that many bytes."""
 
-Source: TypeAlias = tuple[str, int]
+InputAxis: TypeAlias = tuple[str, int]
 """An input, and one of its axes."""
-Dimension: TypeAlias = int | Source
+Dimension: TypeAlias = int | InputAxis
 """A size, or where it can be read."""
 
 
@@ -93,10 +93,10 @@ def offers_for(
     return tuple(offers)
 
 
-def gate_of(offers: Sequence[Offer]) -> tuple[Source, int] | None:
+def gate_of(offers: Sequence[Offer]) -> tuple[InputAxis, int] | None:
     """The one dimension that all `offers` depend on, and from which size one of them
     is large; None where it is not that simple."""
-    sources: set[Source] = set()
+    sources: set[InputAxis] = set()
     least = []
     for offer in offers:
         free = [d for d in offer.dims if not isinstance(d, int)]
@@ -179,7 +179,7 @@ def _dimensions(session: OnnxSession, output: str) -> tuple[Dimension, ...] | No
     shape = session.outputs[output].shape
     if not shape:
         return None  # a scalar, or nothing is known: neither is worth binding
-    symbols: dict[str, Source] = {}
+    symbols: dict[str, InputAxis] = {}
     for name, port in session.inputs.items():
         for axis, size in enumerate(port.shape):
             if isinstance(size, str):

@@ -9,7 +9,7 @@ from engine.programs.executable import (
     Executable,
     Node,
     Repeat,
-    Sequence,
+    Steps,
     StreamIn,
     Switch,
 )
@@ -40,7 +40,7 @@ def _reads(
         case StreamIn(handle, _):
             if handle in streams:
                 yield handle
-        case Sequence(nodes):
+        case Steps(nodes):
             for child in nodes:
                 if not (yield from _reads(child, executable, streams, known)):
                     return False
@@ -70,7 +70,7 @@ def _matters(
             return handle in streams
         case Switch():
             return True
-        case Sequence(nodes):
+        case Steps(nodes):
             return any(_matters(n, executable, streams, known) for n in nodes)
         case Repeat(count, body):
             return count > 0 and _matters(body, executable, streams, known)

@@ -32,7 +32,7 @@ _SELECTOR_RANGE = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
-class Sequence:
+class Steps:
     """Runs its nodes in order."""
 
     nodes: tuple[Node, ...] = ()
@@ -99,9 +99,7 @@ class Call:
     program: int
 
 
-Node: TypeAlias = (
-    Sequence | StreamIn | Execute | StreamOut | Copy | Repeat | Switch | Call
-)
+Node: TypeAlias = Steps | StreamIn | Execute | StreamOut | Copy | Repeat | Switch | Call
 
 
 class BadProgram(Exception):
@@ -111,7 +109,7 @@ class BadProgram(Exception):
 def walk(node: Node) -> Iterator[Node]:
     """`node` and all nodes inside it, outermost first."""
     yield node
-    if isinstance(node, Sequence):
+    if isinstance(node, Steps):
         for child in node.nodes:
             yield from walk(child)
     elif isinstance(node, Repeat):
@@ -126,7 +124,7 @@ def walk(node: Node) -> Iterator[Node]:
 def to_document(node: Node) -> dict[str, Any]:
     """The map that stands for `node` in an executable."""
     match node:
-        case Sequence(nodes):
+        case Steps(nodes):
             return {"do": "sequence", "nodes": [to_document(n) for n in nodes]}
         case StreamIn(handle, variable):
             return {"do": "stream_in", "handle": handle, "variable": variable}
@@ -181,7 +179,7 @@ class NodeReader:
 
     def _sequence(self, doc: dict[str, Any], depth: int) -> Node:
         nodes = checked_list(doc["nodes"], "nodes of a sequence")
-        return Sequence(tuple(self.read(n, depth) for n in nodes))
+        return Steps(tuple(self.read(n, depth) for n in nodes))
 
     def _stream_in(self, doc: dict[str, Any], _: int) -> Node:
         return StreamIn(checked_name(doc["handle"]), checked_name(doc["variable"]))

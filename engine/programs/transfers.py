@@ -11,7 +11,7 @@ from engine.programs.executable import (
     Executable,
     Node,
     Repeat,
-    Sequence,
+    Steps,
     StreamIn,
     StreamOut,
     Switch,
@@ -74,7 +74,7 @@ def _of_node(
     match node:
         case StreamIn(handle, _) | StreamOut(_, handle):
             total[handle] = 1
-        case Sequence(nodes):
+        case Steps(nodes):
             for child in nodes:
                 total.update(_of_node(executable, child, known))
         case Repeat(count, body):

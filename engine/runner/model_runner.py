@@ -21,7 +21,7 @@ from engine.model.anchors import OPTION_FUSED, describe, main_anchors
 from engine.model.batch_plan import plan_batches
 from engine.model.channel_layout import plan_layout
 from engine.model.iterations import split_iterations
-from engine.model.model_file import ModelSource, open_model
+from engine.model.model_file import ModelFiles, open_model
 from engine.model.save_outputs import SaveOutputs
 from engine.model.validation import check_inputs, check_outputs
 from engine.runner.flushing import Flusher
@@ -55,7 +55,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: ModelSource,
+        model: ModelFiles,
         config: ModelRunnerConfig | None = None,
         *,
         name: str = "",

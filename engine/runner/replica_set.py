@@ -239,7 +239,7 @@ class ReplicaSet:
         meanwhile."""
         self._channels = [None] * len(self._devices)
         for device in dict.fromkeys(self._devices):
-            self._load(device)
+            self._load_on(device)
         # From here on `reload` brings back what is lost; what was lost before was not.
         self._loaded = True
         for replica, channel in enumerate(self._channels):
@@ -254,7 +254,7 @@ class ReplicaSet:
         self.origin.check("ModelRunner")
         wanted = self._loaded and not self._stopped and self.failure is None
         if wanted and device in self._devices:
-            self._load(device)
+            self._load_on(device)
 
     def save(self, replica: int) -> dict[str, Tensor]:
         """Run the save programs of a replica; what they deliver, by tensor name."""
@@ -308,7 +308,7 @@ class ReplicaSet:
             with contextlib.suppress(EngineError, OSError):
                 device.call({"op": "unload", "replica": channel.replica}, timeout=30.0)
 
-    def _load(self, device: Device) -> None:
+    def _load_on(self, device: Device) -> None:
         """Load the replicas of one device, which share graphs and weights there."""
         plan, config = self._plan, self._config
         began = time.monotonic()

@@ -24,7 +24,7 @@ Shape = tuple[int, ...]
 Room = Callable[[int], memoryview]
 
 
-class Source(Protocol):
+class InputSource(Protocol):
     """Where the data of an input come from."""
 
     #: False where data came of nowhere, because what gives them was disconnected.
@@ -50,7 +50,7 @@ class Source(Protocol):
         ...
 
 
-class Sink(Protocol):
+class OutputSink(Protocol):
     """Where the data of an output go."""
 
     is_real: bool

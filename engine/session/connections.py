@@ -9,10 +9,10 @@ from engine.errors import AnchorsNotConnected, InvalidConfig, UnknownAnchor
 from engine.session.bindings import (
     CallbackSink,
     CallbackSource,
+    InputSource,
+    OutputSink,
     QueueSink,
     QueueSource,
-    Sink,
-    Source,
 )
 from engine.session.callbacks import (
     AnchorCallbackPolicy,
@@ -47,8 +47,8 @@ class Connections:
         self, model: Model, pred_tensor_data: PopefDataUsagePredicate | None
     ) -> None:
         self._anchors: Sequence[Anchor] = model.metadata.anchors
-        self.sources: dict[int, Source] = {}
-        self.sinks: dict[int, Sink] = {}
+        self.sources: dict[int, InputSource] = {}
+        self.sinks: dict[int, OutputSink] = {}
         self._fixed: dict[int, Fixed] = {}
         #: Changes whenever a connection does.
         self.version = 0
@@ -221,7 +221,7 @@ class Connections:
                 self._replace(index)
                 self._fixed[index] = Fixed.EMPTY
 
-    def _bindings(self) -> Iterator[Source | Sink]:
+    def _bindings(self) -> Iterator[InputSource | OutputSink]:
         yield from self.sources.values()
         yield from self.sinks.values()
 

@@ -68,7 +68,7 @@ class LoadedSession:
         with device.lease.hold():
             self.device = device
             try:
-                self._load(device)
+                self._load_on(device)
             except BaseException:
                 self.device = None
                 raise
@@ -90,7 +90,7 @@ class LoadedSession:
             if not self.is_active:
                 if not load:
                     raise SessionClosed(f"{self!r} is not loaded any more")
-                self._load(device)
+                self._load_on(device)
             yield
 
     def bound(self) -> Device:
@@ -121,7 +121,7 @@ class LoadedSession:
             if not device.check():
                 device.recover(by_hand=True)
             self.is_stopped = self._halted = False
-            self._load(device)
+            self._load_on(device)
 
     def abandon(self) -> None:
         """Forget the device, in a forked child: it is the parent's."""
@@ -165,7 +165,7 @@ class LoadedSession:
 
     # -- helpers
 
-    def _load(self, device: Device) -> None:
+    def _load_on(self, device: Device) -> None:
         other = device.lease.holder
         if other is not None and other is not self:
             other.unload(save=True)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from engine.devices.device import Device
 from engine.devices.device_manager import DeviceManager
 from engine.errors import DeviceBusy, InvalidConfig
-from engine.model.model_file import ModelSource, open_model
+from engine.model.model_file import ModelFiles, open_model
 from engine.origin import here
 from engine.programs.executable import Executable
 from engine.session.callbacks import (
@@ -47,7 +47,7 @@ class Session:
     cannot use it (WrongProcess) and makes its own.
     """
 
-    def __init__(self, model: ModelSource, config: SessionConfig | None = None) -> None:
+    def __init__(self, model: ModelFiles, config: SessionConfig | None = None) -> None:
         self._origin = here()
         self.config = config or SessionConfig()
         self._model = open_model(model)

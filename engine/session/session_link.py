@@ -22,7 +22,7 @@ from engine.errors import (
     EngineError,
     ExecutionFailed,
 )
-from engine.session.bindings import Sink, Source
+from engine.session.bindings import InputSource, OutputSink
 from engine.session.connections import Connections
 from engine.transport import control
 from engine.transport.control import RUN_MESSAGE, Message
@@ -251,8 +251,8 @@ class _Conversation:
     ) -> None:
         self.over = True
         self._link = link
-        self._sources: dict[int, Source] = dict(connections.sources)
-        self._sinks: dict[int, Sink] = dict(connections.sinks)
+        self._sources: dict[int, InputSource] = dict(connections.sources)
+        self._sinks: dict[int, OutputSink] = dict(connections.sinks)
         #: What the program will read for certain, the next first.
         self._prefetches: deque[Prefetch] = deque(prefetches)
         self._next: list[Prefetch] = []

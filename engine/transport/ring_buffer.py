@@ -124,9 +124,9 @@ class RingCounters:
         self.capacity = capacity
         self._write = self._read_seen = 0
         self._read = self._next = self._written_seen = 0
-        self._load()
+        self._read_counters()
 
-    def _load(self) -> None:
+    def _read_counters(self) -> None:
         self._write = self._written_seen = self._control[0]
         self._read = self._read_seen = self._next = self._control[_READ_WORD]
 
@@ -260,7 +260,7 @@ class RingCounters:
         """Empty and valid again; neither side may use the ring meanwhile."""
         self._control[0] = self._control[1] = self._control[_READ_WORD] = 0
         self._control[_TAKEN_WORD] = 0
-        self._load()
+        self._read_counters()
 
     def release(self) -> None:
         """Let go of the memory; the ring cannot be used after that."""

@@ -25,7 +25,7 @@ from engine.transport.tensor_pack import pack_tensors
 from engine.worker import failures
 from engine.worker.cancellation import Terminator
 from engine.worker.loading import load_replicas
-from engine.worker.scheduler import Client, Scheduler
+from engine.worker.scheduler import ClientProcess, Scheduler
 from popef_io import PopefError
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class DeviceService:
             ).start()
 
     def _serve(self, sock: socket.socket) -> None:
-        owned: list[Client] = []
+        owned: list[ClientProcess] = []
         with sock, contextlib.suppress(OSError, EOFError, ValueError):
             if control.peer_uid(sock) not in (os.getuid(), 0):
                 return
@@ -117,14 +117,18 @@ class DeviceService:
             session.over.set()
 
     def _answer(
-        self, sock: socket.socket, message: Message, fds: list[int], owned: list[Client]
+        self,
+        sock: socket.socket,
+        message: Message,
+        fds: list[int],
+        owned: list[ClientProcess],
     ) -> tuple[Message, list[int]]:
         scheduler = self._scheduler
         match message.get("op"):
             case "ping":
                 return self._status(), []
             case "load":
-                return {"replicas": self._load(message, fds)}, []
+                return {"replicas": self._load_replicas(message, fds)}, []
             case "save":
                 return self._save(int(message["replica"]))
             case "unload":
@@ -176,7 +180,7 @@ class DeviceService:
             "sessions": len(self._sessions),
         }
 
-    def _load(self, message: Message, fds: list[int]) -> list[int]:
+    def _load_replicas(self, message: Message, fds: list[int]) -> list[int]:
         numbers = [next(self._numbers) for _ in range(int(message["count"]))]
         scheduler = self._scheduler
         loaded = load_replicas(numbers, message, fds, scheduler.wait_room)
@@ -198,12 +202,12 @@ class DeviceService:
         memory.close()
         return {"tensors": place}, [fd]
 
-    def _link(self, sock: socket.socket, fds: list[int]) -> Client:
+    def _link(self, sock: socket.socket, fds: list[int]) -> ClientProcess:
         if len(fds) != 2:
             raise EngineBug("a link needs a segment and an eventfd")
         link = Link.attach(os.dup(fds[0]))
         pid = control.peer_pid(sock)
-        client = Client(next(self._numbers), link, os.dup(fds[1]), pid)
+        client = ClientProcess(next(self._numbers), link, os.dup(fds[1]), pid)
         scheduler = self._scheduler
         scheduler.call(partial(scheduler.clients.__setitem__, client.number, client))
         logger.debug("%r connected", client)

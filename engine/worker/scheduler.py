@@ -44,7 +44,7 @@ LONG_NS = 5_000_000
 IDLE_TRIM_NS = 10_000_000_000
 
 
-class Client:
+class ClientProcess:
     """A client process: its link and the eventfd that wakes it."""
 
     def __init__(self, number: int, link: Link, wake_fd: int, pid: int) -> None:
@@ -65,7 +65,9 @@ class Client:
         os.close(self.wake_fd)
 
     def __repr__(self) -> str:
-        return f"<Client {self.number} of process {self.pid}, {len(self.channels)}>"
+        return (
+            f"<ClientProcess {self.number} of process {self.pid}, {len(self.channels)}>"
+        )
 
 
 class Scheduler:
@@ -75,7 +77,7 @@ class Scheduler:
 
     def __init__(self, spin_us: int = 0) -> None:
         self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC)
-        self.clients: dict[int, Client] = {}
+        self.clients: dict[int, ClientProcess] = {}
         self.replicas: dict[int, Replica] = {}
         self.batches = 0
         self._running_since = 0
@@ -324,7 +326,7 @@ class Scheduler:
             replica.remove(channel)
             channel.channel.close()
 
-    def drop_client(self, client: Client) -> None:
+    def drop_client(self, client: ClientProcess) -> None:
         """A client process has gone: free its channels. Its replicas stay loaded for
         as long as the owner of the device wants them."""
         if self.clients.pop(client.number, None) is None:

@@ -33,8 +33,8 @@ def _graph(
     return ex.Graph(name, model.SerializeToString())
 
 
-def _branch(name: str, inputs: Sequence[Port], output: Port) -> ex.Sequence:
-    return ex.Sequence(
+def _branch(name: str, inputs: Sequence[Port], output: Port) -> ex.Steps:
+    return ex.Steps(
         (
             *(ex.StreamIn(f"h2d_{p.name}", p.name) for p in inputs),
             ex.Execute(
@@ -67,9 +67,9 @@ def write_fused(
     )
     read = ex.StreamIn("h2d_index", "index")
     if index_once:
-        main: ex.Node = ex.Sequence((read, ex.Repeat(iterations, choose)))
+        main: ex.Node = ex.Steps((read, ex.Repeat(iterations, choose)))
     else:
-        main = ex.Repeat(iterations, ex.Sequence((read, choose)))
+        main = ex.Repeat(iterations, ex.Steps((read, choose)))
     inputs = [index, *first, *second]
     executable = ex.Executable(
         {
@@ -77,7 +77,7 @@ def write_fused(
             "scale": _graph("scale", [double], second, outputs[1]),
         },
         {p.name: TensorInfo(p.shape, p.data_type) for p in (*inputs, *outputs)},
-        {0: ex.Sequence(()), 1: main},
+        {0: ex.Steps(()), 1: main},
     )
     metadata = Metadata(
         executable="fused",

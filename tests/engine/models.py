@@ -89,7 +89,7 @@ def write_model(
     }
     variables = {port.name: port.info for port in (*inputs, *outputs)} | loaded
     names_in = [port.name for port in inputs] + list(weights)
-    once = ex.Sequence(
+    once = ex.Steps(
         (
             *(ex.StreamIn(f"h2d_{p.name}", p.name) for p in inputs),
             ex.Execute(
@@ -102,7 +102,7 @@ def write_model(
         {"main": ex.Graph("main", model.SerializeToString(), digest)},
         variables,
         {
-            0: ex.Sequence(tuple(ex.StreamIn(f"h2d_{n}", n) for n in weights)),
+            0: ex.Steps(tuple(ex.StreamIn(f"h2d_{n}", n) for n in weights)),
             1: once if iterations == 1 else ex.Repeat(iterations, once),
         },
     )

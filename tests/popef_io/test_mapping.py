@@ -46,7 +46,7 @@ def test_map_file(tmp_path: Path) -> None:
     assert bytes(source.view) == b"content"
     assert source.view.readonly
     assert (source.view.format, source.view.itemsize) == ("B", 1)
-    assert repr(source) == f"<Source {path} 7 bytes>"
+    assert repr(source) == f"<FileView {path} 7 bytes>"
 
 
 def test_empty_file(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from engine.compiler.rows.row_values import RowCounts, Rows, Size, Unproven, Val
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class OperatorCall:
     """A node with what is known of the values that it reads."""
 
     node: Any
@@ -85,7 +85,7 @@ class Call:
         return value
 
 
-Rule: TypeAlias = Callable[[Call], Iterable[Value]]
+Rule: TypeAlias = Callable[[OperatorCall], Iterable[Value]]
 
 
 def _plain(value: Value) -> Size:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from engine.compiler.rows.row_call import Call, Rule, across
+from engine.compiler.rows.row_call import OperatorCall, Rule, across
 from engine.compiler.rows.row_rules import same
 from engine.compiler.rows.row_values import (
     Rows,
@@ -24,25 +24,25 @@ ML = "ai.onnx.ml"
 _SCALES = ("imputed_value_floats", "imputed_value_int64s", "offset", "scale")
 
 
-def columns(call: Call) -> Iterable[Value]:
+def columns(call: OperatorCall) -> Iterable[Value]:
     """Each column by a setting of its own."""
     return [Value(call.leading(2).shape)]
 
 
-def scaled(call: Call) -> Iterable[Value]:
+def scaled(call: OperatorCall) -> Iterable[Value]:
     """As `columns`, or all by one setting."""
     found = (call.attribute(name) for name in _SCALES)
     settings = [max(len(a.floats), len(a.ints)) for a in found if a is not None]
     return same(call) if max(settings, default=0) <= 1 else columns(call)
 
 
-def classified(call: Call) -> Iterable[Value]:
+def classified(call: OperatorCall) -> Iterable[Value]:
     """A label and the scores for each row of a matrix."""
     rows = call.leading(2).shape[0]
     return [Value((rows,)), Value((rows, _scores(call)))]
 
 
-def _scores(call: Call) -> Size:
+def _scores(call: OperatorCall) -> Size:
     labels = max(
         (_length(call.attribute(name)) for name in (
             "classlabels_int64s", "classlabels_ints", "classlabels_strings")),
@@ -55,14 +55,14 @@ def _length(attribute: Any) -> int:
     return 0 if attribute is None else max(len(attribute.ints), len(attribute.strings))
 
 
-def regressed(call: Call) -> Iterable[Value]:
+def regressed(call: OperatorCall) -> Iterable[Value]:
     """A few numbers for each row of a matrix."""
     rows = call.leading(2).shape[0]
     targets = call.number("n_targets", 0) or call.number("targets", 0)
     return [Value((rows, targets or unknown()))]
 
 
-def encoded(call: Call) -> Iterable[Value]:
+def encoded(call: OperatorCall) -> Iterable[Value]:
     """`OneHotEncoder`: a new axis behind all others."""
     categories = max(
         _length(call.attribute(n)) for n in ("cats_int64s", "cats_strings")
@@ -70,7 +70,7 @@ def encoded(call: Call) -> Iterable[Value]:
     return [Value((*call.input().shape, categories))]
 
 
-def extracted(call: Call) -> Iterable[Value]:
+def extracted(call: OperatorCall) -> Iterable[Value]:
     """`ArrayFeatureExtractor`: places along the last axis, all in one line."""
     value, chosen = call.input(0), call.input(1)
     front = value.shape[:-1] or (1,)
@@ -92,7 +92,7 @@ def extracted(call: Call) -> Iterable[Value]:
     return [Value((*front, rows))]
 
 
-def vector(call: Call) -> Iterable[Value]:
+def vector(call: OperatorCall) -> Iterable[Value]:
     """`FeatureVectorizer`: columns side by side; ONNX Runtime wants as many rows."""
     shapes = [value.shape for value in call.values]
     if any(len(shape) != 2 or not isinstance(shape[0], Rows) for shape in shapes):
@@ -103,13 +103,13 @@ def vector(call: Call) -> Iterable[Value]:
     return [Value((rows, unknown()))]
 
 
-def text(call: Call) -> Iterable[Value]:
+def text(call: OperatorCall) -> Iterable[Value]:
     """`TfIdfVectorizer`: numbers for each row of a matrix of words."""
     rows = call.leading(2).shape[0]
     return [Value((rows, unknown()))]
 
 
-def distances(call: Call) -> Iterable[Value]:
+def distances(call: OperatorCall) -> Iterable[Value]:
     """`CDist`: from each row to each of some points."""
     points = call.input(1).shape
     rows = call.leading(2).shape[0]

@@ -18,7 +18,7 @@ from typing import Any
 
 from engine.compiler.graphs import label
 from engine.compiler.interface import GraphTensor, Interface
-from engine.compiler.rows.row_call import Call, Rule
+from engine.compiler.rows.row_call import OperatorCall, Rule
 from engine.compiler.rows.row_ml_rules import LEARNING
 from engine.compiler.rows.row_rules import CALCULATING
 from engine.compiler.rows.row_shape_rules import MOVING, PASS_SIZES_ON, SIZES_OF_RESULTS
@@ -163,7 +163,7 @@ def _visit(
     if missing := next((n for n in node.input if n and n not in values), None):
         raise Unproven(f"takes {missing!r}, of which nothing is known")
     given = tuple(values[name] if name else None for name in node.input)
-    results = list(rule(Call(node, given, opsets.get(domain, 1), counts)))
+    results = list(rule(OperatorCall(node, given, opsets.get(domain, 1), counts)))
     for index, value in enumerate(given):
         if value is not None and value.counts_rows:
             _check_counts(kind, index, results)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from engine.compiler.rows.row_call import Call, Rule, across, from_front
+from engine.compiler.rows.row_call import OperatorCall, Rule, across, from_front
 from engine.compiler.rows.row_values import (
     RowCounts,
     Rows,
@@ -23,28 +23,28 @@ _WHOLE_TYPES = (6, 7)
 """INT32 and INT64 of TensorProto.DataType: casts to these keep sizes."""
 
 
-def same(call: Call) -> Iterable[Value]:
+def same(call: OperatorCall) -> Iterable[Value]:
     """Element by element, other inputs being settings."""
     return [Value(call.only().shape)]
 
 
-def together(call: Call) -> Iterable[Value]:
+def together(call: OperatorCall) -> Iterable[Value]:
     """Element by element of all inputs, repeated where they have a single one."""
     return [Value(broadcast([v.shape for v in call.values], call.counts))]
 
 
-def identity(call: Call) -> Iterable[Value]:
+def identity(call: OperatorCall) -> Iterable[Value]:
     return [call.input()]
 
 
-def cast(call: Call) -> Iterable[Value]:
+def cast(call: OperatorCall) -> Iterable[Value]:
     value = call.input()
     if call.node.op_type == "Cast" and call.number("to", 0) in _WHOLE_TYPES:
         return [value]
     return [Value(value.shape)]
 
 
-def along(call: Call) -> Iterable[Value]:
+def along(call: OperatorCall) -> Iterable[Value]:
     """All that lies along one axis is taken together, and stays as long."""
     value, old = call.only(), call.opset < 13
     if call.node.op_type == "CumSum":
@@ -59,14 +59,14 @@ def along(call: Call) -> Iterable[Value]:
     return [Value(value.shape)]
 
 
-def layer(call: Call) -> Iterable[Value]:
+def layer(call: OperatorCall) -> Iterable[Value]:
     """All axes from one on are taken together."""
     value = call.only()
     across(value, range(call.axis(-1), len(value.shape)))
     return [Value(value.shape)]
 
 
-def reduction(call: Call) -> Iterable[Value]:
+def reduction(call: OperatorCall) -> Iterable[Value]:
     value = call.only()
     rank = len(value.shape)
     if call.node.op_type in ("ArgMax", "ArgMin"):
@@ -82,7 +82,7 @@ def reduction(call: Call) -> Iterable[Value]:
     return [Value(tuple(d for i, d in enumerate(shape) if keep or i not in axes))]
 
 
-def top(call: Call) -> Iterable[Value]:
+def top(call: OperatorCall) -> Iterable[Value]:
     value = call.only()
     axis = call.axis(-1)
     across(value, [axis])
@@ -92,7 +92,7 @@ def top(call: Call) -> Iterable[Value]:
     return [result, result]
 
 
-def matrix(call: Call) -> Iterable[Value]:
+def matrix(call: OperatorCall) -> Iterable[Value]:
     return [Value(product(call.input(0).shape, call.input(1).shape, call.counts))]
 
 
@@ -106,7 +106,7 @@ def product(one: Shape, other: Shape, counts: RowCounts) -> Shape:
     return (*batch, *one[-2:-1], *(other[-1:] if len(other) > 1 else ()))
 
 
-def gemm(call: Call) -> Iterable[Value]:
+def gemm(call: OperatorCall) -> Iterable[Value]:
     one, other = call.input(0).shape, call.input(1).shape
     if len(one) != 2 or len(other) != 2:
         raise Unproven("multiplies something else than matrices")
@@ -118,7 +118,7 @@ def gemm(call: Call) -> Iterable[Value]:
     return [Value(result)]
 
 
-def neighbourhood(call: Call) -> Iterable[Value]:
+def neighbourhood(call: OperatorCall) -> Iterable[Value]:
     """Rows along the first axis, channels along the second, places behind them."""
     value, kind = call.leading(), call.node.op_type
     rank = len(value.shape)
@@ -136,7 +136,7 @@ def neighbourhood(call: Call) -> Iterable[Value]:
     return [Value((value.shape[0], channels, *places))]
 
 
-def recurrent(call: Call) -> Iterable[Value]:
+def recurrent(call: OperatorCall) -> Iterable[Value]:
     """Steps along the first axis, rows along the second."""
     value = call.input()
     if call.number("layout", 0) or value.axis != 1 or len(value.shape) != 3:

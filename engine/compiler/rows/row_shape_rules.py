@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
-from engine.compiler.rows.row_call import Call, Rule, across, from_front
+from engine.compiler.rows.row_call import OperatorCall, Rule, across, from_front
 from engine.compiler.rows.row_values import (
     Rows,
     Shape,
@@ -22,7 +22,7 @@ _TO_THE_END = (1 << 31) - 1
 """An end of a slice from which on it means: to the end, whatever the size."""
 
 
-def concat(call: Call) -> Iterable[Value]:
+def concat(call: OperatorCall) -> Iterable[Value]:
     values = call.values
     rank = len(values[0].shape)
     axis = call.axis(1)
@@ -40,7 +40,7 @@ def concat(call: Call) -> Iterable[Value]:
     return [Value(tuple(shape))]
 
 
-def gather(call: Call) -> Iterable[Value]:
+def gather(call: OperatorCall) -> Iterable[Value]:
     value, chosen = call.input(0), call.input(1)
     axis = call.axis(0)
     if value.items is not None and chosen.items is not None and len(value.shape) == 1:
@@ -52,7 +52,7 @@ def gather(call: Call) -> Iterable[Value]:
     return [Value(shape)]
 
 
-def gather_elements(call: Call) -> Iterable[Value]:
+def gather_elements(call: OperatorCall) -> Iterable[Value]:
     value, chosen = call.input(0), call.input(1)
     axis = value.axis
     if axis is None and chosen.axis is None:
@@ -68,7 +68,7 @@ def _each(size: Size) -> int:
     return size.each if isinstance(size, Rows) else 0
 
 
-def cut(call: Call) -> Iterable[Value]:
+def cut(call: OperatorCall) -> Iterable[Value]:
     """`Slice`."""
     value = call.input()
     old = call.attribute("starts") is not None
@@ -91,7 +91,7 @@ def cut(call: Call) -> Iterable[Value]:
     return [Value(tuple(shape), items if len(value.shape) == 1 else None)]
 
 
-def split(call: Call) -> Iterable[Value]:
+def split(call: OperatorCall) -> Iterable[Value]:
     value = call.only()
     axis = call.axis(0)
     across(value, [axis])
@@ -104,13 +104,13 @@ def split(call: Call) -> Iterable[Value]:
     ]
 
 
-def transpose(call: Call) -> Iterable[Value]:
+def transpose(call: OperatorCall) -> Iterable[Value]:
     shape = call.input().shape
     order = call.numbers("perm", 1) or tuple(reversed(range(len(shape))))
     return [Value(tuple(shape[from_front(i, len(shape))] for i in order))]
 
 
-def reshape(call: Call) -> Iterable[Value]:
+def reshape(call: OperatorCall) -> Iterable[Value]:
     value = call.input()
     if call.node.op_type == "Flatten":
         axis = call.number("axis", 1)
@@ -142,7 +142,7 @@ def _two(front: Shape, back: Shape) -> Shape:
     return (-1, prod(numbers))
 
 
-def squeeze(call: Call) -> Iterable[Value]:
+def squeeze(call: OperatorCall) -> Iterable[Value]:
     value = call.input()
     axes = call.numbers("axes", 1)
     if axes is None:
@@ -155,7 +155,7 @@ def squeeze(call: Call) -> Iterable[Value]:
     return [Value(shape, value.items)]
 
 
-def unsqueeze(call: Call) -> Iterable[Value]:
+def unsqueeze(call: OperatorCall) -> Iterable[Value]:
     value = call.input()
     axes = call.numbers("axes", 1) or ()
     rank = len(value.shape) + len(axes)
@@ -165,14 +165,14 @@ def unsqueeze(call: Call) -> Iterable[Value]:
     return [Value(shape, value.items)]
 
 
-def expand(call: Call) -> Iterable[Value]:
+def expand(call: OperatorCall) -> Iterable[Value]:
     items = call.input(1).items
     if items is None:
         raise Unproven(f"takes the shape {call.node.input[1]!r}, which is not known")
     return [Value(broadcast([call.input().shape, items], call.counts))]
 
 
-def tile(call: Call) -> Iterable[Value]:
+def tile(call: OperatorCall) -> Iterable[Value]:
     value, times = call.only(), call.constants(1)
     across(value, [axis for axis, count in enumerate(times) if count != 1])
     return [
@@ -185,7 +185,7 @@ def tile(call: Call) -> Iterable[Value]:
     ]
 
 
-def pad(call: Call) -> Iterable[Value]:
+def pad(call: OperatorCall) -> Iterable[Value]:
     value = call.only()
     pads = call.numbers("pads", 1) or ()
     if call.has(3):
@@ -199,7 +199,7 @@ def pad(call: Call) -> Iterable[Value]:
     return [Value(tuple(shape))]
 
 
-def one_hot(call: Call) -> Iterable[Value]:
+def one_hot(call: OperatorCall) -> Iterable[Value]:
     value = call.only()
     axis = call.axis(-1, len(value.shape) + 1)
     items = call.input(1).items
@@ -207,20 +207,20 @@ def one_hot(call: Call) -> Iterable[Value]:
     return [Value((*value.shape[:axis], depth, *value.shape[axis:]))]
 
 
-def shape_of(call: Call) -> Iterable[Value]:
+def shape_of(call: OperatorCall) -> Iterable[Value]:
     shape = call.input().shape
     end = call.attribute("end")
     part = shape[call.number("start", 0) : None if end is None else int(end.i)]
     return [Value((len(part),), part)]
 
 
-def size_of(call: Call) -> Iterable[Value]:
+def size_of(call: OperatorCall) -> Iterable[Value]:
     if call.input().axis is not None:
         raise Unproven("counts rows")
     return [Value(())]
 
 
-def filled(call: Call) -> Iterable[Value]:
+def filled(call: OperatorCall) -> Iterable[Value]:
     """`ConstantOfShape`."""
     items = call.input().items
     if items is None:
@@ -228,7 +228,7 @@ def filled(call: Call) -> Iterable[Value]:
     return [Value(items)]
 
 
-def counted(call: Call) -> Iterable[Value]:
+def counted(call: OperatorCall) -> Iterable[Value]:
     """`Range`."""
     if any(value.axis is not None for value in call.values):
         raise Unproven("gives as much as data says")

@@ -155,7 +155,7 @@ class TestCompiling:
         assert "it could not be run on synthetic rows" in found.stdout
 
 
-NOTHING = ex.Sequence(())
+NOTHING = ex.Steps(())
 
 
 def looping(path: Path, *, body: ex.Node = NOTHING, program: int = 1) -> Path:
@@ -169,8 +169,8 @@ def looping(path: Path, *, body: ex.Node = NOTHING, program: int = 1) -> Path:
         ex.StreamOut("y", "out"),
     )
     programs: dict[int, ex.Node] = {
-        0: turns if program == 0 else ex.Sequence(()),
-        1: ex.Sequence((*copies[:2], turns, copies[2]) if program == 1 else copies),
+        0: turns if program == 0 else ex.Steps(()),
+        1: ex.Steps((*copies[:2], turns, copies[2]) if program == 1 else copies),
     }
     return write(path, ex.Executable({}, {"x": info, "y": info}, programs))
 

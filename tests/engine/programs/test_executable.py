@@ -23,7 +23,7 @@ from engine.programs.executable import (
     Graph,
     Node,
     Repeat,
-    Sequence,
+    Steps,
     StreamIn,
     StreamOut,
     Switch,
@@ -47,11 +47,11 @@ def every_kind() -> Executable:
         },
         programs={
             0: StreamIn("h2d_w", "w"),
-            1: Sequence(
+            1: Steps(
                 (
                     StreamIn("h2d_x", "x"),
-                    Repeat(3, Sequence((execute, Copy("y", "x")))),
-                    Switch("i", {-1: Sequence(), 7: Call(2)}, Copy("x", "y")),
+                    Repeat(3, Steps((execute, Copy("y", "x")))),
+                    Switch("i", {-1: Steps(), 7: Call(2)}, Copy("x", "y")),
                     Switch("i", {0: execute}),
                 )
             ),
@@ -204,20 +204,20 @@ def test_nesting_beyond_what_msgpack_reads_is_refused() -> None:
 
 
 def test_programs_may_not_call_themselves() -> None:
-    loop: dict[int, Node] = {0: Call(1), 1: Sequence((Call(0),))}
+    loop: dict[int, Node] = {0: Call(1), 1: Steps((Call(0),))}
     with pytest.raises(InvalidModel, match="calls itself"):
         Executable(programs=loop).encode()
 
 
 def test_calls_may_not_be_nested_without_end() -> None:
     chain: dict[int, Node] = {n: Call(n + 1) for n in range(20)}
-    chain[20] = Sequence()
+    chain[20] = Steps()
     with pytest.raises(InvalidModel, match="more than 8 deep"):
         Executable(programs=chain).encode()
 
 
 def test_a_run_must_come_to_an_end() -> None:
-    node: Node = Sequence()
+    node: Node = Steps()
     for _ in range(3):
         node = Repeat(1 << 20, node)
     with pytest.raises(InvalidModel, match="steps"):

@@ -29,7 +29,7 @@ from engine.programs.executable import (
     Graph,
     Node,
     Repeat,
-    Sequence,
+    Steps,
     StreamIn,
     StreamOut,
     Switch,
@@ -136,7 +136,7 @@ def unary(op: str, shape: object = None, kind: int = FLOAT, **attributes: Any) -
 
 
 RUN_X_TO_Y = Execute("main", {"x": "x"}, {"y": "y"})
-ORDINARY = Sequence((StreamIn("in", "x"), RUN_X_TO_Y, StreamOut("y", "out")))
+ORDINARY = Steps((StreamIn("in", "x"), RUN_X_TO_Y, StreamOut("y", "out")))
 
 
 def once(engine: Executor, **inputs: Any) -> Array:
@@ -164,7 +164,7 @@ def test_a_graph_without_inputs_runs() -> None:
         [],
         [value("y", TensorProto.INT64, [2])],
     )
-    program = Sequence((Execute("main", {}, {"y": "y"}), StreamOut("y", "out")))
+    program = Steps((Execute("main", {}, {"y": "y"}), StreamOut("y", "out")))
     engine = executor(constant, program, {"y": S64})
     assert once(engine).tolist() == [5, 6]
 
@@ -178,7 +178,7 @@ def test_two_outputs_reach_their_streams() -> None:
         [value("x", FLOAT, ["N"])],
         [value("y", FLOAT, ["N"]), value("z", FLOAT, ["N"])],
     )
-    program = Sequence(
+    program = Steps(
         (
             StreamIn("in", "x"),
             Execute("main", {"x": "x"}, {"y": "y", "z": "z"}),
@@ -296,7 +296,7 @@ def test_a_model_that_lies_about_its_shape_still_answers() -> None:
         [value("x", FLOAT, ["A", 4]), value("x2", FLOAT, ["A", 4])],
         [value("y", FLOAT, ["A", 4])],
     )
-    program = Sequence(
+    program = Steps(
         (
             StreamIn("in", "x"),
             StreamIn("in2", "x2"),
@@ -319,7 +319,7 @@ def test_an_input_that_is_an_output_is_passed_through() -> None:
         [value("x", FLOAT, ["N"])],
         [value("x", FLOAT, ["N"]), value("y", FLOAT, ["N"])],
     )
-    program = Sequence(
+    program = Steps(
         (
             StreamIn("in", "x"),
             Execute("main", {"x": "x"}, {"x": "z", "y": "y"}),
@@ -356,7 +356,7 @@ def weighted(shape: tuple[int, ...] = (4,)) -> Graph:
 
 WITH_WEIGHT: dict[int, Node] = {
     0: StreamIn("weight", "w"),
-    1: Sequence(
+    1: Steps(
         (
             StreamIn("in", "x"),
             Execute("main", {"x": "x", "w": "w"}, {"y": "y"}),
@@ -406,13 +406,13 @@ def test_a_weight_that_a_main_program_writes_is_refused() -> None:
 
 
 def test_one_graph_may_run_with_two_weight_sets() -> None:
-    def use(weight: str, out: str) -> Sequence:
+    def use(weight: str, out: str) -> Steps:
         run = Execute("main", {"x": "x", "w": weight}, {"y": "y"})
-        return Sequence((StreamIn("in", "x"), run, StreamOut("y", out)))
+        return Steps((StreamIn("in", "x"), run, StreamOut("y", out)))
 
     programs: dict[int, Node] = {
-        0: Sequence((StreamIn("a", "w"), StreamIn("b", "b"))),
-        1: Sequence((use("w", "first"), use("b", "second"))),
+        0: Steps((StreamIn("a", "w"), StreamIn("b", "b"))),
+        1: Steps((use("w", "first"), use("b", "second"))),
     }
     streams = Arrays(
         a=np.full(4, 2, "f4"), b=np.full(4, 3, "f4"), **{"in": np.ones((1, 4), "f4")}
@@ -431,7 +431,7 @@ def test_a_weight_may_also_be_an_ordinary_input() -> None:
     run = Execute("main", {"x": "x", "b": "b"}, {"y": "y"})
     programs: dict[int, Node] = {
         0: StreamIn("bias", "b"),
-        1: Sequence((StreamIn("in", "x"), run, StreamOut("y", "out"))),
+        1: Steps((StreamIn("in", "x"), run, StreamOut("y", "out"))),
     }
     engine = executor(add, programs)
     bias = np.array([10], np.float32)
@@ -447,7 +447,7 @@ def test_state_lives_across_runs_and_can_be_saved() -> None:
     )
     programs: dict[int, Node] = {
         0: StreamIn("start", "s"),
-        1: Sequence(
+        1: Steps(
             (StreamIn("in", "x"), Execute("main", {"s": "s", "x": "x"}, {"t": "s"}))
         ),
         2: StreamOut("s", "saved"),
@@ -473,10 +473,10 @@ def test_a_repeat_streams_in_and_out_at_each_turn() -> None:
 
 
 def test_a_repeat_feeds_itself() -> None:
-    program = Sequence(
+    program = Steps(
         (
             StreamIn("in", "x"),
-            Repeat(4, Sequence((RUN_X_TO_Y, Copy("y", "x")))),
+            Repeat(4, Steps((RUN_X_TO_Y, Copy("y", "x")))),
             StreamOut("x", "out"),
         )
     )
@@ -484,13 +484,13 @@ def test_a_repeat_feeds_itself() -> None:
     assert once(executor(affine(), program), **{"in": x}).tolist() == [[31] * 4]
 
 
-def switch(default: Node | None = None) -> Sequence:
-    def case(graph_name: str, stream: str) -> Sequence:
+def switch(default: Node | None = None) -> Steps:
+    def case(graph_name: str, stream: str) -> Steps:
         run = Execute(graph_name, {"x": "x"}, {"y": "y"})
-        return Sequence((StreamIn(stream, "x"), run, StreamOut("y", "out")))
+        return Steps((StreamIn(stream, "x"), run, StreamOut("y", "out")))
 
     cases: dict[int, Node] = {0: case("neg", "a"), 1: case("abs", "b")}
-    return Sequence((StreamIn("which", "i"), Switch("i", cases, default)))
+    return Steps((StreamIn("which", "i"), Switch("i", cases, default)))
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
@@ -523,7 +523,7 @@ def test_a_selector_that_selects_nothing_is_the_callers_fault(selector: Array) -
 
 def test_a_switch_may_have_a_default() -> None:
     graphs = {"neg": unary("Neg", ["N"]), "abs": unary("Abs", ["N"])}
-    fallback = Sequence((StreamIn("c", "x"), StreamOut("x", "out")))
+    fallback = Steps((StreamIn("c", "x"), StreamOut("x", "out")))
     engine = executor(graphs, switch(fallback), {"i": S64})
     streams = Arrays(which=np.array(9), c=np.array([7], "f4"))
     engine.run((1,), streams)
@@ -532,7 +532,7 @@ def test_a_switch_may_have_a_default() -> None:
 
 def test_a_call_runs_the_other_program() -> None:
     programs: dict[int, Node] = {
-        1: Sequence((StreamIn("in", "x"), Call(5), StreamOut("y", "out"))),
+        1: Steps((StreamIn("in", "x"), Call(5), StreamOut("y", "out"))),
         5: RUN_X_TO_Y,
     }
     engine = executor(affine(), programs)

@@ -23,7 +23,7 @@ from engine.programs.executable import (
     Executable,
     Node,
     Repeat,
-    Sequence,
+    Steps,
     StreamIn,
     Switch,
 )
@@ -49,17 +49,17 @@ def foreseen(*programs: Node, streams: str = "abc", limit: int = 20) -> str:
     ("programs", "expected"),
     [
         ([A], "a"),
-        ([Sequence((A, Repeat(3, Sequence((B, C))), A))], "abcbcbca"),
+        ([Steps((A, Repeat(3, Steps((B, C))), A))], "abcbcbca"),
         ([A, B], "ab"),
-        ([Sequence((A, Switch("a", {0: B, 1: C}), C))], "a"),
-        ([Sequence((A, Switch("a", {}))), B], "a"),
+        ([Steps((A, Switch("a", {0: B, 1: C}), C))], "a"),
+        ([Steps((A, Switch("a", {}))), B], "a"),
         ([Call(1), B], "bb"),
         ([Repeat(2, Call(1)), Switch("x", {})], ""),
         ([Repeat(0, A), B], "b"),
-        ([Repeat(1 << 31, Sequence((A, B)))], "ab" * 10),
+        ([Repeat(1 << 31, Steps((A, B)))], "ab" * 10),
         ([Repeat(1 << 38, Repeat(0, A)), B], "b"),
         (
-            [B, *(Sequence((Call(n), Call(n))) for n in range(2, 64)), Repeat(0, A)],
+            [B, *(Steps((Call(n), Call(n))) for n in range(2, 64)), Repeat(0, A)],
             "b",
         ),
     ],
@@ -69,7 +69,7 @@ def test_what_is_certain(programs: list[Node], expected: str) -> None:
 
 
 def test_a_long_repeat_that_reads_nothing_else_is_passed_over() -> None:
-    assert foreseen(Sequence((Repeat(1 << 31, A), B)), streams="b") == "b"
+    assert foreseen(Steps((Repeat(1 << 31, A), B)), streams="b") == "b"
 
 
 def test_a_program_that_does_not_exist() -> None:
