@@ -246,7 +246,7 @@ def heavy(path: Path, *, program: int = 1) -> Path:
     executable = ex.Executable(
         {"g": ex.Graph("g", model_of(graph).SerializeToString(), "")},
         {"x": info, "y": info, **number},
-        {0: run if program == 0 else NOTHING, 1: ex.Sequence((*hand_on, out))},
+        {0: run if program == 0 else NOTHING, 1: ex.Steps((*hand_on, out))},
     )
     return write(path, executable)
 
