@@ -36,3 +36,8 @@ def size_text(size: int) -> str:
         value /= 1024
         units.pop(0)
     return f"{value:.3g} {units[0]}" if value < 1000 else f"{value:.0f} {units[0]}"
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 row``, ``2 rows``."""
+    return f"{number} {noun}" + "s" * (number != 1)

@@ -81,6 +81,11 @@ def datatype_of(data_type: DataType) -> Datatype:
     return found
 
 
+def notation(datatype: str, shape: Iterable[int] | None) -> str:
+    """How a type is written wherever people read it: ``FP32[-1,4]``."""
+    return f"{datatype}[{'...' if shape is None else ','.join(map(str, shape))}]"
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """One input or output of a model: what metadata shows and requests must match.

@@ -31,7 +31,7 @@ from app.api.routes.infer import OTHER_ENCODINGS
 from app.api.schemas import GenerateRequest, InferenceRequest, PredictRequest
 from app.config.restrictions import group_of
 from app.repository.loader import LoadedModel
-from app.spec import ModelSpec, TensorSpec
+from app.spec import ModelSpec, TensorSpec, notation
 
 TITLE = "PopGate"
 DESCRIPTION = """An open inference gateway.
@@ -182,22 +182,21 @@ def _model_operation(template: Mapping[str, Any], loaded: LoadedModel) -> Any:
 
 def _signature(spec: ModelSpec) -> str:
     def tensors(items: Iterable[TensorSpec]) -> str:
-        return ", ".join(f"{t.name}: {t.datatype}{_dims(spec, t)}" for t in items)
+        return ", ".join(f"{t.name}: {_type(spec, t)}" for t in items)
 
     return f"{tensors(spec.inputs)} → {tensors(spec.outputs)}"
 
 
-def _dims(spec: ModelSpec, tensor: TensorSpec) -> str:
+def _type(spec: ModelSpec, tensor: TensorSpec) -> str:
     if tensor.shape is None:
-        return "[…]"
-    dims = ("?" if d < 0 else str(d) for d in shown_shape(spec, tensor))
-    return f"[{','.join(dims)}]"
+        return notation(tensor.datatype, None)
+    return notation(tensor.datatype, shown_shape(spec, tensor))
 
 
 def _description(spec: ModelSpec, loaded: LoadedModel) -> str:
     lines = [f"Version {spec.version} of {spec.name}.", ""]
     for title, tensors in (("takes", spec.inputs), ("gives", spec.outputs)):
-        names = (f"`{t.name}` {t.datatype}{_dims(spec, t)}" for t in tensors)
+        names = (f"`{t.name}` {_type(spec, t)}" for t in tensors)
         lines.append(f"- {title} {', '.join(names)}")
     if spec.is_batched:
         lines.append(
@@ -268,7 +267,7 @@ def _tensor_schema(spec: ModelSpec, tensor: TensorSpec) -> dict[str, Any]:
         schema = {"type": "array", "items": schema}
         if dim >= 0:
             schema |= {"minItems": dim, "maxItems": dim}
-    schema["description"] = f"{tensor.datatype}{_dims(spec, tensor)}"
+    schema["description"] = f"{_type(spec, tensor)}"
     return schema
 
 

@@ -41,7 +41,7 @@ _Threads = Annotated[str, typer.Option(metavar="N,...", help="How many threads."
 _Seconds = Annotated[
     float, typer.Option(min=0.01, max=3600, help="How long to measure each line.")
 ]
-_Seed = Annotated[int, typer.Option(min=0, help="Of the made-up data.")]
+_Seed = Annotated[int, typer.Option(min=0, help="Seed for generated inputs.")]
 _Executable = Annotated[
     str, typer.Option(metavar="NAME", help="Which model, where the file has several.")
 ]

@@ -17,7 +17,12 @@ from app.cli.errors import EXIT_FAILED, EXIT_USAGE, CommandError
 from app.cli.pairs import parse_pairs, parse_shapes
 
 if TYPE_CHECKING:
-    from engine.compiler import CompileLimits, CompileOptions, CompileReport
+    from engine.compiler import (
+        CompileLimits,
+        CompileOptions,
+        CompileReport,
+        TensorReport,
+    )
 
 # Told the name of a stage and how much is done, 0 to 1.
 Progress: TypeAlias = Callable[[str, float], None]
@@ -147,14 +152,15 @@ def compile_models(
         threads=threads,
     )
     outcomes = []
-    with _progress() as stage:
-        for source, target, compiler in jobs:
-            stage(source.name, 0.0)
+    for source, target, compiler in jobs:
+        with _progress(source.name) as stage:
             outcome = _compile(source, target, options, stage, compiler)
-            outcomes.append(outcome)
-            _tell(outcome, in_detail=len(jobs) == 1)
+        # The line of the progress is gone: nothing may be written while it stands.
+        outcomes.append(outcome)
+        _tell(outcome)
     if len(outcomes) > 1:
-        _summarise(outcomes)
+        failed = sum(bool(outcome.reason) for outcome in outcomes)
+        typer.echo(f"{len(outcomes) - failed} compiled, {failed} failed")
     if any(outcome.reason for outcome in outcomes):
         raise typer.Exit(EXIT_FAILED)
 
@@ -274,53 +280,43 @@ def _compile(
 
 
 @contextmanager
-def _progress() -> Iterator[Progress]:
+def _progress(name: str) -> Iterator[Progress]:
     """Shows what is being done, to a person; does nothing where nobody looks."""
     if not sys.stderr.isatty():
         yield lambda stage, done: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("compiling", total=1.0)
-        yield lambda stage, done: bar.update(task, description=stage, completed=done)
+        task = bar.add_task(f"{name}: starting")
+        yield lambda stage, done: bar.update(task, description=f"{name}: {stage}")
 
 
-def _tell(outcome: Outcome, *, in_detail: bool) -> None:
+def _tell(outcome: Outcome) -> None:
     report = outcome.report
     if report is None:
         typer.echo(f"popgate: error: {outcome.source}: {outcome.reason}", err=True)
         return
-    typer.echo(f"{outcome.source} → {report.target}, {_bytes(report.file_bytes)}")
-    if not in_detail:
-        return
-    mixed = "mixed" if report.batch.rows else "never mixed"
-    typer.echo(f"  takes {', '.join(map(str, report.inputs)) or 'nothing'}")
-    typer.echo(f"  gives {', '.join(map(str, report.outputs))}")
-    typer.echo(f"  rows of different requests are {mixed}: {report.batch.reason}")
+    size, took = _bytes(report.file_bytes), f"{outcome.seconds:.1f} s"
+    typer.echo(f"{outcome.source} → {report.target}, {size}, {took}")
+    typer.echo(f"  takes {_tensors(report.inputs) or 'nothing'}")
+    typer.echo(f"  gives {_tensors(report.outputs)}")
+    typer.echo(f"  {report.batch}")
+    if report.batch.could_not_run:
+        reason = report.batch.reason
+        typer.echo(f"popgate: warning: {outcome.source}: {reason}", err=True)
 
 
-def _summarise(outcomes: list[Outcome]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+def _tensors(tensors: tuple[TensorReport, ...]) -> str:
+    from app.spec import datatype_of, notation
 
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("model", overflow="fold")
-    for title in ("result", "size", "batching", "seconds"):
-        table.add_column(title, no_wrap=True)
-    for outcome in outcomes:
-        report = outcome.report
-        cells = ("failed", "", "")
-        if report is not None:
-            size = _bytes(report.file_bytes)
-            cells = ("compiled", size, "rows" if report.batch.rows else "none")
-        table.add_row(outcome.source.name, *cells, f"{outcome.seconds:.2f}")
-    Console().print(table)
-    failed = sum(bool(outcome.reason) for outcome in outcomes)
-    typer.echo(f"{len(outcomes) - failed} compiled, {failed} failed")
+    shown = []
+    for tensor in tensors:
+        datatype = datatype_of(tensor.info.data_type).name
+        shown.append(f"{tensor.name} {notation(datatype, tensor.info.shape)}")
+    return ", ".join(shown)
 
 
 def _bytes(count: int) -> str:

@@ -104,12 +104,13 @@ def _given(inputs: list[str] | None) -> dict[str, str]:
 
 def _read_inputs(model: dict[str, Any], given: dict[str, str]) -> list[NamedTensor]:
     from app.cli.tensors import TensorError, read_value
+    from app.spec import notation
 
     if not model["outputs"]:  # what is not loaded is not known; each model has some
         raise CommandError(f"{model['name']} is {model['state']}: {model['reason']}")
     known = {item["name"]: item for item in model["inputs"]}
     shown = ", ".join(
-        f"{n} {i['datatype']}{i['shape']}".replace(" [", "[") for n, i in known.items()
+        f"{n} {notation(i['datatype'], i['shape'])}" for n, i in known.items()
     )
     unknown, missing = set(given) - set(known), set(known) - set(given)
     if unknown or missing:
@@ -159,6 +160,7 @@ def _deliver(results: list[NamedTensor], wanted: dict[str, str]) -> None:
     import numpy as np
 
     from app.cli.tensors import text_of
+    from app.spec import notation
 
     names = [result.name for result in results]
     for name in wanted:
@@ -166,7 +168,7 @@ def _deliver(results: list[NamedTensor], wanted: dict[str, str]) -> None:
             msg = f"no output {name!r}; there are {', '.join(names)}"
             raise CommandError(msg, EXIT_USAGE)
     for result in results:
-        head = f"{result.name}  {result.datatype}{result.shape}"
+        head = f"{result.name}  {notation(result.datatype, result.shape)}"
         if result.name in wanted:
             target = Path(wanted[result.name])
             array = result.array

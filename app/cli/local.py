@@ -76,8 +76,7 @@ def _compiled(source: Path, target: Path, batch: Batch) -> Path:
         report = compile_in_process(source, target, options)
     except InvalidModel as e:
         raise CommandError(f"{source}: {e}") from None
-    mixed = "mixed" if report.batch.rows else "never mixed"
-    typer.echo(f"compiled {source}; rows are {mixed}: {report.batch.reason}", err=True)
+    typer.echo(f"compiled {source}; {report.batch}", err=True)
     return target
 
 

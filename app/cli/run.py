@@ -51,19 +51,19 @@ _Iterations = Annotated[
 _InFlight = Annotated[
     int | None,
     typer.Option("--async", metavar="N", min=1, max=MAX_IN_FLIGHT,
-                 help="Keep so many requests in flight. [default: one for each "
-                 "replica, which waits for its result before the next]"),
+                 help="Number of requests in flight. [default: one for each replica, "
+                 "which waits for its result before the next]"),
 ]  # fmt: skip
 _Replicas = Annotated[
-    int, typer.Option(min=1, max=1024, help="Load the model so often, each on a device "
-                      "of its own; requests go to them in turns."),
+    int, typer.Option(min=1, max=1024, help="Number of replicas, each on a device of "
+                      "its own; requests go to them in turn."),
 ]  # fmt: skip
 _Save = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Write the outputs of the last request to a .npz "
                  "file (or .npy, of a single one) instead of printing them."),
 ]  # fmt: skip
-_Seed = Annotated[int, typer.Option(min=0, help="Of the made-up data.")]
+_Seed = Annotated[int, typer.Option(min=0, help="Seed for generated inputs.")]
 _Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Do not print the outputs.")
 ]
@@ -196,12 +196,14 @@ def _measure(
 
 
 def _tell(name: str, where: str, measured: Measured, in_flight: int) -> None:
+    from app.sizes import counted
+
     if measured.count == 1:
         milliseconds = 1e3 * measured.latencies[0]
         typer.echo(f"{name} on {where}, {milliseconds:.3f} ms", err=True)
         return
-    rows = f" of {measured.rows} rows" if measured.rows else ""
-    head = f"{measured.count} requests{rows}, {in_flight} in flight"
+    rows = f" of {counted(measured.rows, 'row')}" if measured.rows else ""
+    head = f"{counted(measured.count, 'request')}{rows}, {in_flight} in flight"
     typer.echo(f"{name} on {where}: {head}", err=True)
     for line in measured.lines():
         typer.echo(f"  {line}", err=True)

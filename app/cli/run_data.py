@@ -21,7 +21,7 @@ from app.cli.tensors import (
     read_value,
     text_of,
 )
-from app.spec import datatype_of
+from app.spec import datatype_of, notation
 from engine import DataDesc, Tensor
 from popef_io import DataType
 
@@ -140,8 +140,7 @@ def _check_names(
 
 
 def _text(desc: DataDesc) -> str:
-    dims = "…" if desc.shape is None else ", ".join(str(d) for d in desc.shape)
-    return f"{datatype_name(desc)}[{dims.replace('-1', '?')}]"
+    return notation(datatype_name(desc), desc.shape)
 
 
 def _shape(
@@ -232,4 +231,5 @@ def save(outputs: Sequence[NamedTensor], target: Path) -> None:
 
 def shown(output: NamedTensor) -> str:
     """Name, type, shape and values, for a person."""
-    return f"{output.name}  {output.datatype}{output.shape}\n{text_of(output)}"
+    kind = notation(output.datatype, output.shape)
+    return f"{output.name}  {kind}\n{text_of(output)}"

@@ -29,10 +29,11 @@ def print_listening(url: str, metrics: str | None, places: ModelPlaces) -> None:
 def print_started(url: str, gateway: Gateway) -> None:
     """What is served, and with what."""
     from app.api.describe import model_summary
+    from app.sizes import counted
 
     devices = gateway.devices.summaries()
     for d in devices:
-        say(f"  device   {d.id}, process {d.pid}, {_count(d.threads, 'thread')}")
+        say(f"  device   {d.id}, process {d.pid}, {counted(d.threads, 'thread')}")
     plan = gateway.devices.plan
     say(f"  threads  {plan}")
     say(f"  hot path {'compiled' if COMPILED in sys.modules else 'plain Python'}")
@@ -63,10 +64,6 @@ def print_failed(error: Exception) -> None:
     from app.api.describe import explain_start_failure
 
     typer.echo(f"popgate: error: {explain_start_failure(error)}", err=True)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + "s" * (number != 1)
 
 
 def say(line: str) -> None:

@@ -183,11 +183,12 @@ def _rows(model: ModelPreview) -> list[tuple[str, ...]]:
 
 def _tensors(spec: ModelSpec, tensors: tuple[TensorSpec, ...], mark: str) -> str:
     from app.api.examples import shown_shape
+    from app.spec import notation
 
     lines = []
     for tensor in tensors[:MAX_TENSORS_SHOWN]:
-        shape = ",".join(map(str, shown_shape(spec, tensor)))
-        lines.append(f"{mark}{tensor.name} {tensor.datatype}[{shape}]")
+        shape = shown_shape(spec, tensor)
+        lines.append(f"{mark}{tensor.name} {notation(tensor.datatype, shape)}")
     if len(tensors) > MAX_TENSORS_SHOWN:
         lines.append(f"{mark}and {len(tensors) - MAX_TENSORS_SHOWN} more")
     return "\n".join(lines)

@@ -145,7 +145,8 @@ def discover(
 
     Leading dimensions that the value lacks are 1 where the model leaves them free or
     says 1, so that one row needs no brackets around it and a number none at all.
-    An empty list takes the dimensions that it cannot show from the model.
+    Where that does not fit, last ones that are always 1 are: numbers in a list are so
+    many rows of a column. An empty list takes the dimensions that it cannot show from the model.
     """
     nested: list[int] = []
     row = value
@@ -172,9 +173,13 @@ def _completed(shape: Shape, expected: Shape | None) -> Shape:
     missing = len(expected) - len(shape)
     if shape and shape[-1] == 0 and (expected[0] == -1 or expected[0] == shape[0]):
         return shape + tuple(max(dim, 0) for dim in expected[len(shape) :])
-    if all(dim in (-1, 1) for dim in expected[:missing]):
+    leading = all(dim in (-1, 1) for dim in expected[:missing])
+    if leading and fits(expected[missing:], shape):
         return (1,) * missing + shape
-    return shape
+    known = len(shape)
+    if all(dim == 1 for dim in expected[known:]) and fits(expected[:known], shape):
+        return shape + (1,) * missing
+    return (1,) * missing + shape if leading else shape
 
 
 def deduce(

@@ -115,6 +115,9 @@ class ModelConfig:
     the server's. Times are seconds, sizes bytes.
     """
 
+    executable: Annotated[str, text(4000)] = key(
+        "", "the model's name in a file that holds several"
+    )
     instances: Annotated[int, whole(1, MAX_INSTANCES)] = key(
         1, "replicas, over the attached devices or those of `devices`"
     )

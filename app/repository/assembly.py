@@ -35,6 +35,9 @@ class DescribesModel(DescribesTensors, Protocol):
     @property
     def is_fused(self) -> bool: ...
 
+    @property
+    def labels(self) -> Mapping[str, tuple[str, ...]]: ...
+
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
@@ -143,7 +146,7 @@ def assemble(
         max_rows=config.max_request_rows,
         # Those who choose a model of a fused one leave out the others' inputs.
         optional_inputs=optional if isinstance(optional, bool) else model.is_fused,
-        labels=config.labels,
+        labels={**model.labels, **config.labels},
     )
     spec = source.declared.applied(spec, config.max_batch_size)
     spec = replace(spec, defaults=_defaults(spec, defaults))

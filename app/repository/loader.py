@@ -235,7 +235,7 @@ class ModelLoader:
         config: ModelConfig,
         placement: Mapping[int, Device],
     ) -> ModelRunner:
-        model = open_model(files)
+        model = open_model(files, config.executable or None)
         options = runner_config(
             config, model, placement, self._largest_body, self._limits
         )

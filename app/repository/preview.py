@@ -198,7 +198,7 @@ class _Previewer:
         """What requests see, and what it takes. Raises anything."""
         files = compiled_files(source, config, self._cache)
         defaults = input_defaults(source, config, self._cache)
-        model = open_model(files)
+        model = open_model(files, config.executable or None)
         _verify(files)
         if config.warmup is not None and config.warmup.enabled:
             made = _warmed_up(name, source, config, model, defaults)

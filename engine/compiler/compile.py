@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from engine.compiler.conversions import Labels, convert
 from engine.compiler.external_data import ExternalFiles
 from engine.compiler.interface import (
     Interface,
@@ -44,7 +46,7 @@ from engine.compiler.rows.row_proof import wrongly_fixed
 from engine.compiler.source import OnnxModel, OnnxSource, read_model
 from engine.compiler.weights import Weight, drop_unused, take_inside, take_out
 from engine.errors import InvalidConfig, InvalidModel
-from engine.model.anchors import OPTION_FUSED
+from engine.model.anchors import OPTION_FUSED, OPTION_LABELS
 from engine.programs.executable import Steps, StreamIn, Switch
 from engine.programs.executor import Executor
 from engine.programs.onnx_session import OnnxSession
@@ -88,7 +90,7 @@ def compile_model(
             options,
             limit,
         )
-    notes = _notes(loaded.source.proto, options)
+    notes = _notes(loaded.source.proto, options) + _labels(loaded.labels)
     final = make_package(name, [loaded.part], loaded.part.main, decision, notes)
     return _write(final, Path(target), decision, say)
 
@@ -115,6 +117,7 @@ def compile_fused(
         raise InvalidConfig("fused models are compiled without changes to each")
     say = progress or _silent
     parts: list[Part] = []
+    labels: Labels = {}
     sessions: dict[str, OnnxSession] = {}
     alone = replace(options, batch="off")
     for number, (name, source) in enumerate(sources):
@@ -124,6 +127,7 @@ def compile_fused(
         except InvalidModel as error:
             raise InvalidModel(f"{name}: {error}") from None
         parts.append(loaded.part)
+        labels |= loaded.labels
         sessions[name] = loaded.session
     anchor = selector_anchor(selector)
     cases = {number: part.main for number, part in enumerate(parts)}
@@ -136,7 +140,7 @@ def compile_fused(
         parts,
         main,
         decision,
-        [*_user_notes(options), Option(OPTION_FUSED, chosen)],
+        [*_user_notes(options), *_labels(labels), Option(OPTION_FUSED, chosen)],
         anchor,
     )
     with _Trial(package, sessions, options.threads):
@@ -148,6 +152,7 @@ class _Loaded:
     source: OnnxModel
     part: Part
     session: OnnxSession
+    labels: Labels
 
 
 def _load_model(
@@ -158,6 +163,7 @@ def _load_model(
     progress: Progress,
 ) -> _Loaded:
     model = read_model(source)
+    labels = convert(model.proto)
     check_types(model.proto)
     change(model.proto, options)
     drop_unused(model.proto.graph)
@@ -185,7 +191,8 @@ def _load_model(
         {k: prefix + v for k, v in outputs.items()},
         prefix,
     )
-    return _Loaded(model, part, session)
+    named = {part.outputs[name]: found for name, found in labels.items()}
+    return _Loaded(model, part, session, named)
 
 
 class _Trial:
@@ -272,6 +279,12 @@ def _notes(proto: Any, options: CompileOptions) -> list[Option]:
     ]
     kept = [n for n in notes if n.value and len(n.value) <= _MAX_OPTION]
     return [*kept, *_user_notes(options)]
+
+
+def _labels(labels: Labels) -> list[Option]:
+    """The names of classes, for whoever shows results."""
+    notes = (Option(OPTION_LABELS + k, json.dumps(v)) for k, v in labels.items())
+    return [note for note in notes if len(note.value) <= _MAX_OPTION]
 
 
 def _user_notes(options: CompileOptions) -> list[Option]:

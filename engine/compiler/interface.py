@@ -78,13 +78,11 @@ def check_types(model: Any) -> None:
                 continue  # left out in the file: ONNX Runtime will work it out
             if which != "tensor_type":
                 what = which.removesuffix("_type").replace("_", " ")
-                makers = [
-                    node for node in model.graph.node if value.name in node.output
-                ]
+                makers = (n for n in model.graph.node if value.name in n.output)
                 of = "".join(f" of {label(node)}" for node in makers)
                 raise InvalidModel(
                     f"{kind} {value.name!r}{of} is of type {what}, and only tensors "
-                    f"can be served{_remedy(makers)}"
+                    "can be served"
                 )
             number = value.type.tensor_type.elem_type
             if number and data_type_of(number) is None:
@@ -92,13 +90,6 @@ def check_types(model: Any) -> None:
                     f"{kind} {value.name!r} has elements of type "
                     f"{_type_name(number)}, which requests cannot carry"
                 )
-
-
-def _remedy(makers: Iterable[Any]) -> str:
-    """What helps where converters are known to make such outputs."""
-    if any(node.op_type == "ZipMap" for node in makers):
-        return "; convert it without ZipMap (skl2onnx: options={'zipmap': False})"
-    return ""
 
 
 def change(model: Any, options: CompileOptions) -> None:

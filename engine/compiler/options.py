@@ -94,6 +94,9 @@ class TensorReport:
         return f"{self.name}: {self.info}"
 
 
+COULD_NOT_RUN = "it could not be run on synthetic rows"
+
+
 @dataclass(frozen=True, slots=True)
 class BatchDecision:
     """Whether rows of different requests may be mixed, and why (not)."""
@@ -102,9 +105,17 @@ class BatchDecision:
     size: int
     """Rows of every run; 0: as many as there are."""
     reason: str
-    """A sentence without its full stop."""
+    """A clause without its full stop."""
     most: int = 0
     """Rows that fit into memory well, where that is less than the default; 0: all."""
+
+    @property
+    def could_not_run(self) -> bool:
+        """Whether the model failed on all that was made up for it."""
+        return self.reason.startswith(COULD_NOT_RUN)
+
+    def __str__(self) -> str:
+        return f"batching: {'on' if self.rows else 'off'}, {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +168,7 @@ class CompileReport:
         )
 
     def __str__(self) -> str:
-        mixed = "mixed" if self.batch.rows else "never mixed"
         return (
             f"{self.target}: {len(self.inputs)} inputs, {len(self.outputs)} outputs, "
-            f"{self.file_bytes} bytes; rows are {mixed}: {self.batch.reason}"
+            f"{self.file_bytes} bytes; {self.batch}"
         )

@@ -6,10 +6,12 @@ of the rings of a channel needs no negotiation.
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from engine.errors import UnknownAnchor
+from engine.errors import InvalidModel, UnknownAnchor
 from engine.tensor import DataDesc
 from popef_io import Anchor, Model, TensorType
 
@@ -20,6 +22,8 @@ OPTION_MAX_BATCH = "popgate.max_batch_size"
 BATCHING_ROWS = "rows"
 #: Which model each value of the choosing input selects.
 OPTION_FUSED = "popgate.fused"
+#: Before the name of an output: the names of its classes, a JSON list of texts.
+OPTION_LABELS = "popgate.labels."
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,31 @@ def main_anchors(model: Model, frozen: Collection[str] = ()) -> MainAnchors:
             given = given or anchor.name in model.feeds
             (constants if given else inputs).append(anchor)
     return MainAnchors(tuple(inputs), tuple(outputs), tuple(constants))
+
+
+def check_data(model: Model, frozen: Collection[str] = ()) -> None:
+    """InvalidModel where the load programs take what neither the file nor `frozen` has:
+    loading such a model fails."""
+    load = set(model.metadata.program_flow.load)
+    given = {*frozen, *model.tensors, *model.feeds}
+    for anchor in model.metadata.anchors:
+        is_missing = _is_input(anchor) and anchor.name not in given
+        if is_missing and not load.isdisjoint(anchor.programs):
+            missing = f"no data for {anchor.name!r}"
+            raise InvalidModel(f"{missing}: neither the file nor frozen_inputs has it")
+
+
+def labels_of(model: Model) -> dict[str, tuple[str, ...]]:
+    """The names of classes, by output, that the file gives; what is no list of texts is
+    left out."""
+    found: dict[str, tuple[str, ...]] = {}
+    for option in model.metadata.engine_options:
+        if option.name.startswith(OPTION_LABELS):
+            with contextlib.suppress(ValueError, RecursionError):
+                labels = json.loads(option.value)
+                if isinstance(labels, list) and all(isinstance(x, str) for x in labels):
+                    found[option.name.removeprefix(OPTION_LABELS)] = tuple(labels)
+    return found
 
 
 def describe(anchor: Anchor, *, has_data: bool = False) -> DataDesc:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from engine.config import ModelRunnerConfig
-from engine.model.anchors import OPTION_FUSED, describe, main_anchors
+from engine.model.anchors import (
+    OPTION_FUSED,
+    check_data,
+    describe,
+    labels_of,
+    main_anchors,
+)
 from engine.model.batch_plan import plan_batches
 from engine.model.model_file import ModelFiles, open_model
 from engine.tensor import DataDesc
@@ -23,6 +30,7 @@ class ModelDescription:
     max_batch_size: int
     batching_dim: int
     is_fused: bool
+    labels: Mapping[str, tuple[str, ...]]
     num_ipus: int
 
 
@@ -31,11 +39,12 @@ def describe_model(
 ) -> ModelDescription:
     """Reads the files' metadata; loads nothing.
 
-    Raises InvalidModel for files that are none, InvalidConfig where the configuration
-    asks for what the model cannot do.
+    Raises InvalidModel for files that are none, or lack data, InvalidConfig where the
+    configuration asks for what the model cannot do.
     """
     config = config or ModelRunnerConfig()
     opened = open_model(model)
+    check_data(opened, config.frozen_inputs.keys())
     anchors = main_anchors(opened, config.frozen_inputs.keys())
     plan = plan_batches(opened, anchors, config)
     return ModelDescription(
@@ -44,5 +53,6 @@ def describe_model(
         plan.max_units if plan.mixes_rows else 0,
         plan.dim,
         opened.metadata.option(OPTION_FUSED) is not None,
+        labels_of(opened),
         max(1, opened.metadata.num_ipus),
     )

@@ -10,7 +10,14 @@ from pathlib import Path
 
 from engine.errors import InvalidModel
 from engine.transport.control import MAX_FDS, close_all
-from popef_io import Model, ModelBuilder, PopefError, Reader, load_model
+from popef_io import (
+    InvalidValueError,
+    Model,
+    ModelBuilder,
+    PopefError,
+    Reader,
+    load_model,
+)
 
 #: A PopEF file, several files of one model, or what was read from them.
 ModelFiles = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Model
@@ -27,6 +34,9 @@ def open_model(source: ModelFiles, executable: str | None = None) -> Model:
     paths = _paths_of(source)
     try:
         return load_model(*paths, executable_name=executable, detached=True)
+    except InvalidValueError as error:
+        reason = str(error).removeprefix("executable_name: ")
+        raise InvalidModel(f"{reason} (executable)") from error
     except PopefError as error:
         raise InvalidModel(str(error)) from error
     except OSError as error:

@@ -17,7 +17,7 @@ from engine.devices.device import Device
 from engine.devices.device_manager import DeviceManager
 from engine.devices.request import OnDone, Request
 from engine.errors import EngineError, InvalidInput, QueueFull
-from engine.model.anchors import OPTION_FUSED, describe, main_anchors
+from engine.model.anchors import OPTION_FUSED, describe, labels_of, main_anchors
 from engine.model.batch_plan import plan_batches
 from engine.model.channel_layout import plan_layout
 from engine.model.iterations import split_iterations
@@ -126,6 +126,11 @@ class ModelRunner:
     def is_fused(self) -> bool:
         """Whether the file says that an input chooses among several models."""
         return self._model.metadata.option(OPTION_FUSED) is not None
+
+    @property
+    def labels(self) -> dict[str, tuple[str, ...]]:
+        """The names of classes, by output, where the file has them."""
+        return labels_of(self._model)
 
     @property
     def model_inputs(self) -> tuple[DataDesc, ...]:

@@ -60,7 +60,7 @@ def decide(
     return BatchDecision(
         True,
         size,
-        "synthetic rows gave the same results alone and together",
+        "rows give the same answers alone and in a batch",
         most if most < DEFAULT_MAX_BATCH else 0,
     )
 
@@ -83,8 +83,22 @@ def _rows_are_missing(model: Any, interface: Interface, size: int) -> str | None
         if size and shape[0] != size:
             return f"the first dimension of {name} is not {size}"
         if not size and isinstance(shape[0], int):
-            return f"the first dimension of {name} is fixed at {shape[0]}"
+            return f"the first dimension of {name} is fixed at {shape[0]}" + _remedy(
+                interface
+            )
     return None if size else _rows_differ(model, interface)
+
+
+def _remedy(interface: Interface) -> str:
+    """What frees the rows of a model that was exported with the rows of its example."""
+    shapes = {t.name: t.shape for t in interface.inputs if t.shape}
+    if not any(isinstance(shape[0], int) for shape in shapes.values()):
+        return ""
+    options = []
+    for name, shape in shapes.items():
+        rest = ("-1" if dim is None else str(dim) for dim in shape[1:])
+        options.append(f"--shape {name}={','.join(('batch', *rest))}")
+    return f"; if it computes any number of rows, {' '.join(options)} lets it"
 
 
 def _rows_differ(model: Any, interface: Interface) -> str | None:

@@ -24,6 +24,7 @@ from typing import TypeAlias
 import numpy as np
 
 from engine.compiler.interface import GraphTensor, Interface
+from engine.compiler.options import COULD_NOT_RUN
 from engine.compiler.rows.column_values import Column, Values
 from engine.compiler.rows.row_trace import RowTrace
 from engine.compiler.rows.samples import (
@@ -202,7 +203,7 @@ class RowCheck:
                 # Integers lose nothing by being large: more of what a model knows.
                 whole = all(t.data_type.numpy_dtype.kind != "f" for t in inputs)
                 return [*kinds, "large"] if whole else kinds
-        raise Dependent(f"it could not be run on synthetic rows ({failure})")
+        raise Dependent(f"{COULD_NOT_RUN} ({failure})")
 
     def _check_size(self, row: int) -> None:
         """Raise Dependent where rows of so many bytes are too large to be tried."""

@@ -46,8 +46,8 @@ def test_one_model(popgate: Call, tmp_path: Path) -> None:
     done = popgate("compile", save(tmp_path / "m.onnx"), "-o", target)
     assert (done.code, done.err) == (0, "")
     assert f"m.onnx → {target}" in done.out
-    assert "takes x: F32[?, 3]" in done.out
-    assert "rows of different requests are mixed" in done.out
+    assert "takes x FP32[-1,3]" in done.out
+    assert "batching: on, rows give the same answers alone and in a batch" in done.out
     metadata = load_model(target).metadata
     assert names(metadata.anchors) == ["x", "y"]
     assert metadata.option("popgate.batching") == "rows"

@@ -24,7 +24,7 @@ def test_literal_values(popgate: Call, gateway: ServedGateway, encoding: str) ->
         "--input", "input=[[1, 2, 3, 4], [0, 0, 0, 0.5]]",
     )  # fmt: skip
     assert done.code == 0, done.err
-    assert done.out == ("output  FP32[2, 4]\n[[3. 5. 7. 9.]\n [1. 1. 1. 2.]]\n")
+    assert done.out == ("output  FP32[2,4]\n[[3. 5. 7. 9.]\n [1. 1. 1. 2.]]\n")
     assert done.err.startswith("affine version 1, ")
 
 
@@ -40,7 +40,7 @@ def test_files(
         "-i", f"input={source}", "-o", f"output={target}",
     )  # fmt: skip
     assert done.code == 0, done.err
-    assert done.out == f"output  FP32[5, 4] → {target}\n"
+    assert done.out == f"output  FP32[5,4] → {target}\n"
     np.testing.assert_allclose(np.load(target), data * 2 + 1, rtol=1e-6)
 
 
@@ -51,7 +51,7 @@ def test_archives(popgate: Call, gateway: ServedGateway, tmp_path: Path) -> None
     none.write_bytes(b"not an archive")
     for value in (one, f"input={one}"):
         done = popgate("infer", "affine", "--url", gateway.url, "-i", str(value))
-        assert done.out == "output  FP32[1, 4]\n[[3. 3. 3. 3.]]\n"
+        assert done.out == "output  FP32[1,4]\n[[3. 3. 3. 3.]]\n"
     for value, said in (
         (other, "no input 'a'; no input 'b'; --input input=… is missing"),
         (f"input={other}", "it holds a, b"),
@@ -76,7 +76,7 @@ def test_one_row_gets_its_batch_dimension(
     popgate: Call, gateway: ServedGateway
 ) -> None:
     done = popgate("infer", "affine", "--url", gateway.url, "-i", "input=[1, 2, 3, 4]")
-    assert "output  FP32[1, 4]" in done.out
+    assert "output  FP32[1,4]" in done.out
     done = popgate("infer", "text", "--url", gateway.url, "-i", "input=hello")
     assert "['hello!']" in done.out
 
@@ -86,7 +86,7 @@ def test_several_inputs_and_a_version(popgate: Call, gateway: ServedGateway) -> 
         "infer", "weighted", "--url", gateway.url,
         "-i", "A=[[1,1,1],[1,1,1]]", "-i", "B=[[0,0,0],[1,1,1]]",
     )  # fmt: skip
-    assert done.out == "output  FP32[2, 3]\n[[0. 1. 2.]\n [4. 5. 6.]]\n"
+    assert done.out == "output  FP32[2,3]\n[[0. 1. 2.]\n [4. 5. 6.]]\n"
     done = popgate(
         "infer", "many", "--version", "1", "--url", gateway.url,
         "-i", "input=[1, 2, 3, 4]",
@@ -100,7 +100,7 @@ def test_several_inputs_and_a_version(popgate: Call, gateway: ServedGateway) -> 
     [
         (["none"], 1, "unknown model: 'none' is not found (status 404)"),
         (["broken"], 1, "broken is UNAVAILABLE: version 1: broken.popef"),
-        (["affine"], 2, "--input input=… is missing. affine takes: input FP32[-1, 4]"),
+        (["affine"], 2, "--input input=… is missing. affine takes: input FP32[-1,4]"),
         (["affine", "-i", "x=1"], 2, "no input 'x'"),
         (["affine", "-i", "input"], 2, "--input input: expected NAME=VALUE"),
         (["affine", "-i", "input=[[1,2],[3]]"], 2, "not of one shape"),

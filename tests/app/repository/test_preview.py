@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import build_popef
 import numpy as np
 import pytest
 
@@ -187,3 +188,15 @@ def test_a_warm_up_that_only_running_shows_to_fail(root: Path) -> None:
     assert problem.startswith("m/1: warm-up with sample 'far' failed: ")
     (root / "m" / "warmup" / "far").write_bytes(np.array([1], np.int64).tobytes())
     assert preview(root).is_good
+
+
+def test_a_file_of_several_models_is_served_once_one_is_chosen(root: Path) -> None:
+    two = build_popef.build_two_models(root)
+    (problem,) = preview(root).all_problems
+    assert "say which: 'double', 'triple' (executable)" in problem
+    assert "executable_name" not in problem
+    (root / two.stem).mkdir()
+    (root / two.stem / "config.toml").write_text('executable = "triple"')
+    found = preview(root)
+    assert found.all_problems == []
+    assert model(found, two.stem).is_served

@@ -55,7 +55,7 @@ def test_the_compiled_model_computes(tmp_path: Path) -> None:
     assert [str(t) for t in report.inputs] == ["x: F32[?, 8]"]
     assert [str(t) for t in report.outputs] == ["y: F32[?, 4]"]
     assert report.file_bytes == (tmp_path / "m.popef").stat().st_size
-    assert "rows are mixed" in str(report)
+    assert "batching: on" in str(report)
 
 
 def test_bytes_paths_and_protos_are_sources(tmp_path: Path) -> None:
@@ -335,16 +335,12 @@ def typed(kind: int) -> onnx.ModelProto:
     )
 
 
-def zip_map() -> Any:
-    row = helper.make_map_type_proto(INT64, helper.make_tensor_type_proto(FLOAT, None))
-    rows = helper.make_value_info("y", helper.make_sequence_type_proto(row))
-    classes = {"domain": "ai.onnx.ml", "classlabels_int64s": list(range(8))}
-    return onnx_model(
-        [node("ZipMap", ["x"], ["y"], **classes)],
-        [X],
-        [rows],
-        domains={"ai.onnx.ml": 1},
-    )
+ROWS_OF_MAPS = helper.make_value_info(
+    "y",
+    helper.make_sequence_type_proto(
+        helper.make_map_type_proto(INT64, helper.make_tensor_type_proto(FLOAT, None))
+    ),
+)
 
 
 def optional_input() -> onnx.ModelProto:
@@ -419,8 +415,12 @@ def optional_input() -> onnx.ModelProto:
         (typed(123), "type number 123"),
         (optional_input(), "input 'x' is of type optional"),
         (
-            zip_map(),
-            r"'y' of ai.onnx.ml.ZipMap node .* sequence, .*'zipmap': False",
+            onnx_model(
+                [node("SequenceConstruct", ["x"], ["y"], name="sc")],
+                [X],
+                [ROWS_OF_MAPS],
+            ),
+            r"'y' of SequenceConstruct node 'sc' is of type sequence, and only tensors",
         ),
         (
             onnx_model(

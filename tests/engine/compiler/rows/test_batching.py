@@ -242,7 +242,7 @@ def test_rows_that_do_not_depend_on_each_other_are_mixed(
 ) -> None:
     decision = decide(ROWWISE[name](), tmp_path)
     assert decision == BatchDecision(
-        True, 0, "synthetic rows gave the same results alone and together"
+        True, 0, "rows give the same answers alone and in a batch"
     )
 
 

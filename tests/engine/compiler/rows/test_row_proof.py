@@ -200,7 +200,7 @@ def test_inputs_that_must_have_as_many_rows_are_batched(
 ) -> None:
     decision = compile_model(SEPARATE[name](), tmp_path / "m.popef").batch
     assert decision == BatchDecision(
-        True, 0, "synthetic rows gave the same results alone and together"
+        True, 0, "rows give the same answers alone and in a batch"
     )
 
 
