@@ -102,11 +102,15 @@ def flatten(name: str, data: list[Any], shape: Shape, limits: Limits) -> list[An
         while type(row) is list and len(true) <= limits.max_rank:
             true.append(len(row))
             row = row[0] if row else None
-        uneven = " (unevenly nested)" if fits(shape, tuple(true)) else ""
+        if fits(shape, tuple(true)):
+            msg = (
+                f"the lists of input '{name}' are nested unevenly; its shape is "
+                f"{written(shape)}"
+            )
+            raise InvalidTensor(msg)
         msg = (
             "Unable to parse 'data': Shape does not match true shape of 'data' field "
-            f"(input '{name}' has shape {written(shape)}, its data {written(true)}"
-            f"{uneven})"
+            f"(input '{name}' has shape {written(shape)}, its data {written(true)})"
         )
         raise InvalidTensor(msg)
     return rows
@@ -146,7 +150,8 @@ def discover(
     Leading dimensions that the value lacks are 1 where the model leaves them free or
     says 1, so that one row needs no brackets around it and a number none at all.
     Where that does not fit, last ones that are always 1 are: numbers in a list are so
-    many rows of a column. An empty list takes the dimensions that it cannot show from the model.
+    many rows of a column. An empty list takes the dimensions that it cannot show from
+    the model.
     """
     nested: list[int] = []
     row = value

@@ -133,6 +133,23 @@ def test_shapes_of_answers() -> None:
     assert encode("inputs", empty, [])["outputs"]["y"] == [[], []]
 
 
+def test_records_of_a_table() -> None:
+    """As `df.to_dict("records")` and `df.to_dict("list")` give them to a pipeline of
+    scikit-learn, which has one input `[-1,1]` for each column."""
+    table: dict[str, list[Any]] = {"age": [33, 44, 55], "city": ["Köln", "Ulm", "Bonn"]}
+    kinds = {"age": "INT64", "city": "BYTES"}
+    columns = tuple(TensorSpec.make(n, kind, (-1, 1)) for n, kind in kinds.items())
+    made = ModelCodec(ModelSpec("m", "1", columns, columns))
+    for rows in (3, 1):
+        part = {name: column[:rows] for name, column in table.items()}
+        records = [{name: part[name][row] for name in part} for row in range(rows)]
+        for body in ({"instances": records}, {"inputs": part}):
+            request, _ = decode_predict(made, [json.dumps(body).encode()])
+            assert [t.shape for t in request.inputs.values()] == [(rows, 1)] * 2
+            ages = np.frombuffer(b"".join(request.inputs["age"].parts), np.int64)
+            assert ages.tolist() == table["age"][:rows]
+
+
 def test_outputs_without_rows_have_no_instances() -> None:
     with pytest.raises(NotRepresentable, match="for 2 instances; ask with 'inputs'"):
         encode("instances", [1.0, 2.0, 3.0], [b"a", b"b"])

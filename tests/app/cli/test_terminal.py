@@ -1,7 +1,4 @@
-"""Commands in a terminal: reports and errors stand alone, whatever was drawn before.
-
-Covers: app/cli/latency.py, app/cli/local.py.
-"""
+"""Commands in a terminal: reports and errors stand alone, whatever was drawn before."""
 
 from __future__ import annotations
 

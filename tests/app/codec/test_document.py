@@ -311,7 +311,9 @@ def test_nesting_has_to_be_the_shape(shape: list[int], data: Any, fits: bool) ->
         assert request(document, codec).inputs["x"].shape == tuple(shape)
     else:
         text = refusal(document, codec)
-        assert "Shape does not match true shape of 'data' field" in text
+        uneven = data in ([[1, 2], [3]], [[1, 2], 3])
+        wrong = "Shape does not match true shape of 'data' field"
+        assert ("are nested unevenly" if uneven else wrong) in text
 
 
 @pytest.mark.parametrize(
@@ -398,6 +400,10 @@ def test_nan_policy(policy: NanPolicy) -> None:
         ((1, 1, 3), [1, 2, 3], (1, 1, 3)),
         ((-1,), 5, (1,)),
         ((-1, 1), 5, (1, 1)),
+        ((-1, 1), [1, 2], (2, 1)),
+        ((-1, 1), [1], (1, 1)),
+        ((3, 1), [1, 2, 3], (3, 1)),
+        ((-1, -1), [1, 2], (1, 2)),
         ((), 5, ()),
         ((-1,), [], (0,)),
         ((-1, 3), [], (0, 3)),
