@@ -6,9 +6,9 @@
 # Inside the container the server listens on 0.0.0.0, because nothing outside could
 # reach it otherwise. Who can reach it is then decided by what is published: `-p
 # 8000:8000` opens it to every network of the host, `-p 127.0.0.1:8000:8000` to the
-# host alone. There is no TLS and no authentication of inference requests. Loading and
-# unloading models is refused from other hosts, and every caller is another host to a
-# container: set POPGATE_API_KEY to allow it to those who have the key.
+# host alone. There is no TLS and no authentication of inference requests. Nobody loads
+# or unloads models over HTTP; to allow it to those who have a key, set
+# POPGATE_MODEL_CONTROL_MODE=managed and POPGATE_API_KEY.
 
 FROM python:3.11-slim AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -37,6 +37,7 @@ ENV PATH=/opt/popgate/bin:$PATH \
     POPGATE_HOST=0.0.0.0 \
     POPGATE_PORT=8000 \
     POPGATE_CACHE_DIR=/var/cache/popgate \
+    POPGATE_MODEL_CONTROL_MODE=none \
     POPGATE_LOG_FORMAT=json
 VOLUME ["/models", "/var/cache/popgate"]
 EXPOSE 8000
