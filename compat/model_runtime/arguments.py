@@ -11,6 +11,7 @@ from popef.taking import Text, got, number, text
 from engine import InvalidConfig
 
 T = TypeVar("T")
+UNLIMITED = "unlimited"
 
 
 class WrongOption(InvalidConfig, ValueError):
@@ -60,6 +61,10 @@ def unsigned(value: SupportsIndex) -> int:
 
 
 def look_ahead(value: Text | SupportsIndex) -> str:
-    """How far a program may be prepared for: "unlimited" or a number, as text. What it
-    says is looked at where it is used: the original takes any text here."""
-    return str(number(value)) if isinstance(value, SupportsIndex) else text(value)
+    """How far a program may be prepared for: "unlimited" or a number, as text."""
+    taken = str(number(value)) if isinstance(value, SupportsIndex) else text(value)
+    if taken != UNLIMITED and not (
+        taken.isascii() and taken.isdigit() and len(taken) < 10
+    ):
+        raise WrongOption(f'expected "{UNLIMITED}" or a number, got {taken!r}')
+    return taken

@@ -31,12 +31,16 @@ from popef_io import Model, TensorType
 
 NO_BATCHING_DIM = engine.NO_BATCHING_DIM
 
+#: Called with the name of an input that lacks rows, and two views to fill: rows of
+#: inputs, and memory for the outputs of those rows. It may return two others.
 FlushCallback: TypeAlias = Callable[
     [str, InputMemoryView, OutputMemoryView],
     tuple[InputMemoryView, OutputMemoryView] | None,
 ]
 Descs: TypeAlias = Mapping[str, engine.DataDesc]
+#: The device of each replica that is not to get one by itself, by number from 0.
 ReplicaIdToDevice: TypeAlias = dict[int, Device]
+#: Memory for what the save programs of each replica deliver, by number from 0.
 ReplicaIdToOutputMemoryView: TypeAlias = dict[int, OutputMemoryView]
 
 #: Requests that may be in flight in one replica: `executeAsync` does not wait.

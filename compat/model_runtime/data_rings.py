@@ -63,4 +63,5 @@ class OutputRingBuffer(_DataRing[OutputData]):
     _buffer, _face = engine.OutputData, OutputData
 
 
+#: Called with the ring of an input that lacks rows when its timeout has passed.
 TimeoutCallback: TypeAlias = Callable[[InputRingBuffer], None]

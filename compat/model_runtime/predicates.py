@@ -19,7 +19,9 @@ from model_runtime.arguments import checked_callback, one_of
 T = TypeVar("T")
 Policy = TypeVar("Policy", bound=IntEnum)
 Predicate: TypeAlias = Callable[[Anchor], Policy]
+#: Says of an anchor whether its callback, or its queue, is set: `AnchorCallbackPolicy`.
 AnchorCallbackPredicate: TypeAlias = Predicate[AnchorCallbackPolicy]
+#: Says of an anchor whether the data of the file are used: `PopefDataUsagePolicy`.
 PopefDataUsagePredicate: TypeAlias = Predicate[PopefDataUsagePolicy]
 
 null_anchor_callback_predicate: AnchorCallbackPredicate | None = None

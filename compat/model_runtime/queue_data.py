@@ -13,10 +13,11 @@ import engine
 from model_runtime.arguments import optional_callback
 from model_runtime.memory import buffer_of
 
-#: Called just before the first byte is taken, when the last one was, and after the data
-#: were written.
+#: Called just before the first byte of what was enqueued is taken.
 ReadStartCallback: TypeAlias = Callable[[], None]
+#: Called when the last byte of what was enqueued was taken: its memory is free.
 ReadCompleteCallback: TypeAlias = Callable[[], None]
+#: Called after data were written to the memory that was enqueued for them.
 WriteCompleteCallback: TypeAlias = Callable[[], None]
 
 Slot = TypeVar("Slot", engine.InputData, engine.OutputData)

@@ -24,6 +24,7 @@ class SpscRingBuffer(NotPickled, Generic[T]):
     they mean nothing, and `write` puts objects into the ring (any but None).
     """
 
+    #: Called with the ring when a reader has waited for as long as its timeout says.
     ReadTimeoutCallback = Callable[["SpscRingBuffer[Any]"], None]
 
     def __init__(

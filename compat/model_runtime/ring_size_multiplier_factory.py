@@ -15,6 +15,7 @@ from popef.taking import expected, number, numbers
 
 import engine
 
+#: Says of an anchor how many batches the ring of its queue has room for.
 RingSizeMultiplierProdType: TypeAlias = Callable[[Anchor], int]
 
 

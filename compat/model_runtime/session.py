@@ -70,6 +70,7 @@ class CallbackInfo:
 #: Called with an array of the anchor's shape and type, valid during the call only: an
 #: input's is to be filled, an output's to be read.
 CallbackHandle: TypeAlias = Callable[[Any], Any]
+#: Called with each anchor that is to be served: its callback, or None to leave it.
 CallbackFactory: TypeAlias = Callable[[CallbackInfo], CallbackHandle | None]
 
 

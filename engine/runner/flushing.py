@@ -57,8 +57,8 @@ class Flusher:
         """A run of this channel's replica waits for the input `name`.
 
         In the thread that polls, without a lock. What is returned is the end of those
-        that wait. What is no error (KeyboardInterrupt, SystemExit) passes through: the
-        device will ask again.
+        that wait. What is no error passes through: KeyboardInterrupt, after which the
+        device asks again, and SystemExit, with which those that wait end.
         """
         inputs: dict[str, Array] = {}
         outputs: dict[str, Array] = {}

@@ -19,6 +19,7 @@ from engine.devices.request import (
     UndelayedRequest,
 )
 from engine.errors import (
+    CallbackFailed,
     DeadlineExceeded,
     DeadlineUnreachable,
     DeviceLost,
@@ -183,7 +184,12 @@ class ReplicaChannel(RequestChannel):
         """A run of requests that wait needs data of the input `name`. Called without
         the lock."""
         if self.flusher is not None:
-            failure = self.flusher(self, name)
+            try:
+                failure = self.flusher(self, name)
+            except SystemExit as error:  # nobody may be left to be asked again
+                what = f"flush_callback, asked for rows of {name!r}, raised SystemExit"
+                self._give_up(waiting, CallbackFailed(f"{what}: {error}"))
+                raise
             if failure is not None:
                 self._give_up(waiting, failure)
 

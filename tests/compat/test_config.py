@@ -136,6 +136,10 @@ def test_options_of_another_type_are_refused_where_they_are_given(
         ("timeout_ns", float("nan"), "got nan"),
         ("replication_factor", -1, "no negative number"),
         ("replica_to_save_programs_outputs", {0: {"x": b"1"}}, "is read-only"),
+        ("max_look_ahead", "zz", 'max_look_ahead: expected "unlimited" or a number'),
+        ("max_look_ahead", "-1", "got '-1'"),
+        ("max_look_ahead", -1, "got '-1'"),
+        ("max_look_ahead", "", "got ''"),
     ],
 )
 def test_options_that_cannot_be_are_refused_where_they_are_given(
@@ -163,6 +167,19 @@ def test_options_of_sessions_and_devices_are_refused_where_they_are_given() -> N
             setattr(options, name, wrong)
         assert isinstance(caught.value, RuntimeError)
         assert repr(options) == before
+
+
+@pytest.mark.parametrize("value", ["zz", "-1", "1.5", "", 1 << 40, "\u0663"])
+def test_look_aheads_of_sessions_are_looked_at_where_they_are_given(
+    value: str | int,
+) -> None:
+    options = model_runtime.SessionConfig()
+    with pytest.raises(RuntimeError, match='max_look_ahead: expected "unlimited" or'):
+        options.max_look_ahead = value
+    assert options.max_look_ahead == "unlimited"
+    for taken in ("0", 7, "999999999", "unlimited"):
+        options.max_look_ahead = taken
+        assert options.to_engine().max_look_ahead == str(taken)
 
 
 def test_durations_read_back_as_timedelta() -> None:

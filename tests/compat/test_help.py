@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 import inspect
 import pydoc
+import typing
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -65,6 +67,24 @@ def test_every_public_name_has_a_docstring(module: ModuleType) -> None:
     assert module.__doc__
     silent = [name for name, what in found.items() if not getattr(what, "__doc__", "")]
     assert silent == []
+
+
+def test_every_alias_is_explained_in_its_source() -> None:
+    """A type alias is no object of its own that could have a docstring."""
+    aliases = [
+        name
+        for name in model_runtime.__all__
+        if typing.get_origin(getattr(model_runtime, name)) is not None
+    ]
+    assert len(aliases) > 8
+    lines = [
+        line
+        for path in Path(model_runtime.__file__).parent.rglob("*.py")
+        for line in path.read_text(encoding="utf-8").splitlines()
+    ]
+    for name in aliases:
+        (at,) = (n for n, line in enumerate(lines) if line.startswith(f"{name}: "))
+        assert lines[at - 1].startswith("#: "), name
 
 
 @pytest.mark.parametrize("kind", FIELDS)

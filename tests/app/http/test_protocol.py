@@ -1,7 +1,4 @@
-"""The short way for inference, on real connections to a real gateway, byte by byte.
-
-Covers: app/http/exchange.py.
-"""
+"""The short way for inference, on real connections to a real gateway, byte by byte."""
 
 from __future__ import annotations
 

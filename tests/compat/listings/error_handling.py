@@ -45,9 +45,7 @@ config.replication_factor = 1
 config.frozen_inputs["nothing"] = np.zeros(3, np.float32)
 assert "nothing" in attempt("frozen", model_runtime.ModelRunner, path, config=config)
 del config.frozen_inputs["nothing"]
-config.max_look_ahead = "all"
-attempt("look-ahead", model_runtime.ModelRunner, path, config=config)
-config.max_look_ahead = "unlimited"
+attempt("look-ahead", setattr, config, "max_look_ahead", "all")
 
 runner = model_runtime.ModelRunner(path, config=config)
 one = np.ones((3, 4), np.float32)

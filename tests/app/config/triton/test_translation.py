@@ -119,6 +119,17 @@ def test_what_has_no_effect_is_noted(tmp_path: Path) -> None:
             "reshape of 'a' cannot be done: [-1, -1] has more than one free dimension",
         ),
         ('input { name: "a" allow_ragged_batch: true }', "allow_ragged_batch"),
+        (
+            'batch_input { kind: BATCH_ELEMENT_COUNT target_name: "n" }',
+            "batch_input",
+        ),
+        (
+            (
+                'batch_output { target_name: "b" source_input: "a" '
+                "kind: BATCH_SCATTER_WITH_INPUT_SHAPE }"
+            ),
+            "batch_output",
+        ),
         ("dynamic_batching { priority_levels: 99 }", "priority_levels must be"),
         (
             (
