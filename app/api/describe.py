@@ -91,7 +91,7 @@ def model_details(record: ModelRecord, loaded: LoadedModel | None) -> ModelDetai
         batching=spec.is_batched,
         max_batch_size=spec.max_batch_size,
         instances=loaded.config.instances,
-        example=example_request(spec, loaded.config.example),
+        example=example_request(spec, loaded.example, loaded.fill),
     )
 
 

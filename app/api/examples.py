@@ -1,31 +1,36 @@
 """Requests that a model answers, made from what it says it takes.
 
-They fill the documentation page. Where a dimension is free it is 1; the values are
-zeros, false, or a short text. A model that needs others says so in its config.toml
-(`[example]`), which is taken as it stands.
+They fill the documentation page. They are what the model was run with when it was
+loaded (app/repository/warmup.py): ones, in free dimensions that it takes. A model that
+needs others says so in its config.toml (`[example]`) or in its file (the metadata
+property `popgate.example`, JSON of values by input), which are taken as they stand.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from app.spec import ModelSpec, TensorSpec
 
 # A page with more numbers than this in one example is no help to a reader.
-MAX_EXAMPLE_ELEMENTS = 20_000
+MAX_EXAMPLE_ELEMENTS = 2_000
 
-_VALUES: Mapping[str, Any] = {"f": 0.0, "i": 0, "u": 0, "b": False, "s": "text"}
+_VALUES: Mapping[str, Any] = {"f": 1.0, "i": 1, "u": 1, "b": True, "s": "1"}
 
 
 def example_request(
-    spec: ModelSpec, given: Mapping[str, Any] | None = None
+    spec: ModelSpec, given: Mapping[str, Any] | None = None, fill: int = 1
 ) -> dict[str, Any] | None:
-    """A body in the short form (`inputs` as a mapping); None where it gets too long."""
+    """A body in the short form (`inputs` as a mapping); None where it gets too long.
+
+    `given` are values by input; `fill` is the size of free dimensions.
+    """
     given = given or {}
-    shapes = {t.name: _shape(spec, t) for t in spec.inputs}
-    if sum(math.prod(shape) for shape in shapes.values()) > MAX_EXAMPLE_ELEMENTS:
+    shapes = {t.name: _shape(spec, t, fill) for t in spec.inputs}
+    made = (math.prod(shape) for name, shape in shapes.items() if name not in given)
+    if sum(made) > MAX_EXAMPLE_ELEMENTS:
         return None
     return {
         "inputs": {
@@ -35,12 +40,14 @@ def example_request(
     }
 
 
-def example_oip_request(spec: ModelSpec) -> dict[str, Any] | None:
+def example_oip_request(spec: ModelSpec, fill: int = 1) -> dict[str, Any] | None:
     """The same in the protocol's form (`inputs` as a list of tensors)."""
     inputs = []
+    left = MAX_EXAMPLE_ELEMENTS
     for t in spec.inputs:
-        shape = _shape(spec, t)
-        if math.prod(shape) > MAX_EXAMPLE_ELEMENTS:
+        shape = _shape(spec, t, fill)
+        left -= math.prod(shape)
+        if left < 0:
             return None
         data = [_VALUES[t.type.kind]] * math.prod(shape)
         inputs.append(
@@ -62,8 +69,16 @@ def shown_shape(spec: ModelSpec, tensor: TensorSpec) -> list[int]:
     return shape
 
 
-def _shape(spec: ModelSpec, tensor: TensorSpec) -> list[int]:
-    shape = [1 if dim < 0 else dim for dim in shown_shape(spec, tensor)]
+def is_large(spec: ModelSpec, tensors: Iterable[TensorSpec]) -> bool:
+    """Whether even one row of these is more than a page can show, or a person type."""
+    sizes = (math.prod(_shape(spec, tensor, 1)) for tensor in tensors)
+    return sum(sizes) > MAX_EXAMPLE_ELEMENTS
+
+
+def _shape(spec: ModelSpec, tensor: TensorSpec, fill: int) -> list[int]:
+    shape = [fill if dim < 0 else dim for dim in shown_shape(spec, tensor)]
+    if spec.is_batched and tensor.shape:
+        shape[0] = 1
     if tensor.multiple > 1:
         shape[0] = tensor.multiple
     return shape

@@ -24,10 +24,10 @@ from app.api.examples import (
     MAX_EXAMPLE_ELEMENTS,
     example_oip_request,
     example_request,
+    is_large,
     shown_shape,
 )
 from app.api.request_bodies import body_schemas
-from app.api.routes.infer import OTHER_ENCODINGS
 from app.api.schemas import GenerateRequest, InferenceRequest, PredictRequest
 from app.config.restrictions import group_of
 from app.repository.loader import LoadedModel
@@ -40,6 +40,7 @@ Post tensors to a model as JSON, msgpack, the Open Inference Protocol's binary f
 `.npy`; get the answer in any of them. `/v2` is the Open Inference Protocol, for its
 stock clients.
 """
+NPY = "application/x-npy"
 # More operations than this make the page slow and help nobody find one.
 MAX_MODELS_SHOWN = 100
 
@@ -168,16 +169,23 @@ def _model_operation(template: Mapping[str, Any], loaded: LoadedModel) -> Any:
     operation["operationId"] = "infer_" + re.sub(r"\W", "_", spec.name)
     operation["parameters"] = []
     operation["description"] = _description(spec, loaded)
-    operation["requestBody"]["content"] = {
-        "application/json": {
-            "schema": _request_schema(spec),
-            "examples": _examples(spec, loaded),
-        },
-        **OTHER_ENCODINGS,
+    content = operation["requestBody"]["content"]
+    content["application/json"] = {
+        "schema": _request_schema(spec),
+        "examples": _examples(spec, loaded),
     }
-    answer = operation["responses"]["200"]["content"]["application/json"]
-    answer["example"] = _example_response(spec)
+    answers = operation["responses"]["200"]["content"]
+    answers["application/json"]["example"] = _example_response(spec)
+    # The page takes the first one: a file where text would be too long for a browser.
+    if len(spec.inputs) == 1 and is_large(spec, spec.inputs) and not loaded.example:
+        operation["requestBody"]["content"] = _npy_first(content)
+    if len(spec.outputs) == 1 and is_large(spec, spec.outputs):
+        operation["responses"]["200"]["content"] = _npy_first(answers)
     return operation
+
+
+def _npy_first(content: dict[str, Any]) -> dict[str, Any]:
+    return {NPY: content[NPY], **content}
 
 
 def _signature(spec: ModelSpec) -> str:
@@ -202,28 +210,31 @@ def _description(spec: ModelSpec, loaded: LoadedModel) -> str:
         lines.append(
             f"- rows of different requests run together, up to {spec.max_batch_size}"
         )
-    if example_request(spec, loaded.config.example) is None:
+    if example_request(spec, loaded.example, loaded.fill) is None:
+        first = spec.inputs[0].name
         lines.append(
             f"- its inputs have more than {MAX_EXAMPLE_ELEMENTS} elements: send them "
-            f"in a binary encoding, for example with "
-            f"`popgate infer {spec.name} --input {spec.inputs[0].name}=file.npy`"
+            f"in a binary encoding, a `.npy` file here, or with "
+            f"`popgate infer {spec.name} --input {first}=file.npy`"
+        )
+    elif not (loaded.warmed or loaded.example):
+        lines.append(
+            "- the values of the example have not been tried; `[example]` in its "
+            "config.toml gives others"
         )
     return "\n".join(lines)
 
 
 def _examples(spec: ModelSpec, loaded: LoadedModel) -> dict[str, Any]:
-    found = {
-        "short": ("name and values", example_request(spec, loaded.config.example)),
-        "protocol": (
-            "Open Inference Protocol",
-            None if loaded.config.example else example_oip_request(spec),
-        ),
-    }
-    return {
-        key: {"summary": summary, "value": value}
-        for key, (summary, value) in found.items()
-        if value is not None
-    }
+    short = example_request(spec, loaded.example, loaded.fill)
+    if short is None:
+        short = {"inputs": {t.name: f"… {_type(spec, t)} …" for t in spec.inputs}}
+        return {"short": {"summary": "too long to be shown", "value": short}}
+    found = {"short": {"summary": "name and values", "value": short}}
+    whole = None if loaded.example else example_oip_request(spec, loaded.fill)
+    if whole is not None:
+        found["protocol"] = {"summary": "Open Inference Protocol", "value": whole}
+    return found
 
 
 def _example_response(spec: ModelSpec) -> dict[str, Any]:
@@ -265,7 +276,7 @@ def _tensor_schema(spec: ModelSpec, tensor: TensorSpec) -> dict[str, Any]:
         return {"description": f"{tensor.datatype} of any shape"}
     for dim in reversed(shown_shape(spec, tensor)):
         schema = {"type": "array", "items": schema}
-        if dim >= 0:
+        if 0 <= dim <= MAX_EXAMPLE_ELEMENTS and not is_large(spec, [tensor]):
             schema |= {"minItems": dim, "maxItems": dim}
     schema["description"] = f"{_type(spec, tensor)}"
     return schema

@@ -7,10 +7,13 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import orjson
 
 from app.config.model_config import ModelConfig
 from app.repository.assembly import (
@@ -61,7 +64,9 @@ class LoadedModel:
     """A version that can be run, and what it was made from.
 
     `memory` is what it takes, in bytes, as far as `--model-memory` is concerned;
-    `loaded_at` a `time.time()`; `warmed` says that it has run before it was ready.
+    `loaded_at` a `time.time()`; `warmed` says that it has run before it was ready, with
+    free dimensions of `fill`; `example` are values by input that suit it, if anybody
+    has given any.
     """
 
     spec: ModelSpec
@@ -72,6 +77,8 @@ class LoadedModel:
     loaded_at: float
     warmed: bool
     scheduler: RequestScheduler | None = None
+    fill: int = 1
+    example: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def version(self) -> str:
@@ -183,7 +190,7 @@ class ModelLoader:
         runner = self._open(f"{name}/{source.version}", files, config, placement)
         try:
             made = assemble(name, source, config, runner, runner, defaults)
-            warmed = _warm_up(made.spec, runner, source, config, replaces, until)
+            fill = _warm_up(made.spec, runner, source, config, replaces, until)
         except BaseException:
             runner.close()
             raise
@@ -194,8 +201,10 @@ class ModelLoader:
             source,
             memory,
             time.time(),
-            warmed,
+            fill > 0,
             made.scheduler,
+            fill or 1,
+            config.example or _example_of(runner),
         )
 
     def prepare(self, source: VersionSource, config: ModelConfig) -> None:
@@ -283,6 +292,19 @@ def explained(label: str) -> Iterator[None]:
         raise LoadError(f"{type(e).__name__}: {e}; this is a bug") from e
 
 
+def _example_of(runner: ModelRunner) -> Mapping[str, Any]:
+    """The values that the model's file gives as an example."""
+    metadata = runner.model.metadata
+    text = metadata.option("user.popgate.example", "") or metadata.option(
+        "onnx.popgate.example", ""
+    )
+    with suppress(orjson.JSONDecodeError):
+        found = orjson.loads(text or "{}")
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
 def _warm_up(
     spec: ModelSpec,
     runner: ModelRunner,
@@ -290,10 +312,13 @@ def _warm_up(
     config: ModelConfig,
     replaces: LoadedModel | None,
     until: float,
-) -> bool:
-    """Whether it has run. Raises `WarmupFailed` where it should have."""
+) -> int:
+    """What free dimensions were when it ran; 0: it has not run.
+
+    Raises `WarmupFailed` where it should have.
+    """
     if config.warmup is None and runner.model.metadata.program_flow.save:
-        return False  # it has a state worth saving, which runs would change
+        return 0  # it has a state worth saving, which runs would change
     try:
         sizes = config.preferred_batch_sizes
         return warm_up(spec, runner, config.warmup, source.folder, sizes, until)
@@ -309,4 +334,4 @@ def _warm_up(
             spec.version,
             e,
         )
-        return False
+        return 0

@@ -31,6 +31,9 @@ logger = logging.getLogger(__name__)
 # model would take memory that no request may ever need.
 AUTOMATIC_BYTES = 64 << 20
 AUTOMATIC_SECONDS = 2.0
+# What free dimensions are, one after the other until the model runs: some take any
+# size, some a multiple of 8 or 32, some only that of an image or a frame of sound.
+FILLS = (1, 8, 32, 64, 224, 512, 640)
 RUN_TIMEOUT = 300.0  # seconds that one run may take
 SEED = 0
 
@@ -63,19 +66,50 @@ def warm_up(
     folder: Path | None,
     preferred: Sequence[int] = (),
     until: float = math.inf,
-) -> bool:
+) -> int:
     """Runs what `config` says on every replica; None makes something up.
 
     Files come from `folder`. It is to be done at `until`, a `time.monotonic()`.
-    Returns whether anything was run. Raises `WarmupFailed`, and `engine.DeviceLost`,
-    which says nothing about the model.
+    Returns what free dimensions were where anything was run, else 0. Raises
+    `WarmupFailed`, and `engine.DeviceLost`, which says nothing about the model.
     """
     if config is not None and not config.enabled:
-        return False
+        return 0
+    fills = FILLS if config is None and _has_free_sizes(spec) else FILLS[:1]
+    first: WarmupFailed | None = None
+    for fill in fills:
+        try:
+            ran = _run_all(spec, runner, config, folder, preferred, until, fill)
+        except WarmupFailed as e:
+            if e.is_late or runner.failure is not None:
+                raise
+            first = first or e
+        else:
+            if ran or first is None:
+                return fill if ran else 0
+    assert first is not None
+    raise first
+
+
+def _has_free_sizes(spec: ModelSpec) -> bool:
+    inner = 1 if spec.is_batched else 0
+    return any(t.shape is None or -1 in t.shape[inner:] for t in spec.inputs)
+
+
+def _run_all(
+    spec: ModelSpec,
+    runner: ModelRunner,
+    config: WarmupConfig | None,
+    folder: Path | None,
+    preferred: Sequence[int],
+    until: float,
+    fill: int,
+) -> bool:
+    """Whether anything was run. Raises `WarmupFailed` as soon as a run fails."""
     budget = _Budget(until)
     ran = False
     try:
-        for run in _runs(spec, config or WarmupConfig(), folder, preferred):
+        for run in _runs(spec, config or WarmupConfig(), folder, preferred, fill):
             if config is None and not budget.allows(runner, run):
                 continue
             budget.spend(runner, run)
@@ -152,6 +186,7 @@ def _runs(
     config: WarmupConfig,
     folder: Path | None,
     preferred: Sequence[int],
+    fill: int,
 ) -> Iterator[_Run]:
     if config.samples:
         for sample in config.samples:
@@ -163,7 +198,9 @@ def _runs(
         sizes = config.batch_sizes or sorted({1, *preferred, spec.max_batch_size})
     for rows in sizes:
         label = f"{config.data}, batch size {rows}" if rows else config.data
-        inputs = {t.name: _made_up(t, spec, rows, default) for t in spec.inputs}
+        inputs = {
+            t.name: _made_up(t, spec, rows, default, fill=fill) for t in spec.inputs
+        }
         yield _Run(label, inputs, config.count, rows)
 
 
@@ -208,11 +245,13 @@ def _checked(tensor: TensorSpec, made: Tensor) -> Tensor:
     return made
 
 
-def _shape(tensor: TensorSpec, rows: int, wanted: WarmupInput) -> tuple[int, ...]:
+def _shape(
+    tensor: TensorSpec, rows: int, wanted: WarmupInput, fill: int = 1
+) -> tuple[int, ...]:
     """The shape with its free dimensions filled in. Raises ValueError."""
     declared = tensor.shape if tensor.shape is not None else (-1, *wanted.shape)
     inner = declared[1:] if rows else declared
-    given = wanted.shape or tuple(dim if dim >= 0 else 1 for dim in inner)
+    given = wanted.shape or tuple(dim if dim >= 0 else fill for dim in inner)
     if tensor.multiple > 1 and not wanted.shape:
         given = (tensor.multiple, *given[1:])
     shape = (rows, *given) if rows else given
@@ -228,8 +267,9 @@ def _made_up(
     rows: int,
     wanted: WarmupInput,
     folder: Path | None = None,
+    fill: int = 1,
 ) -> Tensor:
-    shape = _shape(tensor, rows, wanted)
+    shape = _shape(tensor, rows, wanted, fill)
     if tensor.data_type is DataType.STRING:
         word = b"" if wanted.data == "zeros" else b"1"
         return Tensor.from_numpy(np.full(shape, word, object), DataType.STRING)

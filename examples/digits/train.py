@@ -17,6 +17,7 @@ what processors disagree about in float64.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -162,7 +163,8 @@ def count_correct(model: bytes, images: NDArray[np.float32], labels: Labels) -> 
 def write(folder: Path) -> str:
     """Train, write the three files into the folder, and return the accuracy in words.
 
-    The same words go into the model's metadata, under ``held_out_accuracy``.
+    The same words go into the model's metadata, under ``held_out_accuracy``, and the
+    first held-out image, for PopGate's pages, under ``popgate.example``.
     """
     train_images, train_labels, test_images, test_labels = load_split()
     images = test_images.astype(np.float32)
@@ -171,7 +173,12 @@ def write(folder: Path) -> str:
         model = to_onnx(train(train_images, train_labels))
     correct = count_correct(model.SerializeToString(), images, test_labels)
     accuracy = f"{correct}/{len(images)}"
-    helper.set_model_props(model, {"held_out_accuracy": accuracy})
+    example = {"image": images[:1].astype(int).tolist()}
+    properties = {
+        "held_out_accuracy": accuracy,
+        "popgate.example": json.dumps(example, separators=(",", ":")),
+    }
+    helper.set_model_props(model, properties)
     onnx.checker.check_model(model, full_check=True)
     onnx.save(model, folder / "digits.onnx")
     np.save(folder / "test_images.npy", images)

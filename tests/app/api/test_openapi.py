@@ -5,17 +5,30 @@ Covers: app/api/examples.py, app/api/request_bodies.py, app/api/routes/infer.py.
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import shutil
+from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
+import onnx
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
 
 from app.api.examples import example_oip_request, example_request, shown_shape
 from app.api.openapi import document_with_models, documented_methods, to_yaml
+from app.config.model_config import ModelConfig
 from app.main import ROUTERS, openapi_document
+from app.repository.loader import LoadedModel
+from app.repository.scan import VersionSource
 from app.spec import ModelSpec, TensorSpec
+from engine import ModelRunner
+from tests.app.served import ROOT, Serve
+
+DIGITS = ROOT / "examples" / "digits" / "digits.onnx"
 
 # Lone surrogates are no text in JSON either.
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
@@ -126,8 +139,8 @@ def test_examples_fit_their_shapes() -> None:
     )
     assert example_request(model) == {
         "inputs": {
-            "a": [[0.0, 0.0]], "b": 0, "c": ["text", "text"], "d": [[False]],
-            "e": [], "f": [0.0],
+            "a": [[1.0, 1.0]], "b": 1, "c": ["1", "1"], "d": [[True]],
+            "e": [], "f": [1.0],
         }
     }  # fmt: skip
     oip = example_oip_request(model)
@@ -150,3 +163,62 @@ def test_no_example_where_it_would_fill_the_page() -> None:
     model = spec(TensorSpec.make("image", "FP32", [-1, 3, 224, 224]))
     assert example_request(model) is None
     assert example_oip_request(model) is None
+
+
+def test_a_page_about_images_stays_small() -> None:
+    """The browser shows examples as text, and makes some up where there is none."""
+    image = TensorSpec.make("image", "FP32", [-1, 3, 224, 224])
+    mask = TensorSpec.make("mask", "FP32", [1, 224, 224])
+    loaded = loaded_model(ModelSpec("m", "1", (image,), (mask,)))
+    base = openapi_document()
+    document = document_with_models(base, [loaded])
+    operation = document["paths"]["/v1/models/m/infer"]["post"]
+    body = operation["requestBody"]["content"]
+    assert next(iter(body)) == "application/x-npy"
+    assert next(iter(operation["responses"]["200"]["content"])) == "application/x-npy"
+    short = body["application/json"]["examples"]["short"]["value"]
+    assert short == {"inputs": {"image": "… FP32[-1,3,224,224] …"}}
+    assert "minItems" not in json.dumps(body["application/json"])
+    assert len(json.dumps(operation)) < 20_000
+    two = loaded_model(ModelSpec("m", "1", (image, mask), (mask,)))
+    document = document_with_models(base, [two])
+    operation = document["paths"]["/v1/models/m/infer"]["post"]
+    assert next(iter(operation["requestBody"]["content"])) == "application/json"
+
+
+def loaded_model(spec: ModelSpec) -> LoadedModel:
+    runner = cast("ModelRunner", None)
+    source = VersionSource(1)
+    return LoadedModel(spec, runner, ModelConfig(), source, 0, 0.0, warmed=True)
+
+
+def test_examples_have_run(serve: Serve) -> None:
+    """Sizes are tried until one works, and values that a file gives are taken."""
+
+    def fill(root: Path) -> None:
+        node, value = helper.make_node, helper.make_tensor_value_info
+        rows = numpy_helper.from_array(np.array([-1, 32]), "rows")
+        graph = helper.make_graph(
+            [node("Reshape", ["x", "rows"], ["y"])],
+            "g",
+            [value("x", TensorProto.FLOAT, ["samples"])],
+            [value("y", TensorProto.FLOAT, ["frames", 32])],
+            [rows],
+        )
+        model = helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8
+        )
+        onnx.save(model, root / "frames.onnx")
+        shutil.copy(DIGITS, root)
+
+    gateway = serve(fill)
+    for name, digit in (("frames", None), ("digits", 2)):
+        example = gateway.client.get(f"/v1/models/{name}").json()["example"]
+        answer = gateway.client.post(f"/v1/models/{name}/infer", json=example)
+        assert answer.status_code == 200, answer.text
+        found = {o["name"]: o["data"] for o in answer.json()["outputs"]}
+        assert digit is None or found["digit"] == [digit]
+        paths = gateway.client.get("/openapi.json").json()["paths"]
+        shown = paths[f"/v1/models/{name}/infer"]["post"]
+        assert "have not been tried" not in shown["description"]
+    assert "warm-up" not in gateway.output

@@ -37,7 +37,7 @@ def run(
     folder: Path | None = None,
     preferred: tuple[int, ...] = (),
     replicas: int = 1,
-) -> tuple[bool, list[int]]:
+) -> tuple[int, list[int]]:
     """Whether it ran, and how many batches each device ran for it."""
     placed = {i: devices[i % 2] for i in range(replicas)}
     wanted = None if config is None else read_section(WarmupConfig, config)
