@@ -223,6 +223,8 @@ class Device:
             connection = self._connection
             if connection is None:
                 return 0
+            # The lock is held from taking completions to the last `finish`: slots are
+            # released in the order of the completions, whichever thread takes them.
             link = connection.link
             link.take_completions(taken)
             count = len(taken)
@@ -240,6 +242,7 @@ class Device:
                     # not mind.
                     taken.appendleft(completion)
                     raise
+            # After the slots were released: the device looks for room when it wakes.
             if link.backpressure:
                 connection.wake()
         if count:
@@ -331,6 +334,7 @@ class Device:
         if not link.try_submit(channel):
             raise QueueFull(f"device {self.id} has too many requests in flight")
         self._busy = True
+        # Submitted first, looked at `parked` second: see "Waking" in link.py.
         if link.must_wake():
             connection.wake()
 
@@ -367,7 +371,7 @@ class Device:
             # it alive by another one.
             death = self._death_of(process)
             self._refuse_if_closed()
-            if self._is_present(process):  # nobody else has noticed yet
+            if self._is_present(process):  # this is the first to notice
                 raise self._loss(death) from error
             raise self.loss() from error
 
@@ -476,7 +480,7 @@ class Device:
         """DeviceLost where `look_after` finds it lost."""
         if not self.look_after():
             self._refuse_if_closed()
-            if self.state is DeviceState.READY:  # nobody has noticed its death yet
+            if self.state is DeviceState.READY:  # this is the first to notice its death
                 raise self._loss(self._death_of(self._launcher.process))
             raise self.loss()
 
@@ -515,7 +519,7 @@ class Device:
         return f"of replica {replica}"
 
     def on_lost(self, callback: Callable[[Device], None]) -> None:
-        """Call back (in the thread that notices) when the process dies."""
+        """Call back when the process dies, in the thread that notices."""
         self._on_lost.append(callback)
 
     def on_wanted(self, callback: Callable[[], None]) -> None:
@@ -572,8 +576,9 @@ class Device:
         with self.lock:
             if self.state is DeviceState.CLOSED:
                 return
-            # A process in the middle of a batch would finish it first, for nobody.
+            # A process in the middle of a batch would finish it first, in vain.
             idle = self.state is DeviceState.READY and not self.in_flight
+            # From here on `recover` and `_start` refuse, also one that has begun.
             self.state = DeviceState.CLOSED
         for channel in list(self._channels.values()):
             channel.fail_all(DeviceClosed(f"device {self.id} was closed"))
@@ -585,7 +590,8 @@ class Device:
             except (EngineError, OSError):
                 idle = False  # it has died, or hangs
         self._launcher.end(kill=not idle)
-        with self._recovering:  # who is at it notices, and ends what it has started
+        # Behind a `recover` that has begun: it sees CLOSED and ends its process.
+        with self._recovering:
             self._drop_link()
         os.close(self._result_fd)
         for claim in self._claims:
@@ -625,7 +631,7 @@ class Device:
             self._refuse_if_closed()
             connection = Connection(self.address, self._result_fd, START_TIMEOUT, watch)
             with self.lock:
-                self._connection = connection  # whoever closes us drops it
+                self._connection = connection  # dropped by `close`
                 self._refuse_if_closed()
                 self.state = DeviceState.READY
         except BaseException:

@@ -88,6 +88,7 @@ class BlockingDriver:
                     if not request.done:
                         self._drive(left, request)
                 finally:
+                    # Released before the followers are told: one of them drives next.
                     self._driving = 0
                     self._driver.release()
                     self.tell()
@@ -102,6 +103,7 @@ class BlockingDriver:
 
     def _follow(self, left: float | None, request: Request) -> None:
         with self._turn:
+            # Counted before it looks at its request: see `tell`.
             self._followers += 1
             try:
                 if not request.done and (self.adopted or self._driver.locked()):

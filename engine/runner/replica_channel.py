@@ -275,8 +275,9 @@ class ReplicaChannel(RequestChannel):
         slot = channel.requests.try_write_lock()
         if slot < 0:
             return False
-        # All that can fail comes before anything is published, so that a request is
-        # either in all rings or in none.
+        # 1. What can fail or find no room, before anything is published: a slot that is
+        #    locked and not completed is locked again by the next request, so a request
+        #    is either in all rings or in none.
         places: list[tuple[AnchorRing, Tensor, int]] = []
         for name, anchor in self._inputs:
             tensor = tensors.get(name)
@@ -292,6 +293,7 @@ class ReplicaChannel(RequestChannel):
                 start, end = end, end + len(part)
                 anchor.payload[start:end] = part
             places.append((anchor, tensor, offset))
+        # 2. Descriptors, which the device does not read before they are published.
         for anchor, tensor, offset in places:
             anchor.describe(0, request.number, offset, tensor.nbytes, tensor.shape)
         now = request.submitted_ns = monotonic_ns()
@@ -306,6 +308,8 @@ class ReplicaChannel(RequestChannel):
         )
         request.slot = slot
         self._owners[slot] = request.number
+        # 3. Publish, the request last: a device that sees the request sees its data.
+        #    Only then notify: a device that is woken finds it.
         for anchor, _, _ in places:
             anchor.ring.write_complete()
         channel.requests.write_complete()
@@ -378,15 +382,20 @@ class ReplicaChannel(RequestChannel):
     ) -> None:
         """A completion has come: take the outputs out of their slots and resolve.
 
-        From where the request is taken out of those in flight on, whatever is raised
-        ends up at its `resolve`.
+        Once the request is no longer in flight only this call can resolve it, so
+        whatever is raised from there on ends up at its `resolve`.
         """
+        # One of four cases: done and waited for; done, but abandoned meanwhile (its
+        # slots are released all the same); ended without results; or a question
+        # (NEEDS_ROWS), which is of no request.
         request = self._in_flight.pop(number, None)
         if request is not None:
             self.device.outstanding -= 1
         failure: EngineError | None = INTERRUPTED
         try:
             wanted = request is not None and not request.done and outcome == DONE
+            # Output slots are released in the order of completions. Then the backlog,
+            # before `resolve` calls back, so that the device has its next work early.
             failed = self._collect(number, request if wanted else None)
             if self._backlog:
                 self._refill()
@@ -442,7 +451,8 @@ class ReplicaChannel(RequestChannel):
                         data = bytes(payload[start : start + nbytes])
                         outputs[name] = Tensor(data_type, shape, (data,), nbytes)
             except Exception as error:
-                # It must end, whatever it was: a lack of memory, or a bug.
+                # The slot is released whatever it was, a lack of memory or a bug: one
+                # that is not would hold up all those behind it.
                 failure = not_copied(name, error)
             finally:
                 if slot >= 0:
@@ -456,8 +466,10 @@ class ReplicaChannel(RequestChannel):
     def _count_cancelled(
         self, outcome: int, queue_ns: int, compute_ns: int, rows: int, text: str
     ) -> None:
-        """A completion for which nobody waits any more, or that is a question."""
+        """Count a completion whose request was abandoned; or one that is a question."""
         if outcome == Outcome.NEEDS_ROWS:
+            # Called back by `Device.collect` after it has released the lock: a user's
+            # callback may submit requests, to this channel too.
             waiting = [r for r in self._in_flight.values() if r.slot >= 0]
             self.device.data_requests.append(partial(self._ask_for_rows, text, waiting))
             return
@@ -495,10 +507,13 @@ class ReplicaChannel(RequestChannel):
         with self._lock:
             if request.done:
                 return
+            # The slot may be another request's by now: the device releases it with the
+            # run, before its completion is taken here.
             slot = request.slot
             usable = not self._closed
             try:
                 if usable and slot >= 0 and self._owners[slot] == request.number:
+                    # The flag before the wake-up, so that the device finds it.
                     self._channel.set_cancelled(slot)
                     self.device.tell_cancelled()
                 if request.predicted_ns and isinstance(error, DeadlineExceeded):
@@ -509,12 +524,13 @@ class ReplicaChannel(RequestChannel):
                 self._refill()
 
     def fail_all(self, error: EngineError) -> None:
-        """The device is lost, or the channel closes: everybody is told."""
+        """Fail all requests: the device is lost, or the channel closes."""
         with self._lock:
             requests = list(self._in_flight.values())
             try:
                 self._cancel(requests)
             finally:
+                # All counts first: `resolve` calls back, and a callback may submit.
                 self.device.outstanding -= len(requests)
                 self._in_flight.clear()
                 self._backlog.clear()

@@ -105,11 +105,12 @@ class SessionLink:
         try:
             message["data"] = conversation.begin()
             self.send(message)
+            # Only now does the device know of the connections.
             self._bound_version = connections.version
             self._next = numbers, conversation.hold()
         except BaseException:
             if not conversation.over:
-                # The two ends do not know of each other what they are doing.
+                # The device still runs, and waits for answers that will not come.
                 self.end()
             raise
         finally:
@@ -117,6 +118,7 @@ class SessionLink:
 
     def end(self) -> None:
         """End the session in the device, and what is running; from any thread."""
+        # `ended` first: `run`, in its own thread, wakes from the shutdown and asks why.
         self.ended = True
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)

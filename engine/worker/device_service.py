@@ -90,6 +90,8 @@ class DeviceService:
         self._links.discard(sock)
         for client in owned:
             logger.debug("%r disconnected", client)
+            # In this order: with `gone` set, the terminator ends a run that only this
+            # client waited for, and then the scheduler gets to the command.
             client.link.gone = True
             self._terminator.wake()
             self._scheduler.do(partial(self._scheduler.drop_client, client))

@@ -178,6 +178,8 @@ class Replica:
             taken[entry.client] = taken.get(entry.client, 0) + 1
         for client in taken:
             client.channel.requests.tell_taken()
+        # Slots are released last: the client may reuse the memory of an input as soon
+        # as its slot is released, and the batch has views of it until it has ended.
         if entries:
             self._run(entries, now)
         for one in dropped:
@@ -275,6 +277,8 @@ class Replica:
         """Run the batch that was begun."""
         batch = self._batch
         entries = batch.entries
+        # Fresh options, and `running` set before the run and cleared after it: the
+        # thread that cancels runs can never hit the run after the one it meant.
         options = make_run_options()
         self.running = RunningBatch(options, entries)
         try:
@@ -282,6 +286,7 @@ class Replica:
                 self.executor.run(self._main, batch, options)
                 batch.next_run()
             compute = time.monotonic_ns() - started
+            # From here on it is no use to end it: results are published whole.
             self.running = None
             self._publish(batch, started, compute)
         except Exception as error:

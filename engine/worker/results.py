@@ -104,6 +104,8 @@ class Results:
         entries = batch.entries
         if self._plan.dim and len(entries) > 1:
             return False
+        # Nothing is published before all outputs have room: else requests are published
+        # one by one, waiting for room, and none of their outputs may be out already.
         places: list[tuple[int, AnchorRing, Array, int]] = []
         for index, value in values.items():
             if value.dtype.hasobject:

@@ -137,6 +137,9 @@ class Scheduler:
         trims = self._arena_grown and not wait_ns
         if trims:
             wait_ns = IDLE_TRIM_NS
+        # Set `parked`, then look once more, then sleep. A client publishes first and
+        # looks at `parked` second; with a full fence in between on both sides at least
+        # one of the two sees the other, so no submission is slept through.
         for link in links:
             link.parked = True
         full_fence()
