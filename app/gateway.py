@@ -26,7 +26,7 @@ from app.repository.devices import GatewayDevices
 from app.repository.loader import ModelLoader
 from app.repository.memory_budget import MemoryBudget
 from app.repository.model_control import ControlMode, ModelControl
-from app.repository.model_record import State
+from app.repository.model_life import State
 from app.repository.on_demand import OnDemandLoader
 from app.repository.places import ModelPlaces
 from app.repository.repository import ModelRepository
@@ -127,6 +127,7 @@ class Gateway:
             self._load_pool,
             self.table,
             self.metrics,
+            load_member=lambda name: self.control.load_member(name),
             drain_timeout=settings.shutdown_timeout,
             budget=MemoryBudget(settings.model_memory),
             compile_pool=self._compile_pool,

@@ -18,7 +18,8 @@ from app.api.schemas import (
 from app.config.sequence_config import SequenceConfig
 from app.config.triton import DeclaredTensor
 from app.repository.loader import LoadedModel
-from app.repository.model_record import ModelRecord, State, VersionRecord
+from app.repository.model_life import State
+from app.repository.model_record import ModelRecord, VersionRecord
 from app.serving.ensemble_graph import Step
 from app.serving.ensembles import EnsembleRunner
 from app.spec import TensorSpec
@@ -63,7 +64,7 @@ def platform_of(loaded: LoadedModel) -> str:
 def version_status(record: VersionRecord) -> VersionStatus:
     state, reason = record.state, record.explanation
     if state is State.READY and not is_serving(record.loaded):
-        state, reason = State.UNAVAILABLE, why_not_serving(record.loaded)
+        state, reason = State.FAILED, why_not_serving(record.loaded)
     return VersionStatus(
         version=str(record.version),
         state=state.word,
@@ -202,10 +203,10 @@ def index_entries(records: list[ModelRecord], *, ready: bool) -> list[IndexEntry
 def _summary(record: ModelRecord) -> dict[str, Any]:
     default, number = record.default, record.default_version
     state, reason = record.state, record.problem
-    if state in (State.UNAVAILABLE, State.ON_DEMAND):
+    if state.word == "UNAVAILABLE" or state is State.ON_DEMAND:
         reason = reason or record.absence
     if state is State.READY and not is_serving(default):
-        state, reason = State.UNAVAILABLE, why_not_serving(default)
+        state, reason = State.FAILED, why_not_serving(default)
     return {
         "name": record.name,
         "state": state.word,

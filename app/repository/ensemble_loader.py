@@ -11,7 +11,8 @@ from typing import Protocol
 from app.config.ensemble_config import EnsembleConfig, StepConfig
 from app.config.model_config import ModelConfig
 from app.repository.loader import LoadedModel, LoadError, explained
-from app.repository.model_record import ModelRecord, State, VersionRecord
+from app.repository.model_life import State
+from app.repository.model_record import ModelRecord, VersionRecord
 from app.repository.scan import VersionSource
 from app.serving.ensemble_graph import EnsembleGraph, compose, described, label_of
 from app.serving.ensembles import EnsembleRunner, EnsembleScheduler
@@ -44,12 +45,17 @@ class Members(Protocol):
 class EnsembleLoader:
     """Loads ensembles, after the models that they are made of.
 
-    `load_member` has a model loaded that is in the folder and not in memory; by default
-    there is nobody who does.
+    `load_member` has a model loaded that is in the folder and not in memory, where that
+    is allowed.
     """
 
-    def __init__(self, members: Members, table: ModelTable) -> None:
-        self.load_member: Callable[[str], Awaitable[None]] | None = None
+    def __init__(
+        self,
+        members: Members,
+        table: ModelTable,
+        load_member: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self._load_member = load_member
         self._members = members
         self._table = table
 
@@ -96,11 +102,11 @@ class EnsembleLoader:
             elif offered is not None:
                 await self._members.load_offered(member, offered)
                 break
-            elif member.serving or member.problem or asked or self.load_member is None:
+            elif member.serving or member.problem or asked:
                 break
             else:
                 asked = True
-                await self.load_member(step.model)
+                await self._load_member(step.model)
         entry = self._table.paths.get(infer_path(step.model, step.version))
         if entry is None:
             missing = self._table.missing(infer_path(step.model, step.version))

@@ -91,8 +91,6 @@ class ModelControl:
         self._uploaded: dict[str, list[Path]] = {}
         self._polling: asyncio.Task[None] | None = None
         self._unsettled: dict[str, Stamp | None] = {}
-        if mode.takes_requests:
-            repository.ensembles.load_member = self._load_quietly
 
     async def start(self) -> None:
         """Loads what the mode says; failures are recorded, not raised.
@@ -216,6 +214,11 @@ class ModelControl:
             )
             raise RepositoryError(msg, found=False)
         return source
+
+    async def load_member(self, name: str) -> None:
+        """Loads a model that an ensemble needs, where the mode has loads on request."""
+        if self.mode.takes_requests:
+            await self._load_quietly(name)
 
     async def _load_quietly(self, name: str) -> None:
         record = self._repository.record(name)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Literal, TypeAlias
 
 from app.config.model_config import ModelConfig
 from app.repository.loader import LoadedModel
+from app.repository.model_life import LIFE, Action, Event, State
 from app.repository.scan import VersionSource
 
 NEVER_LOADED = "it has not been loaded"
@@ -19,27 +18,6 @@ ON_DEMAND = "it is loaded by the first request to it"
 # A version that could not be loaded on demand is tried again after so many seconds:
 # the next request must not start the same failing work at once.
 RETRY_SECONDS = 10.0
-
-
-StateWord: TypeAlias = Literal["READY", "LOADING", "UNLOADING", "UNAVAILABLE"]
-
-
-class State(Enum):
-    """The states of a model version. All but ON_DEMAND are the protocol's words.
-
-    ON_DEMAND takes requests like READY, but is not in memory at the moment.
-    """
-
-    READY = "READY"
-    ON_DEMAND = "ON_DEMAND"
-    LOADING = "LOADING"
-    UNLOADING = "UNLOADING"
-    UNAVAILABLE = "UNAVAILABLE"
-
-    @property
-    def word(self) -> StateWord:
-        """The protocol's word for it."""
-        return "READY" if self is State.ON_DEMAND else self.value
 
 
 class RepositoryError(Exception):
@@ -64,7 +42,7 @@ class VersionRecord:
     """
 
     version: int
-    state: State = State.UNAVAILABLE
+    state: State = State.UNLOADED
     reason: str = ""
     loaded: LoadedModel | None = None
     source: VersionSource | None = None
@@ -84,23 +62,35 @@ class VersionRecord:
         """What is wrong with it, or else why it is not in memory; empty if it is."""
         if self.reason:
             return self.reason
-        if self.state is State.UNAVAILABLE:
+        if self.state.word == "UNAVAILABLE":
             return UNLOADED
         return ON_DEMAND if self.state is State.ON_DEMAND else ""
 
-    def offer(self) -> None:
-        """From now on the next request loads it."""
-        self.state, self.reason, self.retry_at = State.ON_DEMAND, "", 0.0
+    def on(
+        self, event: Event, *, loaded: LoadedModel | None = None, reason: str = ""
+    ) -> LoadedModel | None:
+        """Something has happened: do what the table of `model_life` says.
 
-    def fail(self, reason: str, *, is_passing: bool = False) -> None:
-        """Loading it has failed; what was served before is served on."""
-        self.is_passing = is_passing
-        self.state = State.UNAVAILABLE
-        if self.loaded is not None:
-            self.state = State.READY
-            self.source, self.config = self.loaded.source, self.loaded.config
-        self.reason = reason
-        self.retry_at = time.monotonic() + (0.0 if is_passing else RETRY_SECONDS)
+        `loaded` is what was loaded, `reason` what went wrong. Returns what serves no
+        longer, to be drained and closed. A KeyError is a mistake of ours.
+        """
+        self.state, action = LIFE[self.state][event]
+        if action is Action.LOAD:
+            return None  # whoever says so loads it, and then says how that went
+        before, self.reason = self.loaded, reason
+        self.is_passing = event is Event.CUT_OFF
+        if action is Action.KEEP:
+            assert before is not None
+            self.source, self.config = before.source, before.config
+        else:
+            self.loaded = loaded
+        if action in (Action.OFFER, Action.EVICT, Action.AGAIN):
+            self.retry_at = 0.0
+        elif action in (Action.RETRY, Action.KEEP, Action.STOP):
+            self.retry_at = time.monotonic() + RETRY_SECONDS
+        if action in (Action.STOP, Action.CLOSE, Action.FORGET):
+            self.source = None
+        return None if action is Action.KEEP else before
 
 
 @dataclass(slots=True)
@@ -157,18 +147,15 @@ class ModelRecord:
         if self.is_pending:
             return State.LOADING
         states = {record.state for record in self.versions.values()}
-        for state in State:
-            if state in states:
-                return state
-        return State.UNAVAILABLE
+        return next((state for state in State if state in states), State.UNLOADED)
 
     @property
     def absence(self) -> str:
         """Why it is not served, although nothing has gone wrong with it."""
         state = self.state
-        if state is State.UNAVAILABLE:
+        if state.word == "UNAVAILABLE":
             return UNLOADED if self.versions else NEVER_LOADED
-        return ON_DEMAND if state is State.ON_DEMAND else f"it is {state.value.lower()}"
+        return ON_DEMAND if state is State.ON_DEMAND else f"it is {state.word.lower()}"
 
     @property
     def problem(self) -> str:

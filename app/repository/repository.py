@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 
 from app.background import DaemonPool
@@ -23,7 +23,8 @@ from app.observe.metrics import MetricsRegistry
 from app.repository.ensemble_loader import EnsembleLoader
 from app.repository.loader import LoadCutOff, LoadedModel, LoadError, ModelLoader
 from app.repository.memory_budget import MemoryBudget
-from app.repository.model_record import ModelRecord, State, VersionRecord
+from app.repository.model_life import Event, State
+from app.repository.model_record import ModelRecord, VersionRecord
 from app.repository.places import ModelPlaces
 from app.repository.scan import ModelSource, VersionSource
 from app.serving.ensembles import EnsembleRunner
@@ -53,6 +54,7 @@ class ModelRepository:
         table: ModelTable,
         metrics: MetricsRegistry,
         *,
+        load_member: Callable[[str], Awaitable[None]],
         drain_timeout: float = 30.0,
         budget: MemoryBudget | None = None,
         compile_pool: DaemonPool | None = None,
@@ -70,7 +72,7 @@ class ModelRepository:
         self._records: dict[str, ModelRecord] = {}
         self._closing = False
         self._leaving: set[asyncio.Task[None]] = set()
-        self.ensembles = EnsembleLoader(self, table)
+        self._ensembles = EnsembleLoader(self, table, load_member)
 
     # -- what there is
 
@@ -157,10 +159,7 @@ class ModelRepository:
                     version.version, VersionRecord(version.version)
                 )
                 entry.source, entry.config = version, source.config
-                if version in later:
-                    entry.offer()
-                elif entry.loaded is None:
-                    entry.state = State.LOADING
+                entry.on(Event.OFFER if version in later else Event.LOAD)
             now = [v for v in changed if v not in later]
             leaving = await self._load(record, now, make_room=make_room)
             leaving += self._switch(record, {v.version for v in source.versions})
@@ -170,18 +169,14 @@ class ModelRepository:
         """Stops serving a model, after its last request."""
         record = self._records[name]
         async with record.lock:
-            leaving = list(record.serving.values())
-            for version in record.versions.values():
-                busy = version.loaded is not None
-                version.state = State.UNLOADING if busy else State.UNAVAILABLE
-                version.loaded = version.source = None
-                version.reason = ""
+            left = [entry.on(Event.UNLOAD) for entry in record.versions.values()]
             record.reason = ""
             record.is_pending = False
             self._publish(record)
-            await self._retire(leaving)
-            for version in record.versions.values():
-                version.state = State.UNAVAILABLE
+            await self._retire([loaded for loaded in left if loaded is not None])
+            for entry in record.versions.values():
+                if entry.state is State.DRAINING:
+                    entry.on(Event.DRAINED)
         logger.info("model %s is unloaded", name)
 
     async def load_offered(self, record: ModelRecord, entry: VersionRecord) -> None:
@@ -190,6 +185,7 @@ class ModelRepository:
             current = record.versions.get(entry.version) is entry
             if not current or not entry.is_on_demand or entry.source is None:
                 return
+            entry.on(Event.REQUEST)
             leaving = await self._load(record, [entry.source])
             self._publish(record)
             await self._retire(leaving)
@@ -227,14 +223,17 @@ class ModelRepository:
         for version, result in zip(versions, results, strict=True):
             entry = record.versions[version.version]
             if isinstance(result, LoadedModel):
-                if entry.loaded is not None:
-                    leaving.append(entry.loaded)
-                entry.loaded, entry.state, entry.reason = result, State.READY, ""
-            elif isinstance(result, NoRoom) and not make_room:
-                entry.offer()
+                replaced = entry.on(Event.LOADED, loaded=result)
+                if replaced is not None:
+                    leaving.append(replaced)
+                continue
+            why = _without_root(str(result), self.places, version)
+            if isinstance(result, NoRoom) and not make_room:
+                entry.on(Event.NO_ROOM)
+            elif isinstance(result, LoadCutOff):
+                entry.on(Event.CUT_OFF, reason=why)
             else:
-                why = _without_root(str(result), self.places, version)
-                entry.fail(why, is_passing=isinstance(result, LoadCutOff))
+                entry.on(Event.FAIL, reason=why)
         return leaving
 
     def _switch(self, record: ModelRecord, wanted: set[int]) -> list[LoadedModel]:
@@ -255,7 +254,7 @@ class ModelRepository:
         config, reserved = entry.config, 0
         try:
             if config.ensemble is not None:
-                return await self.ensembles.load(record, source)
+                return await self._ensembles.load(record, source)
             ready = partial(self._loader.is_prepared, source, config)
             if source.is_onnx and not await self._pool.run(ready):
                 # Elsewhere: models that take long to compile keep no other waiting.
@@ -304,8 +303,8 @@ class ModelRepository:
         for entry in record.versions.values():
             if entry.loaded is loaded:
                 logger.error("model %s/%s: %s", record.name, entry.version, error)
-                entry.loaded = entry.source = None
-                entry.fail(_without_root(str(error), self.places, loaded.source))
+                why = _without_root(str(error), self.places, loaded.source)
+                entry.on(Event.FAULT, reason=why)
                 self._publish(record)
                 leaving = asyncio.get_running_loop().create_task(self._retire([loaded]))
                 self._leaving.add(leaving)
@@ -369,14 +368,12 @@ class ModelRepository:
 
         So does one to an ensemble of which it is a part.
         """
-        loaded, entry.loaded = entry.loaded, None
+        loaded = entry.on(Event.EVICT)
         assert loaded is not None
-        entry.offer()
         for user in self.users_of(record.name):
             for version in user.versions.values():
                 if version.loaded is not None:
-                    version.loaded = None
-                    version.offer()
+                    version.on(Event.EVICT)
             self._publish(user)
         self._publish(record)
         logger.info("model %s/%s makes room", record.name, entry.version)

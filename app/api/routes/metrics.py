@@ -23,13 +23,22 @@ from app.observe.metrics import (
     render_families,
     render_models,
 )
-from app.repository.model_record import State
+from app.repository.model_life import State
 from app.serving.sequences import SequenceScheduler
 from engine import DeviceState, ModelRunner
 
 router = APIRouter(tags=["metrics"])
 
 _PAGE = resource.getpagesize()
+
+#: The states that are told apart: the protocol's, and what is not in memory now.
+_STATES = {
+    "READY": (State.READY,),
+    "ON_DEMAND": (State.ON_DEMAND,),
+    "LOADING": (State.LOADING,),
+    "UNLOADING": (State.DRAINING,),
+    "UNAVAILABLE": (State.FAILED, State.UNLOADED),
+}
 
 
 @router.get(
@@ -94,8 +103,8 @@ def _families(gateway: Gateway) -> Iterator[Family]:
         "gauge",
         "Models of the repository by state",
         [
-            ({"state": state.value}, len(gateway.repository.names_in(state)))
-            for state in State
+            ({"state": label}, len(gateway.repository.names_in(*states)))
+            for label, states in _STATES.items()
         ],
     )
     budget = gateway.repository.budget

@@ -30,7 +30,8 @@ from app.api.schemas import (
 )
 from app.errors import VersionNotAvailable
 from app.gateway import Gateway
-from app.repository.model_record import ModelRecord, RepositoryError, State
+from app.repository.model_life import State
+from app.repository.model_record import ModelRecord, RepositoryError
 
 router = APIRouter(prefix="/v1")
 _TAGS: list[str | Enum] = ["models"]

@@ -50,7 +50,8 @@ from app.errors import (
 )
 from app.gateway import Gateway
 from app.repository.loader import LoadedModel
-from app.repository.model_record import ModelRecord, RepositoryError, State
+from app.repository.model_life import State
+from app.repository.model_record import ModelRecord, RepositoryError
 from app.serving.patience import Patience
 
 router = APIRouter(prefix="/v2", tags=["open inference protocol"])

@@ -1,0 +1,147 @@
+"""The life of a model version: what may happen to it in each state, what is then done,
+and the state that follows.
+
+`LIFE` is all there is to it: the repository, the load and unload calls and loading on
+demand say what has happened (`VersionRecord.on`), and do what the table says.
+docs/repository.md draws it.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Literal, NamedTuple, TypeAlias
+
+#: The protocol's words.
+StateWord: TypeAlias = Literal["READY", "LOADING", "UNLOADING", "UNAVAILABLE"]
+
+
+class State(Enum):
+    """The states of a model version, the best for requests first."""
+
+    READY = "ready"
+    ON_DEMAND = "on demand"  # takes requests, and is not in memory at the moment
+    LOADING = "loading"  # and warming up
+    DRAINING = "draining"  # answers its last requests
+    FAILED = "failed"
+    UNLOADED = "unloaded"
+
+    @property
+    def word(self) -> StateWord:
+        """The protocol's word for it."""
+        return _WORDS[self]
+
+
+_WORDS: dict[State, StateWord] = {
+    State.READY: "READY",
+    State.ON_DEMAND: "READY",
+    State.LOADING: "LOADING",
+    State.DRAINING: "UNLOADING",
+    State.FAILED: "UNAVAILABLE",
+    State.UNLOADED: "UNAVAILABLE",
+}
+
+
+class Event(Enum):
+    """What may happen to a version."""
+
+    LOAD = "a load, or a change that polling sees"
+    OFFER = "the same with `--lazy`, not in memory"
+    REQUEST = "a request to what is not in memory"
+    LOADED = "it is loaded and has warmed up"
+    FAIL = "loading or warming up has failed"
+    CUT_OFF = "loading was cut off by the loss of its device"
+    NO_ROOM = "no memory is free for it at the start"
+    EVICT = "it is idle, and its memory is needed"
+    FAULT = "it was found at fault while it ran"
+    UNLOAD = "an unload, or gone from the folder"
+    DRAINED = "its last request is answered"
+
+
+class Action(Enum):
+    """What is done then."""
+
+    LOAD = "load it"
+    OFFER = "the next request loads it"
+    SERVE = "serve it; drain and close what it replaces"
+    KEEP = "serve on what was served, with the reason beside it"
+    RETRY = "a request may try again after 10 s"
+    AGAIN = "the next request tries again"
+    EVICT = "drain and close it; the next request loads it"
+    STOP = "drain and close it; it waits for a load"
+    CLOSE = "drain and close it"
+    FORGET = "nothing is left of it"
+
+
+class Step(NamedTuple):
+    """What follows an event."""
+
+    state: State
+    action: Action
+
+
+_LOAD = Step(State.LOADING, Action.LOAD)
+_OFFER = Step(State.ON_DEMAND, Action.OFFER)
+_SERVE = Step(State.READY, Action.SERVE)
+_KEEP = Step(State.READY, Action.KEEP)
+_RETRY = Step(State.FAILED, Action.RETRY)
+_AGAIN = Step(State.FAILED, Action.AGAIN)
+_FORGET = Step(State.UNLOADED, Action.FORGET)
+
+#: What is not here cannot happen, and would be a mistake of ours. Loads of one version
+#: wait for each other; a load that was broken off leaves it loading, or draining.
+LIFE: dict[State, dict[Event, Step]] = {
+    State.UNLOADED: {
+        Event.LOAD: _LOAD,
+        Event.OFFER: _OFFER,
+        Event.UNLOAD: _FORGET,
+    },
+    State.ON_DEMAND: {
+        Event.LOAD: _LOAD,
+        Event.OFFER: _OFFER,
+        # It takes requests all the while: they wait.
+        Event.REQUEST: Step(State.ON_DEMAND, Action.LOAD),
+        Event.LOADED: _SERVE,
+        Event.FAIL: _RETRY,
+        Event.CUT_OFF: _AGAIN,
+        Event.NO_ROOM: _OFFER,
+        Event.UNLOAD: _FORGET,
+    },
+    State.LOADING: {
+        Event.LOAD: _LOAD,
+        Event.OFFER: _OFFER,
+        Event.REQUEST: _LOAD,
+        Event.LOADED: _SERVE,
+        Event.FAIL: _RETRY,
+        Event.CUT_OFF: _AGAIN,
+        Event.NO_ROOM: _OFFER,
+        Event.UNLOAD: _FORGET,
+    },
+    State.READY: {
+        # Beside what serves, which goes on until it is replaced.
+        Event.LOAD: Step(State.READY, Action.LOAD),
+        Event.LOADED: _SERVE,
+        Event.FAIL: _KEEP,
+        Event.CUT_OFF: _KEEP,
+        Event.NO_ROOM: _KEEP,
+        Event.EVICT: Step(State.ON_DEMAND, Action.EVICT),
+        Event.FAULT: Step(State.FAILED, Action.STOP),
+        Event.UNLOAD: Step(State.DRAINING, Action.CLOSE),
+    },
+    State.DRAINING: {
+        Event.LOAD: _LOAD,
+        Event.OFFER: _OFFER,
+        Event.UNLOAD: _FORGET,
+        Event.DRAINED: _FORGET,
+    },
+    State.FAILED: {
+        Event.LOAD: _LOAD,
+        Event.OFFER: _OFFER,
+        # It is shown as failed until that has ended.
+        Event.REQUEST: Step(State.FAILED, Action.LOAD),
+        Event.LOADED: _SERVE,
+        Event.FAIL: _RETRY,
+        Event.CUT_OFF: _AGAIN,
+        Event.NO_ROOM: _OFFER,
+        Event.UNLOAD: _FORGET,
+    },
+}

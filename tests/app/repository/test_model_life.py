@@ -1,0 +1,123 @@
+"""The life of a model version: the table, its drawing, and a version that follows it.
+
+python -m tests.app.repository.test_model_life     writes docs/repository.md
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from app.config.model_config import ModelConfig
+from app.repository.loader import LoadedModel
+from app.repository.model_life import LIFE, Action, Event, State
+from app.repository.model_record import VersionRecord
+from app.repository.scan import VersionSource
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "repository.md"
+BEGIN, END = "test_model_life` -->\n", "<!-- end -->"
+
+
+def drawing() -> str:
+    """`LIFE` as the page has it: a diagram, and a row for all that ends alike."""
+    arrows = {
+        (state.value, step.state.value): None
+        for state, steps in LIFE.items()
+        for step in steps.values()
+        if step.state is not state
+    }
+    lines = ["```mermaid", "stateDiagram-v2", "    [*] --> unloaded"]
+    lines += [f'    state "{State.ON_DEMAND.value}" as on_demand']
+    lines += [f"    {a.replace(' ', '_')} --> {b.replace(' ', '_')}" for a, b in arrows]
+    lines += [
+        "```",
+        "",
+        "| What happens | In | Then | What is done |",
+        "|" + " --- |" * 4,
+    ]
+    for event in Event:
+        alike: dict[tuple[State, Action], list[str]] = {}
+        for state, steps in LIFE.items():
+            if event in steps:
+                alike.setdefault(steps[event], []).append(state.value)
+        lines += [
+            f"| {event.value} | {', '.join(states)} | {then.value} | {action.value} |"
+            for (then, action), states in alike.items()
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def test_the_page_draws_the_table() -> None:
+    shown = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
+    if shown != drawing():
+        pytest.fail("run: python -m tests.app.repository.test_model_life")
+
+
+def test_every_state_is_reached_and_left() -> None:
+    reached = {step.state for steps in LIFE.values() for step in steps.values()}
+    assert reached == set(State)
+    assert set(LIFE) == set(State)
+    used = {event for steps in LIFE.values() for event in steps}
+    assert used == set(Event)
+    assert {s.action for steps in LIFE.values() for s in steps.values()} == set(Action)
+
+
+def test_only_what_is_in_memory_is_ready() -> None:
+    """What serves is there in one state only, and every way out of it gives it back."""
+    for state, steps in LIFE.items():
+        for step in steps.values():
+            stays = step.action in (Action.SERVE, Action.KEEP) or (
+                step.action is Action.LOAD and state is State.READY
+            )
+            assert (step.state is State.READY) == stays
+
+
+def _loaded(config: ModelConfig) -> LoadedModel:
+    source = VersionSource(1, ())
+    return LoadedModel(
+        None,  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
+        config,
+        source,
+        memory=0,
+        loaded_at=0.0,
+        warmed=False,
+        scheduler=None,
+    )
+
+
+def test_a_version_follows_the_table() -> None:
+    entry = VersionRecord(1)
+    first, second = _loaded(ModelConfig()), _loaded(ModelConfig())
+    assert entry.on(Event.LOAD) is None
+    assert entry.state is State.LOADING
+    assert entry.on(Event.LOADED, loaded=first) is None
+    assert entry.loaded is first
+    entry.on(Event.LOAD)
+    assert entry.on(Event.LOADED, loaded=second) is first
+    entry.source = VersionSource(2, ())
+    assert entry.on(Event.FAIL, reason="it is broken") is None
+    assert (entry.state, entry.reason) == (State.READY, "it is broken")
+    assert entry.source is second.source
+    assert entry.on(Event.EVICT) is second
+    assert cast("State", entry.state) is State.ON_DEMAND
+    assert entry.is_on_demand
+    assert entry.on(Event.FAIL, reason="again") is None
+    assert not entry.is_on_demand
+    assert entry.retry_at > time.monotonic()
+    assert entry.on(Event.CUT_OFF, reason="its device is lost") is None
+    assert entry.is_passing
+    assert entry.is_on_demand
+    assert entry.on(Event.UNLOAD) is None
+    assert entry.source is None
+    with pytest.raises(KeyError):
+        entry.on(Event.EVICT)
+
+
+if __name__ == "__main__":
+    text = PAGE.read_text()
+    before, begin, rest = text.partition(BEGIN)
+    PAGE.write_text(before + begin + drawing() + END + rest.partition(END)[2])
