@@ -1,6 +1,6 @@
 """The rules of the layout that a machine can hold: who imports whom.
 
-    popef_io  <-  engine  <-  app          compat stands over the first two
+    popef_io  <-  engine  <-  app  <-  popgate     compat stands over the first two
 
 Inside `engine` and `app` the same holds for rooms (sub-packages): `ROOMS` has the
 arrows. Imports are read from the syntax tree, those for types only and those inside
@@ -21,7 +21,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("popef_io", "engine", "app", "compat")
+PACKAGES = ("popef_io", "engine", "app", "compat", "popgate")
 
 #: What each of our packages may import of the others.
 MAY_IMPORT: dict[str, frozenset[str]] = {
@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "engine": frozenset({"popef_io"}),
     "app": frozenset({"popef_io", "engine"}),
     "compat": frozenset({"popef_io", "engine"}),
+    "popgate": frozenset({"popef_io", "engine", "app"}),
 }
 #: Import names that the folder `compat` installs.
 COMPAT_NAMES = frozenset({"model_runtime", "popef"})

@@ -1,0 +1,68 @@
+"""PopGate for Python programs: run models in this process, and pack them.
+
+    from popgate import ModelRunner
+
+    with ModelRunner("model.onnx") as runner:
+        print(runner.execute({"x": [[1.0, 2.0]]})["y"])
+
+    from popgate import compile_model
+
+    print(compile_model("model.onnx", "model.popef"))
+
+`popgate` on the command line, and ``python -m popgate``, serve them over HTTP.
+What is more special (devices, sessions, queues) is in `engine`, the files in
+`popef_io`. Importing this is cheap; the engine comes with the first name that needs it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING, Any
+
+from popgate.own import check_packages
+
+if TYPE_CHECKING:
+    from engine import DeviceManager, EngineError, ModelRunnerConfig
+    from engine.compiler import CompileOptions, CompileReport, compile_model
+    from popgate.runner import ModelRunner, Result
+
+try:
+    __version__ = metadata.version("popgate")
+except metadata.PackageNotFoundError:  # run from a source tree that is not installed
+    __version__ = "0+source"
+
+_PLACES = {
+    "CompileOptions": "engine.compiler",
+    "CompileReport": "engine.compiler",
+    "DeviceManager": "engine",
+    "EngineError": "engine",
+    "ModelRunner": "popgate.runner",
+    "ModelRunnerConfig": "engine",
+    "Result": "popgate.runner",
+    "compile_model": "engine.compiler",
+}
+
+__all__ = [
+    "CompileOptions",
+    "CompileReport",
+    "DeviceManager",
+    "EngineError",
+    "ModelRunner",
+    "ModelRunnerConfig",
+    "Result",
+    "__version__",
+    "compile_model",
+]
+
+
+def __getattr__(name: str) -> Any:
+    place = _PLACES.get(name)
+    if place is None:
+        raise AttributeError(f"module 'popgate' has no attribute {name!r}")
+    check_packages()
+    value = globals()[name] = getattr(import_module(place), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,66 @@
+"""Whether the packages beside this one are those that Python would import.
+
+They have everyday names (`engine`, `app`), which a program may have packages of its own
+for. A command is ours alone: it takes ours. A program that imports both can have one
+only, and is told so.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parent.parent
+#: What a program needs that imports this package, and what the command needs beside it.
+LIBRARY = ("engine", "popef_io")
+COMMAND = (*LIBRARY, "app")
+
+
+def check_packages() -> None:
+    """ImportError where another package of the same name stands in front of ours."""
+    for name in LIBRARY:
+        loaded = sys.modules.get(name)
+        spec = loaded.__spec__ if loaded is not None else find_spec(name)
+        where = _place_of(spec)
+        if where is not None and not where.is_relative_to(ROOT):
+            raise ImportError(
+                f"popgate needs its own package {name!r} ({ROOT / name}), but {where} "
+                f"is in front of it on Python's path; rename that one, or run models "
+                f"in a server of their own (popgate serve)"
+            )
+
+
+def prefer_own() -> None:
+    """From now on our packages are imported from beside this one, whatever lies in
+    the current folder or on PYTHONPATH. For the process of a command."""
+    if not any(isinstance(finder, OwnFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, OwnFinder())
+
+
+class OwnFinder(MetaPathFinder):
+    """Finds our packages where they are."""
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,
+    ) -> ModuleSpec | None:
+        if fullname not in COMMAND or not (ROOT / fullname).is_dir():
+            return None
+        return PathFinder.find_spec(fullname, [str(ROOT)], target)
+
+
+def _place_of(spec: ModuleSpec | None) -> Path | None:
+    """The folder or file of a package; None where it is not there."""
+    if spec is None:
+        return None
+    if spec.origin is not None:
+        return Path(spec.origin).resolve()
+    places = list(spec.submodule_search_locations or ())
+    return Path(places[0]).resolve() if places else None

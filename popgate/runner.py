@@ -1,0 +1,178 @@
+"""`ModelRunner` for Python programs: any model file, any array, blocking or awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Generator, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+import engine
+from engine import Array, DataDesc, DeviceManager, InvalidInput, ModelRunnerConfig
+from popef_io import DataType
+
+
+class ModelRunner:
+    """A model on a device of its own process, ready to run. A context manager.
+
+        with ModelRunner("model.onnx") as runner:
+            runner.execute({"age": [[33.0], [44.0]]})["label"]
+            runner.execute(images)  # where the model has one input
+            runner.execute_async(images).wait()
+            await runner.execute_async(images)  # in a coroutine
+
+    `model` is an ONNX file, which is compiled first, a PopEF file, or several files of
+    one model. `config` and `manager` are the engine's: replicas, batching, the pool of
+    devices. Inputs are arrays or lists of numbers or texts; numbers are converted to
+    the model's type where nothing but precision is lost. Thread-safe. Raises
+    `EngineError`: InvalidModel for a file that cannot be run, NoDeviceAvailable.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | list[str] | list[Path],
+        config: ModelRunnerConfig | None = None,
+        *,
+        manager: DeviceManager | None = None,
+    ) -> None:
+        with tempfile.TemporaryDirectory(prefix="popgate-") as folder:
+            files = model if isinstance(model, list) else [model]
+            paths = [_popef_of(Path(file), Path(folder)) for file in files]
+            # Open files stay what they are when the folder is gone.
+            self.engine = engine.ModelRunner(paths, config, manager=manager)
+
+    @property
+    def inputs(self) -> dict[str, DataDesc]:
+        """What a request takes: data type and shape by name, -1 where it is free."""
+        return {desc.name: desc for desc in self.engine.request_inputs}
+
+    @property
+    def outputs(self) -> dict[str, DataDesc]:
+        """What it gives."""
+        return {desc.name: desc for desc in self.engine.request_outputs}
+
+    @property
+    def labels(self) -> dict[str, tuple[str, ...]]:
+        """The names of classes, by output, where the file has them."""
+        return self.engine.labels
+
+    def execute(
+        self, inputs: Mapping[str, Any] | Any, *, timeout: float | None = None
+    ) -> dict[str, Array]:
+        """The outputs of one request, by name, new arrays.
+
+        `inputs` are values by name, or the value of the only input; `timeout` is
+        seconds. Raises `EngineError`: InvalidInput and UnknownAnchor for inputs that do
+        not fit, ExecutionFailed, DeadlineExceeded, DeviceLost.
+        """
+        return self.execute_async(inputs, timeout=timeout).arrays()
+
+    def execute_async(
+        self, inputs: Mapping[str, Any] | Any, *, timeout: float | None = None
+    ) -> Result:
+        """Queue one request. Its result is a mapping that waits when it is asked, and
+        can be awaited. Arrays of `inputs` must stay unchanged until it is there."""
+        given = inputs if isinstance(inputs, Mapping) else {self._only(): inputs}
+        descs = self.inputs
+        arrays = {
+            name: _array(descs[name], value) if name in descs else np.asarray(value)
+            for name, value in given.items()
+        }
+        return Result(self.engine.execute_async(arrays, timeout=timeout))
+
+    def close(self) -> None:
+        """Fail what is in flight and give the device back. Called twice, does
+        nothing."""
+        self.engine.close()
+
+    def _only(self) -> str:
+        names = list(self.inputs)
+        if len(names) != 1:
+            raise InvalidInput(
+                f"the model has {len(names)} inputs; give values by name: {names}"
+            )
+        return names[0]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return repr(self.engine)
+
+
+class Result(Mapping[str, Array]):
+    """The outputs of a request, by name: waits when it is asked, or awaited.
+
+    result = runner.execute_async({"x": rows})
+    result["y"]            # waits
+    outputs = await result  # a new dictionary; other tasks run meanwhile
+    """
+
+    def __init__(self, result: engine.ExecuteResult) -> None:
+        self._result = result
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait at most `timeout` seconds; whether it is there. Raises how it failed."""
+        return self._result.wait(timeout)
+
+    def arrays(self) -> dict[str, Array]:
+        """All of them, in a new dictionary. Waits; raises how the request failed."""
+        return self._result.arrays()
+
+    def __await__(self) -> Generator[Any, None, dict[str, Array]]:
+        loop = asyncio.get_running_loop()
+        return loop.run_in_executor(None, self._result.arrays).__await__()
+
+    def __getitem__(self, name: str) -> Array:
+        return self._result[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._result)
+
+    def __len__(self) -> int:
+        return len(self._result)
+
+    def __repr__(self) -> str:
+        return repr(self._result)
+
+
+def _popef_of(path: Path, folder: Path) -> Path:
+    if path.suffix != ".onnx":
+        return path
+    from engine.compiler import CompileOptions, compile_in_process
+
+    target = folder / f"{path.stem}.popef"
+    compile_in_process(path, target, CompileOptions(name=path.stem))
+    return target
+
+
+def _array(desc: DataDesc, value: Any) -> npt.NDArray[Any]:
+    """The value as the engine takes it. Raises InvalidInput."""
+    wanted = desc.data_type.numpy_dtype
+    if isinstance(value, np.ndarray) and value.dtype == wanted:
+        return value
+    try:
+        if desc.data_type is DataType.STRING:
+            return np.asarray(value, dtype=object)
+        array = np.asarray(value)
+    except ValueError:
+        raise InvalidInput(
+            f"input {desc.name!r}: its lists are nested unevenly"
+        ) from None
+    fits = np.can_cast(array.dtype, wanted, "same_kind") or not array.size
+    if desc.data_type is DataType.BF16 or not fits:
+        return array  # the engine says what was expected
+    return array.astype(wanted)

@@ -1,0 +1,90 @@
+"""`popgate.ModelRunner`: ONNX files, lists, single arrays, awaited results."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import build_popef
+import numpy as np
+import pytest
+
+from popgate import EngineError, ModelRunner, ModelRunnerConfig, compile_model
+from tests.app.served import ROOT
+from tests.engine import models
+
+DIGITS = ROOT / "examples" / "digits"
+ROW = [1.0, 2.0, 3.0, 4.0]
+AFFINE = [3.0, 5.0, 7.0, 9.0]
+
+
+def test_an_onnx_file_and_all_kinds_of_values() -> None:
+    images = np.load(DIGITS / "test_images.npy")[:20]
+    labels = np.load(DIGITS / "test_labels.npy")[:20].tolist()
+    with ModelRunner(DIGITS / "digits.onnx") as runner:
+        assert set(runner.inputs) == {"image"}
+        assert runner.outputs["probabilities"].shape == (-1, 10)
+        for value in (images, images.astype(np.float64), images.astype(int).tolist()):
+            for inputs in (value, {"image": value}):
+                assert runner.execute(inputs)["digit"].tolist() == labels
+        # Its file was made for it and is gone; a device that dies needs it again.
+        (device,) = set(runner.engine.devices)
+        device.kill("a test")
+        with pytest.raises(EngineError):
+            runner.execute(images)
+        device.recover(by_hand=True)
+        assert runner.execute(images)["digit"].tolist() == labels
+
+
+def test_texts_and_a_packed_file(tmp_path: Path) -> None:
+    with ModelRunner(str(models.text(tmp_path / "text.popef"))) as runner:
+        (output,) = runner.execute(["hello", "Köln"]).values()
+        assert [text.decode() for text in output] == ["hello!", "Köln!"]
+    target = tmp_path / "digits.popef"
+    report = compile_model(DIGITS / "digits.onnx", target)
+    assert report.batch.rows
+    with ModelRunner([target], ModelRunnerConfig()) as runner:
+        assert runner.execute(np.zeros((1, 1, 8, 8)))["digit"].shape == (1,)
+
+
+def test_results_are_awaited_while_other_tasks_run(tmp_path: Path) -> None:
+    async def ask(runner: ModelRunner, n: int) -> float:
+        outputs = await runner.execute_async([[float(n)] * 3 + [0.0]])
+        return float(outputs["output"][0, 0])
+
+    async def ask_all(runner: ModelRunner) -> list[float]:
+        return await asyncio.gather(*(ask(runner, n) for n in range(20)))
+
+    with ModelRunner(models.affine(tmp_path / "m.popef")) as runner:
+        assert asyncio.run(ask_all(runner)) == [1.0 + 2 * n for n in range(20)]
+        result = runner.execute_async([ROW])
+        assert result.wait(60)
+        assert dict(result)["output"].tolist() == [AFFINE]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ([[1.0, 2.0], [3.0]], "its lists are nested unevenly"),
+        ([["a"] * 4], "input 'input' is F32, got"),
+        ([[True, "x", 1, 2]], "input 'input' is F32, got"),
+        ({"no": [ROW]}, "no"),
+        ([1.0, 2.0], "input"),
+    ],
+)
+def test_mistakes_are_errors_of_the_engine(
+    tmp_path: Path, inputs: object, words: str
+) -> None:
+    with (
+        ModelRunner(models.affine(tmp_path / "m.popef")) as runner,
+        pytest.raises(EngineError, match=words),
+    ):
+        runner.execute(inputs)
+
+
+def test_several_inputs_need_names(tmp_path: Path) -> None:
+    with (
+        ModelRunner(build_popef.build_simple(tmp_path)) as runner,
+        pytest.raises(EngineError, match="has 2 inputs; give values by name"),
+    ):
+        runner.execute([1.0])
