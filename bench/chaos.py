@@ -3,7 +3,7 @@
     python -m bench.chaos                    # every act
     python -m bench.chaos device gateway     # only these
 
-Each act starts a real gateway, raises AssertionError where a promise of
+Each act starts a real gateway, raises AssertionError if a promise of
 `docs/architecture.md` is broken, and returns one line that says what was seen.
 """
 
@@ -35,7 +35,7 @@ SURELY_ACCEPTED = 0.05
 
 
 def wait_gone(pids: Sequence[int], seconds: float = 10.0) -> float:
-    """Wait until no process of `pids` lives; how long that took."""
+    """Wait until no process of `pids` lives; returns the seconds that took."""
     started = time.monotonic()
     while any(alive(pid) for pid in pids):
         if time.monotonic() - started > seconds:

@@ -99,7 +99,7 @@ def median_rate(runs: tuple[Run, ...]) -> float:
 def check_answer(
     server: Server, scenario: Scenario, request: Request, expected: np.ndarray
 ) -> None:
-    """Raise AssertionError where the server's numbers are not ONNX Runtime's, or the id
+    """Raise AssertionError if the server's numbers are not ONNX Runtime's, or the id
     that it gives back, if it does, is not the request's."""
     payload = request.payload
     connection = http.client.HTTPConnection(HOST, server.port, timeout=30)

@@ -45,7 +45,7 @@ READY_WITHIN = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one case ended. `reason` is empty where it passed."""
+    """How one case ended. `reason` is empty if it passed."""
 
     name: str
     step: str  # in process, compile, load, binary, json
@@ -172,7 +172,7 @@ def triton_datatype(array: np.ndarray) -> str:
 
 
 def client_cannot(case: Case) -> str:
-    """Why the stock client cannot send this case as JSON; empty where it can."""
+    """Why the stock client cannot send this case as JSON; empty if it can."""
     if any(
         a.dtype.name == "bfloat16" for d in case.data_sets for a in d.inputs.values()
     ):
@@ -257,7 +257,7 @@ def run(options: argparse.Namespace, folder: Path) -> Result:
 
 
 def summarize(result: Result) -> int:
-    """Print the result; the exit code."""
+    """Print the result; returns the exit code."""
     report("not passable in ONNX Runtime", result.not_passable, 8)
     reasons = Counter(each.reason for each in result.not_carriable)
     print(f"\nnot carriable by the protocol: {len(result.not_carriable)}")

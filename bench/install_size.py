@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bench.serving import ROOT
 
-#: What `python -m venv` brings along and nobody asked for.
+#: What `python -m venv` brings along unasked.
 NOT_OURS = ("pip", "setuptools")
 
 

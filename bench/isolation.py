@@ -166,7 +166,7 @@ async def leave(asked: Asked, port: int, chance: random.Random) -> None:
 
 
 def complaint(asked: Asked, answer: Answer, took: float, lag: float) -> str:
-    """What is wrong with an answer; empty where nothing is."""
+    """What is wrong with an answer; empty if nothing is."""
     allowed = ALLOWED.get(asked.kind, {200, 429, 504})
     if answer.status not in allowed:
         return f"{asked.kind}: {answer.status} {answer.body[:200]!r}"
@@ -268,7 +268,7 @@ def show(seen: Seen) -> None:
 
 
 def run_all(seconds: float, count: int) -> list[str]:
-    """What was wrong; empty where nothing was."""
+    """What was wrong; empty if nothing was."""
     with tempfile.TemporaryDirectory() as name:
         models, asked = prepare(Path(name))
         with gateway(models, devices="cpu:1") as server:

@@ -60,7 +60,8 @@ def describe() -> Machine:
 
 
 def is_compiled() -> bool:
-    """Whether the hot path that this Python runs is compiled (docs/compiled.md)."""
+    """Returns whether the hot path that this Python runs is compiled
+    (docs/compiled.md)."""
     spec = importlib.util.find_spec("engine.runner.replica_channel")
     return spec is not None and not str(spec.origin).endswith(".py")
 

@@ -106,7 +106,7 @@ def turn(
 
 
 def idle_cpu(servers: list[Server], seconds: float) -> list[float]:
-    """Cores that each uses while nobody asks anything."""
+    """Cores that each uses without requests."""
     time.sleep(0.5)
     before, started = [server.cpu() for server in servers], time.monotonic()
     time.sleep(seconds)

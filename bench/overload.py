@@ -115,7 +115,7 @@ class Overload:
             yield f"only {self.in_time:.1%} of those taken were in time"
         longest = max([*self.taken, *self.late, *self.refused], default=0.0)
         if longest > self.deadline + slack:
-            yield f"somebody waited {longest:.3f} s, the deadline was {self.deadline}"
+            yield f"a request waited {longest:.3f} s, the deadline was {self.deadline}"
 
     def __str__(self) -> str:
         return (
@@ -127,7 +127,7 @@ class Overload:
 
 
 def retry_after(answer: Answer) -> float | None:
-    """Seconds; None where the headers are missing or contradict each other."""
+    """Seconds; None if the headers are missing or contradict each other."""
     try:
         seconds = int(answer.headers["retry-after"])
         exact = int(answer.headers["retry-after-ms"]) / 1000
@@ -194,7 +194,7 @@ async def check_retry_after(
     server: Server, path: str, waiting: int, allowed: float
 ) -> tuple[float, float] | None:
     """(announced, real) seconds until a request is taken that must be answered within
-    `allowed` seconds; None where it was taken at once."""
+    `allowed` seconds; None if it was taken at once."""
     connections = Connections(server.port)
     announced = real = 0.0
     async with asyncio.TaskGroup() as group, connections.one() as probe:

@@ -36,7 +36,7 @@ def tree(pid: int) -> list[int]:
 
 
 def alive(pid: int) -> bool:
-    """Whether the process runs; a zombie does not."""
+    """Returns whether the process runs; a zombie does not."""
     return _state(pid) not in ("", "Z", "X")
 
 

@@ -7,7 +7,7 @@
 A message goes to another process and comes back. The rings are the engine's: the
 channel, the link and the wake-ups that a request takes, with an echo in the place of
 the model. `Queue` and `Pipe` do the same work as Python's documentation has them. The
-bound is what the rings copy (in, across, out), in one process that wakes nobody. All
+bound is what the rings copy (in, across, out), in one process without wake-ups. All
 processes tell malloc to keep large blocks, as gateway and devices do.
 
 Two numbers for each way and size: the median round trip with one message in flight, and

@@ -65,7 +65,7 @@ class RingsEcho:
         source.ring.read_complete()
 
     def _looked(self) -> bool:
-        """Look for a moment before sleeping; whether something came."""
+        """Look for a moment before sleeping; returns whether anything came."""
         end = time.monotonic_ns() + self._spin_ns
         while time.monotonic_ns() < end:
             if self._link.submissions.read_available:
@@ -74,7 +74,7 @@ class RingsEcho:
         return False
 
     def _slept(self) -> bool:
-        """Wait for news; False where the client is gone."""
+        """Wait for news; False if the client is gone."""
         link = self._link
         link.parked = True
         full_fence()

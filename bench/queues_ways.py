@@ -211,13 +211,13 @@ class Queue:
         self._process.kill()
         self._process.join()
         for queue in (self._there, self._back):
-            # Where that process failed, nobody takes what the thread has left.
+            # If that process failed, what the thread has left is not taken.
             queue.cancel_join_thread()
             queue.close()
 
 
 class Copies:
-    """The bound: the copies that the rings make, in one process. Nobody is woken."""
+    """The bound: the copies that the rings make, in one process, without wake-ups."""
 
     name: ClassVar[str] = "three copies"
 

@@ -36,9 +36,9 @@ class ServerFailed(RuntimeError):
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on, nor will by chance.
+    """A port of 127.0.0.1 that nothing listens on, nor will by chance.
 
-    It is none of those that the kernel gives to whoever asks for any port, so nobody
+    It is none of those that the kernel gives out on request, so no process
     gets it between this call and the start of a server.
     """
     given = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
@@ -121,7 +121,7 @@ class Server:
         return "\n".join(text.splitlines()[-last:])
 
     def status(self, path: str, timeout: float = 5.0) -> int:
-        """HTTP status of a GET; 0 where nobody answers."""
+        """HTTP status of a GET; 0 if there is no answer."""
         connection = http.client.HTTPConnection(HOST, self.port, timeout=timeout)
         try:
             connection.request("GET", path)

@@ -44,7 +44,7 @@ class Soak:
     usage: list[tuple[float, Usage]] = field(default_factory=list)
 
     def complaints(self) -> list[str]:
-        """Everything that must not be; empty where all was well."""
+        """Everything that must not be; empty if all was well."""
         found = self.wrong[:20]
         if not self.answered:
             found.append("no request was answered")

@@ -5,7 +5,7 @@
 
 Clients ask for two models and check every answer. Meanwhile the models are replaced, in
 turn: by a new file, by a version more, by a load with other options, by files in the
-request, and by one that cannot be loaded (which nobody may notice). Shown: how many
+request, and by one that cannot be loaded (which no request may notice). Shown: how many
 requests and swaps there were, how long the requests took while nothing was swapped and
 while something was, and what the processes hold at the beginning and at the end.
 
@@ -51,7 +51,7 @@ class Swaps:
     complaints: list[str] = field(default_factory=list)
 
     def touches(self, event: Event) -> bool:
-        """Whether something was replaced while the request was under way."""
+        """Returns whether something was replaced while the request was under way."""
         return any(
             begun < event.ended and event.sent < done for _, begun, done in self.spans
         )
@@ -183,7 +183,7 @@ def milliseconds(events: Sequence[Event]) -> str:
 
 
 def report(traffic: Traffic, swaps: Swaps) -> list[str]:
-    """Prints what was seen; what is wrong."""
+    """Print what was seen; returns what is wrong."""
     statuses = traffic.statuses()
     wrong = swaps.complaints + traffic.complaints()
     failed = statuses.total() - statuses[200]
@@ -202,7 +202,7 @@ def report(traffic: Traffic, swaps: Swaps) -> list[str]:
 
 
 def run(seconds: float, count: int, jobs_each: int) -> list[str]:
-    """What is wrong; empty where nothing is."""
+    """What is wrong; empty if nothing is."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         jobs = prepare(folder, MODELS, jobs_each)

@@ -21,7 +21,7 @@ PAUSE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One request. `status` is 0 where no byte of an answer came; times monotonic."""
+    """One request. `status` is 0 if no byte of an answer came; times monotonic."""
 
     sent: float
     ended: float
@@ -53,7 +53,7 @@ class Traffic:
         return {e.model for e in self.events if e.status == 200 and e.sent > moment}
 
     async def until(self, seen: Callable[[Traffic], bool], seconds: float) -> float:
-        """Wait until `seen(self)`; how long that took, in seconds.
+        """Wait until `seen(self)`; returns the seconds that took.
 
         Raises:
             AssertionError: it did not come true in `seconds`.

@@ -1,7 +1,7 @@
 """Requests with known answers: mixed models, row counts and encodings.
 
-Every request of a pool has inputs of its own, so an answer that belongs to somebody
-else, a mixed row or a stale buffer cannot pass for the right one.
+Every request of a pool has inputs of its own, so an answer that belongs to another
+request, a mixed row or a stale buffer cannot pass for the right one.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Job:
         return f"/v1/models/{self.model}/infer"
 
     def complaint(self, answer: Answer) -> str:
-        """What is wrong with the answer; empty where nothing is."""
+        """What is wrong with the answer; empty if nothing is."""
         if answer.status != 200:
             return f"{answer.status} {answer.body[:200]!r}"
         outputs = read_answer(answer.headers, answer.body)
@@ -99,7 +99,7 @@ def _encodings(model: str) -> list[str]:
     if model == "words":
         return [name for name in ENCODINGS if name != "npy"]
     if model == "large":
-        return ["binary", "msgpack", "npy"]  # 150 528 numbers as text help nobody
+        return ["binary", "msgpack", "npy"]  # 150 528 numbers as text are of no use
     return list(ENCODINGS)
 
 

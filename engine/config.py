@@ -96,7 +96,7 @@ class ModelRunnerConfig:
     zeros complete it; where `is_batch_size_timeout_enabled`, an incomplete batch waits
     `batch_size_timeout_ns` and a run that lacks whole batches
     `data_parallel_timeout_ns` instead (`NEVER_NS`: for ever).
-    With `flush_on_waiting_outputs` rows that nobody waits for any more are not run;
+    With `flush_on_waiting_outputs` rows of abandoned requests are not run;
     `flush_callback` may supply the missing rows; `max_look_ahead` is how many runs
     ("unlimited", or a number) are prepared beyond the next.
     `request_tracepoints_buffer_size` requests are kept of each replica (0: all), where
@@ -195,7 +195,7 @@ class ModelRunnerConfig:
 
     @property
     def default_level(self) -> int:
-        """The level of requests that name none; 0 where there are no levels."""
+        """The level of requests that name none; 0 if there are no levels."""
         middle = self.priority_levels // 2 + 1 if self.priority_levels else 0
         return self.default_priority or middle
 

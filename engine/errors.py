@@ -19,7 +19,7 @@ EngineError
   Invalid              your input is wrong
     InvalidInput       tensors of a request: name, shape, data type, bytes
     UnknownAnchor      a name the model does not have
-    AnchorsNotConnected a program needs data, or room for it, that nobody gives
+    AnchorsNotConnected a program needs data, or room for it, that is not connected
     InvalidModel       a model that cannot be loaded or run
     InvalidConfig      an option with a value it cannot have
     CallbackFailed     a callback of yours failed, or gave what cannot be used
@@ -45,7 +45,7 @@ class EngineError(RuntimeError):
         """The same error once more, to be raised where this one is kept.
 
         An error that is kept would keep the frames that it was raised through, and
-        with them a runner that nobody else holds and its device; and several threads
+        with them a runner without other references and its device; and several threads
         may raise it.
         """
         error = type(self).__new__(type(self), *self.args)
@@ -131,7 +131,7 @@ class Gone(EngineError):
 class DeviceLost(Gone):
     """The device process died; every request in it failed with this.
 
-    `culprit` is the model that was at work when it crashed, by name; empty where it did
+    `culprit` is the model that was at work when it crashed, by name; empty if it did
     not crash, or where that cannot be told.
     """
 
@@ -142,7 +142,7 @@ class DeviceFailed(DeviceLost):
     """The device reported a fault and gave up; every request in it failed with this.
 
     Where `fault.resettable` is False a new process alone is not expected to help, so
-    none is started until somebody says so (`Device.recover`).
+    none is started until `Device.recover` is called.
     """
 
     def __init__(self, message: str, fault: faults.DeviceFault | None = None) -> None:

@@ -52,7 +52,7 @@ class DeviceFault:
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> DeviceFault:
-        """ValueError where it is none."""
+        """Raises ValueError if it is none."""
         action = str(message.get("action", ""))
         return cls(
             FaultKind(message.get("fault")),

@@ -26,7 +26,8 @@ def label_process(label: str) -> None:
 
 
 def standard_output_is_wanted() -> bool:
-    """Whether a device process logs to standard output, which it is not given else."""
+    """Returns whether a device process logs to standard output, which it is not given
+    else."""
     return any(
         os.environ.get(f"{prefix}_LOG_LEVEL")
         and os.environ.get(f"{prefix}_LOG_DEST", "").strip().lower() == "stdout"

@@ -14,8 +14,8 @@ Requests pay for one attribute: that it changes is the fork's work, not theirs.
 Descriptors that hold a device are told to `hold`. In a child each leads nowhere from
 the first moment on, so that the kernel sees them gone when the parent goes. They keep
 their numbers, which their copied owners may close as ever, without hitting a file that
-has got the number since. Whoever makes or closes one does it within `no_fork`: a thread
-that forks waits, and no child is born that has a descriptor which nobody told of.
+has got the number since. They are made and closed within `no_fork`: a thread
+that forks waits, and no child is born with a descriptor that is not registered.
 """
 
 from __future__ import annotations

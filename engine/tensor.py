@@ -117,7 +117,7 @@ class DataDesc:
         return self.data_type.numpy_dtype
 
     def accepts_shape(self, shape: tuple[int, ...]) -> bool:
-        """Whether a tensor of this shape may be given under this name."""
+        """Returns whether a tensor of this shape may be given under this name."""
         mine = self.shape
         if mine is None or mine == shape:
             return True

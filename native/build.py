@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def why_not() -> str:
-    """What is missing for compiling; empty where nothing is."""
+    """What is missing for compiling; empty if nothing is."""
     compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
     if shutil.which(compiler) is None and shutil.which("cc") is None:
         return "there is no C compiler"

@@ -145,7 +145,7 @@ class FeedReader(DescribedContent[FeedDataInfo]):
 
 
 class OpaqueReader(DescribedContent[OpaqueInfo]):
-    """An opaque blob: bytes that mean something to somebody else."""
+    """An opaque blob: bytes whose meaning is the user's."""
 
     __slots__ = ()
 

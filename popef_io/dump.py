@@ -47,7 +47,7 @@ def dump_document(
     """Everything `reader` has read as lists, mappings, text and numbers.
 
     Keys: `files`, `blobs` (left out if `metadata_only`) and `metadata`, one entry for
-    each executable described.  `all` adds what only somebody who looks into the file
+    each executable described.  `all` adds what only a reader who looks into the file
     itself needs: flags, offsets inside the blob, checksums.  Reads no payload.
     """
     blobs = reader.blobs

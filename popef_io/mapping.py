@@ -1,13 +1,13 @@
 """Files in memory: mapped read-only, without keeping a file descriptor.
 
 A mapping lives as long as anything refers to its bytes: a view, an array made of a
-view, a reader.  Nobody closes it, so nobody can close it too early.  Replacing the file
-by rename, as `Writer` does, leaves the mapped bytes as they are; a file that is cut
-short in place under a mapping makes the kernel end the process that touches the lost
-pages (SIGBUS), as with any memory-mapped file.  A process that must outlive that asks
-for a detached source: it never touches mapped pages itself but has the kernel copy what
-is read, which then is an error (EFAULT) and no signal.  The mapping is only what keeps
-the bytes of a file that has been replaced.
+view, a reader.  It is never closed, so it cannot be closed too early.  Replacing the
+file by rename, as `Writer` does, leaves the mapped bytes as they are; a file that is
+cut short in place under a mapping makes the kernel end the process that touches the
+lost pages (SIGBUS), as with any memory-mapped file.  A process that must outlive that
+asks for a detached source: it never touches mapped pages itself but has the kernel copy
+what is read, which then is an error (EFAULT) and no signal.  The mapping is only what
+keeps the bytes of a file that has been replaced.
 
 Hundreds of models are mapped in one process, and a file descriptor each would use up
 what a process may have (1024 by default).  `mmap.mmap` keeps one until Python 3.13
@@ -49,7 +49,7 @@ class FileView:
         """The bytes from `begin` to `end`, as far as there are any: in place, or a copy
         where it is detached.
 
-        Raises CorruptError where the file has become shorter since.
+        Raises CorruptError if the file has become shorter since.
         """
         part = self.view[begin:end]
         if not self.detached or not part:
@@ -160,7 +160,7 @@ def read_stream(stream: BinaryIO, name: str) -> FileView:
 def map_keeping_descriptor(
     descriptor: int, size: int, *, writable: bool = False
 ) -> memoryview:
-    """Map where there is no better way: a duplicate of the descriptor stays open."""
+    """Map if there is no better way: a duplicate of the descriptor stays open."""
     access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
     return memoryview(mmap.mmap(descriptor, size, access=access))
 
@@ -210,7 +210,7 @@ elif sys.platform == "linux" and sys.maxsize > 1 << 32:
         # At exit other threads may still read; the kernel cleans up better than we do.
         unmap.atexit = False
         view = memoryview(array).cast("B")
-        # Writing to pages mapped for reading would end the process, so nobody gets a
+        # Writing to pages mapped for reading would end the process, so no caller gets a
         # writable view of those.
         return view if writable else view.toreadonly()
 

@@ -1,8 +1,8 @@
 """A file that takes another's place in one step, or leaves no trace.
 
 The new content is written to a temporary file in the same directory and renamed over
-the target once it is complete and on disk.  Whoever has the old file open or mapped
-keeps the old content.
+the target once it is complete and on disk.  A process that has the old file open or
+mapped keeps the old content.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Replacement:
 
 @contextlib.contextmanager
 def _about(path: str) -> Iterator[None]:
-    """Let errors of the operating system name `path`: nobody else knows of the
+    """Let errors of the operating system name `path`: callers do not know of the
     temporary file."""
     try:
         yield

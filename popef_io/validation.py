@@ -87,7 +87,7 @@ def _check_unique(
 
 
 def check_data_size(info: TensorInfo, count: int, size: int) -> None:
-    """Whether `size` bytes can be `count` tensors of `info`.
+    """Returns whether `size` bytes can be `count` tensors of `info`.
 
     Exactly for elements of fixed size; for STRING at least what their lengths take, so
     that a small payload cannot announce more elements than it has bytes.
@@ -105,5 +105,5 @@ def check_data_size(info: TensorInfo, count: int, size: int) -> None:
 
 
 def has_only_booleans(view: memoryview) -> bool:
-    """Whether all bytes are 0 or 1; compiled code may do anything with others."""
+    """Returns whether all bytes are 0 or 1, as compiled code relies on."""
     return not view.nbytes or int(np.frombuffer(view, np.uint8).max()) <= 1

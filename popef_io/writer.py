@@ -79,7 +79,7 @@ class Writer(Draft):
         offset = self._end
         for info in infos:
             self._check_new(info, len(blobs) + 1)
-            blobs.append(BlobWriter(self._output, offset, info, _nobody))
+            blobs.append(BlobWriter(self._output, offset, info, _ignored))
             offset += blobs[-1].reserved_size
         self._live = FeedsWriter(blobs, self._finished)
         return self._live
@@ -190,7 +190,7 @@ class Writer(Draft):
             self._output.write_at(offset, header.with_last(last).encode())
 
 
-def _nobody(*_: BlobWriter) -> None:
+def _ignored(*_: BlobWriter) -> None:
     """Who hears of a blob of a FeedsWriter, which reports them all together."""
 
 

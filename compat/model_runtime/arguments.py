@@ -27,7 +27,7 @@ def one_of(names: str, *given: Any) -> Any:
 
 
 def at_most_one_of(names: str, *given: Any) -> Any:
-    """The same, and None where none is given."""
+    """The same, and None if none is given."""
     return one_of(names, *given) if any(v is not None for v in given) else None
 
 

@@ -29,7 +29,8 @@ _MK2 = _Version(2)
 
 
 class Device(NotPickled):
-    """An attached device; made by `DeviceManager`. Detached when nobody holds it."""
+    """An attached device; made by `DeviceManager`. Detached once it is no longer
+    referenced."""
 
     def __init__(self, device: engine.Device) -> None:
         self.engine = device
@@ -87,7 +88,7 @@ class DeviceManager:
         model: Model | None = None,
         constraints: DeviceConstraints | bool | None = None,
     ) -> Device:
-        """A device of `num_ipus` units, or for a model; raises where there is none.
+        """A device of `num_ipus` units, or for a model; raises if there is none.
 
         What a device must be able to do goes by both spellings in use.
         """
@@ -105,7 +106,7 @@ class DeviceManager:
         model: Model | None = None,
         constraints: DeviceConstraints | bool | None = None,
     ) -> Device | None:
-        """`getDevice`, but None where there is none."""
+        """`getDevice`, but None if there is none."""
         flags, wait = _split(device_options, wait_config)
         _constrained(constrains, constraints)
         device = self._manager.try_get_device(_io(num_ipus, model), wait, flags)
@@ -133,7 +134,7 @@ class DeviceManager:
         *,
         model: Model | None = None,
     ) -> Device | None:
-        """`getSpecificDevice`, but None where it cannot be attached."""
+        """`getSpecificDevice`, but None if it cannot be attached."""
         flags, wait = _split(device_options, wait_config, model)
         get = self._manager.try_get_specific_device
         device = get(self._id(device_id), wait, flags)

@@ -16,7 +16,7 @@ import engine
 
 
 def close_with(owner: object, close: Callable[[], object]) -> None:
-    """Call `close` when nobody holds `owner` any more, or the program ends."""
+    """Call `close` when `owner` is no longer referenced, or the program ends."""
     weakref.finalize(owner, close)
 
 

@@ -32,8 +32,8 @@ class ModelRunner(NotPickled):
 
     `model` is the path of a file, `PopefPaths` or another sequence of paths, or a
     `popef.Model`; paths also by their own names. Devices are attached and the model is
-    loaded when this returns. Unloaded when nobody holds it any more; a result holds it.
-    Errors are RuntimeErrors. Thread-safe.
+    loaded when this returns. Unloaded once it is no longer referenced; a result refers
+    to it. Errors are RuntimeErrors. Thread-safe.
     """
 
     def __init__(
@@ -83,13 +83,13 @@ class ModelRunner(NotPickled):
         output_data: Outputs | SupportsIndex | None = None,
         replica_id: SupportsIndex = 0,
     ) -> OutputMemory | None:
-        """Run a request and wait for it: its outputs by name, or None where they went
+        """Run a request and wait for it: its outputs by name, or None if they went
         to `output_data`.
 
         Both are views or dicts of memory by tensor name: arrays of the type and shape
         that `getExecuteInputs` and `getExecuteOutputs` tell, or a multiple of the batch
         in the first dimension. The result of a view holds `TensorMemory`, that of a
-        dict arrays. A RuntimeError where names, types or shapes are wrong, and how the
+        dict arrays. A RuntimeError if names, types or shapes are wrong, and how the
         request failed.
         """
         result = self._submit(input_data, output_data, replica_id)

@@ -56,7 +56,7 @@ class IQueue(NotPickled):
 
     def flush(self) -> None:
         """Complete a partial batch, with zeros or with room for what comes of them; a
-        whole one where there is none."""
+        whole one if there is none."""
         self._queue.flush()
 
     def _allocate(self, extra_buffers: int) -> engine.RingMemoryPool:
@@ -139,7 +139,7 @@ class QueueManager(NotPickled):
 
     def inputQueue(self, name: Text) -> InputQueue:
         """The queue of an input, by the name of its tensor or the handle of its stream;
-        raises where there is none."""
+        raises if there is none."""
         return self.inputs[self._manager.input_queue(text(name)).anchor.name]
 
     def outputQueue(self, name: Text) -> OutputQueue:

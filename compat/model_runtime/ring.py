@@ -87,7 +87,7 @@ class SpscRingBuffer(NotPickled, Generic[T]):
         self._ring.read_reset()
 
     def readAvailable(self) -> bool:
-        """Whether `readLock` would return at once with a buffer."""
+        """Returns whether `readLock` would return at once with a buffer."""
         return self._ring.read_available()
 
     def invalidate(self) -> None:

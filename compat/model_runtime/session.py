@@ -145,7 +145,7 @@ class SessionConfig(Options):
 
 
 class Session(NotPickled):
-    """Links a model to a device; ends when nobody holds it any more.
+    """Links a model to a device; ends once it is no longer referenced.
 
     `model` is as for `ModelRunner`. Programs are run by one thread; `stop` is for any.
     Errors are RuntimeErrors; what a callback raises comes out of the run as it is.
@@ -265,7 +265,7 @@ class Session(NotPickled):
     def runLoadPrograms(self) -> bool:
         """Run the load programs.
 
-        Ours: this and the next return False where the session was stopped, or queues
+        Ours: this and the next return False if the session was stopped, or queues
         were disconnected, meanwhile.
         """
         return self._session.run_load_programs()
@@ -291,7 +291,8 @@ class Session(NotPickled):
         self._session.reload()
 
     def isStopped(self) -> bool:
-        """Whether nothing runs until `reload`: it was stopped, or its device lost."""
+        """Returns whether nothing runs until `reload`: it was stopped, or its device
+        lost."""
         return self._session.is_stopped
 
     def getInputAnchors(self) -> list[Anchor]:

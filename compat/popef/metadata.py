@@ -115,7 +115,7 @@ class Metadata:
         self._ipu_version = number(ipu_version)
 
     def isPOD(self) -> bool:
-        """Whether it was compiled for a Pod; nothing here depends on it."""
+        """Returns whether it was compiled for a Pod; nothing here depends on it."""
         return self._is_pod
 
     def setIsPOD(self, is_pod: bool) -> None:
@@ -131,7 +131,7 @@ class Metadata:
         self._num_processes = number(num_processes)
 
     def isInference(self) -> bool:
-        """Whether it is for inference, and not for training."""
+        """Returns whether it is for inference, and not for training."""
         return self._is_inference
 
     def setIsInference(self, is_inference: bool) -> None:

@@ -46,6 +46,6 @@ class ModelBuilder(NotPickled):
     def createModel(self, executable: Text = "") -> Model:
         """The model of the executable called so; without a name, of the only one.
 
-        A RuntimeError where there is none, or its metadata or data do not fit it.
+        A RuntimeError if there is none, or its metadata or data do not fit it.
         """
         return Model(self._builder.create_model(text(executable) or None))

@@ -248,7 +248,7 @@ class Anchor:
         self._programs = numbers(programs)
 
     def isPerReplica(self) -> bool:
-        """Whether each replica has data of its own."""
+        """Returns whether each replica has data of its own."""
         return self._is_per_replica
 
     def setIsPerReplica(self, is_per_replica: bool) -> None:

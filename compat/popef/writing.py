@@ -1,9 +1,9 @@
 # ruff: noqa: N802 - the names are the original's
 """Writing containers (PopEF User Guide 5.2).
 
-One blob is written at a time: beginning the next one closes the one before. The file
-is in its place when the writer is closed, which also happens when nobody holds the
-writer any more or the program ends; but only `close` says so where it fails.
+One blob is written at a time: beginning the next one closes the one before. The file is
+in its place when the writer is closed, which also happens when there is no reference to
+the writer any more or the program ends; but only `close` says so where it fails.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class BlobWriter(NotPickled):
         return self
 
     def close(self) -> None:
-        """Finish the blob; a RuntimeError where bytes of its description are
+        """Finish the blob; a RuntimeError if bytes of its description are
         missing."""
         with files_explained():
             self._blob.close()
@@ -88,7 +88,7 @@ class FeedsWriter(NotPickled):
             self._feeds.write(text(name), _first(data, size))
 
     def close(self) -> None:
-        """Finish all feeds; a RuntimeError where one lacks tensors."""
+        """Finish all feeds; a RuntimeError if one lacks tensors."""
         with files_explained():
             self._feeds.close()
 
@@ -200,7 +200,7 @@ def _first(data: Buffer, size: int | None) -> memoryview:
 
 
 def _close_forgotten(writer: popef_io.Writer, owner: int) -> None:
-    """Close a writer that nobody closed; what it cannot finish it discards."""
+    """Close a writer that was not closed; what it cannot finish it discards."""
     if os.getpid() != owner:
         return  # a forked child's copy: the file is the parent's
     try:

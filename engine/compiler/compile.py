@@ -70,7 +70,7 @@ def compile_model(
 
     `source` is a path, the bytes of a file, or an `onnx.ModelProto` (not changed). The
     same source and options give the same bytes. Raises InvalidModel, naming the node
-    or tensor, for what cannot be run or served; OSError where a file cannot be read or
+    or tensor, for what cannot be run or served; OSError if a file cannot be read or
     written. Thread-safe; nothing is at `target` unless it succeeds.
     """
     options = options or CompileOptions()
@@ -282,7 +282,7 @@ def _notes(proto: Any, options: CompileOptions) -> list[Option]:
 
 
 def _labels(labels: Labels) -> list[Option]:
-    """The names of classes, for whoever shows results."""
+    """The names of classes, for showing results."""
     notes = (Option(OPTION_LABELS + k, json.dumps(v)) for k, v in labels.items())
     return [note for note in notes if len(note.value) <= _MAX_OPTION]
 

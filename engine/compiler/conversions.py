@@ -21,7 +21,7 @@ _OPSET = 13  # of a model that names no version of ONNX's own operators
 
 
 def convert(model: Any) -> Labels:
-    """Change `model` as above; the labels that it had."""
+    """Change `model` as above; returns the labels that it had."""
     _use_portable_locales(model)
     return _drop_zip_maps(model)
 

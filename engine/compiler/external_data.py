@@ -22,7 +22,7 @@ class ExternalFiles:
     def bytes_of(self, tensor: Any, size: int | None) -> npt.NDArray[np.uint8]:
         """A view of the data of `tensor`, which must be `size` bytes if that is given.
 
-        Raises InvalidModel where the file is missing, outside the folder or too short.
+        Raises InvalidModel if the file is missing, outside the folder or too short.
         """
         entries = {entry.key: entry.value for entry in tensor.external_data}
         location = entries.get("location", "")

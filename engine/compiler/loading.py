@@ -102,7 +102,7 @@ def _culprit(model: Any, weights: Sequence[Weight], text: str) -> Any:
 
 
 def _fails(model: Any, weights: Sequence[Weight], count: int, text: str) -> bool:
-    """Whether the first `count` nodes alone fail with `text`."""
+    """Returns whether the first `count` nodes alone fail with `text`."""
     part = type(model)()
     part.CopyFrom(model)
     del part.graph.node[count:]

@@ -81,7 +81,7 @@ class Compilations:
         """`call(*arguments, progress)` in a process of its own, and what it returns.
 
         The function is one of a module; JSON must be able to hold the rest. Blocks.
-        Raises the engine's errors that it raises, OSError, and InvalidModel where it
+        Raises the engine's errors that it raises, OSError, and InvalidModel if it
         takes longer or more memory than it may, or crashes.
         """
         job = json.dumps([call.__module__, call.__name__, arguments]).encode()

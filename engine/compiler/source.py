@@ -25,13 +25,13 @@ class OnnxModel:
     folder: Path | None
     """Where its external data may be; None if it did not come from a file."""
     name: str
-    """What to call it where nobody says."""
+    """What to call it by default."""
 
 
 def read_model(source: OnnxSource) -> OnnxModel:
     """Read a model; its external data stays where it is.
 
-    Raises InvalidModel where it is not a usable ONNX model, and OSError where the file
+    Raises InvalidModel if it is not a usable ONNX model, and OSError if the file
     cannot be read.
     """
     import onnx

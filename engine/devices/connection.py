@@ -30,7 +30,7 @@ class Connection:
     ) -> None:
         """Link up with the process at `address`, which writes to `result_fd`.
 
-        Raises DeviceLost where it does not answer within `timeout` seconds, and what
+        Raises DeviceLost if it does not answer within `timeout` seconds, and what
         `watch` raises meanwhile.
         """
         self.link = link = Link.create()

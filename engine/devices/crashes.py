@@ -43,7 +43,7 @@ class Death(NamedTuple):
 class Crashes:
     """What is being loaded on a device, and the crashes of its processes by model.
 
-    For whoever has the device's lock, but for `loading`.
+    The caller holds the device's lock, except for `loading`.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Crashes:
         """Of a process that has ended by a signal of this name, or otherwise. `running`
         is the model that ran, if any did.
 
-        Nobody is blamed where several were at work.
+        No model is named if several were at work.
         """
         suspects = {*self._loading, running} - {""}
         text = f"its process died of {how}"

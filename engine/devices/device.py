@@ -1,10 +1,10 @@
 """`Device`: one attached device, and the process of ours that is it.
 
 The owner of a device holds its claim (engine/devices/device_lock.py), starts the
-process and talks to it over a link. There is no thread here. Whoever waits drives: an
-event loop watches `fileno()` and `lost_fileno()` and calls `poll()` and `check()`; a
-blocking caller's `Request.wait` does the same itself, one thread at a time, for all of
-them.
+process and talks to it over a link. There is no thread here. The side that waits
+drives: an event loop watches `fileno()` and `lost_fileno()` and calls `poll()` and
+`check()`; a blocking caller's `Request.wait` does the same itself, one thread at a
+time, for all of them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 START_TIMEOUT = 60.0
 #: Seconds that a run which was told to end gets to do so.
 RUN_GRACE = 5.0
-#: Seconds it may take to answer a ping, where nobody says otherwise.
+#: Seconds it may take to answer a ping, by default.
 PATIENCE = 10.0
 
 
@@ -68,7 +68,7 @@ class DeviceUser(Protocol):
 
     def run_limit(self, device: Device, replica: int) -> float | None:
         """How many seconds a run of this replica may take (0: as long as it does);
-        None where it is none of theirs."""
+        None if it is none of theirs."""
 
     def fail(self, error: EngineError) -> None:
         """They are found at fault: requests fail, now and from now on."""
@@ -120,7 +120,7 @@ class Device:
         self._killed_for = ""
         #: Replicas of the process whose runs were cancelled as a whole.
         self._cancelled_runs: set[int] = set()
-        #: Seconds the process may take to answer a ping while somebody waits for it; 0:
+        #: Seconds the process may take to answer a ping while a caller waits for it; 0:
         #: any time. One that takes longer hangs, and is killed.
         self.patience = PATIENCE
         self._back_off = BackOff()
@@ -179,7 +179,7 @@ class Device:
         self.look(False)
 
     def look(self, alone: bool) -> bool:
-        """Whether `collect` would find something; looks at memory only.
+        """Returns whether `collect` would find something; looks at memory only.
 
         `alone`: the caller goes on looking, for the only request in flight. From the
         thread that drives; where the process is gone there is nothing to wait for.
@@ -203,7 +203,7 @@ class Device:
                 self.collect()
 
     def poll(self) -> int:
-        """Resolve what has finished; how many requests that was. Never blocks."""
+        """Resolve what has finished; returns how many requests. Never blocks."""
         if self.origin.left:
             raise self.origin.error("Device")
         try:  # noqa: SIM105 - for every wake, where a context manager costs
@@ -253,7 +253,7 @@ class Device:
         return count
 
     def check(self) -> bool:
-        """Whether the process lives; where it does not, its requests fail now."""
+        """Returns whether the process lives; if not, its requests fail now."""
         self.origin.check("Device")
         connection = self._connection
         if connection is None or self.state is not DeviceState.READY:
@@ -264,11 +264,11 @@ class Device:
         return False
 
     def look_after(self) -> bool:
-        """Whether the process answers within `patience` seconds; one that does not is
-        killed. Blocks meanwhile.
+        """Returns whether the process answers within `patience` seconds; one that does
+        not is killed. Blocks meanwhile.
 
-        Whoever waits for it, however long, does so from time to time: the process
-        answers beside whatever it is doing.
+        A caller that waits for it, however long, calls this from time to time: the
+        process answers beside whatever it is doing.
         """
         self.origin.check("Device")
         if self.state is not DeviceState.READY:
@@ -290,13 +290,13 @@ class Device:
 
     @property
     def watch(self) -> control.Watch | None:
-        """For whoever waits for the process; None where `patience` is 0."""
+        """For callers that wait for the process; None if `patience` is 0."""
         if self.patience <= 0:
             return None
         return control.Watch(self.patience / 2, self._assure)
 
     def expire(self) -> int:
-        """Fail the requests whose deadline has passed; how many there were.
+        """Fail the requests whose deadline has passed; returns how many.
 
         What has not begun is dropped, else its result. Event loops call it often.
         """
@@ -318,7 +318,8 @@ class Device:
         return count
 
     def wait(self, request: Request, timeout: float | None = None) -> bool:
-        """Block until a request is done, at most `timeout` seconds; whether it is."""
+        """Block until a request is done, at most `timeout` seconds; returns whether it
+        is."""
         if self.origin.left and not request.done:
             raise self.origin.error("request")
         return self._blocking.wait(request, timeout)
@@ -359,7 +360,7 @@ class Device:
         which are the caller's.
 
         Raises what the answer says, TimeoutError after `timeout` seconds, DeviceClosed,
-        and DeviceLost where the process dies, or is found hanging, meanwhile.
+        and DeviceLost if the process dies, or is found hanging, meanwhile.
         """
         self.origin.check("Device")
         self._refuse_if_closed()
@@ -367,8 +368,8 @@ class Device:
         try:
             return control.call(self.address, message, fds, timeout, self.watch)
         except DeviceLost as error:
-            # Its sockets close one after the other: whoever tries again must not find
-            # it alive by another one.
+            # Its sockets close one after the other: a caller that tries again must not
+            # find it alive by another one.
             death = self._death_of(process)
             self._refuse_if_closed()
             if self._is_present(process):  # this is the first to notice
@@ -411,7 +412,7 @@ class Device:
     # -- life and death
 
     def ping(self, timeout: float = 5.0) -> Message:
-        """Ask the process how it is; DeviceLost where it does not answer in time."""
+        """Ask the process how it is; DeviceLost if it does not answer in time."""
         self.origin.check("Device")
         self._refuse_if_closed()
         try:
@@ -462,7 +463,7 @@ class Device:
         if not replica:
             self._cancelled_runs.clear()
             return
-        limit = 0.0  # for what was unloaded: nobody waits for it
+        limit = 0.0  # for what was unloaded: its requests are abandoned
         for runner in self.runners:
             allowed = runner.run_limit(self, replica)
             if allowed is not None:
@@ -477,7 +478,7 @@ class Device:
             self.kill(f"a cancelled run is still running after {seconds:.1f} s")
 
     def _assure(self) -> None:
-        """DeviceLost where `look_after` finds it lost."""
+        """Raises DeviceLost if `look_after` finds it lost."""
         if not self.look_after():
             self._refuse_if_closed()
             if self.state is DeviceState.READY:  # this is the first to notice its death
@@ -485,7 +486,7 @@ class Device:
             raise self.loss()
 
     def _is_present(self, process: LaunchedProcess) -> bool:
-        """Whether it is still the device's, as far as anybody has noticed."""
+        """Returns whether it is still the device's, as far as anybody has noticed."""
         return self.state is DeviceState.READY and process is self._launcher.process
 
     def loading(self, name: str) -> AbstractContextManager[None]:
@@ -529,7 +530,7 @@ class Device:
 
     @property
     def lost_by(self) -> str | None:
-        """Why it was lost last; None where it never was."""
+        """Why it was lost last; None if it never was."""
         return None if self._lost_by is None else str(self._lost_by)
 
     @property
@@ -612,7 +613,7 @@ class Device:
             claim.close()
 
     def _start(self) -> None:
-        """Start the process and link up; DeviceClosed where it is too late for that."""
+        """Start the process and link up; DeviceClosed if it is too late for that."""
         self._cancelled_runs.clear()  # a new process counts anew
         process = self._launcher.start()
         self._killed_for = ""

@@ -60,7 +60,7 @@ class Launcher:
     def start(self) -> LaunchedProcess:
         """A new process, once the one before is gone. For one thread at a time.
 
-        Raises DeviceLost where it cannot be started.
+        Raises DeviceLost if it cannot be started.
         """
         # Who noticed that it is lost may still be ending it.
         self.end(kill=True)
@@ -89,7 +89,7 @@ class Launcher:
 
 
 class _Child(subprocess.Popen[bytes]):
-    """A process that is nothing to a forked child of whoever started it."""
+    """A process that a forked child of its owner has nothing to do with."""
 
     def __init__(self, command: list[str], **options: Any) -> None:
         self._origin = here()
@@ -113,7 +113,7 @@ class LaunchedProcess:
         self._ending = threading.Lock()
         self._ticks = 0
         self.has_ended = False
-        #: What is known of its end, once somebody has looked into it.
+        #: How it ended, once that was found out.
         self.judged: Death | None = None
         listener = HeldSocket()
         with no_fork():
@@ -149,8 +149,8 @@ class LaunchedProcess:
         return self._process.pid
 
     def has_worked(self) -> bool:
-        """Whether it has used the processor since this was asked last; one that starts
-        does, on however busy a machine."""
+        """Returns whether it has used the processor since this was asked last; one that
+        starts does, on however busy a machine."""
         before = self._ticks
         try:
             stat = Path(f"/proc/{self.pid}/stat").read_text()

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from engine.transport.held_socket import HeldSocket
 
-#: Devices that are no unit of the pool: nobody claims them.
+#: Devices that are no unit of the pool: they are not claimed.
 MODEL_KIND = "model"
 
 
@@ -28,7 +28,7 @@ def address_of(unit: str) -> str:
 
 
 def try_claim(unit: str) -> socket.socket | None:
-    """Claim a unit; None where somebody holds it."""
+    """Claim a unit; None if another process holds it."""
     sock = HeldSocket()
     try:
         sock.bind(f"\0{address_of(unit)}/lock")
@@ -41,7 +41,7 @@ def try_claim(unit: str) -> socket.socket | None:
 
 
 def claimed_units(units: Sequence[str]) -> frozenset[str]:
-    """Those of `units` that somebody holds now; looks without touching."""
+    """Those of `units` that are held now; looks without touching."""
     names = _bound_names()
     return frozenset(u for u in units if f"{address_of(u)}/lock" in names)
 

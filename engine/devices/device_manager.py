@@ -63,13 +63,13 @@ logger = logging.getLogger(__name__)
 VARIABLE = "POPGATE_DEVICES"
 #: More devices than this in one specification is a slip of the pen.
 MAX_DEVICES = 1024
-#: CPU devices where nobody names any, or twice the cores if that is more: programs that
+#: CPU devices by default, or twice the cores if that is more: programs that
 #: know nothing of each other must not fail because others have all of them.
 DEFAULT_DEVICES = 64
 _ITEM = re.compile(r"(?P<kind>cpu|cuda):(?P<first>\d{1,4})(-(?P<last>\d{1,4}))?")
 _CPU = "CPUExecutionProvider"
 
-#: Software devices that this process has made; their names are nobody else's.
+#: Software devices that this process has made; their names are unique.
 _MODEL_NUMBERS = itertools.count()
 
 
@@ -84,7 +84,7 @@ class DeviceInfo:
 
 
 def parse_devices(specification: str) -> tuple[str, ...]:
-    """The ids a specification names; InvalidConfig where it is not understood."""
+    """The ids a specification names; InvalidConfig if it is not understood."""
     ids: list[str] = []
     for item in specification.split(","):
         match = _ITEM.fullmatch(item.strip())
@@ -208,7 +208,7 @@ class DeviceManager:
         wait_config: DeviceWaitConfig | None = None,
         options: Mapping[str, str] | None = None,
     ) -> Device | None:
-        """`get_device`, but None where it cannot be had."""
+        """`get_device`, but None if it cannot be had."""
         with contextlib.suppress(NoDeviceAvailable, DeviceWaitTimeout):
             return self.get_device(wanted, wait_config, options)
         return None
@@ -237,7 +237,7 @@ class DeviceManager:
         wait_config: DeviceWaitConfig | None = None,
         options: Model | Mapping[str, str] | None = None,
     ) -> Device | None:
-        """`get_specific_device`, but None where it cannot be had."""
+        """`get_specific_device`, but None if it cannot be had."""
         with contextlib.suppress(NoDeviceAvailable, DeviceWaitTimeout):
             return self.get_specific_device(device_id, wait_config, options)
         return None
@@ -359,7 +359,8 @@ def _providers(unit: str) -> list[str]:
 
 
 def _has_gpu_build() -> bool:
-    """Whether the ONNX Runtime that is installed, but need not be loaded, has CUDA."""
+    """Returns whether the ONNX Runtime that is installed, but need not be loaded, has
+    CUDA."""
     spec = find_spec("onnxruntime")
     if spec is None or spec.origin is None:
         return False

@@ -51,7 +51,7 @@ class DeviceRequest:
 
     @property
     def threads(self) -> int | None:
-        """As many as the options ask for; None where they do not say."""
+        """As many as the options ask for; None if they do not say."""
         text = str(self.options.get(OPTION_THREADS, ""))
         if not text.isdecimal() or len(text) > 4:
             return None
@@ -59,7 +59,7 @@ class DeviceRequest:
 
 
 def checked_ipu_model(num_ipus: int, ipu_version: int, tiles: int) -> None:
-    """InvalidConfig for a software model of what there is not."""
+    """Raises InvalidConfig for a software model of what there is not."""
     if not 1 <= num_ipus <= MAX_THREADS:
         raise InvalidConfig(f"num_ipus must be from 1 to {MAX_THREADS}, got {num_ipus}")
     if ipu_version not in IPU_VERSIONS:

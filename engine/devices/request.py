@@ -103,7 +103,7 @@ class Request:
                     logger.exception("on_done of %r failed", self)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Block until it is done, at most `timeout` seconds; whether it is."""
+        """Block until it is done, at most `timeout` seconds; returns whether it is."""
         return self.channel.wait(self, timeout)
 
     def __repr__(self) -> str:
@@ -114,7 +114,7 @@ class Request:
 
 
 class FillUp(Request):
-    """Rows that complete a run (flushing.py); nobody waits for their results."""
+    """Rows that complete a run (flushing.py); their results are discarded."""
 
     flags = FILLS_UP
     __slots__ = ()
@@ -161,7 +161,8 @@ class RequestChannel(ABC):
 
     @abstractmethod
     def wait(self, request: Request, timeout: float | None) -> bool:
-        """Block until a request is done, at most `timeout` seconds; whether it is."""
+        """Block until a request is done, at most `timeout` seconds; returns whether it
+        is."""
 
     @abstractmethod
     def fail_all(self, error: EngineError) -> None:

@@ -47,7 +47,7 @@ class ThreadPlan:
         text = os.environ.get("POPGATE_SPIN_US", "")
         wanted = min(int(text), _LONGEST_SPIN_US) if text.isdigit() else SPIN_US
         cores = f"{self.budget.cores:.3g}"
-        # Whoever asks needs a core too, also where none is reserved for it.
+        # The client needs a core too, even if none is reserved for it.
         needed = self.devices + max(1, self.reserved)
         if self.budget.cores < 2:
             return 0, f"{cores} core is shared by devices and clients"

@@ -76,7 +76,8 @@ class BlockingDriver:
                 self._turn.notify_all()
 
     def wait(self, request: Request, timeout: float | None) -> bool:
-        """Block until `request` is done, at most `timeout` seconds; whether it is."""
+        """Block until `request` is done, at most `timeout` seconds; returns whether it
+        is."""
         end = None if timeout is None else time.monotonic() + timeout
         while not request.done:
             left = None if end is None else end - time.monotonic()
@@ -149,7 +150,7 @@ class BlockingDriver:
             self._heard = time.monotonic()
 
     def _spin(self, poller: select.poll, request: Request, left: float | None) -> bool:
-        """Look for results for a moment; whether there are any."""
+        """Look for results for a moment; returns whether there are any."""
         device = self._device
         alone = device.outstanding == 1
         longest = SPIN_NS if left is None else min(SPIN_NS, int(left * 1e9))

@@ -66,8 +66,8 @@ def main_anchors(model: Model, frozen: Collection[str] = ()) -> MainAnchors:
 
 
 def check_data(model: Model, frozen: Collection[str] = ()) -> None:
-    """InvalidModel where the load programs take what neither the file nor `frozen` has:
-    loading such a model fails."""
+    """Raises InvalidModel if the load programs take what neither the file nor `frozen`
+    has: loading such a model fails."""
     load = set(model.metadata.program_flow.load)
     given = {*frozen, *model.tensors, *model.feeds}
     for anchor in model.metadata.anchors:

@@ -65,7 +65,7 @@ class BatchPlan:
     outputs: tuple[AnchorRows, ...]
 
     def units(self, tensors: Mapping[str, Tensor]) -> int:
-        """The units of a request; InvalidInput where its tensors do not agree."""
+        """The units of a request; InvalidInput if its tensors do not agree."""
         if not self.run_units:
             return self._rows(tensors) if self.max_units else 0
         counts: dict[str, int] = {}
@@ -191,7 +191,7 @@ def plan_batches(
 ) -> BatchPlan:
     """The plan for a model under a configuration.
 
-    Raises InvalidConfig where the configuration asks for what the model cannot do,
+    Raises InvalidConfig if the configuration asks for what the model cannot do,
     InvalidModel for metadata or programs that make no sense.
     """
     metadata = model.metadata

@@ -28,7 +28,7 @@ def plan_layout(
     its share of `memory`, which is by size where all sizes are known (they grow with
     the rows of a request) and else equal. None of it costs anything until it is used.
 
-    Raises InvalidModel where a run needs more than a channel can have.
+    Raises InvalidModel if a run needs more than a channel can have.
     """
     taken, taken_usually = _share(inputs, slots, rows, memory)
     given, given_usually = _share(outputs, slots, rows, memory)

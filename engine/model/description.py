@@ -39,7 +39,7 @@ def describe_model(
 ) -> ModelDescription:
     """Reads the files' metadata; loads nothing.
 
-    Raises InvalidModel for files that are none, or lack data, InvalidConfig where the
+    Raises InvalidModel for files that are none, or lack data, InvalidConfig if the
     configuration asks for what the model cannot do.
     """
     config = config or ModelRunnerConfig()

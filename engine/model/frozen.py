@@ -13,7 +13,7 @@ from popef_io import Model, TensorType
 def frozen_tensors(model: Model, frozen: Mapping[str, Array]) -> dict[str, Tensor]:
     """The arrays as tensors of the inputs they are frozen over.
 
-    InvalidInput where an array does not fit its input.
+    InvalidInput if an array does not fit its input.
     """
     anchors = {a.name: a for a in model.metadata.anchors if a.type is TensorType.INPUT}
     tensors = {}

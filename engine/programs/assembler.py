@@ -2,7 +2,7 @@
 
 A step is a function of the streams and the run options. The steps of a sequence are
 kept flat; the shape that every ordinary model has, stream copies in, one graph, stream
-copies out over variables that nobody else uses, becomes a single step that never
+copies out over variables that nothing else uses, becomes a single step that never
 touches the variables at all (`engine.programs.graph_call`).
 """
 

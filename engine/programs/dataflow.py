@@ -2,7 +2,7 @@
 
 A stream lends its data only until the program ends. So a value that came from a stream
 may be passed on without a copy where the variable does not outlive the program, and an
-output may be computed straight into the stream's memory where nobody else reads it.
+output may be computed straight into the stream's memory if nothing else reads it.
 """
 
 from __future__ import annotations

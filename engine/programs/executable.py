@@ -109,7 +109,7 @@ class Executable:
     def encode(self) -> bytes:
         """The content of an executable blob; equal executables give equal bytes.
 
-        Raises InvalidModel where the parts do not fit together.
+        Raises InvalidModel if the parts do not fit together.
         """
         try:
             _check_references(self)

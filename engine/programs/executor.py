@@ -71,7 +71,7 @@ class Executor:
     threads: how many threads ONNX Runtime uses for one operator (default 1).
     providers: ONNX Runtime's execution providers, in order of preference.
     sessions: sessions that exist already, by graph, with their first weights in them.
-    Raises InvalidModel where a graph cannot be loaded or does not fit its programs.
+    Raises InvalidModel if a graph cannot be loaded or does not fit its programs.
     Not thread-safe: one thread at a time; `clone` gives another thread its own.
     """
 

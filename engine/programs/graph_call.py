@@ -67,7 +67,7 @@ class GraphCall:
         return self._general_step(bound)
 
     def _bound_run(self) -> BoundRun | None:
-        """The way to run with outputs bound; None where that can never be of use."""
+        """The way to run with outputs bound; None if that can never be of use."""
         types = {*self._input_types.values(), *self._output_types.values()}
         must = DataType.BF16 in types
         if DataType.STRING in types:
@@ -165,7 +165,7 @@ class GraphCall:
 
 
 def value_of(values: Mapping[str, Array], variable: str) -> Array:
-    """The value of `variable`; ExecutionFailed where it has none yet."""
+    """The value of `variable`; ExecutionFailed if it has none yet."""
     try:
         return values[variable]
     except KeyError:

@@ -35,7 +35,7 @@ class ModelData:
     def read(self, handle: str) -> Array:
         """The next data of this stream; valid for as long as this object is held.
 
-        InvalidModel where neither the file nor `frozen` has any.
+        InvalidModel if neither the file nor `frozen` has any.
         """
         source = self._sources.get(handle)
         if source is None:
@@ -43,7 +43,7 @@ class ModelData:
         return source()
 
     def check(self, handle: str) -> None:
-        """InvalidModel where `read` would raise it; reads nothing."""
+        """Raises InvalidModel if `read` would raise it; reads nothing."""
         if handle not in self._sources:
             self._sources[handle] = self._open(handle)
 

@@ -122,8 +122,8 @@ class OnnxSession:
     array over memory that must not change, and its data type. ONNX Runtime keeps its
     own copy of them, in the layout its kernels like.
     `providers`, best first, may say which of several units: CUDAExecutionProvider:1.
-    Raises InvalidModel, naming the node, where ONNX Runtime cannot load it, and
-    InvalidConfig where the first provider cannot be used: the next one would do, but
+    Raises InvalidModel, naming the node, if ONNX Runtime cannot load it, and
+    InvalidConfig if the first provider cannot be used: the next one would do, but
     is not what was asked for.
     """
 
@@ -268,7 +268,7 @@ def _share_arena() -> None:
     )
     try:
         ort.create_and_register_allocator(memory, None)
-    except Exception as error:  # somebody else in this process has: as good as ours
+    except Exception as error:  # other code in this process has: as good as ours
         _log.debug("no arena registered: %s", error)
 
 
@@ -289,7 +289,7 @@ def give_back_memory() -> None:
     """Give what the shared arena holds and no session uses back to the system.
 
     It is done at the end of a run, so a tiny one is made. Thread-safe; milliseconds
-    where there is nothing to give back, a third of a second for a gigabyte.
+    if there is nothing to give back, a third of a second for a gigabyte.
     """
     gc.collect()  # an error and the frames it came through hold what they worked on
     options = make_run_options()

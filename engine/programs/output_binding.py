@@ -95,7 +95,7 @@ def offers_for(
 
 def gate_of(offers: Sequence[Offer]) -> tuple[InputAxis, int] | None:
     """The one dimension that all `offers` depend on, and from which size one of them
-    is large; None where it is not that simple."""
+    is large; None if it is not that simple."""
     sources: set[InputAxis] = set()
     least = []
     for offer in offers:

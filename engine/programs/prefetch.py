@@ -63,8 +63,8 @@ def _reads(
 def _matters(
     node: Node, executable: Executable, streams: Collection[str], known: dict[int, bool]
 ) -> bool:
-    """Whether running it reads one of `streams`, or is not certain. `known`: what was
-    found of programs; calls of calls are many, however few the programs."""
+    """Returns whether running it reads one of `streams`, or is not certain. `known`:
+    what was found of programs; calls of calls are many, however few the programs."""
     match node:
         case StreamIn(handle, _):
             return handle in streams

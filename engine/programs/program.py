@@ -103,7 +103,7 @@ Node: TypeAlias = Steps | StreamIn | Execute | StreamOut | Copy | Repeat | Switc
 
 
 class BadProgram(Exception):
-    """A document that is no program; becomes InvalidModel where it is known whose."""
+    """A document that is no program; becomes InvalidModel if it is known whose."""
 
 
 def walk(node: Node) -> Iterator[Node]:

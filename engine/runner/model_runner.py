@@ -309,7 +309,7 @@ class ModelRunner:
 
     def run_limit(self, device: Device, replica: int) -> float | None:
         """How many seconds a run of this replica may take (0: as long as it does);
-        None where it is none of this model."""
+        None if it is none of this model."""
         return self._replicas.run_limit(device, replica)
 
     def fail(self, error: EngineError) -> None:
@@ -331,11 +331,11 @@ class ModelRunner:
         return True
 
     def run_save_programs(self, replica_id: int = 0) -> dict[str, Array]:
-        """Run the save programs of a replica now; what they deliver, by tensor name.
+        """Run the save programs of a replica now; returns what they deliver, by name.
 
         Between two batches, so that what has been answered is in it. Also fills the
         arrays of `config.replica_to_save_programs_outputs`. Raises what `execute`
-        raises, and InvalidInput where such an array does not fit.
+        raises, and InvalidInput if such an array does not fit.
         """
         self._replicas.check_id(replica_id)
         saved = self._replicas.save(replica_id)

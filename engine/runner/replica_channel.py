@@ -128,7 +128,8 @@ class ReplicaChannel(RequestChannel):
 
     @property
     def rows(self) -> int:
-        """Rows in flight for which somebody waits; a request without rows has one."""
+        """Rows in flight, of requests that are not abandoned; one without rows counts
+        as one."""
         return self._rows
 
     @property
@@ -152,9 +153,9 @@ class ReplicaChannel(RequestChannel):
         record where its time went, in `tracepoints`. `into`: what its outputs are
         copied to, instead of `Request.outputs`. Not `delayed`: it waits for no others
         to run with it. Raises
-        QueueFull where `limit` requests are in flight, DeadlineUnreachable where what
+        QueueFull if `limit` requests are in flight, DeadlineUnreachable if what
         waits takes longer than until `deadline_ns` (a replica that has nothing to do
-        tries), InvalidInput where a tensor can never fit. Nothing is queued then.
+        tries), InvalidInput if a tensor can never fit. Nothing is queued then.
         """
         with self._lock:
             if len(self._in_flight) >= self.limit:
@@ -186,7 +187,7 @@ class ReplicaChannel(RequestChannel):
         if self.flusher is not None:
             try:
                 failure = self.flusher(self, name)
-            except SystemExit as error:  # nobody may be left to be asked again
+            except SystemExit as error:  # there may be no later chance
                 what = f"flush_callback, asked for rows of {name!r}, raised SystemExit"
                 self._give_up(waiting, CallbackFailed(f"{what}: {error}"))
                 raise
@@ -270,7 +271,7 @@ class ReplicaChannel(RequestChannel):
         return predicted
 
     def _try_push(self, request: Request, tensors: Mapping[str, Tensor]) -> bool:
-        """Put a request into the rings; False where one of them has no room."""
+        """Put a request into the rings; False if one of them has no room."""
         channel = self._channel
         slot = channel.requests.try_write_lock()
         if slot < 0:
@@ -433,7 +434,8 @@ class ReplicaChannel(RequestChannel):
 
     def _collect(self, number: int, request: Request | None) -> EngineError | None:
         """Copy the outputs of request `number` out of their slots, where `request` is
-        there to have them, and release the slots; what kept them from being copied."""
+        there to have them, and release the slots. Returns what kept them from being
+        copied."""
         failure: EngineError | None = None
         outputs: dict[str, Tensor] = {}
         for name, data_type, anchor in self._outputs:

@@ -140,7 +140,7 @@ class ReplicaSet:
         )
 
     def tracepoints(self, replica: int) -> Tracepoints | None:
-        """Where the time of a replica's requests went; None where nobody asked."""
+        """Where the time of a replica's requests went; None if not recorded."""
         return self._tracepoints[replica] if self._tracepoints else None
 
     # -- requests
@@ -150,7 +150,7 @@ class ReplicaSet:
 
         Where the model has priority levels it is that of `priority`, or of the default
         level if there is no such one.
-        Raises RunnerClosed, or DeviceLost where it has no device at the moment;
+        Raises RunnerClosed, or DeviceLost if it has no device at the moment;
         WrongProcess in a forked child.
         """
         if self.origin.left:
@@ -184,7 +184,7 @@ class ReplicaSet:
         return RunnerClosed(f"model {self._plan.name!r} was unloaded")
 
     def check_id(self, replica_id: int) -> None:
-        """InvalidInput where there is no such replica."""
+        """Raises InvalidInput if there is no such replica."""
         if not 0 <= replica_id < len(self._channels):
             raise InvalidInput(
                 f"replica_id {replica_id} is out of range: there are "
@@ -235,7 +235,7 @@ class ReplicaSet:
         return given
 
     def load(self) -> None:
-        """Load the model on every replica. Raises DeviceLost where a device is lost
+        """Load the model on every replica. Raises DeviceLost if a device is lost
         meanwhile."""
         self._channels = [None] * len(self._devices)
         for device in dict.fromkeys(self._devices):
@@ -257,7 +257,8 @@ class ReplicaSet:
             self._load_on(device)
 
     def save(self, replica: int) -> dict[str, Tensor]:
-        """Run the save programs of a replica; what they deliver, by tensor name."""
+        """Run the save programs of a replica; returns what they deliver, by tensor
+        name."""
         self.origin.check("ModelRunner")
         if self._closed:
             raise self._unloaded()
@@ -351,7 +352,7 @@ class ReplicaSet:
     def _call_to_load(
         self, device: Device, message: Message, fds: list[int]
     ) -> list[int]:
-        """Have the device load; InvalidModel where that takes longer than it may."""
+        """Have the device load; InvalidModel if that takes longer than it may."""
         timeout = self._config.load_timeout or None
         try:
             if timeout is None:
@@ -368,7 +369,7 @@ class ReplicaSet:
             raise error from None
 
     def run_limit(self, device: Device, replica: int) -> float | None:
-        """`run_timeout` where this is a replica of the model; None where it is not."""
+        """`run_timeout` where this is a replica of the model; None if it is not."""
         mine = any(
             channel.replica == replica and channel.device is device
             for channel in self.channels

@@ -22,7 +22,8 @@ class ExecuteResult(Mapping[str, Array]):
         self.request: Request | None = None
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the result is there, at most `timeout` seconds; whether it is.
+        """Wait until the result is there, at most `timeout` seconds. Returns whether it
+        is.
 
         Raises how the request failed, and WrongProcess in a forked child; what was
         there before the fork is there in the child too.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class RunnerStats:
     """Of a `ModelRunner`: replicas and how many are ready, requests in flight, those
-    of them that no run has taken yet, late answers that nobody waited for, restarts of
+    of them that no run has taken yet, late answers to abandoned requests, restarts of
     its devices."""
 
     name: str

@@ -77,7 +77,7 @@ class Tracepoints:
         """The times of a request that has succeeded; the caller holds the lock.
 
         This is all that requests pay for: three numbers are written over old ones.
-        What they mean is worked out when somebody asks.
+        What they mean is worked out when they are read.
         """
         point = self._point
         point.preparation = request.submitted_ns - request.began_ns
@@ -93,7 +93,7 @@ class Tracepoints:
         return self._points[0]
 
     def _more_points(self) -> _Point:
-        """Add points, as far as `size` allows; the first of them."""
+        """Add points, as far as `size` allows; returns the first."""
         first = len(self._points)
         end = first + _AT_ONCE
         if self._size:
@@ -117,7 +117,7 @@ class Tracepoints:
     def trace(self, position: int = -1) -> PhaseValues:
         """The times of one request: -1 is the last, 0 the oldest that is kept.
 
-        Zeros where nothing was recorded yet; InvalidInput where there are not so many.
+        Zeros where nothing was recorded yet; InvalidInput if there are not so many.
         """
         rows = self._rows()
         kept = len(rows)

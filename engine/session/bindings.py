@@ -37,7 +37,7 @@ class InputSource(Protocol):
         ...
 
     def try_fetch(self, room: Room) -> Shape | None:
-        """The same without waiting; None where there is nothing, or nothing can be
+        """The same without waiting; None if there is nothing, or nothing can be
         given before it is needed."""
         ...
 
@@ -61,7 +61,7 @@ class OutputSink(Protocol):
 
     @property
     def has_room(self) -> bool:
-        """Whether `put` would not wait for somebody to make room."""
+        """Whether `put` would not wait for room."""
         ...
 
 

@@ -162,8 +162,8 @@ class Connections:
             raise AnchorsNotConnected(f"nothing is connected to anchors of {lines}")
 
     def check_outlets(self, programs: Iterable[int]) -> None:
-        """AnchorsNotConnected where these programs would fail, or wait for somebody who
-        may not come, for want of somewhere to write to."""
+        """Raises AnchorsNotConnected if these programs would fail, or wait for a host
+        that may not come, for want of somewhere to write to."""
         self.check(programs)
         wanted = set(programs)
         for index, sink in self.sinks.items():
@@ -173,7 +173,7 @@ class Connections:
 
     @property
     def all_real(self) -> bool:
-        """Whether all data came from and went to somebody since `begin`."""
+        """Whether all data came from and went to the host since `begin`."""
         return all(binding.is_real for binding in self._bindings())
 
     def begin(self) -> None:

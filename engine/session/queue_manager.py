@@ -59,7 +59,7 @@ class QueueManager:
 
     def input_queue(self, name: str) -> InputQueue:
         """The queue of an input, by the name of its tensor or the handle of its
-        stream; UnknownAnchor where there is none."""
+        stream; UnknownAnchor if there is none."""
         return _find("input", name, self.inputs)
 
     def output_queue(self, name: str) -> OutputQueue:

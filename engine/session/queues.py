@@ -1,6 +1,6 @@
 """Input and output queues: user batches of any size, compiled batches on the device.
 
-A queue belongs to one anchor. Whoever enqueues hands over memory, which is not copied
+A queue belongs to one anchor. Enqueueing hands over memory, which is not copied
 and must stay as it is until its callback is called. The side that runs the program
 takes whole compiled batches off the input queues, cut from and joined over what was
 enqueued, and hands results to the output queues, which fill the enqueued buffers one
@@ -82,7 +82,7 @@ def bytes_per_sample(info: TensorInfo) -> int:
 
 
 def batch_rows(info: TensorInfo) -> int:
-    """Rows of the compiled batch: 1 without dimensions, 0 where it is free."""
+    """Rows of the compiled batch: 1 without dimensions, 0 if it is free."""
     return max(0, info.shape[0]) if info.shape else 1
 
 
@@ -144,7 +144,7 @@ class AnchorQueue(Generic[Slot]):
     def enqueue_lock(self) -> Slot:
         """A slot to fill; waits for a free one. Then `enqueue_complete`.
 
-        Raises QueueClosed where the queue is disconnected, and QueueFull where waiting
+        Raises QueueClosed if the queue is disconnected, and QueueFull if waiting
         would be for ever: in a callback, no other thread makes room.
         WrongProcess in a forked child.
         """
@@ -167,7 +167,7 @@ class AnchorQueue(Generic[Slot]):
         return slot
 
     def enqueue_complete(self) -> None:
-        """Publish the slot that was locked; InvalidInput where none is, or what it
+        """Publish the slot that was locked; InvalidInput if none is, or what it
         holds is no whole number of samples."""
         if not self._ring.write_locked and self._ring.is_valid():
             raise InvalidInput(
@@ -196,7 +196,7 @@ class AnchorQueue(Generic[Slot]):
         self._enqueued = 0
 
     def _missing(self) -> int:
-        """Bytes that complete a partial batch; a whole batch where there is none."""
+        """Bytes that complete a partial batch; a whole batch if there is none."""
         if not self.batch_bytes:
             return self.sample_bytes
         return -self._enqueued % self.batch_bytes or self.batch_bytes
@@ -225,7 +225,7 @@ class InputQueue(AnchorQueue[InputData]):
         self._held: deque[InputData] = deque()  # read-locked slots, the oldest first
         self._cursor = 0  # which of them is being taken
         self._at = 0  # how many of its bytes are taken
-        self._done = 0  # how many bytes of the oldest one nobody needs any more
+        self._done = 0  # how many bytes of the oldest one are done with
         self._taken: deque[int] = deque()  # bytes of the batches that are not done
 
     def enqueue(
@@ -243,9 +243,9 @@ class InputQueue(AnchorQueue[InputData]):
         self.enqueue_complete()
 
     def flush(self) -> None:
-        """Complete a partial batch with zeros; a whole one where there is none.
+        """Complete a partial batch with zeros; a whole one if there is none.
 
-        A disconnected queue is left alone: nobody waits for it any more.
+        A disconnected queue is left alone: nothing waits for it any more.
         """
         missing = self._missing()
         logger.debug("input queue %r is flushed: %d bytes", self.anchor.name, missing)
@@ -267,7 +267,7 @@ class InputQueue(AnchorQueue[InputData]):
         return self._take(lambda: self._wait_for_slot(alive), at_once=True)
 
     def try_take_batch(self) -> list[memoryview] | None:
-        """The same without waiting: None where the batch is not complete."""
+        """The same without waiting: None if the batch is not complete."""
         return self._take(self._ring.try_read_lock, at_once=False)
 
     def batch_done(self) -> None:
@@ -357,7 +357,7 @@ class OutputQueue(AnchorQueue[OutputData]):
         self.enqueue_complete()
 
     def flush(self) -> None:
-        """A place for the rows that `InputQueue.flush` added, which nobody wants."""
+        """A place for the rows that `InputQueue.flush` added, to be discarded."""
         with contextlib.suppress(QueueClosed):
             self.enqueue(bytearray(self._missing()))
 
@@ -372,7 +372,7 @@ class OutputQueue(AnchorQueue[OutputData]):
 
     def put_batch(self, data: Buffer, alive: Alive) -> bool:
         """Hand the bytes of a compiled batch to the waiting buffers, waiting for
-        them where there are none; False: disconnected."""
+        them if there are none; False: disconnected."""
         view = memoryview(data)
         while view:
             if self._current is None:

@@ -31,7 +31,7 @@ from engine.session.queues import TimeoutCallback
 from engine.session.session_config import LaunchPolicy, SessionConfig
 from popef_io import Anchor, Model, ProgramFlow, TensorType
 
-#: User batches that a queue has room for, where nobody says.
+#: User batches that a queue has room for by default.
 DEFAULT_BUFFERS = 8
 
 
@@ -40,11 +40,11 @@ class Session:
 
     At most one session at a time is loaded on a device. Where several share one, the
     one that runs takes it from the one that ran before, whose save programs are run
-    then, and its own load programs next. All runs of a device take turns; whoever wants
-    one waits ten seconds at most, then DeviceBusy is raised. `stop` may be called from
-    any thread, at any time. Raises InvalidModel where the model cannot be read or, with
-    `config.check_package_hash`, is not what its recorded digests say. A forked child
-    cannot use it (WrongProcess) and makes its own.
+    then, and its own load programs next. All runs of a device take turns; a caller that
+    wants one waits ten seconds at most, then DeviceBusy is raised. `stop` may be called
+    from any thread, at any time. Raises InvalidModel if the model cannot be read or,
+    with `config.check_package_hash`, is not what its recorded digests say. A forked
+    child cannot use it (WrongProcess) and makes its own.
     """
 
     def __init__(self, model: ModelFiles, config: SessionConfig | None = None) -> None:
@@ -53,7 +53,7 @@ class Session:
         self._model = open_model(model)
         if self.config.check_package_hash:
             # The device compares the digests too, of what it is about to run; this
-            # tells whoever makes the session.
+            # tells the caller that makes the session.
             Executable.decode(self._model.executable.raw())
         self._connections = Connections(self._model, self.config.pred_tensor_data)
         self._loaded = LoadedSession(self._model, self.config, self._connections)
@@ -137,7 +137,7 @@ class Session:
         self, anchor_handle: str, callback: CallbackHandle
     ) -> None:
         """Connect the anchor with this stream handle to a callback, in place of
-        whatever it was connected to. UnknownAnchor where there is none."""
+        whatever it was connected to. UnknownAnchor if there is none."""
         self._origin.check("Session")
         self._connections.set_callback(anchor_handle, callback)
 
@@ -220,11 +220,11 @@ class Session:
         """Run the load programs, which bring weights to the device.
 
         All runs: `timeout` seconds may pass until DeadlineExceeded ends the session,
-        None: any time. False where the session is stopped, or was meanwhile, and where
+        None: any time. False if the session is stopped, or was meanwhile, and where
         data came of queues that are disconnected. Raises what a callback raised, and
         how the programs failed:
         AnchorsNotConnected, ExecutionFailed, DeviceLost (and SessionClosed from then
-        on), SessionClosed where the session is bound to no device, DeviceBusy.
+        on), SessionClosed if the session is bound to no device, DeviceBusy.
         """
         deadline = _deadline(timeout)
         with self._hold() as loaded:

@@ -185,7 +185,7 @@ class AnchorRing:
 
     def take(self, request: int) -> tuple[tuple[int, ...], bytes] | None:
         """Shape and a copy of the data that belongs to `request`, which is released;
-        None where the next data belongs to a later one (consumer).
+        None if the next data belongs to a later one (consumer).
 
         Requests of a channel end in the order of their numbers. What belongs to an
         earlier one was published by a run that failed later on, and is dropped.
@@ -302,7 +302,7 @@ class Channel:
         self._words[word] = CANCELLED | LEAVES if leaves else CANCELLED
 
     def close(self) -> None:
-        """Unmap; nobody may use the rings after that."""
+        """Unmap; the rings must not be used after that."""
         for anchor in self.inputs + self.outputs:
             anchor.release()
         self.requests.release()

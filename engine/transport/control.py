@@ -46,7 +46,7 @@ class Watch(NamedTuple):
 
 
 def send(sock: socket.socket, message: Message, fds: Sequence[int] = ()) -> None:
-    """Send one message; ValueError where it is too long."""
+    """Send one message; ValueError if it is too long."""
     raw = msgpack.packb(message)
     if len(raw) > MAX_MESSAGE:
         raise ValueError(f"control message of {len(raw)} bytes, limit {MAX_MESSAGE}")
@@ -86,7 +86,7 @@ def call(
 ) -> tuple[Message, list[int]]:
     """Ask the device process at `address` and wait for its answer.
 
-    Raises the engine error the other side named, DeviceLost where it is not there or
+    Raises the engine error the other side named, DeviceLost if it is not there or
     goes away meanwhile, TimeoutError after `timeout` seconds (None: wait for ever, or
     as long as `watch` says).
     """

@@ -23,7 +23,7 @@ class HeldSocket(socket.socket):
             super().close()
 
     def __del__(self) -> None:
-        if self._origin.left:  # nobody here was to close it
+        if self._origin.left:  # it is the parent's to close
             self.close()
         with no_fork():
             let_go(self.fileno())

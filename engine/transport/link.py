@@ -11,7 +11,7 @@ The map of the bytes
              u64 backpressure: 1 = the device waits for room in an output of this client
              u64 alone: 1 = the client has one request in flight, and looks for its
                  result before it sleeps: the next one comes soon after
-             u64 running: the replica that runs now, whoever's; 0: none does. Written
+             u64 running: the replica that runs now, of any client; 0: none. Written
                  by the device, read when it is dead
     128      control block of the submission ring         (client → device)
     256      control block of the completion ring         (device → client)
@@ -213,7 +213,7 @@ class Link:
         rows: int = 0,
         text: str = "",
     ) -> bool:
-        """Tell the client how a request ended; False where it broke the rule above."""
+        """Tell the client how a request ended; False if it broke the rule above."""
         slot = self.completions.try_write_lock()
         if slot < 0:
             return False

@@ -16,7 +16,7 @@ _SMALL = 4096
 
 
 class OutputArrays:
-    """Arrays by output: the caller's (`targets`), or new ones that nobody else has.
+    """Arrays by output: the caller's (`targets`), or new ones.
 
     Filled by the thread that resolves the request, under the lock of its device.
     """

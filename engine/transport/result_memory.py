@@ -1,13 +1,14 @@
-"""Memory for large results, used again when nobody holds it any more.
+"""Memory for large results, used again once no reference to it is left.
 
 malloc gives a large block back to the machine once it is freed, and touching the next
 one costs a page fault for every 4 KiB, several times what copying the bytes into it
 takes. So blocks are kept here, warm, and handed out again.
 
-Nobody gives a block back: it is free when only the pool refers to it, which its
-reference count tells. Whoever can reach the memory refers to it: an array does, a view
-refers to its array, and so does whatever exports its buffer. That needs no finalizer,
-holds for results that are dropped in any thread, and for those that outlive the runner.
+Blocks are not given back: one is free when only the pool refers to it, which its
+reference count tells. Everything that can reach the memory refers to it: an array does,
+a view refers to its array, and so does whatever exports its buffer. That needs no
+finalizer, holds for results that are dropped in any thread, and for those that outlive
+the runner.
 
 What the pool keeps is bounded (`MOST_BYTES`), follows what is used, and is given back
 when a runner is closed.
@@ -55,8 +56,8 @@ class _Block:
         return sys.getrefcount(self.memory)
 
 
-#: What `references` says of a block that nobody holds.
-_NOBODY: Final = _Block(mmap.PAGESIZE).references()
+#: `references` of a block that is free.
+_FREE_REFERENCES: Final = _Block(mmap.PAGESIZE).references()
 
 
 class ResultMemory:
@@ -77,7 +78,7 @@ class ResultMemory:
         return sum(size * len(blocks) for size, blocks in self._blocks.items())
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> Array:
-        """A new array of `nbytes` bytes that nobody else has; its values are not set.
+        """A new array of `nbytes` bytes; its values are not set.
 
         Where the pool has nothing to give it is numpy's own.
         """
@@ -93,7 +94,7 @@ class ResultMemory:
             self._lock.release()
 
     def give_back(self) -> None:
-        """Return the blocks that nobody holds, and let go of the others."""
+        """Return the free blocks to the system, and forget the others."""
         self._blocks = {}  # without the lock: see `array`
 
     def _take(self, size: int) -> _Block | None:
@@ -104,7 +105,7 @@ class ResultMemory:
         if alike is not None:
             # The first that is free: what is used is as little as does, and warm.
             for block in alike:
-                if block.references() == _NOBODY:
+                if block.references() == _FREE_REFERENCES:
                     block.used = self._count
                     return block
             if len(alike) >= MOST_ALIKE:
@@ -126,8 +127,8 @@ class ResultMemory:
         self._choose(lambda block: block.used >= since)
 
     def _keep_held(self) -> None:
-        """Return the blocks that nobody holds."""
-        self._choose(lambda block: block.references() != _NOBODY)
+        """Return the free blocks to the system."""
+        self._choose(lambda block: block.references() != _FREE_REFERENCES)
 
     def _choose(self, kept: Callable[[_Block], bool]) -> None:
         chosen = {

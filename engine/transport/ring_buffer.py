@@ -284,7 +284,7 @@ class SpscRingBuffer(Generic[T]):
     waits, `timeout_cb(ring)` is called after each `timeout_ns` nanoseconds (0: never).
     After `invalidate` nothing blocks any more and what is returned is to be ignored:
     check `is_valid` after each lock. Its memory is this process's: the copy in a forked
-    child cannot be used (WrongProcess), for nobody is at its other side.
+    child cannot be used (WrongProcess), for its other side is in the parent.
     """
 
     def __init__(
@@ -333,7 +333,7 @@ class SpscRingBuffer(Generic[T]):
             self.write_complete()
 
     def try_write_lock(self) -> T | None:
-        """The buffer to fill, or None where the ring is full."""
+        """The buffer to fill, or None if the ring is full."""
         slot = self._lock_slot()
         return None if slot < 0 else self._buffers[slot]
 
@@ -363,7 +363,7 @@ class SpscRingBuffer(Generic[T]):
         self._notify()
 
     def try_read_lock(self) -> T | None:
-        """The next published buffer, or None where there is none."""
+        """The next published buffer, or None if there is none."""
         if self._origin.left:
             raise self._not_ours()
         slot = self._ring.try_read_lock()
@@ -410,7 +410,7 @@ class SpscRingBuffer(Generic[T]):
         return self._ring.read_available
 
     def write_available(self) -> bool:
-        """Whether `write_lock` would return at once."""
+        """Returns whether `write_lock` would return at once."""
         return self._write_locked or self._ring.write_available > 0
 
     def invalidate(self) -> None:

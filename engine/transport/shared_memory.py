@@ -1,10 +1,11 @@
 """Anonymous shared memory and the wake-ups that go with it.
 
 Memory is made with `memfd_create` and handed to the other process as a file descriptor
-over a socket. It has no name, so nothing can be left in `/dev/shm` whoever is killed,
-and Python's resource tracker has no part in it. A segment is sparse: what it may take
-is fixed when it is made, a page is taken from the machine when it is first touched, and
-the kernel takes everything back when the last process that maps it is gone.
+over a socket. It has no name, so nothing can be left in `/dev/shm` if a process is
+killed, and Python's resource tracker has no part in it. A segment is sparse: what it
+may take is fixed when it is made, a page is taken from the machine when it is first
+touched, and the kernel takes everything back when the last process that maps it is
+gone.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ VARIABLE = "POPGATE_INJECT_FAILURES"
 
 
 class Failure(Enum):
-    """What can be ordered: a fault of each kind, an error of ours that nobody expected,
+    """What can be ordered: a fault of each kind, an unexpected error of ours,
     a run that never ends, the death of the process."""
 
     APPLICATION = "application"

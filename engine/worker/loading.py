@@ -106,7 +106,7 @@ def _rules(
 
 
 def _regroups(plan: BatchPlan, policy: BatchingPolicy) -> bool:
-    """Whether requests are cut or joined to runs, or have to be run bit by bit."""
+    """Returns whether requests are split or joined to runs, or run piece by piece."""
     if policy.conditional or not plan.run_units:
         return False
     if plan.run_units > 1:

@@ -127,7 +127,7 @@ class RegroupingReplica(Replica):
     # -- running
 
     def step(self) -> list[ClientChannel]:
-        """Take in what has come and run what can run; the clients that have news."""
+        """Take in what has come and run what can run; returns the clients to wake."""
         now = time.monotonic_ns()
         self._drop_cancelled(now)
         alone = self._take_in(now)
@@ -149,8 +149,8 @@ class RegroupingReplica(Replica):
     def _take_in(self, now: int) -> bool:
         """Open requests until there is enough for a step.
 
-        True where the next request cannot run together with those that are open, so
-        that these wait for nobody.
+        True if the next request cannot run together with those that are open, so
+        that these need not wait.
         """
         limit = max(self.policy.max_rows, self._each)
         units = self._units
@@ -203,7 +203,7 @@ class RegroupingReplica(Replica):
         self._forget_ended()
 
     def _ask(self, units: int, now: int) -> bool:
-        """Tell the client that rows are missing; whether that was possible."""
+        """Tell the client that rows are missing; returns whether that was possible."""
         client = self._open[-1].client
         self._asked_at = now
         if client.link.completions.unreleased()[0]:
@@ -299,7 +299,7 @@ class RegroupingReplica(Replica):
             self._open = deque(entry for entry in self._open if not entry.ended)
 
     def _release_ended(self, now: int) -> list[ClientChannel]:
-        """Release the slots of what has ended, in their order; whose they were."""
+        """Release the slots of what has ended, in order; returns their channels."""
         touched = []
         for client, held in list(self._held.items()):
             requests, inputs = 0, [0] * len(self._names)

@@ -167,7 +167,7 @@ class Replica:
     # -- running
 
     def step(self) -> list[ClientChannel]:
-        """Take one batch of what waits and run it; the clients that have news."""
+        """Take one batch of what waits and run it; returns the clients to wake."""
         now = time.monotonic_ns()
         dropped: list[Dropped] = []
         entries = self._take(now, dropped)

@@ -87,7 +87,7 @@ class Results:
             anchor.ring.write_complete()
 
     def check(self, batch: Batch, values: Values) -> None:
-        """ExecutionFailed where there are not as many rows as went in."""
+        """Raises ExecutionFailed if there are not as many rows as went in."""
         dim = self._plan.dim
         for index, value in values.items():
             wanted = batch.used * self._plan.outputs[index].span
@@ -100,7 +100,7 @@ class Results:
                 )
 
     def _together(self, batch: Batch, client: ClientChannel, values: Values) -> bool:
-        """Publish all at once; False where there is no room for that."""
+        """Publish all at once; False if there is no room for that."""
         entries = batch.entries
         if self._plan.dim and len(entries) > 1:
             return False

@@ -2,7 +2,7 @@
 
 A batch of a large network gains nothing that a few rows do not gain, and its values in
 between take memory that the device keeps. So what a row takes is worked out from the
-shapes, and batches are as large as a budget allows where nobody asks for another size.
+shapes, and batches are as large as a budget allows unless another size is asked for.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Makes what happens inside nested graphs and functions visible outside.
 
 The values of a body of `Loop` or `Scan` become results of its node, one for each step;
-those of a branch of `If` become results that are empty where the branch is not taken.
+those of a branch of `If` become results that are empty if the branch is not taken.
 Functions are put in place of their calls. The model computes what it did before.
 """
 
@@ -18,7 +18,7 @@ _STEPS = frozenset({"Loop", "Scan"})
 
 
 def has_inside(model: Any) -> bool:
-    """Whether there is anything to make visible."""
+    """Returns whether there is anything to make visible."""
     nested = any(True for node in model.graph.node for _ in graphs_of(node))
     return nested or len(model.functions) > 0
 

@@ -51,7 +51,7 @@ class OperatorCall:
 
     def numbers(self, name: str, index: int) -> tuple[int, ...] | None:
         """Integers that are an attribute in old operator sets, an input in new ones;
-        None where they are left out."""
+        None if they are left out."""
         found = self.attribute(name)
         if found is not None:
             return tuple(int(i) for i in found.ints)

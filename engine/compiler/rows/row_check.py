@@ -206,7 +206,7 @@ class RowCheck:
         raise Dependent(f"{COULD_NOT_RUN} ({failure})")
 
     def _check_size(self, row: int) -> None:
-        """Raise Dependent where rows of so many bytes are too large to be tried."""
+        """Raise Dependent if rows of so many bytes are too large to be tried."""
         count = self._size or TRACED_ROWS
         if count * row > MAX_BATCH:
             raise Dependent(
@@ -292,8 +292,8 @@ class RowCheck:
     def _compare(
         self, actual: dict[str, Array], expected: dict[str, Array], when: str
     ) -> bool:
-        """Whether they are equal within the tight tolerance; Dependent where they are
-        not within the wide one."""
+        """Returns whether they are equal within the tight tolerance; Dependent if they
+        are not within the wide one."""
         tight = True
         for tensor in self._interface.outputs:
             gap = _gap(actual[tensor.name], expected[tensor.name], tensor.data_type)
@@ -306,7 +306,7 @@ class RowCheck:
         return tight
 
     def _note_response(self, results: dict[str, Array]) -> bool:
-        """Whether the rows of some output are not all the same."""
+        """Returns whether the rows of some output are not all the same."""
         responds = any(
             not same_bits(result[:1], result[i : i + 1])
             for result in results.values()
@@ -317,7 +317,7 @@ class RowCheck:
 
 
 def same_bits(one: Array, other: Array) -> bool:
-    """Whether two arrays are equal to the last bit, NaN being equal to NaN."""
+    """Returns whether two arrays are equal to the last bit, NaN being equal to NaN."""
     if one.dtype.kind == "f":
         return bool(np.array_equal(one, other, equal_nan=True))
     return bool(np.array_equal(one, other))

@@ -42,7 +42,7 @@ _RULES: Mapping[tuple[str, str], Rule] = {
 def unproven(model: Any, interface: Interface) -> str | None:
     """Why it is not sure that rows stay apart and all inputs have as many rows.
 
-    A clause; None where it is sure. `model` may lack the data of weights. All inputs
+    A clause; None if it is sure. `model` may lack the data of weights. All inputs
     must have a first dimension that is free.
     """
     counts = RowCounts(len(interface.inputs))
@@ -79,7 +79,7 @@ def traced(
 ) -> dict[str, Value]:
     """What is known of every value that `outputs` are made of, given the inputs.
 
-    Raises Unproven, naming the node, where one may put different rows together.
+    Raises Unproven, naming the node, if one may put different rows together.
     """
     graph = _inlined(model).graph
     values = {tensor.name: _constant(tensor) for tensor in graph.initializer}
@@ -120,7 +120,7 @@ def _inputs(inputs: Iterable[GraphTensor], counts: RowCounts) -> dict[str, Value
         first, *rest = tensor.shape or (None,)
         if isinstance(first, str):
             counts.must_be_equal((groups.setdefault(first, number), number))
-        # A name that comes twice promises nothing: nobody holds requests to it.
+        # A name that comes twice proves nothing: requests are not held to it.
         sizes: list[Size] = [d if isinstance(d, int) else unknown() for d in rest]
         values[tensor.name] = Value((Rows(number), *sizes))
     return values

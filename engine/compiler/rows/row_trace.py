@@ -124,7 +124,8 @@ def _maker(model: Any, name: str) -> str:
 
 
 def rows_stay_apart(one: Array, two: Array, rows: int, row: int) -> bool:
-    """Whether `row` is along some axis and did not change between `one` and `two`.
+    """Returns whether `row` is along some axis and did not change between `one` and
+    `two`.
 
     Rows may be merged with other dimensions into one axis, before or after them.
     """

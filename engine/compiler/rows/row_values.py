@@ -43,7 +43,7 @@ class Value:
 
     @property
     def axis(self) -> int | None:
-        """Along which rows lie; None where the value depends on none."""
+        """Along which rows lie; None if the value depends on none."""
         return next((i for i, d in enumerate(self.shape) if isinstance(d, Rows)), None)
 
     @property
@@ -202,7 +202,7 @@ class _Product:
         return _Product(self.number * other.number, names)
 
     def over(self, other: _Product) -> _Product | None:
-        """Divided by another; None where it is not known that there is no rest."""
+        """Divided by another; None if it is not known that there is no rest."""
         names = list(self.names)
         for name in other.names:
             if name not in names:

@@ -2,7 +2,7 @@
 
 A session has a connection of its own, and its programs run in the thread of that
 connection, beside the replicas of model runners. So a run that waits for data holds up
-nobody: neither a ping nor another model. A session ends with its connection.
+neither a ping nor another model. A session ends with its connection.
 """
 
 from __future__ import annotations

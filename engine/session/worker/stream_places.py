@@ -92,7 +92,7 @@ class Places:
         return None
 
     def take(self, nbytes: int = 0) -> Place:
-        """A free place for `nbytes`, new where there is none."""
+        """A free place for `nbytes`, new if there is none."""
         place = self.find(nbytes)
         return self._grow(nbytes) if place is None else place
 
