@@ -111,7 +111,7 @@ class Gateway:
             settings.devices,
             settings.device_wait_config,
             self._device_pool,
-            patience=settings.device_timeout,
+            ping_timeout=settings.device_timeout,
         )
         self._cache = CompileCache(
             settings.cache_dir, settings.compile_timeout, settings.compile_memory

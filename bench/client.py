@@ -41,12 +41,12 @@ class Answer:
 class Client:
     """One keep-alive connection, opened when first used. Not for two tasks at once.
 
-    `patience`: seconds that one exchange may take before it raises TimeoutError.
+    `timeout`: seconds that one exchange may take before it raises TimeoutError.
     """
 
-    def __init__(self, host: str, port: int, *, patience: float = 30.0) -> None:
+    def __init__(self, host: str, port: int, *, timeout: float = 30.0) -> None:
         self._address = (host, port)
-        self._patience = patience
+        self._timeout = timeout
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def __aenter__(self) -> Self:
@@ -83,7 +83,7 @@ class Client:
 
     async def _exchange(self, method: str, path: str, payload: Payload) -> Answer:
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._timeout):
                 answer = await self._send_and_read(method, path, payload)
         except BaseException:
             await self.close()

@@ -213,7 +213,7 @@ async def swap(server: Server, models: Path, seen: Seen) -> None:
     """Replace the model by its like, again and again."""
     place = models / MODEL / "1"
     content = (place / "m.popef").read_bytes()
-    async with Client(HOST, server.port, patience=60) as client:
+    async with Client(HOST, server.port, timeout=60) as client:
         while not seen.over:
             (place / ".new").write_bytes(content)
             (place / ".new").rename(place / "m.popef")

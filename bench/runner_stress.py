@@ -47,7 +47,7 @@ OFFSET = np.linspace(-1.0, 1.0, WIDTH, dtype=np.float32)
 MOST_ROWS = 9
 MOST_AT_ONCE = 8
 #: Seconds after which a request that was not answered counts as stuck.
-PATIENCE = 60.0
+TIMEOUT = 60.0
 
 
 @dataclass(slots=True)
@@ -97,8 +97,8 @@ class Worker(threading.Thread):
                 self._counts["lost"] += 1
         for rows, result in sent:
             try:
-                if not result.wait(PATIENCE):
-                    raise TimeoutError(f"no answer within {PATIENCE:g} s")
+                if not result.wait(TIMEOUT):
+                    raise TimeoutError(f"no answer within {TIMEOUT:g} s")
             except DeviceLost:
                 self._counts["lost"] += 1
                 continue
@@ -140,10 +140,10 @@ def answers_again(runner: ModelRunner, replica: int) -> None:
     """Return when a replica gives a result: the next request may be the first to meet
     a process that was killed last, and fails then like those before it."""
     row = np.ones((1, WIDTH), np.float32)
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT
     while True:
         try:
-            runner.execute({"x": row}, replica_id=replica, timeout=PATIENCE)
+            runner.execute({"x": row}, replica_id=replica, timeout=TIMEOUT)
         except DeviceLost:
             if time.monotonic() > end:
                 raise
@@ -175,7 +175,7 @@ def run(
         if kill:
             kill_now_and_then(stress, devices, seed)
         for worker in workers:
-            worker.join(max(0.0, stress.end - time.monotonic()) + 2 * PATIENCE)
+            worker.join(max(0.0, stress.end - time.monotonic()) + 2 * TIMEOUT)
             if worker.is_alive():
                 stress.wrong.append(f"{worker.name} did not come to an end")
         for runner in runners:

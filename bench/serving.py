@@ -58,7 +58,7 @@ def free_port() -> int:
 class Server:
     """One server process, its children and its log. A context manager.
 
-    Leaving the context stops it with SIGTERM, and with SIGKILL after `patience`
+    Leaving the context stops it with SIGTERM, and with SIGKILL after `stop_timeout`
     seconds. `environment` is added to that of this process.
     """
 
@@ -69,11 +69,11 @@ class Server:
         *,
         name: str = "server",
         environment: dict[str, str] | None = None,
-        patience: float = 20.0,
+        stop_timeout: float = 20.0,
     ) -> None:
         self.name = name
         self.port = port
-        self.patience = patience
+        self.stop_timeout = stop_timeout
         self._log = tempfile.NamedTemporaryFile(  # noqa: SIM115 - closed with us
             prefix=f"{name}-", suffix=".log"
         )
@@ -174,7 +174,7 @@ class Server:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
-                self.process.wait(self.patience)
+                self.process.wait(self.stop_timeout)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()

@@ -40,7 +40,7 @@ from bench.workload import Job
 
 MODELS = ("small", "middle")
 SETTLE = 20  # answers between two swaps
-PATIENCE = 2.0  # seconds until what was replaced must be gone
+TIMEOUT = 2.0  # seconds until what was replaced must be gone
 
 
 @dataclass(slots=True)
@@ -139,7 +139,7 @@ def models_on_devices(server: Server) -> int:
 def mapped_models(server: Server, expected: int) -> list[str]:
     """The model files that the gateway and its devices have mapped; waits a moment
     where they are more than expected."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT
     while True:
         found = mapped_files(server.pids(), ".popef")
         if len(found) <= expected or not expected or time.monotonic() > end:

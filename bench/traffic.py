@@ -14,7 +14,7 @@ from bench.serving import HOST, Server
 from bench.workload import Job, endless
 
 #: A request without an answer after this many seconds hangs.
-PATIENCE = 15.0
+TIMEOUT = 15.0
 #: Pause of a client whose connection was refused or closed.
 PAUSE = 0.02
 
@@ -77,7 +77,7 @@ class Traffic:
 async def _keep_asking(
     server: Server, jobs: Sequence[Job], seed: int, traffic: Traffic
 ) -> None:
-    async with Client(HOST, server.port, patience=PATIENCE) as client:
+    async with Client(HOST, server.port, timeout=TIMEOUT) as client:
         for job in endless(jobs, seed):
             if traffic.over:
                 return
@@ -97,7 +97,7 @@ async def _ask(client: Client, job: Job) -> tuple[int, str]:
     except CutAnswer as error:
         return 0, f"cut: {error}"
     except TimeoutError:
-        return 0, f"no answer in {PATIENCE} s"
+        return 0, f"no answer in {TIMEOUT} s"
     # An error is right or wrong by what was going on: the caller decides.
     return answer.status, job.complaint(answer) if answer.status == 200 else ""
 

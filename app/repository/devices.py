@@ -64,14 +64,14 @@ class GatewayDevices:
         wait: DeviceWaitConfig,
         pool: DaemonPool,
         *,
-        patience: float = 10.0,
+        ping_timeout: float = 10.0,
     ) -> None:
         """Raises `engine.InvalidConfig` for a specification it cannot read."""
         self._manager = DeviceManager(specification, reserve_cores=RESERVED_CORES)
         self._take_all = specification is not None
         self._wait = wait
         self._pool = pool
-        self._patience = patience
+        self._ping_timeout = ping_timeout
         self._watches: list[DeviceWatch] = []
         self._devices: list[Device] = []
         self._next = 0
@@ -111,7 +111,7 @@ class GatewayDevices:
                 device.close()
             raise
         for device in devices:
-            device.patience = self._patience
+            device.ping_timeout = self._ping_timeout
         self._devices = devices
 
     def watch(self) -> None:
@@ -181,9 +181,9 @@ class GatewayDevices:
 class DeviceWatch:
     """One device on the event loop.
 
-    A device that does not answer a ping within its `patience` hangs and is killed: its
-    requests fail, it is started again. A long batch is no reason, nor is a model that
-    is being loaded: pings are answered beside it.
+    A device that does not answer a ping within its `ping_timeout` hangs and is killed:
+    its requests fail, it is started again. A long batch is no reason, nor is a model
+    that is being loaded: pings are answered beside it.
     """
 
     def __init__(
@@ -205,8 +205,8 @@ class DeviceWatch:
         loop.add_reader(self._result_fd, device.poll)
         self._watch_life()
         self._pings: asyncio.Task[None] | None = None
-        if device.patience > 0:
-            self._pings = loop.create_task(self._ping(device.patience))
+        if device.ping_timeout > 0:
+            self._pings = loop.create_task(self._ping(device.ping_timeout))
         self._looks = loop.create_task(self._look_at_runs())
 
     @property
@@ -233,12 +233,12 @@ class DeviceWatch:
             if task is not None:
                 task.cancel()
 
-    async def _ping(self, patience: float) -> None:
+    async def _ping(self, ping_timeout: float) -> None:
         device = self.device
         while True:
-            await asyncio.sleep(patience / 2)
+            await asyncio.sleep(ping_timeout / 2)
             if device.state is DeviceState.READY:
-                await self._pool.run(device.look_after)
+                await self._pool.run(device.check_responsive)
 
     async def _look_at_runs(self) -> None:
         """Ends runs that take longer than they may, where something runs."""

@@ -54,7 +54,7 @@ START_TIMEOUT = 60.0
 #: Seconds that a run which was told to end gets to do so.
 RUN_GRACE = 5.0
 #: Seconds it may take to answer a ping, by default.
-PATIENCE = 10.0
+PING_TIMEOUT = 10.0
 
 
 class DeviceUser(Protocol):
@@ -122,7 +122,7 @@ class Device:
         self._cancelled_runs: set[int] = set()
         #: Seconds the process may take to answer a ping while a caller waits for it; 0:
         #: any time. One that takes longer hangs, and is killed.
-        self.patience = PATIENCE
+        self.ping_timeout = PING_TIMEOUT
         self._back_off = BackOff()
         self._recovering = threading.RLock()
         self._blocking = BlockingDriver(self)
@@ -263,9 +263,9 @@ class Device:
         self._lose()
         return False
 
-    def look_after(self) -> bool:
-        """Returns whether the process answers within `patience` seconds; one that does
-        not is killed. Blocks meanwhile.
+    def check_responsive(self) -> bool:
+        """Returns whether the process answers within `ping_timeout` seconds; one that
+        does not is killed. Blocks meanwhile.
 
         A caller that waits for it, however long, calls this from time to time: the
         process answers beside whatever it is doing.
@@ -273,27 +273,27 @@ class Device:
         self.origin.check("Device")
         if self.state is not DeviceState.READY:
             return False
-        process, patience = self._launcher.process, self.patience
-        if patience <= 0:
+        process, ping_timeout = self._launcher.process, self.ping_timeout
+        if ping_timeout <= 0:
             return True
         try:
-            self.ping(patience)
+            self.ping(ping_timeout)
         except DeviceClosed:
             return False
         except DeviceLost as error:
             # It may have died, and there may be another one by now.
             hangs = isinstance(error.__cause__, TimeoutError)
             if hangs and self._is_present(process):
-                self._kill(f"it has not answered a ping for {patience:g} s")
+                self._kill(f"it has not answered a ping for {ping_timeout:g} s")
             return False
         return True
 
     @property
     def watch(self) -> control.Watch | None:
-        """For callers that wait for the process; None if `patience` is 0."""
-        if self.patience <= 0:
+        """For callers that wait for the process; None if `ping_timeout` is 0."""
+        if self.ping_timeout <= 0:
             return None
-        return control.Watch(self.patience / 2, self._assure)
+        return control.Watch(self.ping_timeout / 2, self._assure)
 
     def expire(self) -> int:
         """Fail the requests whose deadline has passed; returns how many.
@@ -478,8 +478,8 @@ class Device:
             self.kill(f"a cancelled run is still running after {seconds:.1f} s")
 
     def _assure(self) -> None:
-        """Raises DeviceLost if `look_after` finds it lost."""
-        if not self.look_after():
+        """Raises DeviceLost if `check_responsive` finds it lost."""
+        if not self.check_responsive():
             self._refuse_if_closed()
             if self.state is DeviceState.READY:  # this is the first to notice its death
                 raise self._loss(self._death_of(self._launcher.process))
@@ -626,8 +626,8 @@ class Device:
                 )
 
         watch = None
-        if self.patience > 0:
-            watch = control.Watch(max(self.patience, PATIENCE), look)
+        if self.ping_timeout > 0:
+            watch = control.Watch(max(self.ping_timeout, PING_TIMEOUT), look)
         try:
             self._refuse_if_closed()
             connection = Connection(self.address, self._result_fd, START_TIMEOUT, watch)

@@ -146,7 +146,7 @@ class SessionLink:
             try:
                 return control.send(self._sock, message, list(fds))
             except BlockingIOError:
-                self._look_after()
+                self._check_responsive()
             except OSError:
                 raise SessionEnded from None
 
@@ -165,7 +165,7 @@ class SessionLink:
                 message, fds = control.receive(self._sock, RUN_MESSAGE)
                 break
             except BlockingIOError:
-                self._look_after()
+                self._check_responsive()
             except (EOFError, OSError):
                 raise SessionEnded from None
         try:
@@ -196,9 +196,9 @@ class SessionLink:
         if gone:
             raise SessionEnded
 
-    def _look_after(self) -> None:
+    def _check_responsive(self) -> None:
         """The device has been silent for a while; SessionEnded where it hangs."""
-        if not self._device.look_after():
+        if not self._device.check_responsive():
             raise SessionEnded
 
     def _too_late(self) -> NoReturn:

@@ -99,10 +99,10 @@ def connect(
 ) -> socket.socket:
     """A connection to the device process at an abstract address, with this timeout."""
     sock = HeldSocket()
-    patience = timeout if timeout is not None else watch.interval if watch else 0.0
+    seconds = timeout if timeout is not None else watch.interval if watch else 0.0
     try:
         # Not the timeout of Python's, with which a full backlog fails at once.
-        limit_blocking(sock, socket.SO_SNDTIMEO, patience)
+        limit_blocking(sock, socket.SO_SNDTIMEO, seconds)
         while True:
             try:
                 sock.connect(f"\0{address}")

@@ -42,7 +42,7 @@ def test_a_request_brings_a_device_back_that_would_be_tried_much_later(
 
 async def _back_by_a_request(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
     pool = DaemonPool(4, "devices")
-    devices = GatewayDevices("cpu:24-24", DeviceWaitConfig(), pool, patience=60)
+    devices = GatewayDevices("cpu:24-24", DeviceWaitConfig(), pool, ping_timeout=60)
     devices.attach()
     devices.watch()
     (device,) = devices.place(1, ()).values()

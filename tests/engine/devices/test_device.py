@@ -186,7 +186,7 @@ def test_a_device_that_hangs_does_not_keep_who_waits_for_it(
     config = ModelRunnerConfig(replica_to_device={0: own_device}, auto_reset=True)
     path = models.affine(tmp_path / "m.popef")
     row = {"input": np.zeros((1, 4), np.float32)}
-    own_device.patience = 1.0
+    own_device.ping_timeout = 1.0
     lost = r"device cpu:20 was lost: it has not answered a ping for 1 s"
     with ModelRunner(path, config) as runner:
         assert own_device.pid is not None
@@ -199,7 +199,7 @@ def test_a_device_that_hangs_does_not_keep_who_waits_for_it(
         with pytest.raises(DeviceLost, match=lost):
             calls[meanwhile]()
         assert own_device.lost_by == "it has not answered a ping for 1 s"
-        own_device.patience = 60.0
+        own_device.ping_timeout = 60.0
         assert runner.execute(row, timeout=60)
 
 
@@ -213,14 +213,14 @@ def test_a_process_that_hangs_while_it_starts_is_not_waited_for(
     os.kill(own_device.pid, signal.SIGKILL)
     until(lambda: not own_device.check())
     with monkeypatch.context() as patch:
-        patch.setattr("engine.devices.device.PATIENCE", 0.5)
+        patch.setattr("engine.devices.device.PING_TIMEOUT", 0.5)
         patch.setattr("engine.devices.device.START_TIMEOUT", 3600.0)
         patch.setattr(sys, "executable", str(sleeper))
-        own_device.patience = 0.5
+        own_device.ping_timeout = 0.5
         with pytest.raises(DeviceLost, match=r"failed to start: process \d+ is idle"):
             own_device.recover()
     assert own_device.back_off > 0
-    own_device.patience = 60.0
+    own_device.ping_timeout = 60.0
     own_device.recover()
     assert own_device.back_off == 0
 

@@ -249,17 +249,17 @@ def test_the_device_dies_while_it_computes(slow: Path, own_device: Device) -> No
 
 
 def test_the_device_hangs(affine: Path, slow: Path, own_device: Device) -> None:
-    own_device.patience = 1.0
+    own_device.ping_timeout = 1.0
     assert own_device.pid is not None
     os.kill(own_device.pid, signal.SIGSTOP)
     lost = pytest.raises(DeviceLost, match="has not answered a ping for 1 s")
     with Session(affine) as session, lost:
         session.bind_to_device(own_device)  # while it loads
-    own_device.patience = 60.0
+    own_device.ping_timeout = 60.0
     own_device.recover()
     with Session(slow) as session:
         session.bind_to_device(own_device)
-        own_device.patience = 1.0
+        own_device.ping_timeout = 1.0
         session.reload()
         computing = Computing(session)
         os.kill(own_device.pid, signal.SIGSTOP)
