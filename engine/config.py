@@ -76,7 +76,7 @@ class AttachedDevice(Protocol):
 class ModelRunnerConfig:
     """Options of a `ModelRunner`.
 
-    Names and defaults are Model Runtime's (User Guide 3.3) where it has the option:
+    Names and defaults are Model Runtime's (User Guide 3.3) if it has the option:
     `replication_factor` replicas, each with requests of its own; `run_save_programs`
     runs the save programs of each replica when the runner is closed and puts what they
     deliver into the arrays of `replica_to_save_programs_outputs` (by replica, by tensor
@@ -89,7 +89,7 @@ class ModelRunnerConfig:
     `ring_buffer_size_multiplier * batch` requests, 16 at least, are in flight.
 
     `batching_dim` is the dimension in which requests may have any size; without it
-    requests are whole compiled batches (None: the first, where the model says that its
+    requests are whole compiled batches (None: the first, if the model says that its
     rows may be mixed, else one compiled batch or whole device iterations).
 
     A request that does not fill a run waits `timeout_ns` for others (0: for ever), then
@@ -103,8 +103,8 @@ class ModelRunnerConfig:
     `record_tracepoints` says to record any.
 
     Ours: `max_batch_size` rows run together at most (0: as the model says);
-    `preferred_batch_sizes` are formed where the requests that wait make one up, without
-    delay; `max_queue_delay` seconds a free device waits for more rows where a run takes
+    `preferred_batch_sizes` are formed if the requests that wait make one up, without
+    delay; `max_queue_delay` seconds a free device waits for more rows if a run takes
     any number of them (0: never);
     `max_queue_size` requests may wait in one replica; `priority_levels` of requests,
     1 the highest, each with a queue of its own (0: one queue for all), of which

@@ -132,7 +132,7 @@ class DeviceLost(Gone):
     """The device process died; every request in it failed with this.
 
     `culprit` is the model that was at work when it crashed, by name; empty if it did
-    not crash, or where that cannot be told.
+    not crash, or if that cannot be told.
     """
 
     culprit = ""

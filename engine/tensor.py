@@ -44,7 +44,7 @@ class Tensor:
 
     @classmethod
     def from_numpy(cls, array: Array, data_type: DataType | None = None) -> Tensor:
-        """The tensor of `array`; no copy where it is contiguous and native.
+        """The tensor of `array`; no copy if it is contiguous and native.
 
         `data_type` tells apart what numpy cannot: BF16 and FP8 travel as unsigned
         integers that hold their bits.
@@ -65,7 +65,7 @@ class Tensor:
 
     @property
     def buffer(self) -> memoryview:
-        """All bytes as one view; copies only where there are several parts."""
+        """All bytes as one view; copies only if there are several parts."""
         if len(self.parts) == 1:
             return memoryview(self.parts[0]).cast("B")
         return memoryview(b"".join(self.parts))
@@ -74,7 +74,7 @@ class Tensor:
         return b"".join(self.parts)
 
     def numpy(self) -> Array:
-        """As a numpy array: a view where the bytes are in one part.
+        """As a numpy array: a view if the bytes are in one part.
 
         STRING gives an object array of `bytes`; BF16 an array of uint16 bits.
         """
@@ -94,7 +94,7 @@ class Tensor:
 class DataDesc:
     """What a runner expects or delivers under a name (Model Runtime: `DataDesc`).
 
-    `shape` holds -1 where the size is known only at run time and is None where
+    `shape` holds -1 if the size is known only at run time and is None where
     not even the rank is known. In what a request may bring, the size of the batch
     dimension is -1 and has to be a multiple of `multiple`.
     """
@@ -107,7 +107,7 @@ class DataDesc:
 
     @property
     def size_in_bytes(self) -> int:
-        """Bytes of one transfer; -1 where the shape is not fixed."""
+        """Bytes of one transfer; -1 if the shape is not fixed."""
         info = TensorInfo(self.shape, self.data_type)
         if not info.is_static or self.data_type is DataType.STRING:
             return -1

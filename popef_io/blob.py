@@ -30,7 +30,7 @@ class Blob:
     """A blob whose header and descriptor have been checked.
 
     The payload's checksum is checked when the payload is first asked for, so that a
-    large file is read once, when it is used, and not at all where it is not.  May be
+    large file is read once, when it is used, and not at all if it is not.  May be
     used by several threads at once.
     """
 

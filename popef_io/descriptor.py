@@ -181,7 +181,7 @@ def decode(kind: BlobType, data: bytes, where: Location) -> Info:
             raise LimitError(name, *refusal.limit, where=place) from None
         raise CorruptError(f"{field}: {refusal.reason}", where=place) from None
     # What msgpack raises for bytes that are not msgpack, or exceed its limits; the last
-    # by its pure-Python twin where the C module has a stack error.
+    # by its pure-Python twin if the C module has a stack error.
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
         place = _inside(where, unpacker.tell())
         reason = str(error) or type(error).__name__

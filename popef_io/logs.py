@@ -2,7 +2,7 @@
 
 `POPEF_LOG_LEVEL` (OFF, ERR, WARN, INFO, DEBUG, TRACE) and `POPEF_LOG_DEST` (stdout,
 stderr or the name of a file), and the same two for other prefixes, are those of the
-PopEF User Guide (7.1, 7.2). Where no level is set nothing is set up: the loggers are
+PopEF User Guide (7.1, 7.2). If no level is set nothing is set up: the loggers are
 those of the standard `logging` module, and the program decides. docs/logging.md.
 """
 
@@ -51,7 +51,7 @@ def configure_logging(prefix: str, loggers: Iterable[str], label: str = "") -> b
     """Set up `loggers` as `{prefix}_LOG_LEVEL` and `{prefix}_LOG_DEST` say.
 
     Whether there is something to log: False leaves the loggers untouched, or silences
-    them where the level is OFF. Otherwise their records go to the destination and
+    them if the level is OFF. Otherwise their records go to the destination and
     nowhere else. `label` tells processes apart. What cannot be understood is warned of
     in the log, never an error: it must not keep a program from running. May be called
     again.

@@ -47,7 +47,7 @@ class FileView:
 
     def read(self, begin: int, end: int) -> memoryview:
         """The bytes from `begin` to `end`, as far as there are any: in place, or a copy
-        where it is detached.
+        if it is detached.
 
         Raises CorruptError if the file has become shorter since.
         """
@@ -170,7 +170,7 @@ if sys.version_info >= (3, 13):
     def map_descriptor(
         descriptor: int, size: int, *, writable: bool = False
     ) -> memoryview:
-        """Map the first `size` bytes, shared; keeps no descriptor where that can be.
+        """Map the first `size` bytes, shared; keeps no descriptor if that can be.
 
         The mapping goes when the last view of it does.
         """
@@ -195,7 +195,7 @@ elif sys.platform == "linux" and sys.maxsize > 1 << 32:
     def map_descriptor(
         descriptor: int, size: int, *, writable: bool = False
     ) -> memoryview:
-        """Map the first `size` bytes, shared; keeps no descriptor where that can be.
+        """Map the first `size` bytes, shared; keeps no descriptor if that can be.
 
         The mapping goes when the last view of it does.
         """

@@ -54,7 +54,7 @@ class TensorInfo:
         return self.element_count * self.data_type.item_size
 
     def __str__(self) -> str:
-        """As `F32[1, ?, 64]`; `F32[...]` where the rank is not known."""
+        """As `F32[1, ?, 64]`; `F32[...]` if the rank is not known."""
         if self.shape is None:
             return f"{self.data_type.name}[...]"
         dimensions = ("?" if size == -1 else str(size) for size in self.shape)

@@ -25,9 +25,9 @@ class CompileOptions:
     """How to compile. `repr` is complete and stable: it may be part of a cache key."""
 
     batch: Literal["auto", "off"] | int = "auto"
-    """Whether rows of different requests may share a batch. `auto`: where the check
+    """Whether rows of different requests may share a batch. `auto`: if the check
     shows that they may. `off`: never. A number fixes the first dimension at that many
-    rows, which are mixed where the check shows that they may."""
+    rows, which are mixed if the check shows that they may."""
     weights: Literal["data", "inside"] = "data"
     """Where large initializers go: tensor data of the container, or the executable."""
     weights_from: int = 1024
@@ -107,7 +107,7 @@ class BatchDecision:
     reason: str
     """A clause without its full stop."""
     most: int = 0
-    """Rows that fit into memory well, where that is less than the default; 0: all."""
+    """Rows that fit into memory well, if that is less than the default; 0: all."""
 
     @property
     def could_not_run(self) -> bool:

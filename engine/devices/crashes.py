@@ -2,7 +2,7 @@
 
 A process that dies of what it does (a bug of ONNX Runtime that a graph or an input
 brings to light, a file that is cut short under its mapping) takes every model of its
-device along. It comes back, and where the same model does that again and again, the
+device along. It comes back, and if the same model does that again and again, the
 others would never be served: that model is given up.
 """
 

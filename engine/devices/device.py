@@ -182,7 +182,7 @@ class Device:
         """Returns whether `collect` would find something; looks at memory only.
 
         `alone`: the caller goes on looking, for the only request in flight. From the
-        thread that drives; where the process is gone there is nothing to wait for.
+        thread that drives; if the process is gone there is nothing to wait for.
         """
         connection = self._connection
         if connection is None:
@@ -196,7 +196,7 @@ class Device:
             return True
 
     def catch_up(self) -> None:
-        """Resolve what has finished, where no event loop sees to that."""
+        """Resolve what has finished, if no event loop sees to that."""
         if not self._blocking.adopted:
             connection = self._connection
             if connection is not None and self.look(connection.link.alone):
@@ -430,7 +430,7 @@ class Device:
         self._lose()
 
     def _kill(self, why: str) -> None:
-        """`kill` for any thread: where an event loop drives, it notices the death, as
+        """`kill` for any thread: if an event loop drives, it notices the death, as
         what follows belongs to its thread."""
         self._killed_for = why
         self._launcher.end(kill=True)
@@ -454,7 +454,7 @@ class Device:
         """Look at the answer of a `ping`: whether what runs takes longer than its model
         may. For the thread that drives the device.
 
-        Such a run is ended, and its model fails. Where that does not help the process
+        Such a run is ended, and its model fails. If that does not help the process
         is ended, and comes back without it.
         """
         replica, seconds = int(status["running"]), int(status["running_ns"]) / 1e9
@@ -541,7 +541,7 @@ class Device:
     def recover(self, *, by_hand: bool = False) -> None:
         """Start a new process and load the models again; blocks meanwhile.
 
-        `by_hand`: also where it has FAILED. Safe to call from several threads and where
+        `by_hand`: also if it has FAILED. Safe to call from several threads and where
         nothing is lost. Raises what kept it from starting; try again after `back_off`
         seconds.
         """
@@ -561,7 +561,7 @@ class Device:
                 except (DeviceLost, DeviceClosed):
                     raise
                 except EngineError as error:
-                    # The traceback tells something where the fault is ours.
+                    # The traceback tells something if the fault is ours.
                     ours = isinstance(error, EngineBug)
                     text = "failed to reload %r on %s: %s"
                     logger.error(text, runner, self.id, error, exc_info=ours)

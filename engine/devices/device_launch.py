@@ -178,7 +178,7 @@ class LaunchedProcess:
     def end(self, *, kill: bool) -> None:
         """Wait until it has ended by itself, or kill it; returns when it is gone.
 
-        Thread-safe, and nothing happens where it has ended.
+        Thread-safe, and nothing happens if it has ended.
         """
         if kill and not self.has_ended:
             self._process.kill()

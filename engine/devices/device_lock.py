@@ -53,7 +53,7 @@ def model_devices() -> int:
 
 
 def _bound_names() -> frozenset[str]:
-    """The abstract names in use; none where the kernel does not show them."""
+    """The abstract names in use; none if the kernel does not show them."""
     try:
         table = Path("/proc/net/unix").read_text()
     except OSError:

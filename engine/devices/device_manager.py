@@ -109,7 +109,7 @@ def parse_devices(specification: str) -> tuple[str, ...]:
 
 def named_devices(devices: str | None) -> tuple[str, ...] | None:
     """The ids that `devices` names, or else `POPGATE_DEVICES` in the environment; None
-    where neither does. InvalidConfig, which names the variable, where that is not
+    where neither does. InvalidConfig, which names the variable, if that is not
     understood."""
     if devices:
         return parse_devices(devices)

@@ -24,7 +24,7 @@ class Request:
     copied `into` arrays (engine/transport/output_arrays.py). `submitted_ns` is when it
     was put into its queue (CLOCK_MONOTONIC), `queue_ns` the time from then on until its
     batch started, `compute_ns` how long the batch ran, `batch_rows` how many rows it
-    had. `began_ns` is when the caller began, where the request's times are to be
+    had. `began_ns` is when the caller began, if the request's times are to be
     recorded, else 0 (engine/runner/tracepoints.py). `predicted_ns` is when it was
     predicted to be done, 0 if that did not matter (engine/runner/service_time.py).
     `on_done` is called in the thread that resolves it and must not block; what it
@@ -98,7 +98,7 @@ class Request:
                 on_done(self)
             except Exception:
                 # Results of others came with this one; they must not be lost, not
-                # even where there is no memory to say so.
+                # even if there is no memory to say so.
                 with contextlib.suppress(Exception):
                     logger.exception("on_done of %r failed", self)
 
@@ -130,7 +130,7 @@ class RequestChannel(ABC):
     #: Of the replica in its device process, and of the channel in completions.
     replica: int
     number: int
-    #: A level of the model, 1 the highest; 0 where there are no levels.
+    #: A level of the model, 1 the highest; 0 if there are no levels.
     priority: int
 
     @property

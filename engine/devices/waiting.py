@@ -19,7 +19,7 @@ SPIN_NS = 100_000
 WAKE_NS = 40_000
 #: or one of the last few that it looked for.
 SPIN_CREDIT = 4
-#: Where others run on its core for so long meanwhile, there is no core to spare, and it
+#: If others run on its core for so long meanwhile, there is no core to spare, and it
 #: sleeps at once for the next so many short waits.
 TAKEN_NS = 20_000
 REST = 64
@@ -44,12 +44,12 @@ class Driven(Protocol):
 
 
 class BlockingDriver:
-    """Drives a device for threads that block, where no event loop has adopted it.
+    """Drives a device for threads that block, if no event loop has adopted it.
 
     Of the threads that wait, the one that has the driver's lock watches the device's
     descriptors and calls `poll`, for all of them. Thread-safe.
 
-    To wake a process takes longer than many a request. So where there is a core for
+    To wake a process takes longer than many a request. So if there is a core for
     the device and for who asks it (`spin_us`, engine/devices/thread_plan.py), the
     driver looks for results for a moment before it sleeps, while that is worth it;
     other threads of this process and other processes run meanwhile.

@@ -2,7 +2,7 @@
 
 A *unit* is what requests are counted in: one row where rows may be regrouped freely
 (`batching_dim`, or a model whose rows may be mixed), else one compiled batch. A
-*transfer* is one read or write of a stream; a run has several of a stream where the
+*transfer* is one read or write of a stream; a run has several of a stream if the
 program repeats (device iterations). The client works the plan out and the device
 process is told.
 """
@@ -259,7 +259,7 @@ def _by_rows(
 def _by_batches(
     anchors: MainAnchors, transfers: Mapping[str, int], mixed: bool
 ) -> BatchPlan:
-    """Whole compiled batches; whole runs where a run needs more of one anchor than of
+    """Whole compiled batches; whole runs if a run needs more of one anchor than of
     another."""
     carried = (*anchors.inputs, *anchors.outputs)
     counts = {transfers.get(a.handle, 1) for a in carried}
@@ -307,7 +307,7 @@ def _batch_size(metadata: Metadata, option: str) -> int:
 
 
 def _transfers(model: Model) -> Mapping[str, int]:
-    """How often a run transfers each stream, where that can be more than once."""
+    """How often a run transfers each stream, if that can be more than once."""
     metadata = model.metadata
     if metadata.device_iterations <= 1:
         return {}

@@ -15,8 +15,8 @@ def split_iterations(
     """The outputs of a request, for each device iteration that made a part of them.
 
     What a run writes once is in every part. All in one part for models with one
-    iteration, and where the outputs do not agree how many there are. Strings and other
-    outputs are views where they can be.
+    iteration, and if the outputs do not agree how many there are. Strings and other
+    outputs are views if they can be.
     """
     cuts = {
         rows.name: _extents(rows, outputs[rows.name], plan.dim)

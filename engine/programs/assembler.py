@@ -99,7 +99,7 @@ class Assembler:
     def _fused(self, nodes: list[Node], start: int) -> tuple[Step, int] | None:
         """One step for the stream copies and the graph from `start`, and their end.
 
-        Only where the variables between them are used by them alone: then the data
+        Only if the variables between them are used by them alone: then the data
         goes from stream to graph to stream.
         """
         single = self._dataflow.single_use

@@ -1,7 +1,7 @@
 """What programs do to variables: decides what may be borrowed and what is copied.
 
 A stream lends its data only until the program ends. So a value that came from a stream
-may be passed on without a copy where the variable does not outlive the program, and an
+may be passed on without a copy if the variable does not outlive the program, and an
 output may be computed straight into the stream's memory if nothing else reads it.
 """
 

@@ -105,7 +105,7 @@ class GraphCall:
         return ordinary
 
     def _gated_step(self, bound: BoundRun) -> Step:
-        """The ordinary step where nothing is large, which costs 0.2 µs to know."""
+        """The ordinary step if nothing is large, which costs 0.2 µs to know."""
         gate = gate_of(bound.offers)
         if gate is None:
             return self._general_step(bound)

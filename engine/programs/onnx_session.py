@@ -188,8 +188,8 @@ class Binding:
         """Run; an output that comes with an array is written into it.
 
         The arrays must be C-contiguous. Returns the outputs in order, the given array
-        itself where there is one. Raises ONNX Runtime's own exceptions, and
-        BoundShapeMismatch where a given array has not the shape that came out.
+        itself if there is one. Raises ONNX Runtime's own exceptions, and
+        BoundShapeMismatch if a given array has not the shape that came out.
         """
         binding = self._binding
         try:
@@ -348,7 +348,7 @@ def _words(error: BaseException) -> str:
 
 
 def load_error(error: BaseException) -> EngineError:
-    """What to raise where a session could not be made."""
+    """What to raise if a session could not be made."""
     if isinstance(error, EngineError):
         return error
     words = _words(error)

@@ -111,7 +111,7 @@ def gate_of(offers: Sequence[Offer]) -> tuple[InputAxis, int] | None:
 class BoundRun:
     """Runs a graph with the outputs bound for which the streams offer memory.
 
-    `always` binds even where they offer none. Not thread-safe.
+    `always` binds even if they offer none. Not thread-safe.
     """
 
     __slots__ = (

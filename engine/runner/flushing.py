@@ -2,7 +2,7 @@
 
 The device says which input it waits for (`Outcome.NEEDS_ROWS`). What the callback gives
 is sent as a request that fills up what waits; the device takes as many of its rows as
-are missing, and drops it where nothing is missing any more. A callback that fails, or
+are missing, and drops it if nothing is missing any more. A callback that fails, or
 gives what cannot run, would do so each time it is asked, so those that wait for its
 rows fail with it.
 """

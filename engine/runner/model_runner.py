@@ -129,7 +129,7 @@ class ModelRunner:
 
     @property
     def labels(self) -> dict[str, tuple[str, ...]]:
-        """The names of classes, by output, where the file has them."""
+        """The names of classes, by output, if the file has them."""
         return labels_of(self._model)
 
     @property
@@ -201,7 +201,7 @@ class ModelRunner:
         `deadline` is a `time.monotonic()` time. Without `replica_id` the least busy
         replica takes it. `priority` is a level of a model that has levels, 1 the
         highest; 0 and levels it does not have are the default. With `began_ns`
-        (`time.monotonic_ns()`) its times are recorded, from then on, where the
+        (`time.monotonic_ns()`) its times are recorded, from then on, if the
         configuration says to record any. The outputs are copied `into` arrays, or else
         are `Request.outputs`. Not `delayed`, it waits for no others to run with it,
         whatever the configuration says. Raises QueueFull, DeadlineUnreachable,
@@ -304,7 +304,7 @@ class ModelRunner:
 
     @property
     def failure(self) -> EngineError | None:
-        """Why it takes no requests any more, where it was found at fault."""
+        """Why it takes no requests any more, if it was found at fault."""
         return self._replicas.failure
 
     def run_limit(self, device: Device, replica: int) -> float | None:
@@ -433,7 +433,7 @@ class ModelRunner:
         return tensors
 
     def _tensor(self, name: str, array: Array) -> Tensor:
-        """The array as this input's data type where it is the way that type is held
+        """The array as this input's data type if it is the way that type is held
         in numpy (BF16 as uint16); InvalidInput for another. Types are compared with
         and without `validate_io_params`: bytes of another type mean nothing."""
         desc = self._desc_by_name.get(name)

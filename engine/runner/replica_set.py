@@ -84,7 +84,7 @@ class ReplicaSet:
         self._loaded = False
         self._stopped = False
         self._closed = False
-        #: Why it takes no requests any more, where it was found at fault.
+        #: Why it takes no requests any more, if it was found at fault.
         self.failure: EngineError | None = None
 
     # -- what there is
@@ -369,7 +369,7 @@ class ReplicaSet:
             raise error from None
 
     def run_limit(self, device: Device, replica: int) -> float | None:
-        """`run_timeout` where this is a replica of the model; None if it is not."""
+        """`run_timeout` if this is a replica of the model; None if it is not."""
         mine = any(
             channel.replica == replica and channel.device is device
             for channel in self.channels
@@ -378,7 +378,7 @@ class ReplicaSet:
 
     def fail(self, error: EngineError) -> None:
         """Take no more requests, for good: all fail with `error`, and so do those in
-        flight, whose run ends. It is not loaded again where a device comes back."""
+        flight, whose run ends. It is not loaded again if a device comes back."""
         if self.failure is not None:
             return
         self.failure = error

@@ -117,7 +117,7 @@ class Tracepoints:
     def trace(self, position: int = -1) -> PhaseValues:
         """The times of one request: -1 is the last, 0 the oldest that is kept.
 
-        Zeros where nothing was recorded yet; InvalidInput if there are not so many.
+        Zeros if nothing was recorded yet; InvalidInput if there are not so many.
         """
         rows = self._rows()
         kept = len(rows)

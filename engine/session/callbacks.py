@@ -34,7 +34,7 @@ class AnchorCallbackPolicy(IntEnum):
 class PopefDataUsagePolicy(IntEnum):
     """Whether the data of the file feed an anchor (`PopefDataUsagePolicy`).
 
-    USE_POPEF_DATA_IF_ANY: tensor data or a feed are connected where the file has
+    USE_POPEF_DATA_IF_ANY: tensor data or a feed are connected if the file has
     them. USE_USER_DATA: they are not, and the user connects something else.
     """
 
@@ -69,7 +69,7 @@ class CallbackInfo:
 
 #: `callback(memory)`, called whenever the device reads from or writes to the stream.
 #: `memory` is an array of the anchor's shape and type that is valid during the call
-#: only: an input's is to be filled, an output's to be read. Where the shape of an input
+#: only: an input's is to be filled, an output's to be read. If the shape of an input
 #: is known only at run time, or it holds strings, `memory` is empty and the callback
 #: returns an array instead.
 CallbackHandle: TypeAlias = Callable[[Array], Any]

@@ -152,7 +152,7 @@ class Connections:
         return missing
 
     def check(self, programs: Iterable[int]) -> None:
-        """AnchorsNotConnected where a program has any; it lists them."""
+        """AnchorsNotConnected if a program has any; it lists them."""
         missing = self.not_connected(programs)
         if missing:
             lines = "; ".join(
@@ -207,7 +207,7 @@ class Connections:
     def _chosen(
         self, kind: TensorType, predicate: AnchorCallbackPredicate | None
     ) -> Iterator[tuple[int, Anchor]]:
-        """The anchors for BIND_USER_CB; connects a dummy where it is BIND_EMPTY_CB."""
+        """The anchors for BIND_USER_CB; connects a dummy if it is BIND_EMPTY_CB."""
         for index, anchor in list(self._users(kind)):
             policy = AnchorCallbackPolicy.BIND_USER_CB
             if predicate is not None:

@@ -1,7 +1,7 @@
 """Predicates: which policy an anchor gets (Model Runtime: `predicate_factory`).
 
-Each function makes one that gives `accept` where the anchor has the property and
-`reject` where it has not. They serve both kinds of policies,
+Each function makes one that gives `accept` if the anchor has the property and
+`reject` if it has not. They serve both kinds of policies,
 `AnchorCallbackPolicy` and `PopefDataUsagePolicy`:
 
     create_queue_manager(
@@ -144,7 +144,7 @@ def ring_size_for_main_programs(
 
 
 def _numbers(programs: Iterable[int]) -> frozenset[int]:
-    """As Python's own, also where they are numpy's."""
+    """As Python's own, also if they are numpy's."""
     return frozenset(map(operator.index, programs))
 
 

@@ -24,7 +24,7 @@ Queue = TypeVar("Queue", InputQueue, OutputQueue)
 class QueueManager:
     """The queues of a session; made by `Session.create_queue_manager`.
 
-    Each queue has room for `num_buffers` user batches; where that is a function, for
+    Each queue has room for `num_buffers` user batches; if that is a function, for
     its value times the rows of the compiled batch. `timeout_cb(ring)` is called after
     each `timeout_ns` nanoseconds for which a run waits for data of an input (0: never),
     in the thread of that run.

@@ -4,7 +4,7 @@ A queue belongs to one anchor. Enqueueing hands over memory, which is not copied
 and must stay as it is until its callback is called. The side that runs the program
 takes whole compiled batches off the input queues, cut from and joined over what was
 enqueued, and hands results to the output queues, which fill the enqueued buffers one
-after the other (Model Runtime User Guide 5, "Queues"). Where the model leaves the first
+after the other (Model Runtime User Guide 5, "Queues"). If the model leaves the first
 dimension free there is no compiled batch: each read takes one user batch as it is.
 
 Batches may be prefetched: what is taken stays in the queue until
@@ -70,7 +70,7 @@ TimeoutCallback = Callable[[InputRingBuffer], None]
 
 
 def bytes_per_sample(info: TensorInfo) -> int:
-    """Bytes of one row; of the whole tensor where it has no dimensions."""
+    """Bytes of one row; of the whole tensor if it has no dimensions."""
     if info.shape is None or any(dim < 0 for dim in info.shape[1:]):
         raise InvalidInput(f"queues need a fixed shape after the batch, got {info}")
     nbytes = info.data_type.item_size
@@ -121,7 +121,7 @@ class AnchorQueue(Generic[Slot]):
         self.anchor = anchor
         self._origin = here()
         self.sample_bytes = bytes_per_sample(anchor.tensor_info)
-        #: 0 where the first dimension is free.
+        #: 0 if the first dimension is free.
         self.batch_bytes = self.sample_bytes * batch_rows(anchor.tensor_info)
         self._ring: SpscRingBuffer[Slot] = ring
         self._running = running or RunningThread()

@@ -38,7 +38,7 @@ DEFAULT_BUFFERS = 8
 class Session:
     """Links a model to a device (Model Runtime: `Session`).
 
-    At most one session at a time is loaded on a device. Where several share one, the
+    At most one session at a time is loaded on a device. If several share one, the
     one that runs takes it from the one that ran before, whose save programs are run
     then, and its own load programs next. All runs of a device take turns; a caller that
     wants one waits ten seconds at most, then DeviceBusy is raised. `stop` may be called
@@ -76,7 +76,7 @@ class Session:
 
     @property
     def device(self) -> Device | None:
-        """The device it is bound to, even where another session has taken that."""
+        """The device it is bound to, even if another session has taken that."""
         return self._loaded.device
 
     @property
@@ -122,7 +122,7 @@ class Session:
         self._loaded.bind(device)
 
     def unload_from_device(self) -> None:
-        """Leave the device, having run the save programs: they are run where the load
+        """Leave the device, having run the save programs: they are run if the load
         programs have been and all they write has somewhere to go at once."""
         self._origin.check("Session")
         device = self._loaded.device
@@ -211,7 +211,7 @@ class Session:
     def error_if_anchors_are_not_connected_to_callbacks(
         self, programs: Sequence[int]
     ) -> None:
-        """AnchorsNotConnected, which lists them, where there are any."""
+        """AnchorsNotConnected, which lists them, if there are any."""
         self._connections.check(programs)
 
     # -- running
@@ -242,7 +242,7 @@ class Session:
     def run_save_programs(self, timeout: float | None = None) -> bool:
         """Run the save programs, which bring back what the device has.
 
-        As `run_load_programs`; SessionClosed too where another session has taken the
+        As `run_load_programs`; SessionClosed too if another session has taken the
         device: the save programs were run then.
         """
         deadline = _deadline(timeout)

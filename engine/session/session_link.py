@@ -84,7 +84,7 @@ class SessionLink:
         """Run `programs` in order, and return when they have ended.
 
         `deadline` is a `time.monotonic()` time. Raises how they failed, what a callback
-        raised, DeadlineExceeded, and SessionEnded where the connection ended.
+        raised, DeadlineExceeded, and SessionEnded if the connection ended.
         """
         bind = None
         if self._bound_version != connections.version:
@@ -197,7 +197,7 @@ class SessionLink:
             raise SessionEnded
 
     def _check_responsive(self) -> None:
-        """The device has been silent for a while; SessionEnded where it hangs."""
+        """The device has been silent for a while; SessionEnded if it hangs."""
         if not self._device.check_responsive():
             raise SessionEnded
 

@@ -201,7 +201,7 @@ class AnchorRing:
 
     def find(self, request: int) -> int:
         """The slot with the data of `request`, to be released with `ring.skip`; -1
-        where the next data belongs to a later one (consumer)."""
+        if the next data belongs to a later one (consumer)."""
         while True:
             slot = self.ring.peek()
             if slot < 0:
@@ -297,7 +297,7 @@ class Channel:
 
     def set_cancelled(self, slot: int, *, leaves: bool = False) -> None:
         """Mark the request in `slot` as cancelled (client, before it is released);
-        where it `leaves`, its rows do not wait for a run either."""
+        if it `leaves`, its rows do not wait for a run either."""
         word = (self.layout.table_at + slot * REQUEST_SLOT) // 8 + _FLAGS_WORD
         self._words[word] = CANCELLED | LEAVES if leaves else CANCELLED
 

@@ -133,7 +133,7 @@ class Link:
         return True
 
     def take_completions(self, taken: deque[Completion]) -> None:
-        """Append all that have come since the last call. Where this raises (there is
+        """Append all that have come since the last call. If this raises (there is
         no memory for them), they come again, and some of them twice."""
         ring, view = self.completions, self.view
         count = 0

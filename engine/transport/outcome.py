@@ -55,7 +55,7 @@ def outcome_of(error: Exception) -> tuple[Outcome, str]:
     return Outcome.BUG, f"{type(error).__name__}: {error}"
 
 
-#: Made before they are needed: where there is no memory, there is none for an error.
+#: Made before they are needed: if there is no memory, there is none for an error.
 NO_MEMORY: Final = ExecutionFailed("there is no memory for what a request takes")
 INTERRUPTED: Final = Cancelled("taking the result of the request was interrupted")
 

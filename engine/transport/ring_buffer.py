@@ -133,7 +133,7 @@ class RingCounters:
     # -- producer
 
     def try_write_lock(self) -> int:
-        """The slot to fill next, or -1 where the ring is full."""
+        """The slot to fill next, or -1 if the ring is full."""
         if self._write - self._read_seen >= self.capacity:
             self._read_seen = self._control[_READ_WORD]
             if self._write - self._read_seen >= self.capacity:

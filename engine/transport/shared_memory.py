@@ -115,7 +115,7 @@ def keep_large_blocks() -> bool:
 
     glibc gives every block over 128 KiB back to the kernel at once, and each next one
     costs its page faults again: measured as x1.3 to x1.5 on requests of 600 KB. False
-    where the C library has no mallopt (musl).
+    if the C library has no mallopt (musl).
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

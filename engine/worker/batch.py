@@ -1,7 +1,7 @@
 """One batch in a device process: gathers rows from input slots for runs of a program.
 
 A `Batch` is what a program sees as its streams (engine/programs/executor.py) while it
-runs for several requests at once. Data is not copied where it need not be: rows that
+runs for several requests at once. Data is not copied if it need not be: rows that
 lie side by side in the ring are one array, and a large output is written by ONNX
 Runtime straight into the slot from which the client copies it out. What happens to
 results is in engine/worker/results.py.
@@ -260,7 +260,7 @@ class Batch:
         return array
 
     def _zeros(self, index: int, size: int) -> Array:
-        """One transfer of null data, also where the requests do not have this input."""
+        """One transfer of null data, also if the requests do not have this input."""
         info = self._inputs[index].tensor_info
         shape = info.shape or ()
         if any(e.slots[index] < 0 for e in self.entries):
@@ -331,7 +331,7 @@ class Batch:
         ).reshape(shape)
 
     def _touching(self, index: int) -> Array | None:
-        """All rows as one view, where they lie side by side in one ring."""
+        """All rows as one view, if they lie side by side in one ring."""
         entries = self.entries
         client = entries[0].client
         ring = client.channel.inputs[index]

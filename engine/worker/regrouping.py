@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The scheduler looks again after so many nanoseconds where nothing is due for longer.
+#: The scheduler looks again after so many nanoseconds if nothing is due for longer.
 LONGEST_SLEEP_NS = 60 * 10**9
 
 
@@ -189,7 +189,7 @@ class RegroupingReplica(Replica):
     def _drop_cancelled(self, now: int) -> None:
         """Drop requests that are cancelled or past their deadline.
 
-        A cancelled one keeps its place where the policy says so: its rows help to fill
+        A cancelled one keeps its place if the policy says so: its rows help to fill
         a run, and its results are not looked at. One whose run will never be filled up
         does not.
         """

@@ -48,8 +48,8 @@ class BatchingPolicy:
     has to be looked at because the model leaves them free. `conditional`: what a run
     reads and writes depends on the request. `preferred` sizes, ascending: a batch has
     the largest of them that the requests that wait, in their order, make up exactly,
-    and starts without delay where there is one; so does one that the next request
-    would take beyond the largest. Where there is none, or the delay is over, all that
+    and starts without delay if there is one; so does one that the next request
+    would take beyond the largest. If there is none, or the delay is over, all that
     wait run together.
 
     Where runs take a fixed number of rows (engine/worker/regrouping.py): an incomplete

@@ -104,7 +104,7 @@ def _remedy(interface: Interface) -> str:
 def _rows_differ(model: Any, interface: Interface) -> str | None:
     """Why free first dimensions are not one and the same; None if they may be.
 
-    Inputs must share a name, or the graph must show that it cannot be run where they
+    Inputs must share a name, or the graph must show that it cannot be run if they
     differ. Outputs need not: exporters give results new names, and running the model
     shows how many rows come out.
     """

@@ -19,7 +19,7 @@ class OperatorCall:
 
     node: Any
     given: tuple[Value | None, ...]
-    """None where an optional input is left out."""
+    """None if an optional input is left out."""
     opset: int
     counts: RowCounts
 

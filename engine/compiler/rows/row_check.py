@@ -44,7 +44,7 @@ from engine.tensor import Array
 from popef_io import DataType
 
 Run: TypeAlias = Callable[[Feed], dict[str, Array]]
-"""Runs the model; EngineError where it fails."""
+"""Runs the model; EngineError if it fails."""
 
 ROWS = 5
 """Rows of most trials: odd, so that the vector units' remainders are met."""

@@ -58,7 +58,7 @@ SIZES = {
     "TopK": (1,),
     "Upsample": (1,),
 }
-"""Which inputs of an operator say how large its result is. Where that is data it is the
+"""Which inputs of an operator say how large its result is. If that is data it is the
 data of all rows; and synthetic data could ask for any amount of memory."""
 _SHAPE_ONLY = frozenset({"Shape", "Size"})
 

@@ -1,6 +1,6 @@
 """What operators of classical machine learning do to rows: those of `ai.onnx.ml`.
 
-Most take a matrix of one row each. Where they also take a vector, it is one row there,
+Most take a matrix of one row each. If they also take a vector, it is one row there,
 whatever it is elsewhere: so that the rank matters.
 """
 

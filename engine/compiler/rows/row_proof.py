@@ -1,8 +1,8 @@
 """Shows without running it that a model keeps rows apart and has one number of rows.
 
 Running a model (`engine.compiler.rows.row_check`) shows what it does with as many rows
-in each input. Where the file does not say by a common name that there are as many, more
-has to be shown: that the model cannot be run otherwise. Where one input may have a
+in each input. If the file does not say by a common name that there are as many, more
+has to be shown: that the model cannot be run otherwise. If one input may have a
 single row that is repeated for all rows of another, requests must stay by themselves.
 
 The graph is gone through node by node. A rule for each operator says along which axis
@@ -127,7 +127,7 @@ def _inputs(inputs: Iterable[GraphTensor], counts: RowCounts) -> dict[str, Value
 
 
 def _constant(tensor: Any) -> Value:
-    """A tensor, with its elements where they may be sizes or axes."""
+    """A tensor, with its elements if they may be sizes or axes."""
     from onnx import TensorProto, numpy_helper
 
     shape = tuple(int(d) for d in tensor.dims)

@@ -29,7 +29,7 @@ def same(call: OperatorCall) -> Iterable[Value]:
 
 
 def together(call: OperatorCall) -> Iterable[Value]:
-    """Element by element of all inputs, repeated where they have a single one."""
+    """Element by element of all inputs, repeated if they have a single one."""
     return [Value(broadcast([v.shape for v in call.values], call.counts))]
 
 

@@ -33,7 +33,7 @@ class Unproven(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value of the graph: its shape, and its elements where it holds sizes or axes.
+    """A value of the graph: its shape, and its elements if it holds sizes or axes.
 
     Elements among which there is a `Rows` depend on how many rows there are.
     """
@@ -66,7 +66,7 @@ class RowCounts:
             self._same[self._find(other)] = self._find(first)
 
     def repeated(self, groups: Iterable[int]) -> int:
-        """What comes of these where a single row of one is repeated for the rows of
+        """What comes of these if a single row of one is repeated for the rows of
         another."""
         given = frozenset(map(self._find, groups))
         if len(given) == 1:
@@ -148,7 +148,7 @@ def reshaped(shape: Shape, target: Shape) -> Shape:
     size, head, tail = target[place], target[:place], target[place + 1 :]
     if isinstance(size, Rows):
         # To the last element: ONNX Runtime may put -1 for a size that is computed, and
-        # then it does not fail where there are more.
+        # then it does not fail if there are more.
         result = _filled(target, before.times(after))
         head, tail = result[:place], (size.each, *result[place + 1 :])
         if _Product.of(head) != before or _Product.of(tail) != after:

@@ -177,7 +177,7 @@ class OutputStream:
 
 
 def fixed_size(anchor: Anchor) -> int:
-    """Bytes of one transfer, or -1 where the shape does not tell."""
+    """Bytes of one transfer, or -1 if the shape does not tell."""
     info = anchor.tensor_info
     if not info.is_static or info.data_type is DataType.STRING:
         return -1
