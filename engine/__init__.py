@@ -28,6 +28,7 @@ from engine.devices.device_manager import (
     parse_devices,
 )
 from engine.devices.device_state import DeviceState
+from engine.devices.python_process import PythonOptions
 from engine.devices.request import Request
 from engine.devices.thread_plan import ThreadPlan
 from engine.errors import (
@@ -64,7 +65,9 @@ from engine.errors import (
 from engine.faults import DeviceFault, FaultKind, RecoveryAction
 from engine.model.description import ModelDescription, describe_model
 from engine.model.model_file import open_model
+from engine.programs.python_requirements import check_requirement
 from engine.runner.model_runner import ModelRunner
+from engine.runner.python_code import PythonModel, read_python_model
 from engine.runner.result import ExecuteResult
 from engine.runner.stats import RunnerStats
 from engine.runner.tracepoints import PhaseValues, Tracepoints
@@ -159,6 +162,8 @@ __all__ = [
     "PopefDataUsagePolicy",
     "PopefDataUsagePredicate",
     "ProgramsWithPolicy",
+    "PythonModel",
+    "PythonOptions",
     "QueueClosed",
     "QueueFull",
     "QueueManager",
@@ -182,6 +187,7 @@ __all__ = [
     "allocate_queue_storage",
     "anchor_policies",
     "and_bind",
+    "check_requirement",
     "describe_model",
     "keep_large_blocks",
     "named_devices",
@@ -192,6 +198,7 @@ __all__ = [
     "parse_devices",
     "program_policies",
     "raise_descriptor_limit",
+    "read_python_model",
     "ring_size_for_main_programs",
     "ring_size_for_programs",
     "usable_cores",

@@ -13,15 +13,17 @@ import signal
 from pathlib import Path
 
 
-def die_with(owner_fd: int) -> None:
+def die_with(owner_fd: int, *, group: bool = False) -> None:
     """Have the kernel end this process when the other end of the pipe closes.
+
+    `group`: and all others of its process group, which it leads.
 
     A pipe whose last writer goes raises a signal, here SIGKILL, which ends a process
     that is stopped, too. Unlike a parent-death signal this does not depend on which
     thread of the owner started us, and unlike a thread that reads the pipe it needs no
     interpreter.
     """
-    fcntl.fcntl(owner_fd, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(owner_fd, fcntl.F_SETOWN, -os.getpgrp() if group else os.getpid())
     fcntl.fcntl(owner_fd, fcntl.F_SETSIG, signal.SIGKILL)
     flags = fcntl.fcntl(owner_fd, fcntl.F_GETFL)
     fcntl.fcntl(owner_fd, fcntl.F_SETFL, flags | os.O_ASYNC | os.O_NONBLOCK)

@@ -49,7 +49,7 @@ from engine.errors import InvalidConfig, InvalidModel
 from engine.model.anchors import OPTION_FUSED, OPTION_LABELS
 from engine.programs.executable import Steps, StreamIn, Switch
 from engine.programs.executor import Executor
-from engine.programs.onnx_session import OnnxSession
+from engine.programs.onnx_session import OnnxSession, make_run_options
 from engine.programs.time_limit import TimeLimit
 from popef_io import Option, PopefError, TensorType
 
@@ -79,7 +79,7 @@ def compile_model(
     loaded = _load_model(source, options, prefix="", graph="main", progress=say)
     name = options.name or loaded.source.name
     package = make_package(name, [loaded.part], loaded.part.main, _PENDING)
-    limit = TimeLimit(options.check_limit)
+    limit = TimeLimit(options.check_limit, make_run_options)
     with _Trial(package, {"main": loaded.session}, options.threads) as trial, limit:
         say("checking rows", 0.6)
         decision = decide(

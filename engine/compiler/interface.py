@@ -10,7 +10,8 @@ from engine.compiler.graphs import label
 from engine.compiler.options import CompileOptions, Dims
 from engine.compiler.weights import data_type_of
 from engine.errors import InvalidModel
-from engine.programs.onnx_session import OnnxSession, Port
+from engine.programs.onnx_session import OnnxSession
+from engine.programs.session import Port
 from popef_io import DataType, TensorInfo
 
 Dimension: TypeAlias = int | str | None

@@ -26,6 +26,7 @@ from engine.devices.crashes import Crashes, Death
 from engine.devices.device_launch import STOP_TIMEOUT, LaunchedProcess, Launcher
 from engine.devices.device_lock import address_of
 from engine.devices.device_state import READY, DeviceState
+from engine.devices.python_process import PythonOptions
 from engine.devices.request import Request, RequestChannel
 from engine.devices.session_lease import SessionLease
 from engine.devices.waiting import BlockingDriver
@@ -93,8 +94,11 @@ class Device:
         providers: Sequence[str] = ("CPUExecutionProvider",),
         spin_us: int = 0,
         ipu_version: int = -1,
+        python: PythonOptions | None = None,
     ) -> None:
         self.origin = here()
+        #: How the process of a Python model is started; None: it runs ONNX graphs.
+        self.python = python
         self.units, self.id = tuple(units), "+".join(units)
         self._share = threads
         self.providers = tuple(providers)
@@ -106,7 +110,9 @@ class Device:
         self.restarts = 0
         self._claims = tuple(claims)
         self.address = address_of(self.units[0])
-        self._launcher = Launcher(self.units[0], self.address, self._claims, spin_us)
+        self._launcher = Launcher(
+            self.units[0], self.address, self._claims, spin_us, python, threads
+        )
         self._connection: Connection | None = None
         self.outstanding = 0  # requests in flight, counted by their channels
         self._result_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -115,6 +121,7 @@ class Device:
         self._runners: list[DeviceUser] = []
         self._on_lost: list[Callable[[Device], None]] = []
         self._on_wanted: Callable[[], None] | None = None
+        self._on_close: list[Callable[[Device], None]] = []
         self._lost_by: Death | DeviceFault | None = None
         self._crashes = Crashes()
         self._killed_for = ""
@@ -455,8 +462,13 @@ class Device:
         may. For the thread that drives the device.
 
         Such a run is ended, and its model fails. If that does not help the process
-        is ended, and comes back without it.
+        is ended, and comes back without it. The process of a Python model is ended at
+        once, and comes back with it; so it is where a run goes on that nobody waits for
+        any more.
         """
+        if self.python is not None and int(status["unwanted_ns"]) > RUN_GRACE * 1e9:
+            self.kill("a run that nobody waits for goes on")
+            return
         replica, seconds = int(status["running"]), int(status["running_ns"]) / 1e9
         if self.state is not DeviceState.READY:
             return
@@ -471,6 +483,9 @@ class Device:
                     return
                 limit = allowed
                 why = f"a run takes longer than {allowed:g} s (--run-timeout)"
+                if self.python is not None:  # a new process, which does not hang
+                    self.kill(why)
+                    return
                 logger.error("%r failed: %s", runner, why)
                 self.cancel_run(replica)
                 runner.fail(ExecutionFailed(why))
@@ -528,6 +543,10 @@ class Device:
         lost."""
         self._on_wanted = callback
 
+    def on_close(self, callback: Callable[[Device], None]) -> None:
+        """Call back when it is about to be closed, in the thread that closes it."""
+        self._on_close.append(callback)
+
     @property
     def lost_by(self) -> str | None:
         """Why it was lost last; None if it never was."""
@@ -574,6 +593,9 @@ class Device:
         if self.origin.left:
             self._abandon()
             return
+        with contextlib.suppress(IndexError):
+            while True:
+                self._on_close.pop()(self)
         with self.lock:
             if self.state is DeviceState.CLOSED:
                 return
@@ -625,18 +647,23 @@ class Device:
                     "idle and does not answer"
                 )
 
+        limit = START_TIMEOUT if self.python is None else self.python.start_timeout
+
         watch = None
         if self.ping_timeout > 0:
             watch = control.Watch(max(self.ping_timeout, PING_TIMEOUT), look)
         try:
             self._refuse_if_closed()
-            connection = Connection(self.address, self._result_fd, START_TIMEOUT, watch)
+            connection = Connection(self.address, self._result_fd, limit, watch)
             with self.lock:
                 self._connection = connection  # dropped by `close`
                 self._refuse_if_closed()
                 self.state = DeviceState.READY
-        except BaseException:
+        except BaseException as error:
             process.end(kill=True)
+            said = process.last_words()
+            if said and isinstance(error, DeviceLost):
+                raise DeviceLost(f"device {self.id} does not start: {said}") from error
             raise
 
     def _refuse_if_closed(self) -> None:

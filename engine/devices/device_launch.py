@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from engine.devices.crashes import Death
+from engine.devices.python_process import Output, PythonOptions
 from engine.errors import DeviceLost
 from engine.logs import standard_output_is_wanted
 from engine.origin import here, hold, let_go, no_fork
@@ -30,6 +33,7 @@ class Launcher:
 
     `address` is the abstract name on which they take control messages; `claims` are
     inherited, so that the device stays claimed until owner and process are gone.
+    `python` is how a Python model's is started, `threads` how many its libraries get.
     """
 
     def __init__(
@@ -38,7 +42,11 @@ class Launcher:
         address: str,
         claims: Sequence[socket.socket],
         spin_us: int = 0,
+        python: PythonOptions | None = None,
+        threads: Callable[[], int] = lambda: 1,
     ) -> None:
+        self._python = python
+        self._threads = threads
         self._name = name
         self._address = address
         self._claims = claims
@@ -65,7 +73,12 @@ class Launcher:
         # Who noticed that it is lost may still be ending it.
         self.end(kill=True)
         self._latest = LaunchedProcess(
-            self._name, self._address, self._claims, self._spin_us
+            self._name,
+            self._address,
+            self._claims,
+            self._spin_us,
+            self._python,
+            self._threads() if self._python is not None else 1,
         )
         return self._latest
 
@@ -109,8 +122,12 @@ class LaunchedProcess:
         address: str,
         claims: Sequence[socket.socket],
         spin_us: int,
+        python: PythonOptions | None = None,
+        threads: int = 1,
     ) -> None:
-        self._ending = threading.Lock()
+        self._leads_group = python is not None
+        self._output: Output | None = None
+        self._ending, self._reaping = threading.Lock(), threading.Lock()
         self._ticks = 0
         self.has_ended = False
         #: How it ended, once that was found out.
@@ -119,6 +136,7 @@ class LaunchedProcess:
         with no_fork():
             read_end, self._owner_pipe = os.pipe()
             hold(self._owner_pipe)
+        printed = -1
         try:
             listener.bind(f"\0{address}")
             listener.listen(_BACKLOG)
@@ -126,12 +144,28 @@ class LaunchedProcess:
             # A child that is forked meanwhile would keep the pipe on which `Popen`
             # waits for the end of its own.
             with no_fork():
+                options: dict[str, Any] = {"env": environment()}
+                options["stdout"] = (
+                    None if standard_output_is_wanted() else subprocess.DEVNULL
+                )
+                command = [sys.executable, "-P", "-m", "engine.worker.device_process"]
+                if python is not None:
+                    command = python.command()
+                    heard, printed = os.pipe()
+                    self._output = Output(python.label, heard)
+                    options = {
+                        "env": python.variables(threads),
+                        "cwd": python.folder or None,
+                        "stdout": printed,
+                        "stderr": printed,
+                        # What it starts ends with it: all of the group do.
+                        "start_new_session": True,
+                    }
                 self._process = _Child(
-                    _command(name, listener.fileno(), read_end, spin_us),
+                    [*command, *_arguments(name, listener, read_end, spin_us)],
                     stdin=subprocess.DEVNULL,
-                    stdout=None if standard_output_is_wanted() else subprocess.DEVNULL,
                     pass_fds=[listener.fileno(), read_end, *inherited],
-                    env=environment(),
+                    **options,
                 )
         except OSError as error:
             self._close_pipe()
@@ -143,6 +177,8 @@ class LaunchedProcess:
             # died must be refused, not wait here.
             listener.close()
             os.close(read_end)
+            if printed >= 0:
+                os.close(printed)
 
     @property
     def pid(self) -> int:
@@ -160,9 +196,34 @@ class LaunchedProcess:
         self._ticks = int(user) + int(system)
         return self._ticks != before
 
+    def last_words(self) -> str:
+        """The last line that the process of a Python model, which has ended, printed;
+        empty where there is none."""
+        return "" if self._output is None else self._output.last_words(1.0)
+
     def kill(self) -> None:
-        """End it at once, whatever it is doing."""
-        self._process.kill()
+        """End it at once, whatever it is doing; with it what the process of a Python
+        model has started."""
+        if not self._leads_group:
+            self._process.kill()
+            return
+        with self._reaping:  # until it is waited for, its number is nobody else's
+            if self._process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.pid, signal.SIGKILL)
+
+    def _has_gone(self, timeout: float) -> bool:
+        """Whether it ends within `timeout` seconds; it need not be waited for yet."""
+        try:
+            fd = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return True
+        poller = select.poll()
+        poller.register(fd, select.POLLIN)
+        try:
+            return bool(poller.poll(timeout * 1000))
+        finally:
+            os.close(fd)
 
     @property
     def death(self) -> str:
@@ -181,14 +242,15 @@ class LaunchedProcess:
         Thread-safe, and nothing happens if it has ended.
         """
         if kill and not self.has_ended:
-            self._process.kill()
+            self.kill()
         with self._ending:
             if self.has_ended:
                 return
-            try:
-                self._process.wait(STOP_TIMEOUT)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
+            gone = self._has_gone(STOP_TIMEOUT)
+            if self._leads_group or not gone:
+                self.kill()
+                self._has_gone(STOP_TIMEOUT)
+            with self._reaping:
                 self._process.wait()
             self._close_pipe()
             self.has_ended = True
@@ -209,11 +271,12 @@ class LaunchedProcess:
         return f"<LaunchedProcess {self.pid}{state}>"
 
 
-def _command(name: str, listen_fd: int, owner_fd: int, spin_us: int) -> list[str]:
+def _arguments(
+    name: str, listener: socket.socket, owner_fd: int, spin_us: int
+) -> list[str]:
     level = logging.getLogger("engine").getEffectiveLevel()
     return [
-        *(sys.executable, "-P", "-m", "engine.worker.device_process"),
-        *("--listen-fd", str(listen_fd)),
+        *("--listen-fd", str(listener.fileno())),
         *("--owner-fd", str(owner_fd)),
         *("--spin-us", str(spin_us)),
         *("--name", f"popgate-{name}"),

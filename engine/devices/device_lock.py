@@ -19,6 +19,8 @@ from engine.transport.held_socket import HeldSocket
 
 #: Devices that are no unit of the pool: they are not claimed.
 MODEL_KIND = "model"
+#: Processes of Python models: units where the pool has some, else outside of it.
+PYTHON_KIND = "python"
 
 
 def address_of(unit: str) -> str:
@@ -48,8 +50,9 @@ def claimed_units(units: Sequence[str]) -> frozenset[str]:
 
 def model_devices() -> int:
     """How many devices outside the pool there are, of all processes."""
-    prefix = address_of(f"{MODEL_KIND}:")
-    return sum(name.startswith(prefix) for name in _bound_names())
+    kinds = tuple(address_of(f"{kind}:") for kind in (MODEL_KIND, PYTHON_KIND))
+    names = (name for name in _bound_names() if not name.endswith("/lock"))
+    return sum(name.startswith(kinds) for name in names)
 
 
 def _bound_names() -> frozenset[str]:

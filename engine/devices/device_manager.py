@@ -8,6 +8,7 @@ A device of kind `cpu` is a process of ours that runs graphs on the processor; o
     cpu:1-1      this one
     cuda:0       the GPU of that number
     cpu:2,cuda:0 both kinds
+    python:4     four processes of Python models at most, python:0 to python:3
 
 Where a program names none, `POPGATE_DEVICES` in the environment may. Default: CPU
 devices enough for all programs (`DEFAULT_DEVICES`), which share the cores. Attaching
@@ -35,6 +36,7 @@ from engine.devices.cores import cpu_budget, usable_cores
 from engine.devices.device import Device
 from engine.devices.device_lock import (
     MODEL_KIND,
+    PYTHON_KIND,
     address_of,
     claimed_units,
     model_devices,
@@ -47,6 +49,7 @@ from engine.devices.device_request import (
     DeviceRequest,
     checked_ipu_model,
 )
+from engine.devices.python_process import PythonOptions
 from engine.devices.thread_plan import ThreadPlan
 from engine.errors import (
     DeviceWaitTimeout,
@@ -66,7 +69,7 @@ MAX_DEVICES = 1024
 #: CPU devices by default, or twice the cores if that is more: programs that
 #: know nothing of each other must not fail because others have all of them.
 DEFAULT_DEVICES = 64
-_ITEM = re.compile(r"(?P<kind>cpu|cuda):(?P<first>\d{1,4})(-(?P<last>\d{1,4}))?")
+_ITEM = re.compile(r"(?P<kind>cpu|cuda|python):(?P<first>\d{1,4})(-(?P<last>\d{1,4}))?")
 _CPU = "CPUExecutionProvider"
 
 #: Software devices that this process has made; their names are unique.
@@ -91,13 +94,13 @@ def parse_devices(specification: str) -> tuple[str, ...]:
         if match is None:
             raise InvalidConfig(
                 f"cannot understand devices {item.strip()!r}: expected cpu:COUNT, "
-                "cpu:FIRST-LAST or cuda:NUMBER, several with commas"
+                "cpu:FIRST-LAST, cuda:NUMBER or python:COUNT, several with commas"
             )
         kind, first = match["kind"], int(match["first"])
         if match["last"] is not None:
             numbers = range(first, int(match["last"]) + 1)
         else:
-            numbers = range(first) if kind == "cpu" else range(first, first + 1)
+            numbers = range(first) if kind != "cuda" else range(first, first + 1)
         if not 0 < len(numbers) <= MAX_DEVICES:
             raise InvalidConfig(
                 f"devices {item.strip()!r} names {len(numbers)} devices; "
@@ -143,6 +146,11 @@ class DeviceManager:
             )
         self._budget = cpu_budget()
         self._reserve_cores = reserve_cores
+
+    @property
+    def graph_units(self) -> tuple[str, ...]:
+        """The units that run graphs: all but those of Python models."""
+        return tuple(unit for unit in self.units if _kind(unit) != PYTHON_KIND)
 
     @property
     def plan(self) -> ThreadPlan:
@@ -221,9 +229,10 @@ class DeviceManager:
     ) -> Device:
         """Attach the device of this id ("cpu:1"), with the options of a model or of the
         caller."""
-        if device_id not in self.units:
+        if device_id not in self.graph_units:
             raise NoDeviceAvailable(
-                f"there is no device {device_id!r}; the pool has {_listed(self.units)}"
+                f"there is no device {device_id!r}; the pool has "
+                f"{_listed(self.graph_units)}"
             )
         if isinstance(options, Model):
             options = DeviceRequest.of(options).options
@@ -267,6 +276,39 @@ class DeviceManager:
 
         return Device(units, [], threads, [_CPU], self.plan.spin_us, ipu_version)
 
+    def create_python_device(self, options: PythonOptions) -> Device:
+        """A process for one Python model, started as `options` say.
+
+        One of the pool's units of kind `python` where it has some (NoDeviceAvailable if
+        none of them is free), else a device outside the pool, of which there may be any
+        number. DeviceLost where the process does not start, saying what it printed.
+        """
+        units = [unit for unit in self.units if _kind(unit) == PYTHON_KIND]
+        claims: Mapping[str, socket.socket] = {}
+        if units:
+            claims = next(iter(_try_claim(units, 1, 1)), {})
+            if not claims:
+                raise NoDeviceAvailable(
+                    f"no process is free for a Python model, all of {_listed(units)} "
+                    "are attached; name more devices"
+                )
+        mine = list(claims)
+        if not mine:
+            mine = [f"{PYTHON_KIND}:{os.getpid()}.{next(_MODEL_NUMBERS)}"]
+        try:
+            return Device(
+                mine,
+                list(claims.values()),
+                lambda: self.plan.threads(1),
+                [],
+                self.plan.spin_us,
+                UNKNOWN_VERSION,
+                options,
+            )
+        except BaseException:
+            _free(claims)
+            raise
+
     def create_small_ipu_model_device(
         self, wanted: int | Model = 1, ipu_version: int = 2
     ) -> Device:
@@ -282,7 +324,7 @@ class DeviceManager:
     ) -> Sequence[Device]:
         """`count` devices for one request, while `held` are the caller's for good."""
         size = request.num_ipus
-        units = [unit for unit in self.units if unit not in held]
+        units = [unit for unit in self.graph_units if unit not in held]
         if size < 1 or count > _most(units, size):
             raise NoDeviceAvailable(self._why_never(size, count, len(held)))
         claims = _claim(units, size, count, wait or DeviceWaitConfig())
@@ -324,9 +366,10 @@ class DeviceManager:
             )
         if held:
             wanted += f" beside {_counted(held, 'device')} that other replicas have"
-        text = f"{wanted}, the pool has {len(self.units)} ({_listed(self.units)})"
+        units = self.graph_units
+        text = f"{wanted}, the pool has {len(units)} ({_listed(units)})"
         enough = count * size + held
-        if enough > MAX_DEVICES or any(_kind(unit) != "cpu" for unit in self.units):
+        if enough > MAX_DEVICES or any(_kind(unit) != "cpu" for unit in units):
             hint = f"name more devices in {VARIABLE}"
         else:
             hint = f"set {VARIABLE}=cpu:{enough}"

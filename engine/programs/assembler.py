@@ -27,14 +27,14 @@ from engine.programs.executable import (
     Switch,
 )
 from engine.programs.graph_call import GraphCall, value_of
-from engine.programs.onnx_session import OnnxSession, RunOptions
+from engine.programs.session import GraphSession, RunOptions
 from engine.programs.streams import Step, Streams
 from engine.tensor import Array
 
 #: A mask: every 256th turn.
 _YIELD_EVERY = 0xFF
 
-SessionOf: TypeAlias = Callable[[Execute], OnnxSession | None]
+SessionOf: TypeAlias = Callable[[Execute], GraphSession | None]
 """The session for a node; None while its weights are not loaded."""
 
 

@@ -13,7 +13,7 @@ the load programs have run; running those again makes new sessions (frozen input
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -21,8 +21,8 @@ from engine.errors import InvalidModel, RunnerClosed
 from engine.programs.assembler import Assembler
 from engine.programs.dataflow import Dataflow
 from engine.programs.executable import Executable, Execute, StreamIn
-from engine.programs.onnx_session import OnnxSession, RunOptions, onnx_number
 from engine.programs.program import walk
+from engine.programs.session import GraphSession, RunOptions
 from engine.programs.streams import Step, Streams
 from engine.tensor import Array
 from popef_io import DataType, Metadata, Model
@@ -42,8 +42,8 @@ class _Sessions:
     executable: Executable
     threads: int
     providers: tuple[str, ...]
-    made: dict[_SessionKey, OnnxSession] = field(default_factory=dict)
-    ready: dict[str, OnnxSession] = field(default_factory=dict)
+    made: dict[_SessionKey, GraphSession] = field(default_factory=dict)
+    ready: dict[str, GraphSession] = field(default_factory=dict)
     """Made elsewhere, by graph, and not taken yet."""
 
     def make(self, key: _SessionKey, values: Mapping[str, Array]) -> None:
@@ -57,6 +57,9 @@ class _Sessions:
             for name, variable in key[1]
         }
         _log.debug("making the session of graph %r", graph.name)
+        # Where it is needed: a device process of Python models has no ONNX Runtime.
+        from engine.programs.onnx_session import OnnxSession
+
         try:
             self.made[key] = OnnxSession(
                 graph.model, weights, threads=self.threads, providers=self.providers
@@ -71,6 +74,8 @@ class Executor:
     threads: how many threads ONNX Runtime uses for one operator (default 1).
     providers: ONNX Runtime's execution providers, in order of preference.
     sessions: sessions that exist already, by graph, with their first weights in them.
+    new_options: makes the options of a run (None: ONNX Runtime's).
+    on_close: called once, when it is closed.
     Raises InvalidModel if a graph cannot be loaded or does not fit its programs.
     Not thread-safe: one thread at a time; `clone` gives another thread its own.
     """
@@ -78,6 +83,8 @@ class Executor:
     _sessions: _Sessions
     _values: dict[str, Array]
     _steps: Mapping[int, Step]
+    new_options: Callable[[], RunOptions]
+    """Makes fresh options for one run."""
 
     def __init__(
         self,
@@ -86,8 +93,12 @@ class Executor:
         *,
         threads: int = 1,
         providers: Sequence[str] = ("CPUExecutionProvider",),
-        sessions: Mapping[str, OnnxSession] | None = None,
+        sessions: Mapping[str, GraphSession] | None = None,
+        new_options: Callable[[], RunOptions] | None = None,
+        on_close: Callable[[], object] | None = None,
     ) -> None:
+        self._on_close = on_close
+        self.new_options = new_options or _onnx_options()
         load = frozenset(metadata.program_flow.load)
         dataflow = Dataflow.of(executable, load)
         made = _Sessions(
@@ -108,6 +119,7 @@ class Executor:
         """
         self._check_open()
         clone = Executor.__new__(Executor)
+        clone.new_options, clone._on_close = self.new_options, None
         old = self._sessions
         shared = _Sessions(old.executable, old.threads, old.providers, dict(old.made))
         clone._assemble_over(
@@ -146,6 +158,9 @@ class Executor:
 
     def close(self) -> None:
         """Give back sessions and variables. Idempotent."""
+        on_close, self._on_close = self._on_close, None
+        if on_close is not None:
+            on_close()
         self._sessions.made.clear()
         self._values.clear()
         self._steps = {}
@@ -196,6 +211,13 @@ class Executor:
             raise RunnerClosed("the executor is closed")
 
 
+def _onnx_options() -> Callable[[], RunOptions]:
+    """What makes options of runs of ONNX Runtime, which this loads."""
+    from engine.programs.onnx_session import make_run_options
+
+    return make_run_options
+
+
 def _key_of(executable: Executable, node: Execute) -> _SessionKey:
     weights = executable.graphs[node.graph].weights
     return node.graph, tuple((name, node.inputs[name]) for name in weights)
@@ -215,6 +237,8 @@ def _session_keys(executable: Executable, dataflow: Dataflow) -> list[_SessionKe
                     f"weight {name!r} of graph {graph!r} must be streamed in by load "
                     f"programs and by nothing else"
                 )
+            from engine.programs.onnx_session import onnx_number
+
             data_type = executable.variables[variable].data_type
             if data_type is DataType.STRING or onnx_number(data_type) is None:
                 raise InvalidModel(

@@ -14,8 +14,8 @@ import numpy as np
 
 from engine.errors import ExecutionFailed, InvalidModel
 from engine.programs.executable import Execute, Graph
-from engine.programs.onnx_session import OnnxSession, Port, RunOptions, run_error
 from engine.programs.output_binding import BoundRun, gate_of, offers_for
+from engine.programs.session import GraphSession, Port, RunOptions
 from engine.programs.streams import Step, Streams
 from engine.tensor import Array
 from popef_io import DataType
@@ -32,7 +32,7 @@ class GraphCall:
         self,
         graph: Graph,
         node: Execute,
-        session: OnnxSession,
+        session: GraphSession,
         values: dict[str, Array],
         sources: Mapping[str, str],
         targets: Mapping[str, str],
@@ -54,7 +54,9 @@ class GraphCall:
         self._handles = tuple(h for h in leaving if h is not None)
         self._kept = tuple(node.outputs[n] for n in names[len(self._handles) :])
         self._texts = tuple(
-            k for k, t in self._input_types.items() if t is DataType.STRING
+            k
+            for k, t in self._input_types.items()
+            if t is DataType.STRING and session.is_onnx
         )
 
     def step(self) -> Step:
@@ -68,6 +70,8 @@ class GraphCall:
 
     def _bound_run(self) -> BoundRun | None:
         """The way to run with outputs bound; None if that can never be of use."""
+        if not self._session.is_onnx:
+            return None
         types = {*self._input_types.values(), *self._output_types.values()}
         must = DataType.BF16 in types
         if DataType.STRING in types:
@@ -89,6 +93,7 @@ class GraphCall:
     def _ordinary_step(self) -> Step:
         """From streams through the graph to streams, and nothing else."""
         run, names = self._session.raw_run, self._outputs
+        error_of = self._session.error_of
         handles, streamed = self._handles, self._streamed
 
         def ordinary(streams: Streams, options: RunOptions) -> None:
@@ -97,7 +102,7 @@ class GraphCall:
             try:
                 results = run(names, feed, options)
             except Exception as error:
-                raise run_error(error, options) from None
+                raise error_of(error, options) from None
             write = streams.write
             for handle, value in zip(handles, results):  # noqa: B905 (slower)
                 write(handle, value)
@@ -111,6 +116,7 @@ class GraphCall:
             return self._general_step(bound)
         (source, axis), least = gate
         run, names = self._session.raw_run, self._outputs
+        error_of = self._session.error_of
         handles, streamed = self._handles, self._streamed
 
         def gated(streams: Streams, options: RunOptions) -> None:
@@ -121,7 +127,7 @@ class GraphCall:
                 try:
                     results = run(names, feed, options)
                 except Exception as error:
-                    raise run_error(error, options) from None
+                    raise error_of(error, options) from None
             else:
                 results = bound(streams, feed, options)
             write = streams.write
@@ -132,6 +138,7 @@ class GraphCall:
 
     def _general_step(self, bound: BoundRun | None) -> Step:
         run, names = self._session.raw_run, self._outputs
+        error_of = self._session.error_of
         feed_of, finish = self._feed, self._finish
 
         def general(streams: Streams, options: RunOptions) -> None:
@@ -142,7 +149,7 @@ class GraphCall:
             try:
                 results = run(names, feed, options)
             except Exception as error:
-                raise run_error(error, options) from None
+                raise error_of(error, options) from None
             finish(streams, results)
 
         return general
@@ -175,7 +182,7 @@ def value_of(values: Mapping[str, Array], variable: str) -> Array:
 
 
 def _check_ports(
-    graph: str, node: Execute, wanted: Mapping[str, str], session: OnnxSession
+    graph: str, node: Execute, wanted: Mapping[str, str], session: GraphSession
 ) -> None:
     missing = [n for n in session.inputs if n not in wanted]
     if missing:

@@ -23,9 +23,8 @@ import gc
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -38,17 +37,11 @@ from engine.errors import (
     InvalidConfig,
     InvalidModel,
 )
+from engine.programs.session import BoundShapeMismatch, Port, RawRun, RunOptions
 from engine.tensor import Array
 from popef_io import DataType
 
 _log = logging.getLogger(__name__)
-
-RunOptions: TypeAlias = Any
-"""`onnxruntime.RunOptions`, or None for the defaults. Setting `terminate` on it from
-another thread ends the run with `Cancelled`."""
-RawRun: TypeAlias = Callable[
-    [Sequence[str], Mapping[str, Array], RunOptions], list[Array]
-]
 
 SILENT = 4
 """ONNX Runtime's severity FATAL."""
@@ -101,20 +94,6 @@ def onnx_number(data_type: DataType) -> int | None:
     return _ONNX_NUMBERS.get(data_type)
 
 
-@dataclass(frozen=True, slots=True)
-class Port:
-    """An input or output of a graph as ONNX Runtime sees it."""
-
-    name: str
-    type_name: str
-    """In ONNX Runtime's words, such as `tensor(float)` or `seq(tensor(int64))`."""
-    data_type: DataType | None
-    """None where we have no such type."""
-    shape: tuple[int | str | None, ...]
-    """A number, the name of a symbolic dimension, or None. Empty may also mean that
-    nothing is known."""
-
-
 class OnnxSession:
     """A loaded graph. Running it is thread-safe; closing is dropping it.
 
@@ -127,7 +106,7 @@ class OnnxSession:
     is not what was asked for.
     """
 
-    __slots__ = ("_session", "_weights", "inputs", "outputs", "raw_run")
+    __slots__ = ("_session", "_weights", "inputs", "is_onnx", "outputs", "raw_run")
 
     def __init__(
         self,
@@ -150,12 +129,17 @@ class OnnxSession:
                 f"ONNX Runtime cannot use its {wanted} here; is there such a device, "
                 "and are its driver and libraries of the versions that it needs?"
             )
+        self.is_onnx = True
         self._session = public._sess
         self.raw_run: RawRun = self._session.run
         """`raw_run(output_names, feed, run_options)`: ONNX Runtime's own exceptions,
         no BF16, strings as `str`."""
         self.inputs: Mapping[str, Port] = _ports(public.get_inputs())
         self.outputs: Mapping[str, Port] = _ports(public.get_outputs())
+
+    def error_of(self, error: BaseException, options: RunOptions) -> EngineError:
+        """What to raise if a run with `options` failed with `error`."""
+        return run_error(error, options)
 
     def binding(self) -> Binding:
         """A new binding of this session, for one thread."""
@@ -220,10 +204,6 @@ class Binding:
             # What is bound points into memory that is not ours after this call.
             binding.clear_binding_inputs()
             binding.clear_binding_outputs()
-
-
-class BoundShapeMismatch(Exception):
-    """The output has another shape than the memory that was given for it."""
 
 
 _BOUND_MISMATCH = "but the computed output shape for this run is"

@@ -13,12 +13,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from engine.errors import ExecutionFailed
-from engine.programs.onnx_session import (
-    BoundShapeMismatch,
-    OnnxSession,
-    RunOptions,
-    run_error,
-)
+from engine.programs.session import BoundShapeMismatch, GraphSession, RunOptions
 from engine.programs.streams import Streams
 from engine.tensor import Array
 from popef_io import DataType
@@ -76,7 +71,7 @@ class Offer:
 
 
 def offers_for(
-    session: OnnxSession,
+    session: GraphSession,
     handles: Mapping[str, str],
     types: Mapping[str, DataType],
 ) -> tuple[Offer, ...]:
@@ -116,6 +111,7 @@ class BoundRun:
 
     __slots__ = (
         "_binding",
+        "_error_of",
         "_input_types",
         "_names",
         "_output_types",
@@ -126,7 +122,7 @@ class BoundRun:
 
     def __init__(
         self,
-        session: OnnxSession,
+        session: GraphSession,
         input_types: Mapping[str, DataType],
         output_types: Mapping[str, DataType],
         offers: tuple[Offer, ...],
@@ -134,6 +130,7 @@ class BoundRun:
     ) -> None:
         self._binding = session.binding()
         self._run = session.raw_run
+        self._error_of = session.error_of
         self._names = list(output_types)
         self._input_types = input_types
         self._output_types = output_types
@@ -154,7 +151,7 @@ class BoundRun:
                 return self._bound(feed, memory, options)
             return self._run(self._names, feed, options)
         except Exception as error:
-            raise run_error(error, options) from None
+            raise self._error_of(error, options) from None
 
     def _bound(
         self, feed: dict[str, Array], memory: dict[str, Array], options: RunOptions
@@ -174,7 +171,7 @@ def _is_large(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
     return prod(shape) * dtype.itemsize >= BIND_FROM
 
 
-def _dimensions(session: OnnxSession, output: str) -> tuple[Dimension, ...] | None:
+def _dimensions(session: GraphSession, output: str) -> tuple[Dimension, ...] | None:
     """How to tell the shape of `output` before the run; None if it cannot be told."""
     shape = session.outputs[output].shape
     if not shape:

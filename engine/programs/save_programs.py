@@ -31,7 +31,7 @@ class SavePrograms:
         unless the programs themselves do.
         """
         streams = ProgramStreams(self._data)
-        with TimeLimit(SAVE_LIMIT) as limit:
+        with TimeLimit(SAVE_LIMIT, self._executor.new_options) as limit:
             self._executor.run(self._programs, streams, limit.options)
         saved = {}
         for handle, value in streams.outputs.items():

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from engine.programs.onnx_session import RunOptions
+from engine.programs.session import RunOptions
 from engine.tensor import Array
 
 

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from engine.programs.onnx_session import make_run_options
+from engine.programs.session import RunOptions
 
 
 class TimeLimit:
     """A context in which runs with `options` end after `seconds` (0: never).
 
+    `make_options` makes those of what runs.
     ONNX Runtime ends a run before its next node, the executor before its next turn of a
     loop (`Cancelled`); what cannot be ended ends with its process.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, make_options: Callable[[], RunOptions]) -> None:
         self.seconds = seconds
-        self.options = make_run_options()
+        self.options = make_options()
         self._timer: threading.Timer | None = None
         if seconds:
             self._timer = threading.Timer(seconds, self._end)

@@ -25,6 +25,7 @@ from engine.model.model_file import ModelFiles, open_model
 from engine.model.save_outputs import SaveOutputs
 from engine.model.validation import check_inputs, check_outputs
 from engine.runner.flushing import Flusher
+from engine.runner.python_code import PythonCode, PythonModel
 from engine.runner.replica_set import ReplicaPlan, ReplicaSet
 from engine.runner.result import ExecuteResult
 from engine.runner.stats import RunnerStats
@@ -46,7 +47,8 @@ MIN_SLOTS = 128
 class ModelRunner:
     """Loads a model on devices and runs requests (Model Runtime: `ModelRunner`).
 
-    `model` is a PopEF file, several files of one model, or a `popef_io.Model`. Blocks
+    `model` is a PopEF file, several files of one model, a `popef_io.Model`, or a
+    `PythonModel`, whose devices are then the runner's and closed with it. Blocks
     until the model is loaded on every replica. Replicas without a device in
     `config.replica_to_device` get one from `manager` (default: the default pool), which
     the runner then owns. Thread-safe. A forked child cannot use it (WrongProcess) and
@@ -55,13 +57,16 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: ModelFiles,
+        model: ModelFiles | PythonModel,
         config: ModelRunnerConfig | None = None,
         *,
         name: str = "",
         manager: DeviceManager | None = None,
     ) -> None:
         self.config = config or ModelRunnerConfig()
+        self._python: PythonCode | None = None
+        if isinstance(model, PythonModel):
+            self._python, model = model.code, model.interface
         self._model = open_model(model)
         self.name = name or self._model.metadata.executable
         self._anchors = main_anchors(self._model, self.config.frozen_inputs.keys())
@@ -422,6 +427,7 @@ class ModelRunner:
             batches,
             layout,
             flusher,
+            self._python,
         )
 
     # -- helpers

@@ -30,6 +30,7 @@ from engine.model.frozen import frozen_tensors
 from engine.model.model_file import handed_over
 from engine.origin import here
 from engine.runner.flushing import Flusher
+from engine.runner.python_code import PythonCode
 from engine.runner.replica_channel import ReplicaChannel
 from engine.runner.service_time import ServiceTime
 from engine.runner.stats import RunnerStats
@@ -64,6 +65,7 @@ class ReplicaPlan:
     batches: BatchPlan
     layout: ChannelLayout
     flusher: Flusher | None = None
+    python: PythonCode | None = None
 
 
 class ReplicaSet:
@@ -207,6 +209,11 @@ class ReplicaSet:
         """Give each replica its device."""
         given, count = self._given(), self._config.replication_factor
         missing = count - len(given)
+        if missing and self._plan.python is not None:
+            raise InvalidConfig(
+                f"a Python model runs on the devices of replica_to_device; {missing} "
+                f"of {count} replicas have none"
+            )
         if missing:
             own = (manager or DeviceManager()).get_devices(
                 missing,
@@ -292,6 +299,9 @@ class ReplicaSet:
         self._closed = self._stopped = True
         for device in self._own:
             device.close()
+        for device in self._devices:
+            if device.python is not None and not self.origin.left:
+                device.close()  # it is the model's, and no other's
 
     def _unload(self) -> None:
         self.stop()
@@ -329,6 +339,7 @@ class ReplicaSet:
             **_waiting(config),
             "check_package_hash": config.check_package_hash,
             "frozen": None,
+            "python": None if plan.python is None else plan.python.to_message(device),
             "load_timeout": config.load_timeout,
         }
         frozen = frozen_tensors(plan.model, config.frozen_inputs)

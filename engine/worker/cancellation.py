@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from engine.programs.onnx_session import RunOptions
+from engine.programs.session import RunOptions
 from engine.transport.channel import CANCELLED, REQUEST
 from engine.transport.outcome import Outcome
 from engine.worker.batch import Entry
@@ -33,9 +33,11 @@ _LOOK_AGAIN_MS = (5, 50)
 class RunningBatch:
     """What runs: the options of the run, and its members."""
 
-    __slots__ = ("entries", "options")
+    __slots__ = ("entries", "options", "unwanted_since")
 
     def __init__(self, options: RunOptions, entries: Sequence[Entry]) -> None:
+        #: When it was told to end, `time.monotonic_ns`; 0: it was not.
+        self.unwanted_since = 0
         self.options = options
         self.entries = entries
 
@@ -45,6 +47,7 @@ class RunningBatch:
         if not all(cancelled_outcome(entry, now) for entry in self.entries):
             return False
         self.options.terminate = True
+        self.unwanted_since = self.unwanted_since or now
         return True
 
     def __repr__(self) -> str:

@@ -13,11 +13,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import gc
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from engine.descriptors import raise_descriptor_limit
@@ -41,32 +44,47 @@ def _set_process_name(name: str) -> None:
         ctypes.CDLL(None).prctl(pr_set_name, name.encode()[:15], 0, 0, 0)
 
 
+def _giving_back(python: bool) -> Callable[[], object]:
+    """What gives memory back; Python models may have no ONNX Runtime beside them."""
+    if python:
+        return gc.collect
+    from engine.programs.onnx_session import give_back_memory
+
+    return give_back_memory
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="popgate-device")
     parser.add_argument("--listen-fd", type=int, required=True)
     parser.add_argument("--owner-fd", type=int, required=True)
     parser.add_argument("--spin-us", type=int, default=0)
     parser.add_argument("--name", default="device")
+    parser.add_argument("--python", action="store_true")
+    parser.add_argument("--memory", type=int, default=0)
     parser.add_argument("--log-level", type=int, default=logging.WARNING)
     options: Any = parser.parse_args(arguments)
-    logging.basicConfig(
-        format=f"%(asctime)s %(levelname)s {options.name} %(name)s: %(message)s",
-    )
+    line = f"%(asctime)s %(levelname)s {options.name} %(name)s: %(message)s"
+    if options.python:  # the owner puts it into its own log, with the model's name
+        line = "%(levelname)s %(name)s: %(message)s"
+        logging.getLogger("model").setLevel(options.log_level)
+    logging.basicConfig(format=line)
     logging.getLogger("engine").setLevel(options.log_level)
     label_process(options.name)
     # Ctrl-C in a terminal, and what stops a service, go to the whole group: the owner
     # decides when we end.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    die_with(options.owner_fd)
+    die_with(options.owner_fd, group=options.python)
+    if options.memory:
+        resource.setrlimit(resource.RLIMIT_DATA, (options.memory, options.memory))
     _set_process_name(options.name)
     keep_large_blocks()
     raise_descriptor_limit()
     sys.setswitchinterval(_SWITCH_INTERVAL)
     listener = socket.socket(fileno=options.listen_fd)
     listener.setblocking(True)
-    scheduler = Scheduler(options.spin_us)
-    service = DeviceService(listener, scheduler)
+    scheduler = Scheduler(options.spin_us, _giving_back(options.python))
+    service = DeviceService(listener, scheduler, options.python)
     service.start()
     try:
         scheduler.run()

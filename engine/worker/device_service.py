@@ -11,9 +11,8 @@ import threading
 import time
 from functools import partial
 
-from engine.errors import EngineBug, EngineError, InvalidInput
+from engine.errors import EngineBug, EngineError, InvalidInput, InvalidModel
 from engine.faults import DeviceFault
-from engine.programs.onnx_session import give_back_memory
 from engine.programs.save_programs import SavePrograms
 from engine.session.worker.device_session import DeviceSession
 from engine.tensor import Tensor
@@ -24,7 +23,8 @@ from engine.transport.link import Link
 from engine.transport.tensor_pack import pack_tensors
 from engine.worker import failures
 from engine.worker.cancellation import Terminator
-from engine.worker.loading import load_replicas
+from engine.worker.loading import LoadedReplica, load_replicas
+from engine.worker.python_loading import describe
 from engine.worker.scheduler import ClientProcess, Scheduler
 from popef_io import PopefError
 
@@ -32,9 +32,18 @@ logger = logging.getLogger(__name__)
 
 
 class DeviceService:
-    """Listens, answers, and hands what touches rings to the scheduler."""
+    """Listens, answers, and hands what touches rings to the scheduler.
 
-    def __init__(self, listener: socket.socket, scheduler: Scheduler) -> None:
+    `runs_python`: its models are Python ones, and no others; else it has none of them.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        scheduler: Scheduler,
+        runs_python: bool = False,
+    ) -> None:
+        self._runs_python = runs_python
         self._listener = listener
         self._scheduler = scheduler
         self._numbers = itertools.count(1)  # atomic: one C call
@@ -102,6 +111,7 @@ class DeviceService:
         """From here on the connection is that of a session, to its end."""
         number = next(self._numbers)
         try:
+            self._refuse_unless(python=False)
             session = DeviceSession(number, sock, message, fds)
         except Exception as error:
             if not isinstance(error, EngineError):
@@ -129,15 +139,15 @@ class DeviceService:
         match message.get("op"):
             case "ping":
                 return self._status(), []
-            case "load":
-                return {"replicas": self._load_replicas(message, fds)}, []
+            case "describe" | "load":
+                return self._load_or_describe(message, fds), []
             case "save":
                 return self._save(int(message["replica"]))
             case "unload":
                 number = int(message["replica"])
                 self._saves.pop(number, None)
                 scheduler.call(partial(scheduler.unload, number))
-                scheduler.do(give_back_memory)
+                scheduler.do(scheduler.give_back_memory)
                 logger.debug("unloaded replica %s", number)
                 return {}, []
             case "link":
@@ -176,21 +186,47 @@ class DeviceService:
             "uptime": time.monotonic() - self._started,
             "running_ns": scheduler.running_ns,
             "running": scheduler.running_replica,
+            "unwanted_ns": scheduler.unwanted_ns,
             "batches": scheduler.batches,
             "replicas": len(scheduler.replicas),
             "clients": len(scheduler.clients),
             "sessions": len(self._sessions),
         }
 
+    def _load_or_describe(self, message: Message, fds: list[int]) -> Message:
+        if message["op"] == "load":
+            return {"replicas": self._load_replicas(message, fds)}
+        self._refuse_unless(python=True)
+        described: Message = {}
+        self._scheduler.call(lambda: described.update(describe(message, fds)))
+        return described
+
     def _load_replicas(self, message: Message, fds: list[int]) -> list[int]:
         numbers = [next(self._numbers) for _ in range(int(message["count"]))]
         scheduler = self._scheduler
-        loaded = load_replicas(numbers, message, fds, scheduler.wait_room)
+        self._refuse_unless(python=message.get("python") is not None)
+        loaded: list[LoadedReplica] = []
+
+        def load() -> None:
+            loaded.extend(load_replicas(numbers, message, fds, scheduler.wait_room))
+
+        if self._runs_python:
+            scheduler.call(load)  # where it will run (engine/worker/python_loading.py)
+        else:
+            load()
         for number, one in zip(numbers, loaded, strict=True):
             self._saves[number] = one.save
             scheduler.call(partial(scheduler.replicas.__setitem__, number, one.replica))
             logger.debug("loaded %r from %s", one.replica, message["sources"])
         return numbers
+
+    def _refuse_unless(self, *, python: bool) -> None:
+        """InvalidModel where a model is of the other kind: code comes only to a process
+        that was started for it."""
+        if python and not self._runs_python:
+            raise InvalidModel("this device runs no Python models")
+        if self._runs_python and not python:
+            raise InvalidModel("this device runs Python models only")
 
     def _save(self, replica: int) -> tuple[Message, list[int]]:
         """Run the save programs between two batches."""

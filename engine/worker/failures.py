@@ -15,7 +15,7 @@ from enum import Enum
 from engine.errors import EngineBug, InvalidInput
 from engine.faults import DeviceFault, DeviceFaulted, FaultKind, RecoveryAction
 from engine.programs.executor import Executor
-from engine.programs.onnx_session import RunOptions
+from engine.programs.session import RunOptions
 from engine.programs.streams import Streams
 from engine.worker.replica import Replica
 
@@ -67,6 +67,7 @@ class FailingExecutor(Executor):
 
     def __init__(self, executor: Executor, failure: Failure, after: int) -> None:
         self._inner = executor
+        self.new_options = executor.new_options
         self._failure = failure
         self._left = after
 

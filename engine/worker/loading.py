@@ -18,6 +18,7 @@ from engine.programs.time_limit import TimeLimit
 from engine.programs.transfers import is_conditional, stream_transfers
 from engine.transport.tensor_pack import unpack_tensors
 from engine.worker.batch import AnchorTable
+from engine.worker.python_loading import python_executor
 from engine.worker.regrouping import RegroupingReplica
 from engine.worker.replica import BatchingPolicy, Replica
 from engine.worker.results import Waiter
@@ -50,11 +51,15 @@ def load_replicas(
         tensors = unpack_tensors(message["frozen"], fds[len(names)])
         frozen = {name: tensor.numpy() for name, tensor in tensors.items()}
     data = ModelData(model, frozen)
-    executor = make_executor(model, message)
+    if message.get("python") is not None:
+        executor = python_executor(model, message)
+    else:
+        executor = make_executor(model, message)
     try:
         anchors = main_anchors(model, frozen.keys())
         rules = _rules(model, executor.executable, message, anchors)
-        with TimeLimit(float(message.get("load_timeout", 0.0))) as limit:
+        seconds = float(message.get("load_timeout", 0.0))
+        with TimeLimit(seconds, executor.new_options) as limit:
             load = model.metadata.program_flow.load
             executor.run(load, ProgramStreams(data), limit.options)
         for anchor in anchors.constants:
@@ -62,8 +67,8 @@ def load_replicas(
         clones = [(executor.clone(), data.clone()) for _ in numbers[1:]]
     except Cancelled:
         executor.close()
-        seconds = f"{limit.seconds:g} s"
-        raise InvalidModel(f"the load programs take longer than {seconds}") from None
+        text = f"the load programs take longer than {limit.seconds:g} s"
+        raise InvalidModel(text) from None
     except BaseException:
         executor.close()
         raise

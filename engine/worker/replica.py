@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 from engine.config import NEVER_NS
 from engine.errors import Cancelled
 from engine.model.batch_plan import BatchPlan
-from engine.programs.onnx_session import make_run_options
 from engine.transport.channel import CANCELLED, REQUEST
 from engine.transport.outcome import Outcome, outcome_of
 from engine.worker.batch import AnchorTable, Batch, Entry
@@ -279,7 +278,7 @@ class Replica:
         entries = batch.entries
         # Fresh options, and `running` set before the run and cleared after it: the
         # thread that cancels runs can never hit the run after the one it meant.
-        options = make_run_options()
+        options = self.executor.new_options()
         self.running = RunningBatch(options, entries)
         try:
             for _ in range(batch.runs):

@@ -7,6 +7,7 @@ batches.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import queue
@@ -17,7 +18,6 @@ from collections import deque
 from collections.abc import Callable
 
 from engine.errors import ExecutionFailed, InvalidInput
-from engine.programs.onnx_session import give_back_memory
 from engine.transport.channel import AnchorRing, Channel
 from engine.transport.link import Link
 from engine.transport.ring_buffer import full_fence
@@ -73,9 +73,13 @@ class ClientProcess:
 class Scheduler:
     """Replicas, clients and what waits. `run` is for one thread; `do` and `call` hand
     it commands from others. `spin_us`: how long it looks for the next request before it
-    sleeps (engine/devices/thread_plan.py)."""
+    sleeps (engine/devices/thread_plan.py). `give_back_memory` is called when nothing
+    has come for a while, and by whoever unloads a model."""
 
-    def __init__(self, spin_us: int = 0) -> None:
+    def __init__(
+        self, spin_us: int = 0, give_back_memory: Callable[[], object] = gc.collect
+    ) -> None:
+        self.give_back_memory = give_back_memory
         self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC)
         self.clients: dict[int, ClientProcess] = {}
         self.replicas: dict[int, Replica] = {}
@@ -84,7 +88,7 @@ class Scheduler:
         self._replica: Replica | None = None
         self._poller = select.poll()
         self._poller.register(self.wake_fd, select.POLLIN)
-        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._ready: deque[Replica] = deque()
         self._stopping = False
         self._spin_ns = spin_us * 1000
@@ -104,6 +108,14 @@ class Scheduler:
         """The number of the replica that runs now; 0: none does. For any thread."""
         replica = self._replica
         return 0 if replica is None else replica.number
+
+    @property
+    def unwanted_ns(self) -> int:
+        """How long ago the present batch was told to end; 0: it was not. For any
+        thread."""
+        running = self.running()
+        since = 0 if running is None else running.unwanted_since
+        return time.monotonic_ns() - since if since else 0
 
     def running(self) -> RunningBatch | None:
         """What runs at this moment. For any thread."""
@@ -149,7 +161,7 @@ class Scheduler:
                 os.eventfd_read(self.wake_fd)
             elif trims:
                 self._arena_grown = False
-                give_back_memory()
+                self.give_back_memory()
         for link in links:
             link.parked = False
         self._woke = time.monotonic_ns()
@@ -266,7 +278,7 @@ class Scheduler:
 
     # -- commands from other threads
 
-    def do(self, command: Callable[[], None]) -> None:
+    def do(self, command: Callable[[], object]) -> None:
         self._commands.put(command)
         os.eventfd_write(self.wake_fd, 1)
 

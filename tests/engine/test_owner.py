@@ -13,8 +13,10 @@ from tests.support import WAIT
 CHILD = """
 import os, sys
 from engine.owner import die_with
-die_with(int(sys.argv[1]))
-print("ready", flush=True)
+die_with(int(sys.argv[1]), group="group" in sys.argv)
+if "group" in sys.argv and os.fork() == 0:
+    os.close(int(sys.argv[1]))
+os.write(1, b"ready\\n")
 while True:
     os.read(0, 1)
 """
@@ -38,5 +40,27 @@ def test_a_process_that_is_stopped_ends_with_its_owner() -> None:
             assert os.WIFSTOPPED(os.waitpid(child.pid, os.WUNTRACED)[1])
             os.close(owner)
             assert child.wait(WAIT) == -signal.SIGKILL
+        finally:
+            child.kill()
+
+
+def test_a_group_ends_with_its_owner() -> None:
+    owned, owner = os.pipe()
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(owned), "group"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pass_fds=[owned],
+        env=environment(),
+        start_new_session=True,
+    )
+    with child:
+        try:
+            os.close(owned)
+            assert child.stdout is not None
+            assert [child.stdout.readline() for _ in range(2)] == [b"ready\n"] * 2
+            os.close(owner)
+            assert child.wait(WAIT) == -signal.SIGKILL
+            assert child.stdout.read() == b""  # the other has ended as well
         finally:
             child.kill()

@@ -21,7 +21,8 @@ from engine.compiler.graphs import label
 from engine.compiler.rows.exposure import exposed, has_inside
 from engine.compiler.rows.samples import Feed
 from engine.compiler.weights import Weight
-from engine.programs.onnx_session import OnnxSession, RunOptions
+from engine.programs.onnx_session import OnnxSession
+from engine.programs.session import RunOptions
 from engine.tensor import Array
 from popef_io import DataType
 

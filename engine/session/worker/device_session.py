@@ -17,7 +17,6 @@ from engine.errors import Cancelled, EngineBug, EngineError, ExecutionFailed
 from engine.model.model_file import receive_model
 from engine.programs.executor import make_executor
 from engine.programs.model_data import ModelData
-from engine.programs.onnx_session import make_run_options
 from engine.programs.prefetch import upcoming_reads
 from engine.session.worker.host_streams import HostStreams
 from engine.transport import control
@@ -41,10 +40,10 @@ class DeviceSession:
         self._sock = sock
         #: Set when nothing of it is left.
         self.over = threading.Event()
-        self._options = make_run_options()
         names = [str(name) for name in message["sources"]]
         model = receive_model(names, fds, message.get("executable"))
         self._executor = make_executor(model, message)
+        self._options = self._executor.new_options()
         self._streams = HostStreams(
             sock,
             model.metadata.anchors,

@@ -15,13 +15,13 @@ from engine.errors import (
     InvalidModel,
 )
 from engine.programs.onnx_session import (
-    BoundShapeMismatch,
     OnnxSession,
     load_error,
     make_run_options,
     onnx_number,
     run_error,
 )
+from engine.programs.session import BoundShapeMismatch
 from popef_io import DataType
 
 value = helper.make_tensor_value_info

@@ -1,0 +1,62 @@
+"""Lends the engine to another Python interpreter, which starts with this file.
+
+That one need not have PopGate: `engine` and `popef_io` are found where this file lies,
+and nothing else of what lies there is. What they need of others, numpy and msgpack, and
+what the model needs, is the interpreter's own. Standard library only.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+LENT = ("engine", "popef_io")
+NEEDED = ("numpy", "msgpack")
+OLDEST = (3, 11)
+
+
+class LentFinder:
+    """Finds the packages that are lent, before anything else is looked at."""
+
+    def __init__(self, root: str) -> None:
+        self._root = [root]
+
+    def find_spec(
+        self,
+        name: str,
+        path: Sequence[str] | None = None,
+        target: ModuleType | None = None,
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name not in LENT:
+            return None
+        return importlib.machinery.PathFinder.find_spec(name, self._root)
+
+
+def missing() -> str:
+    """What this interpreter lacks, in words; empty where it is nothing."""
+    have = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        return f"{sys.executable} is Python {have}; {oldest} or later is needed"
+    absent = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if absent:
+        return f"{sys.executable} (Python {have}) has no {' and no '.join(absent)}"
+    return ""
+
+
+def main() -> None:
+    problem = missing()
+    if problem:
+        sys.exit(problem)
+    root = str(Path(__file__).resolve().parent.parent.parent)
+    sys.meta_path.insert(0, LentFinder(root))
+    runpy.run_module("engine.worker.device_process", run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

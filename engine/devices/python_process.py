@@ -1,0 +1,115 @@
+"""The process of a Python model, as its owner starts it: whose interpreter, with what
+around it, and where what it prints goes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from engine.devices import lend
+from engine.owner import environment
+
+logger = logging.getLogger("engine.python")
+
+#: Bytes of a line that are logged at most; the rest of it comes as the next one.
+MAX_LINE = 8192
+#: The last lines are kept: they say why a process could not start.
+KEPT_LINES = 20
+#: What libraries read to learn how many threads they may have.
+_THREADS = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
+#: Of the gateway's environment: no business of a model's.
+_SECRETS = ("POPGATE_API_KEY", "POPGATE_RESTRICTED_API")
+#: Of an interpreter's surroundings: another one has its own.
+_INTERPRETER = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+_LEVEL = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) ")
+
+
+@dataclass(frozen=True, slots=True)
+class PythonOptions:
+    """How the process of a Python model is started.
+
+    `label` names the model in the log. `interpreter` is a path (empty: this one's),
+    `environment` is set over ours, `folder` is where it works (empty: ours). It may
+    take so many bytes of `memory` (0: any), and `start_timeout` seconds until it
+    answers first.
+    """
+
+    label: str = "model"
+    interpreter: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    folder: str = ""
+    memory: int = 0
+    start_timeout: float = 60.0
+
+    def command(self) -> list[str]:
+        """What starts `engine.worker.device_process`, up to its arguments."""
+        memory = ["--python", "--memory", str(self.memory)]
+        if self.interpreter:
+            return [self.interpreter, "-P", lend.__file__, *memory]
+        return [sys.executable, "-P", "-m", "engine.worker.device_process", *memory]
+
+    def variables(self, threads: int) -> dict[str, str]:
+        """Its environment, in which libraries are told to use so many threads."""
+        inherited = environment()
+        for name in (*_SECRETS, *(_INTERPRETER if self.interpreter else ())):
+            inherited.pop(name, None)
+        counts = dict.fromkeys(_THREADS, str(threads))
+        unbuffered = {"PYTHONUNBUFFERED": "1"}
+        return {**counts, **unbuffered, **inherited, **self.environment}
+
+
+class Output:
+    """What a process prints, on its way to the log. A thread reads it to its end."""
+
+    def __init__(self, label: str, fd: int) -> None:
+        self._label = label
+        self._fd = fd
+        self._last: deque[str] = deque(maxlen=KEPT_LINES)
+        self._thread = threading.Thread(
+            target=self._read, name=f"output of {label}", daemon=True
+        )
+        self._thread.start()
+
+    def last_words(self, timeout: float) -> str:
+        """The last line of a process that has ended, once all is read; empty where it
+        said nothing."""
+        self._thread.join(timeout)
+        return self._last[-1] if self._last else ""
+
+    def _read(self) -> None:
+        rest = b""
+        with os.fdopen(self._fd, "rb", buffering=0) as stream:
+            while part := stream.read(1 << 16):
+                *lines, rest = (rest + part).split(b"\n")
+                for line in lines:
+                    self._pass_on(line)
+                while len(rest) > MAX_LINE:
+                    self._pass_on(rest[:MAX_LINE])
+                    rest = rest[MAX_LINE:]
+        if rest:
+            self._pass_on(rest)
+
+    def _pass_on(self, line: bytes) -> None:
+        text = line[:MAX_LINE].decode(errors="backslashreplace").rstrip("\r")
+        if not text.strip():
+            return
+        self._last.append(text)
+        match = _LEVEL.match(text)
+        level = logging.getLevelNamesMapping()[match[1]] if match else logging.INFO
+        if match:
+            text = text[match.end() :]
+        logger.log(level, "model %s: %s", self._label, text)
+
+    def __repr__(self) -> str:
+        return f"<Output of {self._label}>"

@@ -1,0 +1,227 @@
+"""What a Python model takes and gives: found in its module, told to the client."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Annotated, Any, TypeAlias
+
+from engine.errors import InvalidModel
+from popef_io import DataType
+
+#: The name of a function that is a model.
+FUNCTION = "predict"
+#: What the only output of a function is called.
+OUTPUT = "output"
+MAX_RANK = 32
+MAX_TENSORS = 1024
+MAX_NAME = 1000
+
+#: The types in the words of the Open Inference Protocol.
+_TYPES = {
+    "BOOL": DataType.BOOL,
+    "UINT8": DataType.U8,
+    "UINT16": DataType.U16,
+    "UINT32": DataType.U32,
+    "UINT64": DataType.U64,
+    "INT8": DataType.S8,
+    "INT16": DataType.S16,
+    "INT32": DataType.S32,
+    "INT64": DataType.S64,
+    "FP16": DataType.F16,
+    "FP32": DataType.F32,
+    "FP64": DataType.F64,
+    "BF16": DataType.BF16,
+    "BYTES": DataType.STRING,
+}
+_TENSOR = re.compile(r"([A-Z0-9]+) *\[([-0-9, ]*)\]")
+
+Target: TypeAlias = Callable[..., Any]
+"""The class or the function that a file is about."""
+
+
+@dataclass(frozen=True, slots=True)
+class PythonTensor:
+    """An input or output; -1 in `shape` is any size."""
+
+    name: str
+    data_type: DataType
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        named = {data_type: name for name, data_type in _TYPES.items()}
+        return f"{named[self.data_type]}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class PythonInterface:
+    """The tensors of a model, and whether rows of requests may come together."""
+
+    inputs: tuple[PythonTensor, ...]
+    outputs: tuple[PythonTensor, ...]
+    batching: bool = False
+
+    def to_message(self) -> dict[str, Any]:
+        def tensors(group: Iterable[PythonTensor]) -> list[list[Any]]:
+            return [[t.name, t.data_type.name, list(t.shape)] for t in group]
+
+        return {
+            "inputs": tensors(self.inputs),
+            "outputs": tensors(self.outputs),
+            "batching": self.batching,
+        }
+
+    @classmethod
+    def from_message(cls, message: Mapping[str, Any]) -> PythonInterface:
+        def tensors(group: Sequence[Any]) -> tuple[PythonTensor, ...]:
+            return tuple(
+                PythonTensor(str(name), DataType[data_type], tuple(map(int, shape)))
+                for name, data_type, shape in group
+            )
+
+        return cls(
+            tensors(message["inputs"]),
+            tensors(message["outputs"]),
+            bool(message["batching"]),
+        )
+
+
+def parse_tensor(name: object, text: object) -> PythonTensor:
+    """A tensor as authors write it: `FP32[-1,3]`. Raises InvalidModel."""
+    expected = 'expected a type and a shape, as in "FP32[-1,224]" or "BYTES[-1]"'
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
+        raise InvalidModel(f"the name of a tensor must be text, found {name!r}")
+    match = _TENSOR.fullmatch(text.strip()) if isinstance(text, str) else None
+    if match is None:
+        raise InvalidModel(f"tensor {name!r} is {text!r}; {expected}")
+    if match[1] not in _TYPES:
+        known = ", ".join(_TYPES)
+        raise InvalidModel(f"tensor {name!r} has type {match[1]}; there are {known}")
+    try:
+        shape = tuple(int(d) for d in match[2].split(",") if match[2].strip())
+    except ValueError:
+        raise InvalidModel(f"tensor {name!r} is {text!r}; {expected}") from None
+    if len(shape) > MAX_RANK or any(not -1 <= d < 1 << 62 for d in shape):
+        raise InvalidModel(
+            f"tensor {name!r} has shape {list(shape)}; expected at most {MAX_RANK} "
+            "sizes, each at least 0, or -1 for any"
+        )
+    return PythonTensor(name, _TYPES[match[1]], shape)
+
+
+def find_model(module: ModuleType) -> tuple[Target, PythonInterface]:
+    """The model that a module defines, and what it takes and gives.
+
+    That is its only class with `inputs`, `outputs` and ``__call__``, or its function
+    `predict`. Raises InvalidModel, saying what was expected.
+    """
+    classes = [
+        value
+        for value in vars(module).values()
+        if inspect.isclass(value)
+        and value.__module__ == module.__name__
+        and all(hasattr(value, name) for name in ("inputs", "outputs"))
+    ]
+    if len(classes) > 1:
+        names = ", ".join(each.__name__ for each in classes)
+        raise InvalidModel(f"there are several models: {names}; expected one class")
+    function = getattr(module, FUNCTION, None)
+    if not classes and not inspect.isfunction(function):
+        raise InvalidModel(
+            "there is no model: expected a class with inputs, outputs and __call__, or "
+            f"a function {FUNCTION}"
+        )
+    if classes:
+        interface = _of_class(classes[0])
+        _check_call(classes[0].__call__, interface, f"{classes[0].__name__}.__call__")
+        return classes[0], interface
+    assert function is not None
+    interface = _of_function(function, getattr(module, "batching", False))
+    _check_call(function, interface, FUNCTION)
+    return function, interface
+
+
+def _of_class(found: type[Any]) -> PythonInterface:
+    if not any("__call__" in vars(base) for base in found.__mro__):
+        raise InvalidModel(f"{found.__name__} has no __call__")
+    groups = []
+    for kind in ("inputs", "outputs"):
+        tensors = getattr(found, kind)
+        if not isinstance(tensors, Mapping) or not tensors:
+            raise InvalidModel(
+                f"{found.__name__}.{kind} must be a mapping of names to tensors, as in "
+                f'{{"text": "BYTES[-1]"}}, found {tensors!r}'
+            )
+        groups.append(tuple(parse_tensor(*item) for item in tensors.items()))
+    return _checked(groups[0], groups[1], getattr(found, "batching", False))
+
+
+def _of_function(function: Callable[..., Any], batching: object) -> PythonInterface:
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+    except Exception as error:  # annotations are code
+        raise InvalidModel(
+            f"the annotations of {FUNCTION} cannot be read: {error}"
+        ) from None
+    given = hints.pop("return", None)
+    names = inspect.signature(function).parameters
+    inputs = [_annotated(name, hints.get(name)) for name in names]
+    fields = None
+    if typing.is_typeddict(given):
+        fields = typing.get_type_hints(given, include_extras=True)
+    outputs = [_annotated(*item) for item in (fields or {OUTPUT: given}).items()]
+    return _checked(tuple(inputs), tuple(outputs), batching)
+
+
+def _annotated(name: str, hint: Any) -> PythonTensor:
+    texts = []
+    if typing.get_origin(hint) is Annotated:
+        texts = [text for text in hint.__metadata__ if isinstance(text, str)]
+    if len(texts) != 1:
+        what = "what it returns" if name == OUTPUT else repr(name)
+        raise InvalidModel(
+            f"{what} of {FUNCTION} must be annotated with its type and shape, as in "
+            f'Annotated[np.ndarray, "FP32[-1,224]"], found {hint!r}'
+        )
+    return parse_tensor(name, texts[0])
+
+
+def _checked(
+    inputs: tuple[PythonTensor, ...], outputs: tuple[PythonTensor, ...], batching: Any
+) -> PythonInterface:
+    if not inputs or len(inputs) > MAX_TENSORS or len(outputs) > MAX_TENSORS:
+        raise InvalidModel(f"a model has 1 to {MAX_TENSORS} inputs, and outputs")
+    if not isinstance(batching, bool):
+        raise InvalidModel(f"batching must be True or False, found {batching!r}")
+    for tensor in (*inputs, *outputs) if batching else ():
+        if tensor.shape[:1] != (-1,):
+            raise InvalidModel(
+                f"batching is True, so all tensors have rows: the first size of "
+                f"{tensor.name!r} must be -1, found {tensor}"
+            )
+    return PythonInterface(inputs, outputs, batching)
+
+
+def _check_call(
+    call: Callable[..., Any], interface: PythonInterface, label: str
+) -> None:
+    """InvalidModel where it cannot be called with the inputs."""
+    for kind, is_kind in (
+        ("a generator", inspect.isgeneratorfunction(call)),
+        ("asynchronous", inspect.iscoroutinefunction(call)),
+        ("asynchronous", inspect.isasyncgenfunction(call)),
+    ):
+        if is_kind:
+            raise InvalidModel(f"{label} is {kind}; a call gives one answer")
+    names = [tensor.name for tensor in interface.inputs]
+    itself = [] if label == FUNCTION else [None]
+    try:
+        inspect.signature(call).bind(*itself, **dict.fromkeys(names))
+    except TypeError as error:
+        raise InvalidModel(
+            f"{label} does not take the inputs {', '.join(names)}: {error}"
+        ) from None

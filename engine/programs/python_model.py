@@ -1,0 +1,72 @@
+"""What the author of a Python model sees: a class to begin with, and its context."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from engine.programs.session import RunOptions
+
+#: The graph of an executable that is a Python model; its content is the file.
+GRAPH = "python"
+
+
+class Context:
+    """What a model is told when it is loaded. For the thread that calls the model."""
+
+    __slots__ = ("config", "device", "folder", "log", "options", "threads")
+
+    def __init__(
+        self, folder: Path, config: Mapping[str, Any], device: str, threads: int
+    ) -> None:
+        self.folder = folder
+        """The folder that ``model.py`` is in."""
+        self.config = config
+        """The table ``parameters`` of ``config.toml``."""
+        self.device = device
+        """The device that the model runs on, as ``python:0``."""
+        self.threads = threads
+        """How many threads its libraries should use."""
+        self.log = logging.getLogger("model")
+        """What is logged here goes to the server's log, with the model's name."""
+        #: Of the present run; not for authors.
+        self.options: RunOptions = None
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody waits for the present call any more: return, whatever."""
+        return self.options is not None and bool(self.options.terminate)
+
+    def __repr__(self) -> str:
+        return f"<Context of {self.folder} on {self.device}>"
+
+
+class Model:
+    """A model in Python: to be derived from, in a file ``model.py``.
+
+    Optional: any class with `inputs`, `outputs` and ``__call__`` will do. The tensors
+    are written as ``{"text": "BYTES[-1]", "image": "FP32[-1,3,224,224]"}``, the types
+    in the words of the Open Inference Protocol; -1 is any size. Where `batching` is
+    True the first dimension counts rows that do not depend on each other: rows of
+    several requests come together, in one call. That is the author's promise.
+
+    ``__call__`` gets the inputs by name: NumPy arrays (BYTES: an object array of
+    `bytes`) that cannot be written and are valid until it returns. It gives a mapping
+    of outputs by name, or the only one. What it raises fails the rows that it is raised
+    for, and no others. One thread calls everything.
+    """
+
+    inputs: ClassVar[Mapping[str, str]]
+    outputs: ClassVar[Mapping[str, str]]
+    batching: ClassVar[bool] = False
+
+    #: The outputs for the inputs, which come by name.
+    __call__: Callable[..., Any]
+
+    def load(self, context: Context) -> None:
+        """Once, before the first call. What it raises keeps the model from serving."""
+
+    def close(self) -> None:
+        """Once, when the model is unloaded; not where its process is ended."""

@@ -1,0 +1,71 @@
+"""Whether the packages that a Python model asks for are installed. Installs nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from importlib import metadata
+
+from engine.errors import InvalidModel
+
+_REQUIREMENT = re.compile(
+    r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\s*(?P<versions>[<>=!,.\s0-9]*)"
+)
+_VERSION = re.compile(r"(?P<sign>>=|<=|==|!=|<|>)\s*(?P<number>\d+(\.\d+)*)")
+
+
+def check_requirement(requirement: str) -> None:
+    """ValueError where it is not written as ``numpy`` or ``numpy>=2,<3``."""
+    _parsed(requirement)
+
+
+def check_installed(requirements: Iterable[str]) -> None:
+    """InvalidModel where one is missing or of another version, naming all of them."""
+    problems = []
+    for requirement in requirements:
+        try:
+            name, wanted = _parsed(requirement)
+        except ValueError as error:
+            raise InvalidModel(str(error)) from None
+        try:
+            found = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            problems.append(f"{requirement} is required, and {name} is not installed")
+            continue
+        if not all(_holds(found, sign, number) for sign, number in wanted):
+            problems.append(f"{requirement} is required, {name} {found} is installed")
+    if problems:
+        raise InvalidModel("; ".join(problems))
+
+
+def _parsed(requirement: str) -> tuple[str, list[tuple[str, str]]]:
+    match = _REQUIREMENT.fullmatch(requirement.strip())
+    texts = match["versions"].split(",") if match and match["versions"].strip() else []
+    found = [_VERSION.fullmatch(text.strip()) for text in texts]
+    if match is None or not all(found):
+        raise ValueError(
+            f"requirement {requirement!r} is not understood: expected a name and "
+            "versions, as in numpy or numpy>=2,<3"
+        )
+    return match["name"], [(each["sign"], each["number"]) for each in found if each]
+
+
+def _holds(found: str, sign: str, wanted: str) -> bool:
+    """By the numbers at the front of a version: 2.1.0rc1 counts as 2.1.0."""
+    mine, theirs = _numbers(found), _numbers(wanted)
+    length = max(len(mine), len(theirs))
+    mine += [0] * (length - len(mine))
+    theirs += [0] * (length - len(theirs))
+    return {
+        ">=": mine >= theirs,
+        "<=": mine <= theirs,
+        "==": mine == theirs,
+        "!=": mine != theirs,
+        "<": mine < theirs,
+        ">": mine > theirs,
+    }[sign]
+
+
+def _numbers(version: str) -> list[int]:
+    match = re.match(r"(\d+!)?(\d+(?:\.\d+)*)", version)
+    return [int(part) for part in match[2].split(".")] if match else []

@@ -1,0 +1,278 @@
+"""A Python model in its device process: its module, its calls, and how they fail.
+
+The file comes as bytes with the load message, so that a process that is started again
+runs what was loaded first, whatever has become of the file; what it imports from its
+folder is read there. One thread does all of it: the one that runs programs.
+"""
+
+from __future__ import annotations
+
+import linecache
+import logging
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import decode_source, module_from_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from engine.errors import (
+    Cancelled,
+    EngineBug,
+    EngineError,
+    ExecutionFailed,
+    InvalidModel,
+)
+from engine.programs.python_interface import PythonInterface, PythonTensor, find_model
+from engine.programs.python_model import Context
+from engine.programs.session import GraphBinding, Port, RawRun, RunOptions
+from engine.tensor import Array
+from popef_io import DataType
+
+_log = logging.getLogger(__name__)
+
+#: Places of which the traceback has been logged; the same one is not logged again.
+MAX_PLACES = 100
+#: Characters of an author's message that a client gets.
+MAX_WORDS = 1000
+
+
+class _GivenSource(SourceFileLoader):
+    """Loads a module from bytes, under the name of the file that they came from."""
+
+    def __init__(self, name: str, path: str, source: bytes) -> None:
+        super().__init__(name, path)
+        self._source = source
+
+    def get_data(self, path: str) -> bytes:
+        if path != self.path:
+            raise OSError(f"{path} is not read")
+        return self._source
+
+    def path_stats(self, path: str) -> Mapping[str, Any]:
+        raise OSError("there is no file: nothing is kept compiled")
+
+
+def import_model(file: Path, source: bytes) -> ModuleType:
+    """The module of a model, called ``model``; what lies beside it can be imported.
+
+    Raises InvalidModel with the lines of the author's files that failed.
+    """
+    folder = str(file.parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        text = decode_source(source)
+        # For tracebacks, which otherwise show the file as it is by then.
+        lines = text.splitlines(keepends=True)
+        linecache.cache[str(file)] = (len(source), None, lines, str(file))
+        loader = _GivenSource("model", str(file), source)
+        spec = ModuleSpec("model", loader, origin=str(file))
+        spec.has_location = True
+        module = module_from_spec(spec)
+        sys.modules["model"] = module
+        loader.exec_module(module)
+    except BaseException as error:
+        sys.modules.pop("model", None)
+        raise load_error(error, file) from None
+    return module
+
+
+class PythonSession:
+    """A loaded Python model, as programs run a graph (`GraphSession`).
+
+    Raises InvalidModel where its module defines none, or its `load` fails.
+    """
+
+    def __init__(self, module: ModuleType, file: Path, context: Context) -> None:
+        self.is_onnx = False
+        self._file, self._context = file, context
+        target, interface = find_model(module)
+        self.interface: PythonInterface = interface
+        self.inputs: Mapping[str, Port] = {t.name: _port(t) for t in interface.inputs}
+        self.outputs: Mapping[str, Port] = {t.name: _port(t) for t in interface.outputs}
+        self._tensors = {t.name: t for t in interface.outputs}
+        self._told: set[tuple[object, ...]] = set()
+        self._model: Any = None
+        try:
+            if isinstance(target, type):
+                self._model = target()
+                load = getattr(self._model, "load", None)
+                if load is not None:
+                    load(context)
+            self._call = target if self._model is None else self._model
+        except BaseException as error:
+            raise load_error(error, file) from None
+        self.raw_run: RawRun = self._run
+
+    def _run(
+        self, names: Sequence[str], feed: Mapping[str, Array], options: RunOptions
+    ) -> list[Array]:
+        for array in feed.values():
+            # Rows may be run again, alone, and must then be what they were.
+            array.flags.writeable = False
+        self._context.options = options
+        try:
+            return self._outputs(names, self._call(**feed))
+        except BaseException as error:
+            raise self.error_of(error, options) from None
+        finally:
+            self._context.options = None
+
+    def _outputs(self, names: Sequence[str], result: Any) -> list[Array]:
+        if not isinstance(result, Mapping):
+            if len(self._tensors) > 1 or result is None:
+                raise ExecutionFailed(
+                    f"the model gave {type(result).__name__}, expected a mapping of "
+                    f"its outputs {', '.join(self._tensors)}"
+                )
+            result = dict.fromkeys(self._tensors, result)
+        for name in result:
+            if name not in self._tensors:
+                raise ExecutionFailed(
+                    f"the model gave {name!r}, which is none of its outputs "
+                    f"{', '.join(self._tensors)}"
+                )
+        missing = [name for name in names if name not in result]
+        if missing:
+            raise ExecutionFailed(f"the model gave no output {missing[0]!r}")
+        return [_array(self._tensors[name], result[name]) for name in names]
+
+    def error_of(self, error: BaseException, options: RunOptions) -> EngineError:
+        """What to raise if a call failed with `error`; its traceback goes to the log,
+        once for each place."""
+        if options is not None and options.terminate:
+            return Cancelled("the run was terminated")
+        if isinstance(error, EngineError):
+            return error
+        if isinstance(error, MemoryError):
+            return ExecutionFailed(f"the model has not enough memory: {_words(error)}")
+        frames = _frames(error, self._file)
+        place = (type(error), *(f.lineno for f in frames))
+        if place not in self._told and len(self._told) < MAX_PLACES:
+            self._told.add(place)
+            _log.error("%s", "".join(traceback.format_exception(error)).rstrip())
+        where = _where(frames[-1:], self._file, code=False)
+        return ExecutionFailed(f"{_words(error)}{where}")
+
+    def binding(self) -> GraphBinding:
+        raise EngineBug("outputs of a Python model were to be bound")
+
+    def close(self) -> None:
+        """Tell the model that it is unloaded; what that raises is logged."""
+        model, self._model = self._model, None
+        close = getattr(model, "close", None)
+        self._call = _closed
+        if close is None:
+            return
+        try:
+            close()
+        except BaseException as error:
+            _log.error("%s", "".join(traceback.format_exception(error)).rstrip())
+
+    def __repr__(self) -> str:
+        return f"<PythonSession {self._file}>"
+
+
+def _closed(**feed: Array) -> Any:
+    raise ExecutionFailed("the model was unloaded")
+
+
+def load_error(error: BaseException, file: Path) -> EngineError:
+    """What to raise where an author's code failed to load; names file, line, code."""
+    if isinstance(error, EngineError):
+        return error
+    if isinstance(error, SyntaxError) and error.filename == str(file):
+        line = (error.text or "").strip()
+        where = f"; {file.name}, line {error.lineno}: {line}"
+        return InvalidModel(f"{type(error).__name__}: {error.msg}{where}")
+    return InvalidModel(f"{_words(error)}{_where(_frames(error, file), file)}")
+
+
+def _words(error: BaseException) -> str:
+    """What an author's code raised, in one line of bounded length."""
+    try:
+        text = str(error)
+    except Exception:  # of a class of the author's
+        text = ""
+    name = type(error).__name__
+    text = " ".join(text.split())
+    return f"{name}: {text[:MAX_WORDS]}" if text else name
+
+
+def _frames(error: BaseException, file: Path) -> list[traceback.FrameSummary]:
+    """The calls that led to an error, those in the author's folder."""
+    folder = str(file.parent) + "/"
+    found = traceback.extract_tb(error.__traceback__)
+    return [frame for frame in found if frame.filename.startswith(folder)]
+
+
+def _where(
+    frames: Sequence[traceback.FrameSummary], file: Path, *, code: bool = True
+) -> str:
+    parts = []
+    for frame in frames[-3:]:
+        name = frame.filename.removeprefix(str(file.parent) + "/")
+        part = f"{name}, line {frame.lineno}, in {frame.name}"
+        parts.append(f"{part}: {frame.line}" if code else part)
+    return "; " + "; ".join(parts) if parts else ""
+
+
+def _port(tensor: PythonTensor) -> Port:
+    return Port(tensor.name, str(tensor), tensor.data_type, tensor.shape)
+
+
+def _array(tensor: PythonTensor, value: Any) -> Array:
+    """An output as it was declared. Raises ExecutionFailed where it is something else.
+
+    Numbers of another type are converted where that keeps their kind, as from FP64 to
+    FP32, never from FP32 to INT64.
+    """
+    name = tensor.name
+    try:
+        if tensor.data_type is DataType.STRING:
+            array = _strings(name, value)
+        else:
+            array = np.asarray(value)
+            wanted = tensor.data_type.numpy_dtype
+            if array.dtype != wanted:
+                if not np.can_cast(array.dtype, wanted, "same_kind"):
+                    raise ExecutionFailed(
+                        f"output {name!r} is {array.dtype}, expected {tensor}"
+                    )
+                array = array.astype(wanted)
+    except (ValueError, TypeError) as error:
+        raise ExecutionFailed(f"output {name!r} is no array: {_words(error)}") from None
+    shape = tensor.shape
+    fits = len(array.shape) == len(shape) and all(
+        want in (-1, got) for got, want in zip(array.shape, shape, strict=True)
+    )
+    if not fits:
+        raise ExecutionFailed(
+            f"output {name!r} has shape {list(array.shape)}, expected {tensor}"
+        )
+    return array
+
+
+def _strings(name: str, value: Any) -> Array:
+    array: Array = value if isinstance(value, np.ndarray) else _objects(value)
+    if array.dtype.kind in "SU":
+        array = array.astype(object)
+    if array.dtype.kind != "O":
+        raise ExecutionFailed(f"output {name!r} is {array.dtype}, expected strings")
+    for element in array.ravel().tolist():
+        if not isinstance(element, bytes | str):
+            kind = type(element).__name__
+            raise ExecutionFailed(
+                f"output {name!r} has an element of type {kind}, expected bytes or str"
+            )
+    return array
+
+
+def _objects(value: Any) -> Array:
+    """As an array of objects: NumPy's own types of text cut zeros off the end."""
+    return np.array(value, dtype=object)

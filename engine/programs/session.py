@@ -1,0 +1,80 @@
+"""What runs one graph, whatever it is made of: ONNX Runtime, or a Python model.
+
+Nothing here knows ONNX Runtime, so that a device process of Python models needs none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from engine.errors import EngineError
+from engine.tensor import Array
+from popef_io import DataType
+
+RunOptions: TypeAlias = Any
+"""`onnxruntime.RunOptions`, `PlainOptions`, or None for the defaults. Setting
+`terminate` on it from another thread ends the run with `Cancelled`."""
+RawRun: TypeAlias = Callable[
+    [Sequence[str], Mapping[str, Array], RunOptions], list[Array]
+]
+
+
+class PlainOptions:
+    """The options of a run that is not ONNX Runtime's."""
+
+    __slots__ = ("terminate",)
+
+    def __init__(self) -> None:
+        #: Whether the run is to end: nobody waits for it any more.
+        self.terminate = False
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """An input or output of a graph as what runs it sees it."""
+
+    name: str
+    type_name: str
+    """In ONNX Runtime's words, such as `tensor(float)` or `seq(tensor(int64))`."""
+    data_type: DataType | None
+    """None where we have no such type."""
+    shape: tuple[int | str | None, ...]
+    """A number, the name of a symbolic dimension, or None. Empty may also mean that
+    nothing is known."""
+
+
+class GraphSession(Protocol):
+    """A loaded graph."""
+
+    inputs: Mapping[str, Port]
+    outputs: Mapping[str, Port]
+    raw_run: RawRun
+    """`raw_run(output_names, feed, run_options)`; what it raises goes to `error_of`."""
+    is_onnx: bool
+    """Whether outputs can be bound to memory, strings must be `str`, and BF16 has to be
+    bound."""
+
+    def error_of(self, error: BaseException, options: RunOptions) -> EngineError:
+        """What to raise if a run with `options` failed with `error`."""
+        ...
+
+    def binding(self) -> GraphBinding:
+        """A new binding of this session, for one thread; for ONNX only."""
+        ...
+
+
+class GraphBinding(Protocol):
+    """Inputs and outputs of one run, bound to memory."""
+
+    def run(
+        self,
+        inputs: Sequence[tuple[str, DataType, Array]],
+        outputs: Sequence[tuple[str, DataType, Array | None]],
+        run_options: RunOptions = None,
+    ) -> list[Array]: ...
+
+
+class BoundShapeMismatch(Exception):
+    """The output has another shape than the memory that was given for it."""

@@ -1,0 +1,157 @@
+"""A Python model as a runner takes it: what it takes and gives, and where its code is.
+
+Code is never part of a container that somebody may hand in: the container that stands
+for a Python model is made here, and a device process takes code only where it was
+started for it, from a message that names it as such.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from engine.devices.device import Device
+from engine.errors import InvalidConfig, InvalidModel
+from engine.model.anchors import BATCHING_ROWS, OPTION_BATCHING
+from engine.programs.executable import (
+    Executable,
+    Execute,
+    Graph,
+    Node,
+    Steps,
+    StreamIn,
+    StreamOut,
+)
+from engine.programs.python_interface import PythonInterface, PythonTensor
+from engine.programs.python_model import GRAPH
+from popef_io import (
+    Anchor,
+    Metadata,
+    Model,
+    Option,
+    ProgramFlow,
+    TensorInfo,
+    TensorType,
+    Writer,
+    load_model,
+)
+
+MAIN = 0
+#: Bytes that a `model.py` may have.
+MAX_SOURCE = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PythonCode:
+    """A file with a model, and what goes with it: `parameters` are what the model gets
+    as `context.config`, `requirements` the packages that must be installed."""
+
+    file: Path
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    requirements: tuple[str, ...] = ()
+
+    def to_message(self, device: Device) -> dict[str, Any]:
+        """For the device process that loads it; InvalidConfig where that runs none."""
+        if device.python is None:
+            raise InvalidConfig(
+                f"device {device.id} runs graphs; a Python model needs one of "
+                "DeviceManager.create_python_device"
+            )
+        return {
+            "file": str(self.file),
+            "config": dict(self.parameters),
+            "requirements": list(self.requirements),
+            "device": device.id,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class PythonModel:
+    """A Python model for `ModelRunner`: made by `read_python_model`.
+
+    `interface` describes its tensors as any model's, and holds the file as it was read.
+    """
+
+    code: PythonCode
+    interface: Model
+
+
+def read_python_model(
+    device: Device,
+    file: str | os.PathLike[str],
+    *,
+    name: str = "",
+    parameters: Mapping[str, Any] | None = None,
+    requirements: tuple[str, ...] = (),
+    timeout: float | None = None,
+) -> PythonModel:
+    """Have a Python device (`DeviceManager.create_python_device`) import a file, and
+    ask what the model in it takes and gives.
+
+    Blocks. Raises InvalidModel, with the author's file, line and code, where it cannot
+    be imported or is no model, or takes longer than `timeout` seconds (None: any time),
+    after which the device's process is ended; DeviceLost where that dies meanwhile.
+    """
+    path = Path(file).resolve()
+    code = PythonCode(path, dict(parameters or {}), requirements)
+    message = {"op": "describe", **code.to_message(device)}
+    try:
+        with path.open("rb") as stream:
+            source = stream.read(MAX_SOURCE + 1)
+            if len(source) > MAX_SOURCE:
+                raise InvalidModel(f"{path.name} has more than {MAX_SOURCE} bytes")
+            answer = device.call(message, [stream.fileno()], timeout)
+    except TimeoutError:
+        device.end_process(f"importing {path.name} takes longer than {timeout:g} s")
+        text = f"{path.name} takes longer than {timeout:g} s to import"
+        raise InvalidModel(text) from None
+    except OSError as error:
+        raise InvalidModel(f"cannot read {path}: {error.strerror or error}") from error
+    interface = PythonInterface.from_message(answer)
+    name = name or path.parent.name or "model"
+    return PythonModel(code, _container(name, interface, source))
+
+
+def _container(name: str, interface: PythonInterface, source: bytes) -> Model:
+    """What stands for the model: its tensors, and one program that executes it."""
+    inputs = {t.name: f"input {t.name}" for t in interface.inputs}
+    outputs = {t.name: f"output {t.name}" for t in interface.outputs}
+    nodes: list[Node] = [StreamIn(f"h2d_{n}", v) for n, v in inputs.items()]
+    nodes.append(Execute(GRAPH, inputs, outputs))
+    nodes += [StreamOut(v, f"d2h_{n}") for n, v in outputs.items()]
+    variables = {inputs[t.name]: _info(t) for t in interface.inputs}
+    variables |= {outputs[t.name]: _info(t) for t in interface.outputs}
+    executable = Executable(
+        {GRAPH: Graph(GRAPH, source)}, variables, {MAIN: Steps(tuple(nodes))}
+    )
+    anchors = [
+        *(_anchor(t, f"h2d_{t.name}", TensorType.INPUT) for t in interface.inputs),
+        *(_anchor(t, f"d2h_{t.name}", TensorType.OUTPUT) for t in interface.outputs),
+    ]
+    batching = BATCHING_ROWS if interface.batching else "none"
+    metadata = Metadata(
+        executable=name,
+        anchors=tuple(anchors),
+        program_flow=ProgramFlow(main=(MAIN,)),
+        programs_map={MAIN: "main"},
+        engine_options=(Option(OPTION_BATCHING, batching),),
+    )
+    with TemporaryDirectory(prefix="popgate-") as folder:
+        path = Path(folder) / "model.popef"
+        with Writer(path) as writer:
+            writer.write(metadata)
+            with writer.create_executable(name) as blob:
+                blob.write(executable.encode())
+        return load_model(path, detached=True)
+
+
+def _info(tensor: PythonTensor) -> TensorInfo:
+    return TensorInfo(tensor.shape, tensor.data_type)
+
+
+def _anchor(tensor: PythonTensor, handle: str, kind: TensorType) -> Anchor:
+    return Anchor(tensor.name, handle, _info(tensor), kind, (MAIN,))
