@@ -29,9 +29,12 @@ subclass needs a row only where it differs.
 
 from __future__ import annotations
 
+import difflib
 import enum
+import itertools
 import logging
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import orjson
@@ -122,14 +125,33 @@ class InvalidTensor(InvalidRequest):
     """An input of the request does not fit what the model takes."""
 
 
+# Letters of a name, and names, that are compared to find the one that is meant.
+_MOST_COMPARED = 200
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    """What may be meant by a name that is none of `known`."""
+    names = list(itertools.islice(known, _MOST_COMPARED))
+    if len(name) > _MOST_COMPARED:  # comparing takes time by the square of it
+        return ""
+    close = difflib.get_close_matches(name, names, 1)
+    if close:
+        return f"; did you mean '{close[0]}'?"
+    return f"; there is only '{names[0]}'" if len(names) == 1 else ""
+
+
 class UnknownModel(RequestError):
     """No model of this name, or no such version of it, is known here."""
 
-    def __init__(self, name: str, version: str | None = None) -> None:
+    def __init__(
+        self, name: str, version: str | None = None, known: Iterable[str] = ()
+    ) -> None:
+        """`known` are the names of models, one of which may be meant."""
         which = f"'{name:.255}'"
         if version:
             which += f" version {version:.40}"
-        super().__init__(f"Request for unknown model: {which} is not found")
+        text = f"Request for unknown model: {which} is not found"
+        super().__init__(text + _meant(name, known))
         self.name = name
         self.version = version
 

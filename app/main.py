@@ -73,6 +73,8 @@ def create_app(
         operations=(*generate.OPERATIONS, *kserve_v1.OPERATIONS),
         base_path=settings.base_path,
         restrictions=settings.restrictions,
+        origins=settings.allow_origin,
+        methods_of=api.state.allowed.of,
         compress_responses=CompressResponses(settings.compress_responses),
     )
     api.state.front = front

@@ -46,6 +46,7 @@ LogFormat = Literal["text", "json"]
 TraceLevel = Literal["off", "timestamps", "tensors"]
 ControlModeName = Literal["managed", "none", "poll", "explicit"]
 
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,]+")
 _BASE_PATH = re.compile(r"(/[A-Za-z0-9_.~-]+){1,20}")
 
 
@@ -167,6 +168,9 @@ class Settings(BaseSettings):
     compress_responses: Literal["asked", "always", "never"] = "asked"
     """When Accept-Encoding compresses answers of inference: asked ignores the list of
     codings that HTTP libraries send by themselves."""
+    allow_origin: Annotated[Names, Shown("ORIGIN")] = ()
+    """Let web pages of this origin ask (CORS), as in https://shop.example; * is all of
+    them. May be repeated."""
     api_key: Annotated[SecretStr | None, Shown("KEY")] = None
     """Needed to load and unload models; without it only this machine may. Better set as
     POPGATE_API_KEY."""
@@ -279,6 +283,18 @@ class Settings(BaseSettings):
             msg = f"{value!r} is no path; write it as in /some/base"
             raise ValueError(msg)
         return path
+
+    @field_validator("allow_origin")
+    @classmethod
+    def _check_allow_origin(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                msg = (
+                    f"{origin!r} is no origin; write * or one as browsers do: "
+                    f"https://shop.example or http://localhost:3000, without a path"
+                )
+                raise ValueError(msg)
+        return value
 
     @field_validator("devices")
     @classmethod

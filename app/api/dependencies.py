@@ -60,7 +60,7 @@ def find_model(gateway: Gateway, name: str) -> ModelRecord:
     """The model of that name. Raises `UnknownModel`."""
     record = gateway.repository.get(name)
     if record is None:
-        raise UnknownModel(name)
+        raise UnknownModel(name, known=(r.name for r in gateway.repository.models()))
     return record
 
 

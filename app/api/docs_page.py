@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import cache
 from importlib import resources
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from app.errors import HttpError
@@ -67,6 +67,13 @@ async def root() -> RedirectResponse:
 @router.get("/docs", response_class=HTMLResponse)
 async def docs() -> HTMLResponse:
     return HTMLResponse(_PAGE, headers={"content-security-policy": _POLICY})
+
+
+@router.get("/docs/", response_class=RedirectResponse)
+@router.get("/redoc", response_class=RedirectResponse)
+async def docs_elsewhere(request: Request) -> RedirectResponse:
+    """The page's own links are relative to `/docs`."""
+    return RedirectResponse("../docs" if request.url.path.endswith("/") else "docs")
 
 
 @router.get("/docs/start.js")

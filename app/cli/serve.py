@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
+import os
+import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +16,13 @@ from typer.core import TyperCommand
 
 from app.cli.errors import EXIT_USAGE, CommandError
 from app.cli.started import print_failed, print_listening, print_started
+
+#: What others read than the server's settings (docs/map.md).
+OTHER_VARIABLES = frozenset(
+    {"POPGATE_POOL", "POPGATE_SPIN_US", "POPGATE_INJECT_FAILURES", "POPGATE_PURE"}
+    | {"POPGATE_COMPILE", "POPGATE_URL"}
+)
+_OF_A_SERVICE = re.compile(r"POPGATE_(SERVICE_|PORT_\d)")
 
 if TYPE_CHECKING:
     from app.settings import Settings
@@ -132,12 +142,25 @@ def _settings(given: dict[str, Any]) -> Settings:
 
     from app.settings import Settings
 
+    for line in _odd_variables(Settings.model_fields):
+        typer.echo(f"popgate: warning: {line}", err=True)
     try:
         return Settings(**given)
     except ValidationError as e:
         lines = (f"{_option(p['loc'], given)}: {p['msg']}" for p in e.errors())
         text = "; ".join(lines).replace("Value error, ", "")
         raise CommandError(text, EXIT_USAGE) from None
+
+
+def _odd_variables(settings: Iterable[str]) -> Iterator[str]:
+    """Variables that look like settings and are none."""
+    known = {f"POPGATE_{name.upper()}" for name in settings} | OTHER_VARIABLES
+    for name in sorted(set(os.environ) - known):
+        # Kubernetes describes a service that is called popgate in such variables.
+        if name.startswith("POPGATE_") and not _OF_A_SERVICE.match(name):
+            close = difflib.get_close_matches(name, known, 1, cutoff=0.8)
+            meant = f"; did you mean {close[0]}?" if close else ""
+            yield f"{name} is no setting and has no effect{meant}"
 
 
 def _with_profile_models(settings: Settings) -> Settings:

@@ -43,6 +43,7 @@ from app.http.asgi import (
     send_response,
 )
 from app.http.asgi_call import AsgiCall, EventCall
+from app.http.origins import AnyMethod, for_origins
 from app.http.streaming import send_events, wants_events
 from app.serving.call import Form
 from app.serving.service import Service
@@ -94,6 +95,8 @@ class InferFront:
         compress_responses: CompressResponses = CompressResponses.ASKED,
         base_path: str = "",
         restrictions: Restrictions | None = None,
+        origins: Sequence[str] = (),
+        methods_of: Callable[[str], set[str]] = lambda path: set(),
     ) -> None:
         self.fallback = fallback
         self.service = service
@@ -101,6 +104,9 @@ class InferFront:
         self.restrictions = restrictions or Restrictions()
         self.restricts_inference = "inference" in self.restrictions.groups
         self._operations = operations
+        self._any_method = AnyMethod(self._serve, methods_of)
+        #: Answers requests of pages, which browsers send with an Origin.
+        self.for_pages = for_origins(self._any_method, origins) if origins else None
         self._codings = ResponseCodings(compress_responses)
 
     def coding_for(self, headers: Mapping[bytes, bytes]) -> Coding | None:
@@ -111,7 +117,12 @@ class InferFront:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.fallback(scope, receive, send)
-            return
+        elif self.for_pages is not None:
+            await self.for_pages(scope, receive, send)
+        else:
+            await self._any_method(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
         root: str = scope.get("root_path", "")
         if root and path.startswith(root):

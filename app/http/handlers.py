@@ -15,6 +15,7 @@ from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import ErrorResponse, Header, HttpError, InvalidRequest, RequestError
+from app.http.origins import with_free_methods
 from engine import EngineError
 
 logger = logging.getLogger(__name__)
@@ -126,9 +127,9 @@ def _allowed(request: Request, known: str) -> Header:
     """The header that names the methods; `known` are those that one route has named."""
     allowed: AllowedMethods | None = getattr(request.app.state, "allowed", None)
     methods = set() if allowed is None else allowed.of(_route_path(request.scope))
-    if not methods:  # no part of the documented interface
-        return (b"allow", known.encode())
-    return (b"allow", ", ".join(sorted(methods)).encode())
+    # Else no part of the documented interface.
+    methods = methods or set(filter(None, known.replace(" ", "").split(",")))
+    return (b"allow", with_free_methods(methods).encode())
 
 
 async def _validation(request: Request, error: Exception) -> Response:

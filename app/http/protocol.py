@@ -372,6 +372,7 @@ class GatewayProtocol(HttpToolsProtocol):
                 and b"content-encoding" not in headers
                 and not wants_events(headers)
                 and self.front.coding_for(headers) is None
+                and (self.front.for_pages is None or b"origin" not in headers)
             ):
                 keep_alive = self.parser.should_keep_alive()
                 exchange = Exchange(self._service, path, headers, self, keep_alive)

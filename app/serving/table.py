@@ -280,7 +280,9 @@ class ModelTable:
         if why is not None:
             return VersionNotReady(name, version, why)
         is_known = name in self._entries or self._absent.explain(name, None) is not None
-        return UnknownModelRun(name, version if is_known else None)
+        if is_known:
+            return UnknownModelRun(name, version)
+        return UnknownModelRun(name, known=self._entries)
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -33,6 +33,8 @@ from tests.app.cli.calls import Call
         (["--request-timeout", "0"], "--request-timeout: "),
         (["--log-level", "loud"], "--log-level: "),
         (["--api-key", ""], "--api-key: an empty key protects nothing"),
+        (["--allow-origin", "shop.example"], "'shop.example' is no origin; write * or"),
+        (["--allow-origin", "http://a/b"], "--allow-origin: 'http://a/b' is no origin"),
         (["--host", "no.such.invalid"], "cannot listen on host 'no.such.invalid'"),
         (["--nonsense"], "No such option: --nonsense"),
     ],
@@ -56,6 +58,24 @@ def test_wrong_environment(
     done = popgate("serve", "-m", tmp_path)
     assert done.code == 2
     assert "POPGATE_PORT: " in done.err
+
+
+def test_misspelt_variables_are_told(
+    popgate: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POPGATE_MAX_BDY_SIZE", "3")
+    monkeypatch.setenv("POPGATE_WHATEVER", "3")
+    monkeypatch.setenv("POPGATE_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("POPGATE_PORT_8000_TCP", "tcp://10.0.0.1:8000")
+    monkeypatch.setenv("POPGATE_POOL", "mine")
+    done = popgate("serve", "-m", tmp_path, "--port", "x")
+    told = [line for line in done.err.splitlines() if "warning" in line]
+    none = "is no setting and has no effect"
+    meant = "; did you mean POPGATE_MAX_BODY_SIZE?"
+    assert told == [
+        f"popgate: warning: POPGATE_MAX_BDY_SIZE {none}{meant}",
+        f"popgate: warning: POPGATE_WHATEVER {none}",
+    ]
 
 
 def test_an_option_wins_over_the_environment(

@@ -77,7 +77,6 @@ async def test_everything_else_goes_to_the_fallback() -> None:
         ("POST", "/v1/models/infer"),
         ("POST", "/v1/models/m/versions/infer"),
         ("POST", "/v1/models/m/versions//infer"),
-        ("POST", "/v1/models/m/infer/"),
         ("POST", "/"),
     ):
         client = await Client(app, path, method=method).run()
@@ -106,7 +105,7 @@ async def test_unknown_models_and_versions() -> None:
     client = await Client(app, "/v1/models/x y/infer").run()
     assert client.status == 404
     assert client.json == {
-        "error": "Request for unknown model: 'x y' is not found",
+        "error": "Request for unknown model: 'x y' is not found; there is only 'm'",
         "code": "unknown_model",
     }
     client = await Client(app, "/v2/models/m/versions/9/infer").run()
