@@ -28,7 +28,10 @@ class DaemonPool:
         self._lock = threading.Lock()
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Runs `call` in a thread of the pool. From any thread; never blocks."""
+        """Runs `call` in a thread of the pool. From any thread; never blocks.
+
+        Raises RuntimeError where there is no thread, and none can be started.
+        """
         job: Future[T] = Future()
         with self._lock:
             if not self._idle.acquire(blocking=False) and (
@@ -39,8 +42,12 @@ class DaemonPool:
                     name=f"{self._name}-{len(self._threads)}",
                     daemon=True,
                 )
-                self._threads.append(thread)
-                thread.start()
+                try:
+                    thread.start()
+                    self._threads.append(thread)
+                except RuntimeError:  # the others do it, if there are any
+                    if not self._threads:
+                        raise
         self._work.put(_Job(job, call))
         return job
 

@@ -78,6 +78,29 @@ def test_never_more_threads_than_asked_for() -> None:
     pool.close()
 
 
+def test_a_thread_that_cannot_be_started_is_not_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    pool = DaemonPool(2, "test")
+    with monkeypatch.context() as short:
+        short.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            pool.submit(lambda: 1)
+        assert not pool.is_busy
+    gate = threading.Event()
+    first = pool.submit(lambda: gate.wait(WAIT))
+    with monkeypatch.context() as short:
+        short.setattr(threading.Thread, "start", refuse)
+        second = pool.submit(lambda: 2)  # waits for the thread that there is
+    gate.set()
+    assert first.result(WAIT)
+    assert second.result(WAIT) == 2
+    pool.close()
+
+
 def test_an_idle_thread_is_used_again() -> None:
     pool = DaemonPool(8, "test")
     before = threading.active_count()
