@@ -25,6 +25,8 @@ from native import popgate_compiled as finder
 from native.modules import c_sources, compiled_sources
 
 ROOT = Path(__file__).resolve().parents[1]
+#: What the compilers said, where they failed.
+LOG = ROOT / "build" / "compile.log"
 
 
 def why_not() -> str:
@@ -113,10 +115,15 @@ def main() -> int:
         folder = build()
         install_finder()
     except (subprocess.CalledProcessError, OSError) as error:
+        said = str(error)
         if isinstance(error, subprocess.CalledProcessError):
-            print(error.stdout[-4000:], error.stderr[-4000:], sep="\n", file=sys.stderr)
+            said = f"{error}\n{error.stdout}\n{error.stderr}"
+        LOG.parent.mkdir(exist_ok=True)
+        LOG.write_text(said)
         print(
-            f"compiling failed ({error}); PopGate runs as plain Python", file=sys.stderr
+            f"compiling failed, {LOG.relative_to(ROOT)} says why; "
+            "PopGate runs as plain Python",
+            file=sys.stderr,
         )
         return failed
     took = time.monotonic() - began
