@@ -44,8 +44,10 @@ def extensions(root: Path) -> list[Extension]:
 
     Exits with what mypy or mypyc say where they refuse a module.
     """
+    level = os.environ.get("POPGATE_OPT_LEVEL", "3")
+    translate = [sys.executable, "-m", "native.translate", "build/c", level]
     done = subprocess.run(
-        [sys.executable, "-m", "native.translate", "build/c", *compiled_sources(root)],
+        [*translate, *compiled_sources(root)],
         cwd=root,
         env={**os.environ, "PYTHONPATH": str(root)},
         stdout=subprocess.PIPE,

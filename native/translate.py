@@ -1,4 +1,4 @@
-"""Translates the hot path to C: python -m native.translate FOLDER MODULE.py ...
+"""Translates the hot path to C: python -m native.translate FOLDER LEVEL MODULE.py
 
 In a process of its own, which ends without freeing what mypy knows of a thousand
 modules: that would take as long as the translation. Prints the extensions that are to
@@ -21,12 +21,16 @@ from mypyc.build import mypycify
 DIRECT_CALLS = "-fvisibility=hidden"
 
 
-def translate(folder: str, sources: list[str]) -> list[dict[str, Any]]:
-    """Arguments of `setuptools.Extension` for each of the extensions."""
+def translate(folder: str, level: str, sources: list[str]) -> list[dict[str, Any]]:
+    """Arguments of `setuptools.Extension` for each of the extensions.
+
+    `level` is that of the C compiler's optimisation.
+    """
     options = ["--config-file", "pyproject.toml"]
     made = mypycify(
         [*options, *sources],
         debug_level="0",
+        opt_level=level,
         group_name="popgate",
         multi_file=True,  # C files that can be compiled at the same time
         target_dir=folder,
@@ -44,6 +48,6 @@ def translate(folder: str, sources: list[str]) -> list[dict[str, Any]]:
 
 if __name__ == "__main__":
     with redirect_stdout(sys.stderr):
-        extensions = translate(sys.argv[1], sys.argv[2:])
+        extensions = translate(sys.argv[1], sys.argv[2], sys.argv[3:])
     print(json.dumps(extensions), flush=True)
     os._exit(0)
