@@ -14,13 +14,16 @@ BENCH ?=
 # Two processes share the test files, also where there is one core: the tests wait for
 # each other's servers often enough. `make test PARALLEL=` runs one test after the other.
 PARALLEL ?= -n 2 --dist loadfile
+# A part of the tests, for those that run all otherwise: TESTS=tests/app/http
+TESTS ?=
 
 bin := $(VENV)/bin
+lowest := $(VENV)-lowest
 pip := $(bin)/python -m pip --disable-pip-version-check
 example := examples/digits/digits.onnx
 
-.PHONY: help serve compiled test test-compiled check format bench conformance fuzz soak \
-	chaos many-models embedded docs-api clean
+.PHONY: help serve compiled test test-compiled test-lowest coverage check format bench \
+	conformance fuzz soak chaos many-models embedded docs-api clean
 
 help:
 	@echo "make serve        compile the example model and serve it on $(HOST):$(PORT)"
@@ -29,6 +32,8 @@ help:
 	@echo "make check        ruff and mypy only (changes nothing)"
 	@echo "make format       let ruff format and fix the sources"
 	@echo "make test-compiled  the same tests, with the hot path compiled"
+	@echo "make test-lowest  the same tests, with the lowest versions of all dependencies"
+	@echo "make coverage     the same tests, and which branches they take; a floor is held"
 	@echo "make bench        gateway against reference server (BENCH='--seconds 1')"
 	@echo "make conformance  every ONNX backend test over HTTP"
 	@echo "make fuzz         requests made from the OpenAPI document"
@@ -50,10 +55,10 @@ $(MODELS)/digits.popef: $(example) $(VENV)/.installed
 
 # Hundreds of processes start in the tests; each would compile all sources anew where
 # the environment forbids Python to keep what it has compiled.
-test test-compiled: export PYTHONDONTWRITEBYTECODE =
+test test-compiled test-lowest coverage: export PYTHONDONTWRITEBYTECODE =
 
 test: check
-	$(bin)/python -m pytest $(PARALLEL)
+	$(bin)/python -m pytest $(PARALLEL) $(TESTS)
 
 check: $(VENV)/.installed-dev
 	$(bin)/ruff check .
@@ -70,6 +75,17 @@ compiled: $(VENV)/.installed
 
 test-compiled: $(VENV)/.installed-dev compiled
 	$(bin)/python -m pytest $(PARALLEL)
+
+# As warnings of old versions of others are not ours, they are no errors here.
+test-lowest: $(lowest)/.installed
+	$(lowest)/bin/python -m pytest $(PARALLEL) -W default $(TESTS)
+
+# Not part of `make test`: counting branches costs four tenths of the processor time.
+coverage: $(VENV)/.installed-dev
+	rm -rf build/coverage
+	$(bin)/coverage run -m pytest $(PARALLEL) $(TESTS)
+	$(bin)/coverage combine -q
+	$(bin)/coverage report
 
 bench: $(VENV)/.installed-dev
 	$(bin)/python -m native.build --if-possible
@@ -113,6 +129,13 @@ $(VENV)/.installed-dev: pyproject.toml Makefile $(VENV)/.python
 	$(pip) install -q --no-compile -e '.[dev,examples]'
 	@touch $(VENV)/.installed $@
 
+$(lowest)/.installed: pyproject.toml native/lowest.py
+	$(PYTHON) -m venv $(lowest)
+	$(PYTHON) -m native.lowest > $(lowest)/requirements.txt
+	$(lowest)/bin/python -m pip install -q --no-compile -r $(lowest)/requirements.txt
+	$(lowest)/bin/python -m pip install -q --no-deps --no-build-isolation -e .
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(MODELS)/digits.popef build *.egg-info \
+	rm -rf $(VENV) $(lowest) $(MODELS)/digits.popef build *.egg-info \
 		.mypy_cache .ruff_cache .pytest_cache .hypothesis

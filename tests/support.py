@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 
@@ -23,6 +24,15 @@ def until(condition: Callable[[], object], what: object = "it did not come") -> 
     while not condition():
         assert time.monotonic() < end, what
         threading.Event().wait(0.005)
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, reaped or not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    return state == "Z"
 
 
 @contextlib.contextmanager

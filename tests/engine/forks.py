@@ -10,7 +10,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,14 +62,6 @@ def refused(call: Callable[[], object], *words: str) -> None:
     whose = f"made in process {os.getppid()}; process {os.getpid()}, "
     for part in (whose, "must make its own", *words):
         assert part in str(error), (part, error)
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return True
-    return state == "Z"
 
 
 def pause_for_ever() -> None:

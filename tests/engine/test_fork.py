@@ -19,7 +19,7 @@ import pytest
 
 from engine.devices.device_lock import try_claim
 from tests.engine import models
-from tests.engine.forks import is_gone
+from tests.support import is_gone
 
 ROOT = Path(__file__).parents[2]
 

@@ -33,17 +33,9 @@ from engine import (
 )
 from engine.transport import control
 from tests.engine import models
-from tests.support import until
+from tests.support import is_gone, until
 
 ROOT = Path(__file__).parents[3]
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return True
-    return state == "Z"
 
 
 def count_of(value: int) -> dict[str, Tensor]:

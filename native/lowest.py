@@ -1,0 +1,34 @@
+"""Prints the lowest version of each dependency that pyproject.toml allows, as pip has
+requirements: python -m native.lowest
+
+Those of the product and of its tests, for `make test-lowest`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+#: Extras that the tests use.
+EXTRAS = ("dev", "examples")
+_BOUNDED = re.compile(r"(?P<name>[\w.-]+(\[[\w,]+\])?)>=(?P<version>[\w.]+)(,.*)?")
+
+
+def lowest(project: Mapping[str, Any]) -> Iterator[str]:
+    """Each requirement with its lower bound as its version; those without stay."""
+    required = list(project["dependencies"])
+    for extra in EXTRAS:
+        required += project["optional-dependencies"][extra]
+    for requirement in required:
+        found = _BOUNDED.fullmatch(requirement)
+        yield f"{found['name']}=={found['version']}" if found else requirement
+
+
+if __name__ == "__main__":
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    sys.stdout.writelines(f"{line}\n" for line in lowest(project))
