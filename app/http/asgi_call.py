@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from time import monotonic_ns
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from app.codec.messages import InferRequest, Response
 from app.errors import InvalidRequest, row_of
 from app.http.asgi import ClientGone, Receive
 from app.serving.call import Call, Form
+from app.serving.pending import IteratingRunner, ResponseScheduler
 from app.serving.service import Service
-from app.serving.table import ModelEntry, OnResponse, Submitted
+from app.serving.table import ModelEntry, Submitted
 from app.serving.transfer_memory import Share
 from engine import Tensor
 
@@ -82,34 +83,6 @@ class AsgiCall(Call):
     def _wake(self) -> None:
         if self._woken is not None and not self._woken.done():
             self._woken.set_result(None)
-
-
-class Streamed(Submitted, Protocol):
-    """A request under way that may have several responses."""
-
-    def proceed(self) -> None: ...
-
-
-@runtime_checkable
-class ResponseScheduler(Protocol):
-    """A scheduler that gives the responses of a request one by one."""
-
-    def stream(
-        self,
-        request: InferRequest,
-        deadline: float,
-        on_response: OnResponse,
-        on_done: Callable[[Any], None],
-    ) -> Streamed: ...
-
-
-@runtime_checkable
-class IteratingRunner(Protocol):
-    """A runner that tells the results of device iterations apart."""
-
-    def iterations_of(
-        self, outputs: Mapping[str, Tensor]
-    ) -> list[Mapping[str, Tensor]]: ...
 
 
 class EventCall(AsgiCall):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
+from app.codec import InferRequest
+from app.serving.table import OnResponse, Submitted
 from engine import EngineError, InvalidInput, Tensor
 
 
@@ -67,3 +69,31 @@ class Pending:
         if self.done:
             state = "done" if self.error is None else f"failed: {self.error}"
         return f"<{type(self).__name__} {state}>"
+
+
+class Streamed(Submitted, Protocol):
+    """A request under way that may have several responses."""
+
+    def proceed(self) -> None: ...
+
+
+@runtime_checkable
+class ResponseScheduler(Protocol):
+    """A scheduler that gives the responses of a request one by one."""
+
+    def stream(
+        self,
+        request: InferRequest,
+        deadline: float,
+        on_response: OnResponse,
+        on_done: Callable[[Any], None],
+    ) -> Streamed: ...
+
+
+@runtime_checkable
+class IteratingRunner(Protocol):
+    """A runner that tells the results of device iterations apart."""
+
+    def iterations_of(
+        self, outputs: Mapping[str, Tensor]
+    ) -> list[Mapping[str, Tensor]]: ...
