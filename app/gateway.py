@@ -123,6 +123,7 @@ class Gateway:
                 self._cache,
                 settings.max_body_size,
                 TimeLimits(settings.load_timeout, settings.run_timeout),
+                settings.allow_python,
             ),
             self._load_pool,
             self.table,

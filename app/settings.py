@@ -225,6 +225,9 @@ class Settings(BaseSettings):
         str, AfterValidator(check_extensions), Shown("NAMES", "all that work")
     ] = ""
     """The extensions that /v2 lists, separated by commas."""
+    allow_python: bool = False
+    """Run models that are Python code (NAME/VERSION/model.py), with the rights of the
+    server: whoever can write into the model repository can then run anything."""
     allow_shared_memory: bool = False
     """Let clients of this machine register POSIX shared memory for tensors."""
     shared_memory_limit: Annotated[Bytes, Field(gt=0)] = 16 * 1024**3

@@ -65,6 +65,7 @@ from engine.errors import (
 from engine.faults import DeviceFault, FaultKind, RecoveryAction
 from engine.model.description import ModelDescription, describe_model
 from engine.model.model_file import open_model
+from engine.programs.python_model import Context, Model
 from engine.programs.python_requirements import check_requirement
 from engine.runner.model_runner import ModelRunner
 from engine.runner.python_code import PythonModel, read_python_model
@@ -122,6 +123,7 @@ __all__ = [
     "CallbackInfo",
     "Cancelled",
     "Closed",
+    "Context",
     "DataDesc",
     "DeadlineExceeded",
     "DeadlineUnreachable",
@@ -151,6 +153,7 @@ __all__ = [
     "InvalidInput",
     "InvalidModel",
     "LaunchPolicy",
+    "Model",
     "ModelDescription",
     "ModelRunner",
     "ModelRunnerConfig",

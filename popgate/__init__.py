@@ -22,7 +22,14 @@ from typing import TYPE_CHECKING, Any
 from popgate.own import check_packages
 
 if TYPE_CHECKING:
-    from engine import DeviceManager, EngineError, ModelRunnerConfig
+    from engine import (
+        Context,
+        DeviceManager,
+        EngineError,
+        InvalidInput,
+        Model,
+        ModelRunnerConfig,
+    )
     from engine.compiler import CompileOptions, CompileReport, compile_model
     from popgate.runner import ModelRunner, Result
 
@@ -34,8 +41,11 @@ except metadata.PackageNotFoundError:  # run from a source tree that is not inst
 _PLACES = {
     "CompileOptions": "engine.compiler",
     "CompileReport": "engine.compiler",
+    "Context": "engine",
     "DeviceManager": "engine",
     "EngineError": "engine",
+    "InvalidInput": "engine",
+    "Model": "engine",
     "ModelRunner": "popgate.runner",
     "ModelRunnerConfig": "engine",
     "Result": "popgate.runner",
@@ -45,8 +55,11 @@ _PLACES = {
 __all__ = [
     "CompileOptions",
     "CompileReport",
+    "Context",
     "DeviceManager",
     "EngineError",
+    "InvalidInput",
+    "Model",
     "ModelRunner",
     "ModelRunnerConfig",
     "Result",

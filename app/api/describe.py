@@ -33,6 +33,7 @@ _BACKENDS = {
     "ensemble": "",
     "onnxruntime_onnx": "onnxruntime",
     "popgate_popef": "popgate",
+    "popgate_python": "python",
 }
 # The protocol's datatypes in the words of Triton's model configuration.
 _CONFIG_TYPES = {"BYTES": "TYPE_STRING"}
@@ -58,6 +59,8 @@ def platform_of(loaded: LoadedModel) -> str:
     """What a version is, in Triton's words: its kind of file, or an ensemble."""
     if loaded.config.ensemble is not None:
         return "ensemble"
+    if loaded.source.is_python:
+        return "popgate_python"
     return "onnxruntime_onnx" if loaded.source.is_onnx else "popgate_popef"
 
 

@@ -31,6 +31,11 @@ def validate(
         typer.Option(metavar="DIR", help="Where compiled ONNX files are kept, as for "
                      "serve. [default: ~/.cache/popgate]"),
     ] = None,
+    allow_python: Annotated[
+        bool,
+        typer.Option("--allow-python", help="As for serve: run models that are Python "
+                     "code, to see what they take and give."),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:  # fmt: skip
     """Explain what a folder of models would serve, and what is wrong with it.
@@ -54,7 +59,9 @@ def validate(
     count = 1 if named is None else len(named)
     cache = CompileCache(cache_dir or default_cache_dir())
     try:
-        found = preview_repository(root, cache, devices=count)
+        found = preview_repository(
+            root, cache, devices=count, allow_python=allow_python
+        )
     except OSError as e:
         raise CommandError(f"{root} cannot be read: {e.strerror}") from None
     if json:
@@ -93,6 +100,7 @@ def _document(root: Path, found: RepositoryPreview) -> dict[str, Any]:
 
 def _version(version: VersionPreview) -> dict[str, Any]:
     from app.api.examples import shown_shape
+    from app.repository.scan import PYTHON_MODEL
 
     def tensors(spec: ModelSpec, found: tuple[TensorSpec, ...]) -> list[dict[str, Any]]:
         return [
@@ -105,6 +113,7 @@ def _version(version: VersionPreview) -> dict[str, Any]:
         "ok": not version.problem,
         "problem": version.problem,
         "files": list(version.files),
+        "is_code": PYTHON_MODEL in version.files,
         "memory": version.memory,
     }
     spec = version.spec

@@ -40,12 +40,17 @@ from app.config.sequence_config import SequenceConfig
 from app.config.steps_config import StepsConfig
 from app.config.version_policy import ALL_VERSIONS, VersionPolicy, check_versions
 from app.config.warmup_config import WarmupConfig
-from engine import MAX_PRIORITY_LEVELS
+from engine import MAX_PRIORITY_LEVELS, check_requirement
 
 # What can be said of a model that runs nothing itself.
 ENSEMBLE_KEYS = frozenset(
     {"ensemble", "example", "labels", "max_request_rows", "max_timeout", "timeout"}
     | {"versions"}
+)
+# What can be said of a model in Python, and of no other.
+PYTHON_KEYS = frozenset(
+    {"environment", "memory_limit", "parameters", "python", "requirements"}
+    | {"start_timeout", "working_folder"}
 )
 MAX_CONFIG_BYTES = 1 << 20  # a page of options; bounds what a stray file can cost
 #: Of a dotted key: no table of ours is nested a tenth as deep.
@@ -102,6 +107,37 @@ def _devices(value: Any) -> tuple[int, ...]:
         wanted = "a list of different indices of attached devices, as in [0, 1]"
         raise ValueError(wanted)
     return tuple(found)
+
+
+def _parameters(value: Any) -> Mapping[str, Any]:
+    """As JSON has them: a date is its text."""
+    try:
+        found = orjson.loads(orjson.dumps(value))
+    except (orjson.JSONEncodeError, orjson.JSONDecodeError) as e:
+        raise ValueError(f"a table of what JSON can hold ({e})") from None
+    if not isinstance(found, dict):
+        raise ValueError("a table")
+    return found
+
+
+def _environment(value: Any) -> Mapping[str, str]:
+    wanted = "a table of names and texts"
+    if not isinstance(value, dict):
+        raise ValueError(wanted)
+    for name, content in value.items():
+        if not isinstance(content, str) or "\0" in name + content:
+            raise ValueError(wanted)
+        if not name or "=" in name:
+            raise ValueError(wanted)
+    return value
+
+
+def _requirements(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise ValueError('a list of packages, as in ["numpy>=2"]')
+    for each in value:
+        check_requirement(each)
+    return tuple(value)
 
 
 @section
@@ -176,6 +212,27 @@ class ModelConfig:
     save_outputs: Annotated[str, text(4000)] = key(
         "", "the folder where what its save programs deliver is put"
     )
+    python: Annotated[str, text(4000)] = key(
+        "", "the interpreter of a model in Python; empty: the server's"
+    )
+    requirements: Annotated[tuple[str, ...], checked(_requirements)] = key(
+        (), "packages that a model in Python needs; they are looked for, not installed"
+    )
+    parameters: Annotated[Mapping[str, Any], checked(_parameters)] = key(
+        dict, "what a model in Python gets as `context.config`"
+    )
+    environment: Annotated[Mapping[str, str], checked(_environment)] = key(
+        dict, "environment variables of a model in Python"
+    )
+    working_folder: Annotated[str, text(4000)] = key(
+        "", "where a model in Python works; empty: the folder of its version"
+    )
+    memory_limit: Annotated[int | None, size(1 << 26, 1 << 50)] = key(
+        None, "what the process of a model in Python may take"
+    )
+    start_timeout: Annotated[float, number(0.001, 86400)] = key(
+        60.0, "how long the process of a model in Python may take to start"
+    )
     versions: Annotated[VersionPolicy, checked(check_versions)] = key(
         ALL_VERSIONS, "which of the versions are served"
     )
@@ -231,6 +288,12 @@ class ModelConfig:
             if item.name not in ENSEMBLE_KEYS and given != default_of(item):
                 msg = f"an ensemble has no {item.name}; set it for the models of its"
                 raise ValueError(f"{msg} steps")
+
+
+def python_keys_set(config: ModelConfig) -> list[str]:
+    """The keys for models in Python that `config` has."""
+    found = (f for f in fields(config) if f.name in PYTHON_KEYS)
+    return [f.name for f in found if getattr(config, f.name) != default_of(f)]
 
 
 # Reading a key takes time by the square of its parts. This looks at a bounded number of

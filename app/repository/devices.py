@@ -12,16 +12,21 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Collection, Sequence
+import threading
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from app.background import DaemonPool
 from engine import (
     Device,
+    DeviceClosed,
     DeviceManager,
     DeviceState,
     DeviceWaitConfig,
     EngineError,
+    InvalidConfig,
+    PythonOptions,
     ThreadPlan,
 )
 
@@ -33,6 +38,8 @@ RESERVED_CORES = 1
 RUN_INTERVAL = 0.5
 # Seconds at most until a device that keeps failing is tried again, if requests need it.
 WANTED_PAUSE = 1.0
+# Seconds until the event loop does what a thread asks for; it never takes long.
+LOOP_TIMEOUT = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +80,17 @@ class GatewayDevices:
         self._pool = pool
         self._ping_timeout = ping_timeout
         self._watches: list[DeviceWatch] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_thread = 0
+        #: Those of Python models, which come and go with them.
+        self._python: dict[Device, DeviceWatch] = {}
+        #: Those that are not driven any more, and are to be closed.
+        self._ended: list[Device] = []
+        if not self._manager.graph_units:
+            raise InvalidConfig(
+                f"devices {specification!r} are for Python models only; name one that "
+                "runs graphs too, as in cpu:1"
+            )
         self._devices: list[Device] = []
         self._next = 0
 
@@ -102,7 +120,7 @@ class GatewayDevices:
             if self._take_all:
                 devices.extend(
                     self._manager.get_specific_device(unit, self._wait)
-                    for unit in self._manager.units
+                    for unit in self._manager.graph_units
                 )
             else:
                 devices.append(self._manager.get_device(1, self._wait))
@@ -116,7 +134,8 @@ class GatewayDevices:
 
     def watch(self) -> None:
         """Lets the running event loop drive the attached devices from now on."""
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
         self._watches = [DeviceWatch(d, loop, self._pool) for d in self._devices]
 
     def place(self, instances: int, wanted: Sequence[int]) -> dict[int, Device]:
@@ -133,6 +152,53 @@ class GatewayDevices:
             return {i: self._devices[wanted[i % len(wanted)]] for i in range(instances)}
         first, self._next = self._next, (self._next + instances) % have
         return {i: self._devices[(first + i) % have] for i in range(instances)}
+
+    def start_python(self, options: PythonOptions, count: int) -> list[Device]:
+        """So many processes of one Python model, driven by the event loop until they
+        are closed. For a thread; blocks. Raises as `create_python_device` does."""
+        devices: list[Device] = []
+        try:
+            for _ in range(count):
+                device = self._manager.create_python_device(options)
+                devices.append(device)
+                device.ping_timeout = self._ping_timeout
+                self._in_loop(partial(self._drive, device))
+        except BaseException:
+            for device in devices:
+                device.close()
+            raise
+        return devices
+
+    def _drive(self, device: Device) -> None:
+        assert self._loop is not None
+        self._python[device] = DeviceWatch(device, self._loop, self._pool)
+        device.on_close(self._release)
+
+    def _release(self, device: Device) -> None:
+        """It is about to be closed, in whichever thread: its descriptors must not be
+        looked at any more."""
+        if device in self._python:
+            with contextlib.suppress(DeviceClosed):
+                self._in_loop(partial(self._stop_driving, device))
+
+    def _stop_driving(self, device: Device) -> None:
+        watch = self._python.pop(device, None)
+        if watch is not None:
+            watch.close()
+
+    def _in_loop(self, call: Callable[[], None]) -> None:
+        """Has the event loop's thread do it, and waits for that."""
+        loop = self._loop
+        if loop is None or loop.is_closed():
+            raise DeviceClosed("the gateway has ended")
+        if threading.get_ident() == self._loop_thread:
+            call()
+            return
+
+        async def task() -> None:
+            call()
+
+        asyncio.run_coroutine_threadsafe(task(), loop).result(LOOP_TIMEOUT)
 
     def bring_back(self, devices: Collection[Device]) -> None:
         """Those of them that are lost, with their models. For a thread; blocks.
@@ -160,7 +226,7 @@ class GatewayDevices:
                 d.lost_by,
                 d.back_off,
             )
-            for d in self._devices
+            for d in (*self._devices, *self._python)
         ]
 
     def unwatch(self) -> None:
@@ -168,10 +234,13 @@ class GatewayDevices:
         for watch in self._watches:
             watch.close()
         self._watches = []
+        self._ended = list(self._python)
+        for device in self._ended:
+            self._stop_driving(device)
 
     def close(self) -> None:
         """Detaches all devices: their processes end. Blocks for up to seconds."""
-        for device in self._devices:
+        for device in (*self._devices, *self._ended, *self._python):
             device.close()
 
     def __repr__(self) -> str:

@@ -26,6 +26,7 @@ from app.repository.assembly import (
 )
 from app.repository.compile_cache import CompileCache
 from app.repository.devices import GatewayDevices
+from app.repository.python_models import check_kind, process_options, read_model
 from app.repository.saved_state import save_state
 from app.repository.scan import VersionSource
 from app.repository.warmup import WarmupFailed, warm_up
@@ -101,7 +102,7 @@ class ModelLoader:
     """Loads versions onto the devices of a gateway. Thread-safe.
 
     `largest_body`: how many bytes a request may have. `limits`: how long loading and a
-    run may take.
+    run may take. `allow_python`: whether a folder of models may be code.
     """
 
     def __init__(
@@ -110,7 +111,9 @@ class ModelLoader:
         cache: CompileCache,
         largest_body: int = 0,
         limits: TimeLimits = NO_LIMITS,
+        allow_python: bool = False,
     ) -> None:
+        self._allow_python = allow_python
         self._devices = devices
         self._cache = cache
         self._largest_body = largest_body
@@ -135,6 +138,11 @@ class ModelLoader:
         until = start + self._limits.load if self._limits.load else math.inf
         label = f"{name}/{source.version}"
         with explained(label):
+            if source.problem:
+                raise LoadError(source.problem)
+            check_kind(source, config, allowed=self._allow_python)
+            if source.is_python:
+                return self._load_python(name, source, config, replaces, until)
             placement = self._devices.place(config.instances, config.devices)
             once = partial(
                 self._load_once, name, source, config, replaces, placement, until
@@ -185,10 +193,50 @@ class ModelLoader:
         until: float,
     ) -> LoadedModel:
         files = self._files(source, config)
-        defaults = input_defaults(source, config, self._cache)
-        memory = self._memory(files, config)
         runner = self._open(f"{name}/{source.version}", files, config, placement)
+        return self._ready(name, source, config, replaces, until, files, runner)
+
+    def _load_python(
+        self,
+        name: str,
+        source: VersionSource,
+        config: ModelConfig,
+        replaces: LoadedModel | None,
+        until: float,
+    ) -> LoadedModel:
+        """On processes of its own, which end with its runner. One that ends while it
+        loads is not tried again: nobody else can have been at fault."""
+        label, seconds = f"{name}/{source.version}", self._limits.load
+        options = process_options(label, source, config)
+        devices = self._devices.start_python(options, config.instances)
         try:
+            model = read_model(label, source, config, devices[0], seconds)
+            placement = dict(enumerate(devices))
+            runner_options = runner_config(
+                config, model.interface, placement, self._largest_body, self._limits
+            )
+            runner = ModelRunner(model, runner_options, name=label)
+        except BaseException:
+            for device in devices:
+                device.close()
+            raise
+        files = list(source.files)
+        return self._ready(name, source, config, replaces, until, files, runner)
+
+    def _ready(
+        self,
+        name: str,
+        source: VersionSource,
+        config: ModelConfig,
+        replaces: LoadedModel | None,
+        until: float,
+        files: list[Path],
+        runner: ModelRunner,
+    ) -> LoadedModel:
+        """Describes and warms up what is loaded; closes it where that fails."""
+        try:
+            defaults = input_defaults(source, config, self._cache)
+            memory = self._memory(files, config)
             made = assemble(name, source, config, runner, runner, defaults)
             fill = _warm_up(made.spec, runner, source, config, replaces, until)
         except BaseException:
@@ -234,6 +282,8 @@ class ModelLoader:
     def _memory(self, files: list[Path], config: ModelConfig) -> int:
         if config.memory is not None:
             return config.memory
+        if config.memory_limit is not None:
+            return config.instances * config.memory_limit
         devices = self._devices.count_for(config.instances, config.devices)
         return devices * sum(path.stat().st_size for path in files)
 

@@ -24,8 +24,10 @@ from app.repository.assembly import (
 from app.repository.compile_cache import CompileCache
 from app.repository.ensemble_loader import NO_PLACE, assemble_ensemble
 from app.repository.loader import LoadError, compiled_files, explained, input_defaults
+from app.repository.python_models import check_kind, process_options, read_model
 from app.repository.scan import (
     CONFIG_NAME,
+    PYTHON_MODEL,
     SUFFIXES,
     WARMUP_FOLDER,
     ModelSource,
@@ -99,10 +101,14 @@ class RepositoryPreview:
 
 
 def preview_repository(
-    root: Path, cache: CompileCache, *, devices: int = 1
+    root: Path,
+    cache: CompileCache,
+    *,
+    devices: int = 1,
+    allow_python: bool = False,
 ) -> RepositoryPreview:
     """What would be served of a folder with `devices` devices. Raises OSError."""
-    return _Previewer(root, cache, devices).repository()
+    return _Previewer(root, cache, devices, allow_python).repository()
 
 
 class _NoRunner:
@@ -113,7 +119,10 @@ class _NoRunner:
 
 
 class _Previewer:
-    def __init__(self, root: Path, cache: CompileCache, devices: int) -> None:
+    def __init__(
+        self, root: Path, cache: CompileCache, devices: int, allow_python: bool
+    ) -> None:
+        self._allow_python = allow_python
         self._root = root
         self._cache = cache
         self._devices = devices
@@ -187,6 +196,8 @@ class _Previewer:
             with explained(f"{name}/{source.version}"):
                 spec, memory = self._loadable(name, source, config)
                 notes = tuple(_needed(spec, config))
+                if source.is_python:
+                    notes += (f"{PYTHON_MODEL} is code, run with the server's rights",)
         except LoadError as e:
             text = str(e).replace(f"{self._root.resolve()}/", "")
             return replace(preview, problem=text)
@@ -196,6 +207,11 @@ class _Previewer:
         self, name: str, source: VersionSource, config: ModelConfig
     ) -> tuple[ModelSpec, int]:
         """What requests see, and what it takes. Raises anything."""
+        if source.problem:
+            raise LoadError(source.problem)
+        check_kind(source, config, allowed=self._allow_python)
+        if source.is_python:
+            return _python(name, source, config), _python_memory(source, config)
         files = compiled_files(source, config, self._cache)
         defaults = input_defaults(source, config, self._cache)
         model = open_model(files, config.executable or None)
@@ -237,6 +253,35 @@ class _Previewer:
                 raise LoadError(f"{label_of(number, step)}: {NO_PLACE}")
         with explained(f"{name}/{source.version}"):
             return assemble_ensemble(name, source, config, specs).spec
+
+
+def _python(name: str, source: VersionSource, config: ModelConfig) -> ModelSpec:
+    """What a model in Python takes and gives, which its code says: it is imported, and
+    run if a warm-up says so, in a process of its own. Raises anything."""
+    label = f"{name}/{source.version}"
+    options = process_options(label, source, config)
+    with DeviceManager("cpu:1").create_python_device(options) as device:
+        model = read_model(label, source, config, device, 0)
+        alone = replace(config, instances=1)
+        if config.warmup is None or not config.warmup.enabled:
+            described = describe_model(
+                model.interface, runner_config(alone, model.interface, {})
+            )
+            made = assemble(name, source, config, described, _NoRunner(), {})
+            return made.visible
+        settings = runner_config(alone, model.interface, {0: device})
+        with ModelRunner(model, settings, name=label) as runner:
+            made = assemble(name, source, config, runner, runner, {})
+            sizes = config.preferred_batch_sizes
+            warm_up(made.spec, runner, config.warmup, source.folder, sizes)
+            return made.visible
+
+
+def _python_memory(source: VersionSource, config: ModelConfig) -> int:
+    if config.memory is not None:
+        return config.memory
+    each = config.memory_limit or sum(path.stat().st_size for path in source.files)
+    return config.instances * each
 
 
 def _warmed_up(

@@ -2,6 +2,7 @@
 
     models/<name>/<version>/*.popef     one model, in one file or several
     models/<name>/<version>/*.onnx      one file, compiled when it is loaded
+    models/<name>/<version>/model.py    a model in Python, with what lies beside it
     models/<name>.popef, <name>.onnx    one file, served as version 1
     models/<name>/*.popef, *.onnx       the same, where there is no version folder
     models/<name>/config.toml           optional, for each of these
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 CONFIG_NAME = "config.toml"
 WARMUP_FOLDER = "warmup"
 TRITON_MODEL = "model.onnx"  # what Triton takes where there are several
+PYTHON_MODEL = "model.py"
 SUFFIXES = (".popef", ".onnx")
 SINGLE_FILE_VERSION = 1
 MAX_FILES = 10_000  # in one folder of a model
@@ -71,6 +73,11 @@ class VersionSource:
     @property
     def is_onnx(self) -> bool:
         return bool(self.files) and self.files[0].suffix == ".onnx"
+
+    @property
+    def is_python(self) -> bool:
+        """Whether it is code (`app.repository.python_models`)."""
+        return bool(self.files) and self.files[0].name == PYTHON_MODEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +175,8 @@ def _scan_entries(
         stamp = _stamp_of(root, entries)
         read = partial(read_options, override=override, is_upload=is_upload)
         found = _read_model(root, name, entries, read)
+        if is_upload and any(v.is_python for v in found.versions):
+            raise ScanError(f"{PYTHON_MODEL}: code is never taken from a request")
         return replace(found, stamp=stamp)
     except (ScanError, ModelConfigError) as e:
         problem = str(e)
@@ -341,7 +350,11 @@ def _read_unversioned(
 ) -> list[VersionSource]:
     """The one version of a folder in which the files lie without one."""
     inside = _inside(root, folder)
-    models = [p for p in _listed(inside) if p.suffix in SUFFIXES and p.is_file()]
+    models = [
+        p
+        for p in _listed(inside)
+        if (p.suffix in SUFFIXES or p.name == PYTHON_MODEL) and p.is_file()
+    ]
     if not models:
         return []
     files = _read_version(root, inside, options.filename, "the folder")
@@ -353,6 +366,9 @@ def _read_version(
 ) -> tuple[Path, ...]:
     label = label or f"version {folder.name}"
     files = _listed(folder)
+    code = [p for p in files if p.name == PYTHON_MODEL]
+    if code:
+        return (_inside(root, code[0]),)  # what lies beside it is its own business
     if filename:
         chosen = [p for p in files if p.name == filename]
         if not chosen:
@@ -369,7 +385,7 @@ def _read_version(
             raise ScanError(msg)
         if found:
             return found
-    msg = f"{label} has neither a .popef nor an .onnx file"
+    msg = f"{label} has neither a .popef nor an .onnx file, nor a {PYTHON_MODEL}"
     raise ScanError(msg)
 
 

@@ -1,6 +1,6 @@
 """Lends the engine to another Python interpreter, which starts with this file.
 
-That one need not have PopGate: `engine` and `popef_io` are found where this file lies,
+That one need not have PopGate: the packages of `LENT` are found where this file lies,
 and nothing else of what lies there is. What they need of others, numpy and msgpack, and
 what the model needs, is the interpreter's own. Standard library only.
 """
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-LENT = ("engine", "popef_io")
+LENT = ("engine", "popef_io", "popgate")
 NEEDED = ("numpy", "msgpack")
 OLDEST = (3, 11)
 

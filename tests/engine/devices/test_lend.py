@@ -27,7 +27,9 @@ import importlib.util
 import sys
 import numpy as np
 
-class Tells:
+from popgate import InvalidInput, Model
+
+class Tells(Model):
     inputs = {"names": "BYTES[-1]"}
     outputs = {"there": "BOOL[-1]", "prefix": "BYTES[]"}
     batching = False

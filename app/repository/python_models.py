@@ -1,0 +1,63 @@
+"""Models in Python: whether they are run at all, and how their processes start."""
+
+from __future__ import annotations
+
+from app.config.model_config import ModelConfig, python_keys_set
+from app.repository.scan import PYTHON_MODEL, VersionSource
+from engine import Device, PythonModel, PythonOptions, read_python_model
+
+NOT_ALLOWED = (
+    f"{PYTHON_MODEL} is Python code, which is run only where the server was started "
+    "with --allow-python"
+)
+
+
+def check_kind(source: VersionSource, config: ModelConfig, *, allowed: bool) -> None:
+    """ValueError for code where none is run, and for options of another kind of
+    model."""
+    if not source.is_python:
+        wrong = python_keys_set(config)
+        if wrong:
+            msg = f"{wrong[0]} is for models in Python, and there is no {PYTHON_MODEL}"
+            raise ValueError(msg)
+        return
+    if not allowed:
+        raise ValueError(NOT_ALLOWED)
+    if config.devices:
+        raise ValueError("devices: a model in Python has processes of its own")
+    if config.sequence is not None or config.responses is not None:
+        raise ValueError("a model in Python has neither [sequence] nor [responses]")
+
+
+def process_options(
+    label: str, source: VersionSource, config: ModelConfig
+) -> PythonOptions:
+    """How its processes are started; `label` is its name in the log."""
+    home = source.files[0].parent
+    return PythonOptions(
+        label=label,
+        interpreter=config.python,
+        environment=config.environment,
+        folder=str(home / config.working_folder),
+        memory=config.memory_limit or 0,
+        start_timeout=config.start_timeout,
+    )
+
+
+def read_model(
+    label: str,
+    source: VersionSource,
+    config: ModelConfig,
+    device: Device,
+    timeout: float,
+) -> PythonModel:
+    """What it takes and gives, as `device`, which is its own, tells. Blocks; raises
+    what `engine.read_python_model` raises."""
+    return read_python_model(
+        device,
+        source.files[0],
+        name=label,
+        parameters=config.parameters,
+        requirements=config.requirements,
+        timeout=timeout or None,
+    )

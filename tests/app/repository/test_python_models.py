@@ -1,0 +1,238 @@
+"""Models in Python behind HTTP: served where that is allowed, and never from a request.
+
+Covers: app/repository/python_models.py.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.repository.compile_cache import CompileCache
+from app.repository.preview import preview_repository
+from tests.app.served import ServedGateway, add, run_popgate
+from tests.support import until
+
+SCORE = """
+import os
+from popgate import Model
+
+class Score(Model):
+    inputs = {"text": "BYTES[-1]"}
+    outputs = {"score": "FP32[-1]", "by": "BYTES[-1]"}
+    batching = True
+
+    def load(self, context):
+        self.context = context
+        self.by = context.config.get("by", "v1")
+        print("loaded by", self.by)
+
+    def __call__(self, text):
+        if b"die" in list(text):
+            os._exit(3)
+        if b"bad" in list(text):
+            raise ValueError("bad text")
+        return {"score": [len(t) for t in text], "by": [self.by] * len(text)}
+"""
+ROW = [[1.0, 2.0, 3.0, 4.0]]
+
+
+def write(root: Path, name: str, text: str = SCORE, config: str = "") -> Path:
+    folder = root / name / "1"
+    folder.mkdir(parents=True, exist_ok=True)
+    if config:
+        (root / name / "config.toml").write_text(config)
+    new = root / ".new"
+    new.write_text(textwrap.dedent(text))
+    return new.rename(folder / "model.py")
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("live")
+
+
+@pytest.fixture(scope="module")
+def served(live: Path) -> Iterator[ServedGateway]:
+    add(live, "onnx")
+    write(live, "score", config='parameters = {by = "config"}\n')
+    with ServedGateway(live, "--allow-python") as gateway:
+        yield gateway.wait_ready()
+
+
+def manage(gateway: ServedGateway, name: str, verb: str, **body: Any) -> Any:
+    return gateway.client.post(f"/v1/models/{name}/{verb}", json=body or None)
+
+
+def ask(gateway: ServedGateway, name: str, text: str) -> Any:
+    return gateway.client.post(
+        f"/v1/models/{name}/infer", json={"inputs": {"text": [text]}}
+    )
+
+
+def answer(gateway: ServedGateway, name: str, text: str) -> list[Any]:
+    response = ask(gateway, name, text)
+    assert response.status_code == 200, response.text
+    return [output["data"][0] for output in response.json()["outputs"]]
+
+
+def processes(gateway: ServedGateway) -> set[int]:
+    devices = gateway.client.get("/v1/devices").json()["devices"]
+    return {d["pid"] for d in devices if d["id"].startswith("python:")}
+
+
+def test_a_model_is_served_like_others(served: ServedGateway) -> None:
+    assert answer(served, "score", "four") == [4.0, "config"]
+    client = served.client
+    metadata = client.get("/v2/models/score").json()
+    assert metadata["platform"] == "popgate_python"
+    assert metadata["inputs"] == [{"name": "text", "datatype": "BYTES", "shape": [-1]}]
+    assert client.get("/v2/models/score/ready").status_code == 200
+    config = client.get("/v2/models/score/config").json()
+    assert config["backend"] == "python"
+    assert config["max_batch_size"] == 64
+    (stats,) = client.get("/v2/models/score/stats").json()["model_stats"]
+    assert stats["inference_stats"]["success"]["count"] >= 1
+    assert "score" in client.get("/openapi.json").text
+    served.wait_line("model score/1: loaded by config")
+
+
+def test_a_row_that_fails_says_where_and_the_log_more(served: ServedGateway) -> None:
+    response = ask(served, "score", "bad")
+    assert response.status_code == 500
+    assert "ValueError: bad text; model.py, line 19, in __call__" in response.text
+    served.wait_line('raise ValueError("bad text")')
+    assert answer(served, "score", "x") == [1.0, "config"]
+
+
+def test_a_process_that_ends_comes_back_by_itself(served: ServedGateway) -> None:
+    before = processes(served)
+    response = ask(served, "score", "die")
+    assert response.status_code == 503
+    assert served.infer("onnx", input=ROW)
+    until(lambda: ask(served, "score", "x").status_code == 200)
+    assert not processes(served) & before
+
+
+def test_a_new_file_takes_over_and_a_bad_one_does_not(
+    live: Path, served: ServedGateway
+) -> None:
+    write(live, "swapped")
+    assert manage(served, "swapped", "load").status_code == 200
+    assert answer(served, "swapped", "x") == [1.0, "v1"]
+    count = len(processes(served))
+    write(live, "swapped", SCORE.replace('"v1"', '"v2"'))
+    assert manage(served, "swapped", "load").status_code == 200
+    assert answer(served, "swapped", "x") == [1.0, "v2"]
+    until(lambda: len(processes(served)) == count)
+    write(live, "swapped", SCORE.replace("import os", "import oss"))
+    response = manage(served, "swapped", "load")
+    assert response.status_code == 400
+    expected = "No module named 'oss'; model.py, line 2, in <module>: import oss"
+    assert expected in response.json()["error"]
+    assert answer(served, "swapped", "x") == [1.0, "v2"]
+    index = served.client.post("/v2/repository/index").json()
+    assert expected in json.dumps(index)
+    assert manage(served, "swapped", "unload").status_code == 200
+    until(lambda: len(processes(served)) == count - 1)
+
+
+def test_instances_are_processes(live: Path, served: ServedGateway) -> None:
+    before = processes(served)
+    write(live, "several", config="instances = 2\n")
+    assert manage(served, "several", "load").status_code == 200
+    assert len(processes(served) - before) == 2
+    assert manage(served, "several", "unload").status_code == 200
+    until(lambda: processes(served) == before)
+
+
+def test_code_never_comes_with_a_request(served: ServedGateway) -> None:
+    code = base64.b64encode(SCORE.encode()).decode()
+    for path in ("1/model.py", "model.py"):
+        response = served.client.post(
+            "/v2/repository/models/brought/load",
+            json={"parameters": {"config": "{}", f"file:{path}": code}},
+        )
+        assert response.status_code == 400, response.text
+    (brought,) = (
+        model
+        for model in served.client.post("/v2/repository/index").json()
+        if model["name"] == "brought"
+    )
+    assert brought["state"] == "UNAVAILABLE"
+    assert brought["reason"] == "model.py: code is never taken from a request"
+    for key, value in (("python", "/bin/sh"), ("environment", {"LD_PRELOAD": "x"})):
+        config = json.dumps({key: value})
+        response = served.client.post(
+            "/v2/repository/models/score/load", json={"parameters": {"config": config}}
+        )
+        assert response.status_code == 400
+        assert f"{key} can be set in the model repository only" in response.text
+    assert answer(served, "score", "x") == [1.0, "config"]
+
+
+def test_code_is_not_run_unless_that_is_allowed(tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    root.mkdir()
+    ran = tmp_path / "ran"
+    write(root, "score", f"open({str(ran)!r}, 'w')\n" + textwrap.dedent(SCORE))
+    add(root, "onnx")
+    with ServedGateway(root) as gateway:
+        gateway.wait_ready()
+        response = ask(gateway, "score", "x")
+        assert response.status_code == 503
+        assert "only where the server was started with --allow-python" in response.text
+        assert gateway.infer("onnx", input=ROW)
+    found = run_popgate("validate", root, "--cache-dir", tmp_path / "cache", "--json")
+    assert found.returncode == 1
+    _, model = json.loads(found.stdout)["models"]
+    assert "--allow-python" in model["problems"][0]
+    assert model["versions"][0]["is_code"] is True
+    assert not ran.exists()
+
+
+def test_validate_shows_what_is_code(tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    root.mkdir()
+    write(root, "score", config="[warmup]\nenabled = false\n")
+    found = preview_repository(root, CompileCache(tmp_path / "c"), allow_python=True)
+    (model,) = found.models
+    assert model.problems == ()
+    assert model.notes == ("score/1: model.py is code, run with the server's rights",)
+    spec = model.versions[0].spec
+    assert spec is not None
+    assert [tensor.name for tensor in spec.outputs] == ["score", "by"]
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        ('requirements = ["a b"]', "requirement 'a b' is not understood"),
+        ("environment = {A = 1}", "a table of names and texts"),
+        ("devices = [0]", "a model in Python has processes of its own"),
+        ('python = "/none"', "No such file or directory: '/none'"),
+        ('requirements = ["none-such"]', "none-such is not installed"),
+    ],
+)
+def test_options_that_cannot_be(tmp_path: Path, config: str, problem: str) -> None:
+    root = tmp_path / "models"
+    root.mkdir()
+    write(root, "score", config=f"{config}\n[warmup]\nenabled = false\n")
+    found = preview_repository(root, CompileCache(tmp_path / "c"), allow_python=True)
+    assert problem in str(found.all_problems)
+
+
+def test_options_are_for_python_alone(tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    root.mkdir()
+    add(root, "onnx", config='python = "/usr/bin/python3"\n')
+    found = preview_repository(root, CompileCache(tmp_path / "c"))
+    assert "python is for models in Python, and there is no model.py" in str(
+        found.all_problems
+    )
