@@ -6,7 +6,7 @@
 # Inside the container the server listens on 0.0.0.0, because nothing outside could
 # reach it otherwise. Who can reach it is then decided by what is published: `-p
 # 8000:8000` opens it to every network of the host, `-p 127.0.0.1:8000:8000` to the
-# host alone. There is no TLS and no authentication of inference requests. Nobody loads
+# host alone. There is no TLS; --restricted-api inference:HEADER=VALUE makes inference need a header. Nobody loads
 # or unloads models over HTTP; to allow it to those who have a key, set
 # POPGATE_MODEL_CONTROL_MODE=managed and POPGATE_API_KEY.
 

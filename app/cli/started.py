@@ -37,8 +37,8 @@ def print_started(url: str, gateway: Gateway) -> None:
     plan = gateway.devices.plan
     say(f"  threads  {plan}")
     say(f"  hot path {'compiled' if COMPILED in sys.modules else 'plain Python'}")
-    spins = f"for {plan.spin_us} µs before a device sleeps" if plan.spin_us else "never"
-    say(f"  spinning {spins}: {plan.why}")
+    if plan.spin_us:
+        say(f"  idle     devices poll for {plan.spin_us} µs before they sleep")
     models = [model_summary(record) for record in gateway.repository.models()]
     ready = sum(m.state == "READY" for m in models)
     failed = f", {len(models) - ready} not" if ready < len(models) else ""

@@ -130,7 +130,7 @@ def _print(root: Path, found: RepositoryPreview) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from app.sizes import size_text
+    from app.sizes import counted, size_text
 
     console = Console()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -153,7 +153,8 @@ def _print(root: Path, found: RepositoryPreview) -> None:
     wrong = "nothing is wrong" if found.is_good else f"{problems} wrong"
     console.print(
         Text(
-            f"{root}: {served} of {len(found.models)} models would be served, "
+            f"{root}: {served} of {counted(len(found.models), 'model')} would be "
+            f"served, "
             f"in about {memory}; {wrong}"
         ),
         soft_wrap=True,

@@ -79,7 +79,7 @@ def _remember_content_type(content_type: bytes) -> Encoding | None:
     media_type = content_type.partition(b";")[0].strip().lower()
     if media_type not in _READ:
         msg = (
-            f"content type '{_shown(media_type)}' is not read here; "
+            f"content type '{_shown(media_type)}' is not supported; "
             f"expected one of: {_READABLE}"
         )
         raise Unsupported(msg)
@@ -141,7 +141,7 @@ def _choose(accept: bytes, came: Encoding) -> Reply:
             chosen = Reply(named or came, nan, named is not None)
     if best is None:
         msg = (
-            f"Accept '{_shown(accept)}' allows nothing that is written here; "
+            f"none of the types in Accept '{_shown(accept)}' is supported; "
             f"expected one of: {_READABLE}, or */*"
         )
         raise NotAcceptable(msg)

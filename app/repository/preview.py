@@ -40,6 +40,7 @@ from app.repository.scan import (
 from app.repository.warmup import warm_up
 from app.serving.ensemble_graph import label_of
 from app.serving.table import Submitted
+from app.sizes import counted
 from app.spec import ModelSpec
 from engine import (
     Array,
@@ -111,6 +112,9 @@ def preview_repository(
     return _Previewer(root, cache, devices, allow_python).repository()
 
 
+ALLOWED = "letters, digits and '_.,+-'"
+
+
 class _NoRunner:
     """In place of a `Runner`, where nothing is run. (No subclass: that is compiled.)"""
 
@@ -140,7 +144,10 @@ class _Previewer:
             return RepositoryPreview((), (problem,))
         for name in good:
             self._model(name)
-        problems = [f"{name!r}: this is no name for a model" for name in bad]
+        problems = [
+            f"{name!r}: invalid model name (letters, digits and '_.,+-')"
+            for name in bad
+        ]
         models = tuple(self._models[name] for name in good)
         return RepositoryPreview(models, tuple(problems))
 
@@ -174,8 +181,9 @@ class _Previewer:
         if missing:
             versions = [replace(version, spec=None) for version in versions]
             problems.append(
-                f"{name}/{CONFIG_NAME}: devices names number {missing[0]}, but "
-                f"{self._devices} would be attached, from 0; change it, or --devices"
+                f"{name}/{CONFIG_NAME}: devices = {list(source.config.devices)} needs "
+                f"{counted(max(missing) + 1, 'device')}, {self._devices} would be "
+                f"attached (--devices cpu:{max(missing) + 1})"
             )
         notes += [f"{name}/{v.version}: {note}" for v in versions for note in v.notes]
         return replace(

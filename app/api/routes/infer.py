@@ -30,14 +30,14 @@ OTHER_ENCODINGS: dict[str, dict[str, Any]] = {
 _ERRORS = {
     400: "The request is malformed, or does not fit the model.",
     404: "There is no such model or version.",
-    406: "Nothing that Accept asks for is written here.",
+    406: "None of the types in Accept is supported.",
     408: "The body stopped coming before its end.",
     413: "The body is larger than allowed.",
-    415: "The content type or encoding is not read here.",
+    415: "The content type or encoding is not supported.",
     422: "The result cannot be written in the encoding asked for.",
     429: "The queue is full, or the answer would come after the deadline; Retry-After "
     "(and Retry-After-Ms) says when to come again.",
-    500: "The model failed, or we did.",
+    500: "The model failed, or the server did.",
     503: "The model, or its device, is not available now.",
     504: "The deadline passed.",
 }

@@ -157,8 +157,9 @@ def _instances(work: _Work, groups: Any) -> None:
         said = [d.name for d, _ in group.ListFields() if d.name in _GROUP_WORDS]
         if said:
             work.note(
-                f"instance_group {', '.join(said)} has no effect here: instances run "
-                f"on the attached devices (--devices, or devices in config.toml)"
+                f"instance_group {', '.join(said)} {'have' if said[1:] else 'has'} no "
+                f"effect here: instances run on the attached devices (--devices, or "
+                f"devices in config.toml)"
             )
 
 

@@ -18,7 +18,7 @@ def test_a_good_folder(tmp_path: Path) -> None:
     assert "affine" in ended.stdout
     assert "input FP32[-1,4]" in ended.stdout
     assert "→ output FP32[-1,4]" in ended.stdout
-    assert "1 of 1 models would be served" in ended.stdout
+    assert "1 of 1 model would be served" in ended.stdout
     assert "nothing is wrong" in ended.stdout
 
 

@@ -156,7 +156,9 @@ def test_what_looks_meant_and_is_not_read_is_noted(root: Path) -> None:
         (root / "m" / name).write_text("")
     (root / "a b.popef").write_text("")
     found = preview(root)
-    assert found.problems == ("'a b': this is no name for a model",)
+    assert found.problems == (
+        "'a b': invalid model name (letters, digits and '_.,+-')",
+    )
     notes = [note.split(":")[0] for note in model(found, "m").notes]
     assert notes == [
         "m/01",
