@@ -25,6 +25,7 @@ app = typer.Typer(
         "Compile an ONNX model into a PopEF file, put it into a folder, serve the "
         "folder over HTTP, and post tensors to it."
     ),
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

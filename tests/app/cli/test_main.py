@@ -31,6 +31,7 @@ def test_every_command_explains_itself(popgate: Call, command: str) -> None:
     done = popgate(command, "--help")
     assert done.code == 0
     assert done.out.startswith(f"Usage: popgate {command}")
+    assert popgate(command, "-h") == done
 
 
 def test_version(popgate: Call) -> None:
