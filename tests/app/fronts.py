@@ -13,9 +13,10 @@ from app.http.asgi import Message, Receive, Scope, Send
 from app.http.front import InferFront
 from app.limits import DEFAULT_LIMITS, Limits
 from app.observe.metrics import ModelMetrics
+from app.serving.patience import Patience
 from app.serving.pending import Pending
 from app.serving.service import Service
-from app.serving.table import Absent, ModelEntry, ModelTable, Nobody
+from app.serving.table import Absent, ModelEntry, ModelTable
 from app.spec import ModelSpec, TensorSpec
 from engine import EngineError, Tensor
 
@@ -103,11 +104,18 @@ def front(
     return InferFront(teapot, Service(table, timeout=timeout))
 
 
-class Late(Nobody):
+class Late:
     """Knows of a model `late` that is loading."""
 
+    # No subclass of `Nobody`, which may be compiled.
     def explain(self, name: str, version: str | None) -> str | None:
         return "it is loading" if name == "late" else None
+
+    def offers(self, name: str, version: str | None) -> bool:
+        return False
+
+    async def ensure(self, name: str, version: str | None, patience: Patience) -> None:
+        """There is nothing to wait for."""
 
 
 class Client:
