@@ -81,6 +81,7 @@ from engine.session.callbacks import (
     PopefDataUsagePolicy,
     PopefDataUsagePredicate,
 )
+from engine.session.local_session import LocalSession
 from engine.session.memory_pool import RingMemoryPool, allocate_queue_storage
 from engine.session.predicates import (
     AnchorWithPolicy,
@@ -153,6 +154,7 @@ __all__ = [
     "InvalidInput",
     "InvalidModel",
     "LaunchPolicy",
+    "LocalSession",
     "Model",
     "ModelDescription",
     "ModelRunner",

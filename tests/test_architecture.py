@@ -1,6 +1,8 @@
 """The rules of the layout that a machine can hold: who imports whom.
 
-    popef_io  <-  engine  <-  app  <-  popgate     compat stands over the first two
+    popef_io  <-  engine  <-  popir  <-  app  <-  popgate
+
+`compat` stands over the first three.
 
 Inside `engine` and `app` the same holds for rooms (sub-packages): `ROOMS` has the
 arrows. Imports are read from the syntax tree, those for types only and those inside
@@ -21,25 +23,26 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("popef_io", "engine", "app", "compat", "popgate")
+PACKAGES = ("popef_io", "engine", "popir", "app", "compat", "popgate")
 
 #: What each of our packages may import of the others.
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "popef_io": frozenset(),
     "engine": frozenset({"popef_io"}),
+    "popir": frozenset({"popef_io", "engine"}),
     "app": frozenset({"popef_io", "engine"}),
-    "compat": frozenset({"popef_io", "engine"}),
+    "compat": frozenset({"popef_io", "engine", "popir"}),
     "popgate": frozenset({"popef_io", "engine", "app"}),
 }
 #: Import names that the folder `compat` installs.
-COMPAT_NAMES = frozenset({"model_runtime", "popef"})
+COMPAT_NAMES = frozenset({"model_runtime", "popef", "popxl", "popart"})
 WEB_AND_EVENT_LOOPS = frozenset(
     {"fastapi", "starlette", "uvicorn", "uvloop", "httptools", "http", "httpx"}
     | {"aiohttp", "pydantic", "pydantic_settings", "asyncio", "anyio", "trio"}
     | {"gevent", "socketserver"}
 )
 #: Roots beside the packages' own: those who only run models need not import onnx.
-OTHER_ROOTS = frozenset({"engine.compiler"})
+OTHER_ROOTS = frozenset({"engine.compiler", "engine.programs", "popir.session"})
 #: What each room may import of its package beside itself. `ground` are the modules at
 #: the package's root that every room may know; those of `TOP` stand over the rooms.
 ROOMS: dict[str, dict[str, frozenset[str]]] = {
@@ -153,7 +156,7 @@ def test_imports_go_one_way(package: str) -> None:
     ] == []
 
 
-@pytest.mark.parametrize("package", ["engine", "app", "compat"])
+@pytest.mark.parametrize("package", ["engine", "popir", "app", "compat"])
 def test_other_packages_are_imported_by_their_root(package: str) -> None:
     assert [
         _broken(path, imported)
@@ -234,7 +237,7 @@ def _packages(*roots: str) -> list[str]:
     return sorted(".".join(folder.relative_to(ROOT).parts) for folder in folders)
 
 
-@pytest.mark.parametrize("package", _packages("engine", "app"))
+@pytest.mark.parametrize("package", _packages("engine", "popir", "app"))
 def test_floors_of_a_package(package: str) -> None:
     """Arrows inside a package run one way, over few floors."""
     needs = _children(package)
@@ -250,7 +253,9 @@ def test_floors_of_a_package(package: str) -> None:
     assert highest <= MOST_FLOORS, sorted(floors.items(), key=lambda item: item[1])
 
 
-@pytest.mark.parametrize("package", _packages("engine", "app", "popef_io"))
+@pytest.mark.parametrize(
+    "package", _packages("engine", "popir", "app", "popef_io", "compat")
+)
 def test_few_files_stand_side_by_side(package: str) -> None:
     folder = ROOT.joinpath(*package.split("."))
     assert len(list(folder.glob("*.py"))) <= MOST_FILES
@@ -272,6 +277,17 @@ def test_rooms_import_as_the_layout_says(package: str) -> None:
             allowed |= {"config", "observe"}
         broken += [f"{package}.{name} -> {each}" for each in needed - allowed]
     assert broken == []
+
+
+def test_popxl_has_no_logic_of_its_own_below_it() -> None:
+    """It is names, checks and handles: what runs is `popir`'s."""
+    below = {"engine", "popef_io", "onnx", "onnxruntime"}
+    assert [
+        _broken(path, imported)
+        for path in (ROOT / "compat" / "popxl").rglob("*.py")
+        for imported in _imports(path)
+        if imported.module.split(".")[0] in below
+    ] == []
 
 
 def test_the_device_process_is_started_never_imported() -> None:
@@ -311,7 +327,7 @@ def test_every_file_has_its_test() -> None:
     files = [file for _, file in said]
     assert sorted(files) == sorted(set(files)), "one test for each"
     without = []
-    for path in _files("popef_io", "engine", "app"):
+    for path in _files("popef_io", "engine", "popir", "app"):
         file = path.relative_to(ROOT)
         test = ROOT / "tests" / file.parent / f"test_{file.name}"
         is_covered = test.exists() or file.as_posix() in files
@@ -323,7 +339,7 @@ def test_every_file_has_its_test() -> None:
 def test_engine_knows_no_web_framework_and_no_event_loop() -> None:
     assert [
         _broken(path, imported)
-        for path in _files("popef_io", "engine")
+        for path in _files("popef_io", "engine", "popir")
         for imported in _imports(path)
         if imported.module.split(".")[0] in WEB_AND_EVENT_LOOPS
     ] == []

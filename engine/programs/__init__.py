@@ -3,3 +3,29 @@
 Runs in the device process, and where models are compiled or looked at. May import the
 ground.
 """
+
+from engine.programs.executable import (
+    Copy,
+    Executable,
+    Execute,
+    Graph,
+    Node,
+    Repeat,
+    Steps,
+    StreamIn,
+    StreamOut,
+    Switch,
+)
+
+__all__ = (
+    "Copy",
+    "Executable",
+    "Execute",
+    "Graph",
+    "Node",
+    "Repeat",
+    "Steps",
+    "StreamIn",
+    "StreamOut",
+    "Switch",
+)

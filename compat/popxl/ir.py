@@ -1,0 +1,272 @@
+"""The Ir: all graphs of a program."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from weakref import WeakValueDictionary
+
+import popir
+from popxl.context import pop, push
+from popxl.module import Module
+from popxl.replica_grouping import ReplicaGrouping
+from popxl.tensor import Tensor, TensorByRef, TensorSpec, graph_input
+
+if TYPE_CHECKING:
+    from popxl.graph import Graph
+    from popxl.streams import DeviceToHostStream, HostToDeviceStream
+
+
+class SessionOptions:
+    """Options that programs read and set; unknown ones are kept too."""
+
+    def __init__(self) -> None:
+        self.virtualGraphMode: Any = "Manual"
+        self.useHostCopyOps = True
+        self.aliasZeroCopy = True
+        self.enableExplicitMainLoops = True
+        self.explicitRecomputation = True
+        self.enableInplaceAmbiguityChecking = True
+        self.decomposeGradSum = True
+        self.enableVariablesCaching = False
+        self.enableReplicatedGraphs = False
+        self.replicatedGraphCount = 1
+        self.enableDistributedReplicatedGraphs = False
+        self.globalReplicaOffset = 0
+        self.globalReplicationFactor = 1
+        self.engineOptions: dict[str, str] = {}
+        self.dotChecks: set[str] = set()
+        self.logDir = "."
+        self.partialsTypeMatMuls = ""
+        self.convolutionOptions: dict[str, str] = {}
+        self.throwIfLog2ScaleTensorNotInRange = False
+        self.constantWeights = True
+        self.enableEngineCaching = False
+        self.cachePath = ""
+
+
+class Ir:
+    """All graphs of a program. Freed with the last of its graphs and tensors."""
+
+    _ir_cache: ClassVar[WeakValueDictionary[int, Ir]] = WeakValueDictionary()
+
+    def __init__(self, replication: int | Literal["popdist"] = 1) -> None:
+        if replication == "popdist":
+            raise popir.NotYet("several instances (popdist) are not there yet")
+        self._begin(popir.Ir())
+        self.replication_factor = int(replication)
+
+    def _begin(self, below: popir.Ir) -> None:
+        self._pb_ir = below
+        self._graphs: dict[popir.Graph, Graph] = {}
+        self._tensors: dict[popir.Tensor, Tensor] = {}
+        self._session_options = SessionOptions()
+        Ir._ir_cache[below.number] = self
+
+    @classmethod
+    def _from_pb(cls, below: popir.Ir) -> Ir:
+        found = cls._ir_cache.get(below.number)
+        if found is None:
+            found = cls.__new__(cls)
+            found._begin(below)
+        return found
+
+    @property
+    def id(self) -> int:
+        """Counted from 0 in the process."""
+        return self._pb_ir.number
+
+    @property
+    def main_graph(self) -> Graph:
+        """The graph that a run executes."""
+        from popxl.graph import Graph
+
+        return Graph._from_pb(self._pb_ir.main)
+
+    def create_empty_graph(self, name: str | None = None) -> Graph:
+        """A graph without inputs, outputs and operators."""
+        from popxl.graph import Graph
+
+        return Graph._from_pb(self._pb_ir.new_graph(name or "graph"))
+
+    def create_graph(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Graph:
+        """A graph of what `fn` (or the `build` of a Module) does with its arguments:
+        tensors and specs become inputs, all else is passed on."""
+        call, name = _named(fn)
+        signature = inspect.signature(fn.build if isinstance(fn, Module) else fn)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise ValueError(
+                f"The arguments do not fit the signature of {name}{signature}: {error}"
+            ) from error
+        bound.apply_defaults()
+        graph = self.create_empty_graph(name)
+        push(graph)
+        try:
+            for parameter in signature.parameters.values():
+                value = bound.arguments[parameter.name]
+                bound.arguments[parameter.name] = _as_inputs(parameter, value)
+            results = call(*bound.args, **bound.kwargs)
+            for each in _outputs(results, name):
+                graph._pb_graph.outputs.append(each._pb_tensor)
+        finally:
+            pop()
+        return graph
+
+    @property
+    def num_host_transfers(self) -> int:
+        """Slices that each host array brings to one run."""
+        return self._pb_ir.transfers
+
+    @num_host_transfers.setter
+    def num_host_transfers(self, value: int) -> None:
+        self._pb_ir.transfers = int(value)
+
+    @property
+    def replication_factor(self) -> int:
+        """Replicas of all instances together."""
+        return self._session_options.replicatedGraphCount
+
+    @replication_factor.setter
+    def replication_factor(self, value: int) -> None:
+        if self._pb_ir.is_prepared:
+            raise RuntimeError(
+                "The replication factor cannot be changed: the Ir is prepared already"
+            )
+        if value < 1:
+            raise ValueError(f"replication must be 1 at least, found {value}")
+        self._session_options.replicatedGraphCount = int(value)
+        self._session_options.enableReplicatedGraphs = value > 1
+
+    @property
+    def instance_replication_factor(self) -> int:
+        """Replicas of this instance."""
+        return self.replication_factor
+
+    def replica_grouping(
+        self, stride: int = 1, group_size: int | None = None
+    ) -> ReplicaGrouping:
+        """Groups of replicas, each the first free one and those `stride` after it."""
+        groups = popir.strided(self.replication_factor, stride, group_size)
+        return ReplicaGrouping._make(self, groups)
+
+    def replica_grouping_from_assignments(
+        self, assignment: Sequence[int]
+    ) -> ReplicaGrouping:
+        """Groups as a list says: for each replica its group."""
+        groups = popir.from_assignment(assignment, self.replication_factor)
+        return ReplicaGrouping._make(self, groups)
+
+    def get_all_h2d_streams(self) -> set[HostToDeviceStream]:
+        """The streams that some operator loads."""
+        from popxl.streams import HostToDeviceStream
+
+        return {
+            HostToDeviceStream._of(Tensor._from_pb_tensor(each.tensor), each)  # type: ignore[misc]
+            for each in self._pb_ir.streams.values()
+            if each.is_input and each.uses
+        }
+
+    def get_all_d2h_streams(self) -> set[DeviceToHostStream]:
+        """The streams that some operator stores."""
+        from popxl.streams import DeviceToHostStream
+
+        return {
+            DeviceToHostStream._of(Tensor._from_pb_tensor(each.tensor), each)  # type: ignore[misc]
+            for each in self._pb_ir.streams.values()
+            if not each.is_input and each.uses
+        }
+
+    def dot_checkpoint(self, check: str, save_dir: Any = None) -> None:
+        """Not there yet."""
+        raise popir.NotYet("dot files are not there yet")
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Ir):
+            raise TypeError(f"Value must be of type popxl.Ir. Type: {type(other)}")
+        return self.id == other.id
+
+    def __repr__(self) -> str:
+        return f"Ir[id={self.id}]"
+
+
+def _named(fn: Callable[..., Any]) -> tuple[Callable[..., Any], str]:
+    if isinstance(fn, Module):
+        name = type(fn).__qualname__
+    elif callable(fn) and hasattr(fn, "__qualname__"):
+        name = fn.__qualname__
+    else:
+        raise TypeError(
+            "Callable must be a function, a method, a lambda or a popxl.Module, not "
+            f"{fn!r}"
+        )
+    return fn, name.replace(".<locals>", "")
+
+
+def _is_spec(value: object) -> bool:
+    return isinstance(value, Tensor | TensorSpec)
+
+
+def _as_inputs(parameter: inspect.Parameter, value: Any) -> Any:
+    """What the function is given for an argument: graph inputs for tensors."""
+    by_ref = _by_reference(parameter)
+    if _is_spec(value):
+        return _input(value, parameter.name, by_ref)
+    if parameter.kind is parameter.VAR_KEYWORD:
+        if any(map(_is_spec, value.values())):
+            if not all(map(_is_spec, value.values())):
+                raise TypeError(_mixed(parameter))
+            return {name: _input(each, name, by_ref) for name, each in value.items()}
+        return value
+    if isinstance(value, list | tuple) and any(map(_is_spec, value)):
+        if not all(map(_is_spec, value)):
+            raise TypeError(_mixed(parameter))
+        return [
+            _input(each, f"{parameter.name}_{n}", by_ref)
+            for n, each in enumerate(value)
+        ]
+    return value
+
+
+def _mixed(parameter: inspect.Parameter) -> str:
+    return f"Argument {parameter.name}: tensors and other things cannot be mixed"
+
+
+def _by_reference(parameter: inspect.Parameter) -> bool:
+    given = parameter.annotation
+    if given is TensorByRef:
+        return True
+    arguments = getattr(given, "__args__", ())
+    return (
+        getattr(given, "__origin__", None) in (list, tuple)
+        and bool(arguments)
+        and all(each is TensorByRef for each in arguments)
+    )
+
+
+def _input(like: Tensor | TensorSpec, name: str, by_ref: bool) -> Tensor:
+    return graph_input(
+        like.shape, like.dtype, name, by_ref, tuple(like.meta_shape or ()) or None
+    )
+
+
+def _outputs(results: Any, name: str) -> Iterable[Tensor]:
+    if results is None:
+        return ()
+    if isinstance(results, Tensor):
+        return (results,)
+    try:
+        made = list(results)
+    except TypeError:
+        made = [results]
+    if not all(isinstance(each, Tensor) for each in made):
+        raise ValueError(
+            f"{name} must return None, a Tensor or an iterable of Tensors, not "
+            f"{results!r}"
+        )
+    return made

@@ -1,0 +1,117 @@
+"""Gathering and scattering."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+import popir
+from popxl.ops.utils import emit
+from popxl.tensor import Tensor
+
+
+def gather(
+    t: Tensor,
+    indices: Tensor,
+    axis: int = 0,
+    available_memory_proportion: float | None = None,
+    zero_OOR: bool = False,
+) -> Tensor:
+    """The elements at `indices` along `axis`; zero_OOR: zeros where out of range."""
+    return _gather("Gather", t, indices, axis, zero_OOR, "gather_out")
+
+
+def tied_gather(
+    t: Tensor,
+    indices: Tensor,
+    axis: int = 0,
+    available_memory_proportion: float | None = None,
+    zero_OOR: bool = False,
+) -> Tensor:
+    """The same as gather."""
+    return _gather("TiedGather", t, indices, axis, zero_OOR, "tiedgather_out")
+
+
+def _gather(
+    type_: str, t: Tensor, indices: Tensor, axis: int, zero: bool, name: str
+) -> Tensor:
+    attributes = {"axis": axis, "zero_out_of_range": zero}
+    return emit(type_, {"t": t, "indices": indices}, [name], attributes)[0]
+
+
+def groupedgather(
+    t: Tensor,
+    indices: Tensor,
+    axis: int = 0,
+    group_size: int = 1,
+    available_memory_proportion: float | None = None,
+    zero_OOR: bool = False,
+) -> Tensor:
+    """gather; with several groups not there yet."""
+    if group_size > 1:
+        raise popir.NotYet("groupedgather with several groups is not there yet")
+    return gather(t, indices, axis, available_memory_proportion, zero_OOR)
+
+
+def scatter(
+    t: Tensor,
+    indices: Tensor,
+    values: Tensor,
+    axis: int = 0,
+    available_memory_proportion: float | None = None,
+) -> Tensor:
+    """`t` with `values` at `indices` along `axis`."""
+    inputs = {"t": t, "indices": indices, "values": values}
+    return emit("Scatter", inputs, ["scatter_out"], {"axis": axis})[0]
+
+
+def onehot(t: Tensor, num_classes: Tensor, values: Tensor, axis: int) -> Tensor:
+    """values[1] at each index along a new axis, values[0] elsewhere."""
+    classes = num_classes._pb_tensor.data
+    if classes is None or np.size(classes) != 1:
+        raise ValueError("num_classes must be a constant scalar tensor")
+    attributes = {"axis": axis, "classes": int(np.reshape(classes, ()))}
+    inputs = {"t": t, "values": values}
+    return emit("Onehot", inputs, ["onehot_out"], attributes)[0]
+
+
+def _window(axes: Iterable[int], sizes: Iterable[int]) -> dict[str, tuple[int, ...]]:
+    return {"axes": tuple(map(int, axes)), "sizes": tuple(map(int, sizes))}
+
+
+def dynamic_slice(
+    t: Tensor, index: Tensor, axes: list[int], sizes: list[int], no_overlap: bool
+) -> Tensor:
+    """The window of `sizes` that begins at `index` along `axes`."""
+    inputs = {"t": t, "index": index}
+    name = "dynamic_slice_out"
+    return emit("DynamicSlice", inputs, [name], _window(axes, sizes))[0]
+
+
+def dynamic_update(
+    t: Tensor,
+    index: Tensor,
+    t_update: Tensor,
+    axes: list[int],
+    sizes: list[int],
+    no_overlap: bool,
+) -> Tensor:
+    """`t` with the window replaced by `t_update`."""
+    inputs = {"t": t, "index": index, "t_update": t_update}
+    name = "dynamic_update_out"
+    return emit("DynamicUpdate", inputs, [name], _window(axes, sizes))[0]
+
+
+def dynamic_update_(
+    t: Tensor,
+    index: Tensor,
+    t_update: Tensor,
+    axes: list[int],
+    sizes: list[int],
+    no_overlap: bool,
+) -> Tensor:
+    """The window of `t` becomes `t_update`, in place."""
+    inputs = {"t": t, "index": index, "t_update": t_update}
+    name = "dynamicupdateinplace_out"
+    return emit("DynamicUpdateInplace", inputs, [name], _window(axes, sizes))[0]

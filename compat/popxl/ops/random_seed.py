@@ -1,0 +1,78 @@
+"""Random operators and their seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from popxl import dtypes
+from popxl.dtypes import dtype
+from popxl.ops.utils import emit
+from popxl.tensor import Tensor, constant
+
+
+def create_random_seed(seed: Tensor, modifier: Tensor) -> Tensor:
+    """Another seed, which follows from `seed` and `modifier`."""
+    inputs = {"seed": seed, "modifier": modifier}
+    return emit("ModifyRandomSeed", inputs, ["modified_seed"])[0]
+
+
+def split_random_seed(seed: Tensor, n: int = 2) -> tuple[Tensor, ...]:
+    """`n` seeds that follow from `seed`."""
+    if seed.shape != (2,) or seed.dtype is not dtypes.uint32:
+        raise ValueError(
+            f"a seed must be uint32 of shape (2,), found {seed.dtype}{seed.shape}"
+        )
+    return tuple(
+        create_random_seed(seed, constant(number, dtypes.uint32)) for number in range(n)
+    )
+
+
+def dropout(t: Tensor, seed_tensor: Tensor, p: float) -> Tensor:
+    """Elements dropped with probability `p`, the others scaled by 1 / (1 - p)."""
+    inputs = {"t": t, "seed_tensor": seed_tensor}
+    return emit("Dropout", inputs, ["dropout_out"], {"ratio": float(p)})[0]
+
+
+def shaped_dropout(
+    t: Tensor, seed_tensor: Tensor, shape: Iterable[int], ratio: float
+) -> Tensor:
+    """Dropout whose mask has `shape` and is broadcast."""
+    inputs = {"t": t, "seed_tensor": seed_tensor}
+    attributes = {"ratio": float(ratio), "shape": tuple(shape)}
+    return emit("ShapedDropout", inputs, ["shapeddropout_out"], attributes)[0]
+
+
+def random_uniform(
+    seed_tensor: Tensor,
+    shape: Iterable[int],
+    low: float = 0.0,
+    high: float = 1.0,
+    dtype: dtype = dtypes.float32,
+) -> Tensor:
+    """Uniform in [low, high)."""
+    attributes = {
+        "shape": tuple(shape),
+        "dtype": dtype._pb_dtype,
+        "low": float(low),
+        "high": float(high),
+    }
+    inputs = {"seed_tensor": seed_tensor}
+    return emit("RandomUniform", inputs, ["random_uniform_out"], attributes)[0]
+
+
+def random_normal(
+    seed_tensor: Tensor,
+    shape: Iterable[int],
+    mean: float = 0.0,
+    std: float = 1.0,
+    dtype: dtype = dtypes.float32,
+) -> Tensor:
+    """Normally distributed."""
+    attributes = {
+        "shape": tuple(shape),
+        "dtype": dtype._pb_dtype,
+        "mean": float(mean),
+        "std": float(std),
+    }
+    inputs = {"seed_tensor": seed_tensor}
+    return emit("RandomNormal", inputs, ["random_normal_out"], attributes)[0]

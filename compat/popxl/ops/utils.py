@@ -1,0 +1,128 @@
+"""What operators check and convert."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import popir
+from popxl import context
+from popxl.dtypes import dtype
+from popxl.errors import UndefinedValue
+from popxl.graph import Graph
+from popxl.tensor import Tensor
+
+
+def check_in_graph(graph: Graph, **tensors: Tensor) -> None:
+    """TypeError for what is no tensor, ValueError for those of another graph."""
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(
+                f"The input `{name}` is not a Tensor, it is of type {type(tensor)}"
+            )
+        if tensor not in graph:
+            raise ValueError(
+                f"The input `{name}`, {tensor.id!r}, is not in the current Graph "
+                f"{graph.id!r}"
+            )
+
+
+def check_tensor_ipu_and_tile_set(**tensors: Tensor) -> None:
+    """ValueError where devices or tile sets are known and differ."""
+    known: list[tuple[str, int, str]] = []
+    for name, tensor in tensors.items():
+        try:
+            known.append((name, tensor.ipu, tensor.tile_set))
+        except UndefinedValue:
+            continue
+    for name, ipu, tile_set in known[1:]:
+        first = known[0]
+        pair = f"The input tensors `{first[0]}` and `{name}` are located on different"
+        if ipu != first[1]:
+            raise ValueError(f"{pair} IPUs: {first[1]} and {ipu}")
+        if tile_set != first[2]:
+            raise ValueError(f"{pair} tile sets: {first[2]} and {tile_set}")
+
+
+def cast_if_needed(t: Tensor, data_type: dtype) -> Tensor:
+    """`t`, cast where it is of another type."""
+    from popxl.ops.elementwise import cast
+
+    return t if t.dtype is data_type else cast(t, data_type)
+
+
+def handle_negative_axis(t: Tensor, axis: int) -> int:
+    """`axis` counted from the front."""
+    return axis if axis >= 0 else t.rank + axis
+
+
+def convert_optional_int64_list(values: Iterable[int] | int | None) -> list[int] | None:
+    """A list of integers; None stays."""
+    if values is None:
+        return None
+    return [values] if isinstance(values, int) else [int(each) for each in values]
+
+
+convert_optional_int_list = convert_optional_int64_list
+
+
+def emit(
+    type_: str,
+    inputs: Mapping[str, Tensor] | Sequence[Tensor],
+    names: Sequence[str | None] = (),
+    attributes: Mapping[str, Any] | None = None,
+    *,
+    together: bool = True,
+) -> tuple[Tensor, ...]:
+    """Make an operator in the current graph; its results.
+
+    together: check that the inputs are in one place, as far as that is known.
+    """
+    return tuple(
+        Tensor._from_pb_tensor(t)
+        for t in emit_op(type_, inputs, names, attributes, together=together).outputs
+    )
+
+
+def emit_op(
+    type_: str,
+    inputs: Mapping[str, Tensor] | Sequence[Tensor],
+    names: Sequence[str | None] = (),
+    attributes: Mapping[str, Any] | None = None,
+    *,
+    together: bool = True,
+) -> popir.Operator:
+    """As `emit`; the operator itself."""
+    graph = context.get_current_graph()
+    named = (
+        dict(inputs)
+        if isinstance(inputs, Mapping)
+        else {f"inputs[{n}]": tensor for n, tensor in enumerate(inputs)}
+    )
+    check_in_graph(graph, **named)
+    if together:
+        check_tensor_ipu_and_tile_set(**named)
+    return graph._pb_graph.add(
+        type_,
+        [tensor._pb_tensor for tensor in named.values()],
+        names,
+        attributes,
+        context.settings(),
+    )
+
+
+def scalar(
+    value: Any, inputs: list[Tensor], type_: dtype | None = None
+) -> float | str | None:
+    """A number as an attribute, or a scalar tensor as one more of `inputs`."""
+    if isinstance(value, Tensor):
+        inputs.append(value)
+        return f"#{len(inputs) - 1}"
+    return None if value is None else float(value)
+
+
+def axes(axis: int | Iterable[int] | None) -> tuple[int, ...] | None:
+    """The axes of a reduction."""
+    if axis is None:
+        return None
+    return (axis,) if isinstance(axis, int) else tuple(int(each) for each in axis)

@@ -1,0 +1,338 @@
+"""Sessions: a program on a device."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+import popir
+from popir import session as running
+from popxl.dtypes import dtype
+from popxl.ir import Ir
+from popxl.streams import DeviceToHostStream, HostToDeviceStream
+from popxl.tensor import Constant, Tensor, Variable
+from popxl.utils import downcast_np_dtypes
+
+_Array: TypeAlias = np.ndarray[Any, Any]
+h2dStreamBufferMaps = Mapping[HostToDeviceStream, Any]  # noqa: N816
+d2hStreamBufferMaps = Mapping[DeviceToHostStream, _Array]  # noqa: N816
+_UNREADABLE = ("int8", "uint8", "complex64", "complex128")
+
+
+class Session:
+    """One program, ready to run.
+
+    device_desc: 'cpu' and 'ipu_model' run in this process; 'ipu_hw' is not there yet.
+    """
+
+    def __init__(
+        self,
+        ir: Ir,
+        device_desc: Any = "cpu",
+        weights_to_host_on_exit: bool = True,
+    ) -> None:
+        if device_desc == "ipu_hw":
+            raise popir.NotYet(
+                "Sessions on 'ipu_hw' are not there yet; 'cpu' and 'ipu_model' are"
+            )
+        if device_desc not in ("cpu", "ipu_model"):
+            raise ValueError(f"Incorrect device type provided: {device_desc!r}")
+        if ir.replication_factor > 1:
+            if device_desc == "cpu":
+                raise ValueError("A 'cpu' device has one unit, for one replica")
+            raise popir.NotYet("Several replicas are not there yet")
+        self._ir = ir
+        self._weights_to_host_on_exit = weights_to_host_on_exit
+        self._depth = 0
+        options = ir._session_options
+        try:
+            self._session = running.Session(
+                ir._pb_ir,
+                check_order=options.enableInplaceAmbiguityChecking,
+                printer=print_tensor,
+            )
+        except popir.IrError as error:
+            if "has no graphs" in str(error):
+                raise RuntimeError(str(error)) from None
+            raise
+        ir._pb_ir.is_prepared = True
+        self._set_current(True)
+
+    @property
+    def ir(self) -> Ir:
+        """The program's Ir."""
+        return self._ir
+
+    ir_ = ir
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether it holds its device."""
+        return self._session.is_attached
+
+    def expected_inputs(self) -> set[HostToDeviceStream]:
+        """The streams that `run` must be given data for."""
+        return self._ir.get_all_h2d_streams()
+
+    def _full_shape(self, stream: Any) -> tuple[int, ...]:
+        transfers = self._ir.num_host_transfers
+        lead = (transfers,) if transfers > 1 else ()
+        return (*lead, *stream.shape)
+
+    def create_host_outputs(self) -> dict[DeviceToHostStream, _Array]:
+        """An empty array for each output stream."""
+        return {
+            stream: np.empty(self._full_shape(stream), stream.dtype.as_numpy())
+            for stream in self._ir.get_all_d2h_streams()
+        }
+
+    def run(
+        self,
+        inputs: Mapping[HostToDeviceStream, Any] | None = None,
+        downcast_inputs: bool = True,
+    ) -> dict[DeviceToHostStream, _Array]:
+        """Run the main graph once; what came out of its streams."""
+        outputs = self.create_host_outputs()
+        self.run_with_outputs(inputs, outputs, downcast_inputs)
+        return outputs
+
+    def run_with_outputs(
+        self,
+        inputs: Mapping[HostToDeviceStream, Any] | None = None,
+        outputs: Mapping[DeviceToHostStream, _Array] | None = None,
+        downcast_inputs: bool = True,
+    ) -> None:
+        """Run the main graph once, into arrays of the caller's."""
+        self._check_attached()
+        given = {
+            stream: _host_array(data, downcast_inputs)
+            for stream, data in (inputs or {}).items()
+        }
+        self._validate_run_inputs(given)
+        self._validate_run_outputs(outputs or {})
+        arrays = {
+            stream._tensor._pb_tensor: _as_type(self._rows(stream, data), stream.dtype)
+            for stream, data in given.items()
+        }
+        into: dict[popir.Tensor, _Array] = {}
+        late: list[tuple[_Array, _Array]] = []
+        for stream, array in (outputs or {}).items():
+            rows = self._rows(stream, array)
+            fits = rows.dtype == stream.dtype.as_numpy()
+            if not (fits and np.shares_memory(rows, array)):
+                late.append((array, np.empty(rows.shape, stream.dtype.as_numpy())))
+                rows = late[-1][1]
+            into[stream._tensor._pb_tensor] = rows
+        self._set_current(not self._session.program.written)
+        self._session.run(arrays, into)
+        for array, made in late:
+            array[...] = made.reshape(array.shape)
+
+    def _rows(self, stream: Any, array: _Array) -> _Array:
+        """An array of the caller's with a first dimension of transfers."""
+        if self._ir.num_host_transfers > 1:
+            return array.reshape(len(array), *stream.shape)
+        return array.reshape(1, *stream.shape)
+
+    def _validate_run_inputs(self, inputs: Mapping[HostToDeviceStream, Any]) -> None:
+        self._validate(inputs, self._ir.get_all_h2d_streams(), "inputs")
+
+    def _validate_run_outputs(self, outputs: Mapping[DeviceToHostStream, Any]) -> None:
+        self._validate(outputs, self._ir.get_all_d2h_streams(), "outputs")
+
+    def _validate(self, given: Mapping[Any, Any], wanted: Any, word: str) -> None:
+        if set(given) != set(wanted):
+            missing = sorted(s.tensor_id for s in set(wanted) - set(given))
+            more = sorted(getattr(s, "tensor_id", str(s)) for s in set(given) - wanted)
+            raise ValueError(
+                f"Unexpected/Missing {word}. Missing: {missing}. Unexpected: {more}"
+            )
+        for stream, array in given.items():
+            self._validate_shape(stream, np.asarray(array))
+
+    def _validate_shape(self, stream: Any, array: _Array) -> None:
+        transfers = self._ir.num_host_transfers
+        lead = 1 if transfers > 1 else 0
+        if lead and (not array.ndim or array.shape[0] < transfers):
+            raise ValueError(
+                f"Stream {stream.tensor_id!r}: the first dimension must be "
+                f"{transfers} (num_host_transfers) at least, found {list(array.shape)}"
+            )
+        if np.squeeze(array).ndim <= lead and array.size >= transfers:
+            rest = int(np.prod(array.shape[lead:]))
+            if rest == int(np.prod(stream.shape)):
+                return
+        if array.shape[lead:] != stream.shape:
+            raise ValueError(
+                f"Shape mismatch of stream {stream.tensor_id!r}: expected "
+                f"{list(self._full_shape(stream))}, found {list(array.shape)}"
+            )
+
+    # Weights
+
+    def weights_to_host(self) -> None:
+        """Bring what the device has to the host's copies; ValueError if detached."""
+        self._check_attached()
+        for variable in self._session.program.written:
+            assert variable.data is not None
+            if not variable.data.flags.writeable:
+                raise Exception(
+                    f"The memory-mapped data of {variable.id!r} are read-only"
+                )
+        self._session.weights_to_host()
+        for variable in self._session.program.written:
+            if isinstance(variable.data, np.memmap):
+                variable.data.flush()
+        self._set_current(True)
+
+    def weights_from_host(self) -> None:
+        """Bring the host's copies to the device; ValueError if detached."""
+        self._check_attached()
+        self._session.weights_from_host()
+        self._set_current(True)
+
+    def get_tensor_data(self, tensor: Variable | Constant) -> _Array:
+        """What a variable holds: the host's copy, made current first if attached."""
+        return self.get_tensors_data([tensor])[tensor]
+
+    def get_tensors_data(
+        self, tensors: Iterable[Variable | Constant]
+    ) -> dict[Tensor, _Array]:
+        """What variables hold: the host's copies, made current first if attached."""
+        wanted = list(tensors)
+        for tensor in wanted:
+            if not isinstance(tensor, Variable | Constant):
+                raise TypeError(f"{tensor} is not of type Constant or Variable")
+            if tensor.dtype.name in _UNREADABLE:
+                raise ValueError(f"{tensor.id}: {tensor.dtype} cannot be read back")
+        stale = not self._session.host_is_current
+        if self.is_attached and stale:
+            variables = {
+                Tensor._from_pb_tensor(v) for v in self._session.program.written
+            }
+            if variables.intersection(wanted):
+                self.weights_to_host()
+        return {tensor: _host_copy(tensor) for tensor in wanted}
+
+    def write_variable_data(self, tensor: Variable, data: Any) -> None:
+        """Give a variable another value; it goes to the device at once if attached."""
+        self.write_variables_data({tensor: data})
+
+    def write_variables_data(self, tensors: Mapping[Variable, Any]) -> None:
+        """Give variables other values; what the device had changed since its weights
+        last came back is lost, in all variables."""
+        checked = {tensor: _checked(tensor, d) for tensor, d in tensors.items()}
+        for tensor, array in checked.items():
+            _host_copy(tensor)[...] = array
+        if self.is_attached:
+            self.weights_from_host()
+
+    # Attaching
+
+    def __enter__(self) -> Session:
+        self._depth += 1
+        if self._depth == 1:
+            try:
+                self._session.attach()
+            except BaseException:
+                self._depth = 0
+                raise
+            self._set_current(True)
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> Literal[False]:
+        self._depth -= 1
+        if self._depth == 0:
+            try:
+                if kind is None and self._weights_to_host_on_exit:
+                    self._leave()
+            finally:
+                self._session.detach()
+                self._set_current(True)
+        return False
+
+    def _leave(self) -> None:
+        """Weights come back, but not into files that are only read."""
+        data = [variable.data for variable in self._session.program.written]
+        is_read_only = any(d is not None and not d.flags.writeable for d in data)
+        if not (self._session.host_is_current or is_read_only):
+            self.weights_to_host()
+
+    def _check_attached(self) -> None:
+        if not self.is_attached:
+            raise ValueError(
+                "The session is not attached to its device: use `with session:`"
+            )
+
+    def _set_current(self, current: bool) -> None:
+        for variable in self._session.program.written:
+            variable.is_current = current
+
+
+def _host_array(data: Any, downcast: bool) -> _Array:
+    if hasattr(data, "detach") and hasattr(data, "cpu"):  # a torch tensor
+        data = data.detach().cpu().numpy()
+    array = np.asarray(data)
+    if downcast and array.dtype in downcast_np_dtypes:
+        return array.astype(downcast_np_dtypes[array.dtype])
+    return array
+
+
+def _as_type(array: _Array, type_: dtype) -> _Array:
+    if array.dtype != type_.as_numpy():
+        return array.astype(type_.as_numpy())
+    return np.ascontiguousarray(array)
+
+
+def _host_copy(tensor: Tensor) -> _Array:
+    data = tensor._pb_tensor.data
+    assert data is not None
+    return data
+
+
+def _checked(tensor: Variable, data: Any) -> _Array:
+    if not isinstance(tensor, Variable):
+        name = getattr(tensor, "id", repr(tensor))
+        raise TypeError(f"Tensor {name} is not of type Variable")
+    numpy_type = tensor.dtype.as_numpy()
+    if isinstance(data, bool | int | float):
+        if numpy_type.names:
+            raise TypeError(f"A number cannot be written to {tensor.dtype}")
+        array = np.asarray(data, numpy_type)
+    else:
+        array = _host_array(data, downcast=False)
+    if array.dtype != numpy_type:
+        raise TypeError(
+            f"{tensor.id} has type {tensor.dtype}, the data are {array.dtype}"
+        )
+    if array.shape != tensor.shape_on_host:
+        raise ValueError(
+            f"{tensor.id} has shape {tensor.shape_on_host}, the data {array.shape}"
+        )
+    return array
+
+
+def print_tensor(operator: popir.Operator, value: _Array) -> None:
+    """What a print operator shows, on stderr."""
+    given = operator.attributes
+    if not given["print_self"]:
+        return
+    precision = {"fixed": "f", "scientific": "e"}.get(given["float_format"])
+    digits = given["digits"]
+    formatter: Any = None
+    if precision and value.dtype.kind == "f":
+        formatter = {"float_kind": lambda x: f"{x:.{digits}{precision}}"}
+    text = np.array2string(
+        value,
+        max_line_width=given["max_line_width"],
+        precision=digits,
+        separator=given["separator"],
+        threshold=given["summarise_threshold"],
+        edgeitems=given["edge_items"],
+        formatter=formatter,
+    )
+    brackets = str.maketrans("[]", given["open_bracket"] + given["close_bracket"])
+    sys.stderr.write(f"{given['title']}: {text.translate(brackets)}\n")

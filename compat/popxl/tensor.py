@@ -1,0 +1,544 @@
+"""Tensors: handles of what graphs hold, and what makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NewType, NoReturn
+
+import numpy as np
+
+import popir
+from popxl import context
+from popxl.dtypes import dtype
+from popxl.errors import UndefinedValue
+from popxl.utils import downcast_np_dtypes, to_numpy
+
+if TYPE_CHECKING:
+    from popxl.ir import Ir
+    from popxl.replica_grouping import ReplicaGrouping
+
+ScalarType = int | float | bool
+HostTensor = Any
+HostScalarTensor = Any
+#: A tensor, or what can become a constant.
+TensorLike = Any
+
+
+class TensorSpec(Mapping[str, Any]):
+    """Shape, type and meta shape of a tensor."""
+
+    def __init__(
+        self,
+        shape: Iterable[int],
+        dtype: dtype,
+        meta_shape: Iterable[int] | None = (),
+    ) -> None:
+        self._entries: dict[str, Any] = {
+            "shape": tuple(shape),
+            "dtype": dtype,
+            "meta_shape": tuple(meta_shape or ()),
+        }
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape on a replica."""
+        shape: tuple[int, ...] = self._entries["shape"]
+        return shape
+
+    @property
+    def dtype(self) -> dtype:
+        """Type of elements."""
+        found: dtype = self._entries["dtype"]
+        return found
+
+    @property
+    def meta_shape(self) -> tuple[int, ...]:
+        """Shape of what it is a shard of."""
+        shape: tuple[int, ...] = self._entries["meta_shape"]
+        return shape
+
+    def to_dict(self) -> dict[str, Any]:
+        """The three by name."""
+        return dict(self._entries)
+
+    def to_tuple(self) -> tuple[Any, ...]:
+        """The three in order."""
+        return tuple(self._entries.values())
+
+    def __getitem__(self, key: str) -> Any:
+        return self._entries[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __hash__(self) -> int:
+        return hash(self.to_tuple())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TensorSpec) and self.to_tuple() == other.to_tuple()
+
+    def __repr__(self) -> str:
+        return (
+            f"TensorSpec(shape={self.shape}, dtype={self.dtype}, "
+            f"meta_shape={self.meta_shape})"
+        )
+
+
+class _Location:
+    """Where a tensor is: on the chip, whole."""
+
+    def isRemote(self) -> bool:  # noqa: N802
+        """Whether it is in remote memory."""
+        return False
+
+    def isSharded(self) -> bool:  # noqa: N802
+        """Whether each replica holds a share."""
+        return False
+
+    def getRemoteBufferInfo(self) -> NoReturn:  # noqa: N802
+        """Of remote tensors only."""
+        raise popir.NotYet("remote tensors are not there yet")
+
+
+class Tensor:
+    """A value of a graph; one handle each."""
+
+    _pb_tensor: popir.Tensor
+    _ir: Ir
+
+    __iter__ = None
+    __contains__ = None
+    __array_ufunc__ = None
+
+    def __init__(self) -> None:
+        raise RuntimeError(
+            "Cannot construct a popxl.Tensor directly; use an operator, or "
+            "popxl.variable and its like"
+        )
+
+    @classmethod
+    def _from_pb_tensor(cls, below: popir.Tensor) -> Tensor:
+        from popxl.ir import Ir
+
+        ir = Ir._from_pb(below.graph.ir)
+        found = ir._tensors.get(below)
+        if found is None:
+            kind = {"variable": Variable, "constant": Constant}.get(below.kind, Tensor)
+            found = kind.__new__(kind)
+            found._pb_tensor = below
+            found._ir = ir
+            ir._tensors[below] = found
+        return found
+
+    @property
+    def id(self) -> str:
+        """Unique in its graph."""
+        return self._pb_tensor.id
+
+    @property
+    def name(self) -> str:
+        """The id without the graph's."""
+        return self._pb_tensor.name
+
+    @property
+    def scope(self) -> str:
+        """The id of its graph."""
+        return self._pb_tensor.graph.id
+
+    @property
+    def ir(self) -> Ir:
+        """The Ir it is part of."""
+        return self._ir
+
+    @property
+    def dtype(self) -> dtype:
+        """Type of elements."""
+        return dtype.as_dtype(self._pb_tensor.dtype)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape on a replica."""
+        return self._pb_tensor.shape
+
+    @property
+    def meta_shape(self) -> tuple[int, ...]:
+        """Shape of what it is a shard of; empty if of none."""
+        return self._pb_tensor.spec.meta_shape
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def nelms(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Shape, type and meta shape."""
+        return TensorSpec(self.shape, self.dtype, self.meta_shape)
+
+    @property
+    def location_info(self) -> Any:
+        """Where it is."""
+        return _Location()
+
+    @property
+    def in_sync_with_ipu(self) -> bool:
+        """Whether the host's copy is current."""
+        return self._pb_tensor.is_current
+
+    def strides(self, shape: Iterable[int] | None = None) -> list[int]:
+        """Bytes from element to element along each axis, row by row."""
+        dims = list(self.shape if shape is None else shape)
+        step, result = self.dtype.as_numpy().itemsize, []
+        for size in reversed(dims):
+            result.append(step)
+            step *= size
+        return result[::-1]
+
+    def _placed(self) -> popir.Settings:
+        below = self._pb_tensor
+        if below.producer is not None:
+            return below.producer.settings
+        if below.kind in ("variable", "constant"):
+            for reader in below.readers:
+                return reader.settings
+            raise UndefinedValue(f"Nothing uses {self.id!r}: it is on no device yet")
+        return popir.Settings()
+
+    @property
+    def ipu(self) -> int:
+        """The device it is on; UndefinedValue where that is not known."""
+        found = self._placed().ipu
+        if found is None:
+            raise UndefinedValue(f"{self.id!r} is on no device")
+        return found
+
+    @property
+    def tile_set(self) -> Literal["compute", "io"]:
+        """The tiles it is on."""
+        return "io" if self._placed().tile_set == "io" else "compute"
+
+    @property
+    def T(self) -> Tensor:  # noqa: N802
+        """Its axes reversed."""
+        return self.transpose()
+
+    @property
+    def T_(self) -> Tensor:  # noqa: N802
+        """Its axes reversed, as a view."""
+        return self.transpose_()
+
+    def transpose(self, permutation: Sequence[int] | None = None) -> Tensor:
+        """Its axes in another order."""
+        return _op("transpose", self, permutation)
+
+    def transpose_(self, permutation: Sequence[int] | None = None) -> Tensor:
+        """Its axes in another order, as a view."""
+        return _op("transpose_", self, permutation)
+
+    def reshape(self, shape: Sequence[int]) -> Tensor:
+        """The same elements in another shape."""
+        return _op("reshape", self, shape)
+
+    def reshape_(self, shape: Sequence[int]) -> Tensor:
+        """The same elements in another shape, as a view."""
+        return _op("reshape_", self, shape)
+
+    def flatten(self) -> Tensor:
+        """One axis."""
+        return _op("flatten", self)
+
+    def flatten_(self) -> Tensor:
+        """One axis, as a view."""
+        return _op("flatten_", self)
+
+    def detach(self) -> Tensor:
+        """The same, without gradients."""
+        return _op("detach", self)
+
+    def detach_(self) -> Tensor:
+        """The same, without gradients, as a view."""
+        return _op("detach_", self)
+
+    def copy_to_ipu(self, destination: int, source: int | None = None) -> Tensor:
+        """The same on another device."""
+        return _op("ipu_copy", self, destination, source)
+
+    def diag(self) -> Tensor:
+        """The diagonal of a matrix."""
+        if self.rank != 2:
+            raise ValueError(f"diag needs a tensor of rank 2, found {self.rank}")
+        return self.flatten()[:: self.shape[1] + 1]
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise ValueError("A scalar has no length")
+        return self.shape[0]
+
+    def __hash__(self) -> int:
+        return hash((self.id, self._ir))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tensor) and other._pb_tensor is self._pb_tensor
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}[{self.id} {self.dtype} {self.shape}]"
+
+    def _other(self, value: Any) -> Tensor:
+        """The other side of an operator, as a tensor of this one's type."""
+        if isinstance(value, Tensor):
+            return value
+        if np.size(value) == 0:
+            raise ValueError("Data with 0 elements cannot become a tensor")
+        return constant(value, self.dtype)
+
+    def __add__(self, other: Any) -> Tensor:
+        return _op("add", self, self._other(other))
+
+    def __radd__(self, other: Any) -> Tensor:
+        return _op("add", self._other(other), self)
+
+    def __iadd__(self, other: Any) -> Tensor:
+        _op("add_", self, self._other(other))
+        return self
+
+    def __sub__(self, other: Any) -> Tensor:
+        return _op("sub", self, self._other(other))
+
+    def __rsub__(self, other: Any) -> Tensor:
+        return _op("sub", self._other(other), self)
+
+    def __mul__(self, other: Any) -> Tensor:
+        return _op("mul", self, self._other(other))
+
+    def __rmul__(self, other: Any) -> Tensor:
+        return _op("mul", self._other(other), self)
+
+    def __truediv__(self, other: Any) -> Tensor:
+        return _op("div", self, self._other(other))
+
+    def __rtruediv__(self, other: Any) -> Tensor:
+        return _op("div", self._other(other), self)
+
+    def __mod__(self, other: Any) -> Tensor:
+        return _op("fmod", self, self._other(other))
+
+    def __rmod__(self, other: Any) -> Tensor:
+        return _op("fmod", self._other(other), self)
+
+    def __matmul__(self, other: Any) -> Tensor:
+        return _op("matmul", self, self._other(other))
+
+    def __rmatmul__(self, other: Any) -> Tensor:
+        return _op("matmul", self._other(other), self)
+
+    def __pow__(self, other: Any) -> Tensor:
+        return _op("pow", self, other)
+
+    def __rpow__(self, other: Any) -> Tensor:
+        return _op("pow", self._other(other), self)
+
+    def __and__(self, other: Any) -> Tensor:
+        return _op("logical_and", self, self._other(other))
+
+    def __rand__(self, other: Any) -> Tensor:
+        return _op("logical_and", self._other(other), self)
+
+    def __or__(self, other: Any) -> Tensor:
+        return _op("logical_or", self, self._other(other))
+
+    def __ror__(self, other: Any) -> Tensor:
+        return _op("logical_or", self._other(other), self)
+
+    def __neg__(self) -> Tensor:
+        return _op("negate", self)
+
+    def __invert__(self) -> Tensor:
+        return _op("logical_not", self)
+
+    def __getitem__(self, key: Any) -> Tensor:
+        from popxl.ops._indexing import index
+
+        return index(self, key)
+
+
+def _op(name: str, *given: Any) -> Tensor:
+    # The operators stand over tensors, so they are looked up when they are used.
+    import popxl.ops
+
+    result: Tensor = getattr(popxl.ops, name)(*given)
+    return result
+
+
+#: An input that the called graph may change.
+TensorByRef = NewType("TensorByRef", Tensor)
+
+
+class Constant(Tensor):
+    """A tensor whose value never changes."""
+
+    def copy_to_ipu(self, dst: int, src: int) -> Tensor:  # type: ignore[override]
+        """The same on another device."""
+        return _op("ipu_copy", self, dst, src)
+
+
+class Variable(Tensor):
+    """A tensor that keeps its value from run to run."""
+
+    def copy_to_ipu(self, dst: int, src: int) -> Tensor:  # type: ignore[override]
+        """The same on another device."""
+        return _op("ipu_copy", self, dst, src)
+
+    @property
+    def replica_grouping(self) -> ReplicaGrouping:
+        """Which replicas hold the same values: here all."""
+        return self._ir.replica_grouping()
+
+    @property
+    def retrieval_mode(self) -> Literal["one_per_group", "all_replicas"]:
+        """Which replicas' values come back."""
+        return "one_per_group"
+
+    @property
+    def shape_on_host(self) -> tuple[int, ...]:
+        """Shape of the host's copy."""
+        return self.shape
+
+    @property
+    def shape_on_replica(self) -> tuple[int, ...]:
+        """Shape on a replica."""
+        return self.shape
+
+
+def _host_data(
+    data: Any,
+    type_: dtype | None,
+    downcast: bool,
+    log2_scale: int | None,
+    nan_on_overflow: bool | None,
+) -> np.ndarray[Any, Any]:
+    if isinstance(data, Tensor):
+        raise TypeError(f"{data} is a tensor already, not data")
+    if type_ is None and getattr(getattr(data, "dtype", None), "names", None):
+        raise TypeError("float8 data need a `dtype` beside them")
+    array = to_numpy(data, type_, downcast, True, log2_scale, nan_on_overflow)
+    if array.dtype.kind in "OUSV" and not array.dtype.names:
+        raise TypeError(f"{data!r} cannot become a tensor")
+    return array
+
+
+def variable(
+    data: HostTensor,
+    dtype: dtype | None = None,
+    name: str | None = None,
+    downcast: bool = True,
+    replica_grouping: ReplicaGrouping | None = None,
+    retrieval_mode: Literal["one_per_group", "all_replicas"] | None = None,
+    log2_scale: int | None = None,
+    nan_on_overflow: bool | None = None,
+) -> Variable:
+    """A variable of the main graph with `data`, which are copied."""
+    graph = context.get_current_graph()
+    if graph != graph.main_graph:
+        raise ValueError("Variables can only be made in the main graph")
+    if retrieval_mode not in (None, "one_per_group", "all_replicas"):
+        raise ValueError(f"Invalid retrieval_mode: {retrieval_mode}")
+    if replica_grouping is not None and replica_grouping.num_groups > 1:
+        raise popir.NotYet("variables of several groups of replicas are not there yet")
+    array: Any
+    if isinstance(data, np.memmap):
+        array = _mapped(data, dtype, downcast)
+    else:
+        array = _host_data(data, dtype, downcast, log2_scale, nan_on_overflow)
+    made = _made("variable", array, name)
+    assert isinstance(made, Variable)
+    return made
+
+
+def _mapped(data: np.memmap[Any, Any], type_: dtype | None, downcast: bool) -> Any:
+    """The file itself, which the variable owns from now on."""
+    start = "When passing a memory-mapped NumPy array"
+    if not data.flags.c_contiguous or not data.flags.aligned:
+        raise ValueError(f"{start}, it must already be in C-ordered, aligned memory")
+    if type_ is not None and type_.as_numpy() != data.dtype:
+        raise ValueError(f"{start}, the `dtype` parameter must be None or its own type")
+    if downcast and data.dtype in downcast_np_dtypes:
+        raise ValueError(
+            f"{start}, the dtype {type_} is not supported, as it requires downcasting"
+        )
+    return data
+
+
+def constant(
+    data: HostTensor,
+    dtype: dtype | None = None,
+    name: str | None = None,
+    downcast: bool = True,
+    log2_scale: int | None = None,
+    nan_on_overflow: bool | None = None,
+) -> Constant:
+    """A constant of the current graph."""
+    array = _host_data(data, dtype, downcast, log2_scale, nan_on_overflow)
+    made = _made("constant", array, name)
+    assert isinstance(made, Constant)
+    return made
+
+
+def _made(
+    kind: Literal["variable", "constant"], data: np.ndarray[Any, Any], name: str | None
+) -> Tensor:
+    graph = context.get_current_graph()
+    graph.ir._pb_ir.check_open()
+    spec = popir.Spec(popir.dtype_of(data.dtype), data.shape)
+    scopes = context.settings().scopes
+    return Tensor._from_pb_tensor(
+        graph._pb_graph.new_tensor(spec, kind, name, scopes, data)
+    )
+
+
+def graph_input(
+    shape: Iterable[int],
+    dtype: dtype,
+    name: str | None = None,
+    by_ref: bool = False,
+    meta_shape: Iterable[int] | None = None,
+) -> Tensor:
+    """A further input of the current graph."""
+    graph = context.get_current_graph()
+    spec = popir.Spec(
+        dtype.as_dtype(dtype)._pb_dtype, tuple(shape), tuple(meta_shape or ())
+    )
+    scopes = context.settings().scopes
+    return Tensor._from_pb_tensor(graph._pb_graph.add_input(spec, name, scopes, by_ref))
+
+
+def graph_output(t: Tensor) -> None:
+    """Make `t` a further output of the current graph; ValueError for another's."""
+    graph = context.get_current_graph()
+    if t not in graph:
+        raise ValueError(f"Tensor {t.id!r} is not in the current graph {graph.id!r}")
+    graph._pb_graph.outputs.append(t._pb_tensor)
+
+
+def remote_variable(*args: Any, **kwargs: Any) -> NoReturn:
+    """Not there yet."""
+    raise popir.NotYet("remote_variable is not there yet: no remote memory is")
+
+
+def remote_replica_sharded_variable(*args: Any, **kwargs: Any) -> NoReturn:
+    """Not there yet."""
+    raise popir.NotYet(
+        "remote_replica_sharded_variable is not there yet: no remote memory is"
+    )
+
+
+def replica_sharded_variable(*args: Any, **kwargs: Any) -> NoReturn:
+    """Not there yet."""
+    raise popir.NotYet("replica_sharded_variable is not there yet: no sharding is")

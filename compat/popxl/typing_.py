@@ -1,0 +1,10 @@
+"""Aliases in annotations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def NewAliasAnnotation(name: str, tp: Any) -> Any:  # noqa: N802
+    """The annotation `tp` itself; `name` is what documentation would call it."""
+    return tp

@@ -1,0 +1,134 @@
+"""Which tensors share storage, which inputs a graph changes, and refused orders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from popir.errors import IrError
+from popir.ir import Graph, Operator, Tensor
+
+Roots = Mapping[Tensor, frozenset[Tensor]]
+
+
+def roots_of(graph: Graph) -> Roots:
+    """For each tensor of `graph` those whose storage it is made of."""
+    found: dict[Tensor, frozenset[Tensor]] = {}
+
+    def roots(tensor: Tensor) -> frozenset[Tensor]:
+        return found.get(tensor) or frozenset({tensor})
+
+    for operator in graph.operators:
+        if not operator.outputs:
+            continue
+        record = operator.record
+        if record.put is not None:
+            found[operator.outputs[0]] = frozenset().union(
+                *(roots(t) for t in operator.inputs)
+            )
+        elif record.writes or operator.type == "HostLoad":
+            found[operator.outputs[0]] = roots(operator.inputs[0])
+    for tensor in graph.tensors.values():
+        found.setdefault(tensor, frozenset({tensor}))
+    return found
+
+
+def inner_graph(operator: Operator) -> tuple[Graph, int] | None:
+    """The graph that may change inputs of `operator`, and its inputs before those."""
+    if operator.type == "Call":
+        return operator.called_graphs[0], 0
+    if operator.type == "Loop":
+        return operator.called_graphs[0], 2
+    return None
+
+
+def changed_inputs(operator: Operator) -> set[int]:
+    """The inputs whose storage `operator` changes, in graphs that it calls too."""
+    changed = set(operator.written())
+    inner = inner_graph(operator)
+    if inner is not None:
+        graph, skipped = inner
+        inside = changed_roots(graph)
+        for index in range(len(operator.inputs)):
+            tensor = graph.inputs[index + skipped]
+            if tensor.by_reference and tensor in inside:
+                changed.add(index)
+    return changed
+
+
+def changed_roots(graph: Graph) -> set[Tensor]:
+    """The tensors of `graph` whose storage its operators change."""
+    roots = roots_of(graph)
+    return {
+        root
+        for operator in graph.operators
+        for index in changed_inputs(operator)
+        for root in roots[operator.inputs[index]]
+    }
+
+
+def check_order(graph: Graph) -> None:
+    """Raises IrError where a result depends on an order that nothing fixes.
+
+    An operator that changes storage must come before or after every other one that
+    reads or changes it, by data or by `in_sequence`.
+    """
+    contested = _contested(graph)
+    if not contested:
+        return
+    before = _predecessors(graph)
+    bit = {operator: 1 << n for n, operator in enumerate(graph.operators)}
+    for root, touching in contested.items():
+        for first, second in _pairs(touching):
+            if not before[second] & bit[first]:
+                raise IrError(
+                    f"Inplacing ambiguity detected. Nothing says which of {first} and "
+                    f"{second} of graph {graph.id!r} comes first, and the storage of "
+                    f"{root.id!r} is changed: put them into an order with "
+                    "popxl.in_sequence"
+                )
+
+
+def _contested(graph: Graph) -> dict[Tensor, list[tuple[Operator, bool]]]:
+    """Storage that some operator changes and another uses: for each those that use it,
+    and whether they change it."""
+    roots = roots_of(graph)
+    users: dict[Tensor, list[tuple[Operator, bool]]] = {}
+    for operator in graph.operators:
+        changed = changed_inputs(operator)
+        touched: dict[Tensor, bool] = {}
+        for index, tensor in enumerate(operator.inputs):
+            for root in roots[tensor]:
+                touched[root] = touched.get(root, False) or index in changed
+        for root, writes in touched.items():
+            if writes or not _is_view(operator):
+                users.setdefault(root, []).append((operator, writes))
+    return {r: u for r, u in users.items() if len(u) > 1 and any(w for _, w in u)}
+
+
+def _pairs(
+    touching: list[tuple[Operator, bool]],
+) -> Iterator[tuple[Operator, Operator]]:
+    """Those of which one at least changes it, in the order they were made. Fragments
+    are ordered among themselves."""
+    for n, (first, writes) in enumerate(touching):
+        for second, also in touching[n + 1 :]:
+            if first.settings.fragment == second.settings.fragment and (writes or also):
+                yield first, second
+
+
+def _is_view(operator: Operator) -> bool:
+    """It reads nothing by itself: who uses its result does."""
+    return operator.record.put is not None
+
+
+def _predecessors(graph: Graph) -> dict[Operator, int]:
+    """For each operator those that surely run before it, as bits."""
+    bit = {operator: 1 << n for n, operator in enumerate(graph.operators)}
+    before: dict[Operator, int] = {}
+    for operator in graph.operators:
+        found = 0
+        for other in (*operator.after, *(t.producer for t in operator.inputs)):
+            if other is not None and other in before:
+                found |= before[other] | bit[other]
+        before[operator] = found
+    return before

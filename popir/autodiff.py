@@ -1,0 +1,444 @@
+"""Gradients: makes the graph that computes the vector-Jacobian product of another.
+
+The gradient graph takes the gradients of the outputs that are provided, then every
+forward tensor that a gradient operator needs. Those that are neither inputs nor outputs
+of the forward graph become outputs of it, and of every call of it that there is; where
+it is called by a loop or a conditional they are computed again instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from popir.aliases import changed_inputs
+from popir.errors import IrError, NotYet
+from popir.ir import Graph, Operator, Tensor
+from popir.records import Call, Grad, GradRule, Record, Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """What an input or output of a gradient graph stands for."""
+
+    tensor: Tensor
+    """Of the forward graph."""
+    is_gradient: bool
+    """Its gradient is meant, not it."""
+
+
+@dataclass(eq=False, slots=True)
+class Gradients:
+    """A gradient graph and what its inputs and outputs are, in order."""
+
+    graph: Graph
+    forward: Graph
+    inputs: list[Connection] = field(default_factory=list)
+    outputs: list[Connection] = field(default_factory=list)
+
+
+Known = dict[Graph, Gradients]
+
+
+def gradient_name(tensor: Tensor) -> str:
+    """What the gradient of `tensor` is called."""
+    return f"Gradient___{tensor.name}"
+
+
+def differentiate(
+    graph: Graph,
+    provided: Sequence[Tensor] | None = None,
+    required: Sequence[Tensor] | None = None,
+    known: Mapping[Graph, Gradients] | None = None,
+) -> Known:
+    """The gradient graphs of `graph` and of the graphs that it calls.
+
+    provided: outputs whose gradients are given; default: all outputs.
+    required: inputs whose gradients are wanted; default: all inputs.
+    known: ready gradient graphs of called graphs.
+    Raises IrError where there is no gradient, or `graph` changes tensors in place.
+    """
+    made: Known = {}
+    _Differentiation(
+        graph,
+        list(graph.outputs if provided is None else provided),
+        list(graph.inputs if required is None else required),
+        dict(known or {}),
+        made,
+    ).run()
+    return made
+
+
+class _Differentiation:
+    def __init__(
+        self,
+        graph: Graph,
+        provided: list[Tensor],
+        required: list[Tensor],
+        known: Mapping[Graph, Gradients],
+        made: Known,
+    ) -> None:
+        self._graph = graph
+        self._provided = provided
+        self._required = required
+        self._known = known
+        self._made = made
+        self._backward = graph.ir.new_gradient_graph(graph)
+        self._can_add = all(
+            op.type == "Call" and not op.graph.is_loop_body
+            for op in graph.ir.callers_of(graph)
+        )
+        self._totals: dict[Tensor, Tensor] = {}
+        self._parts: dict[Tensor, list[Tensor]] = {}
+        self._forward: dict[Tensor, Tensor] = {}
+        """The forward tensors that are here, as they are called here."""
+        self._needed: dict[Tensor, Tensor] = {}
+        """Those of them that are inputs of the gradient graph."""
+
+    def run(self) -> Gradients:
+        _check(self._graph)
+        for tensor in self._provided:
+            name = gradient_name(tensor)
+            spec = Spec(tensor.dtype, tensor.shape, tensor.spec.meta_shape)
+            made = self._backward.add_input(spec, name)
+            self._parts.setdefault(tensor, []).append(made)
+        self._depends = dependents(self._graph, self._required)
+        self._useful = self._backward_reach()
+        for operator in reversed(list(self._graph.operators)):
+            self._operator(operator)
+        result = Gradients(self._backward, self._graph)
+        for tensor in self._required:
+            total = self._total(tensor)
+            if total is None:
+                raise IrError(
+                    f"Unable to provide required gradient output: the gradient of "
+                    f"{tensor.id!r} of graph {self._graph.id!r} does not depend on the "
+                    f"gradients provided ({', '.join(t.id for t in self._provided)})"
+                )
+            self._backward.outputs.append(total)
+            result.outputs.append(Connection(tensor, True))
+        self._finish_inputs(result)
+        self._made[self._graph] = result
+        return result
+
+    def _backward_reach(self) -> dict[Tensor, int]:
+        """How many gradients arrive at each forward tensor."""
+        arriving: dict[Tensor, int] = {}
+        for tensor in self._provided:
+            arriving[tensor] = arriving.get(tensor, 0) + 1
+        for operator in reversed(self._graph.operators):
+            if not any(t in arriving for t in operator.outputs):
+                continue
+            for index in self._given_by(operator, arriving):
+                tensor = operator.inputs[index]
+                arriving[tensor] = arriving.get(tensor, 0) + 1
+        return arriving
+
+    def _given_by(self, operator: Operator, arriving: Iterable[Tensor]) -> list[int]:
+        """The inputs to which `operator` passes gradients."""
+        if operator.type == "Call":
+            there = set(arriving)
+            (called,) = operator.called_graphs
+            outputs = [
+                inner
+                for inner, outer in zip(called.outputs, operator.outputs, strict=False)
+                if outer in there
+            ]
+            if called in self._known:
+                wanted = self._known[called].outputs
+                reached = {c.tensor for c in wanted}
+            else:
+                reached = reached_by(called, outputs)
+            return [
+                n
+                for n, (inner, outer) in enumerate(
+                    zip(called.inputs, operator.inputs, strict=False)
+                )
+                if outer in self._depends and inner in reached
+            ]
+        return [
+            index
+            for rule in self._rules(operator)
+            for index in rule.gives
+            if operator.inputs[index].dtype.is_float
+        ]
+
+    def _rules(self, operator: Operator) -> list[GradRule]:
+        """The gradient operators of which one result at least is of use."""
+        found = operator.record.grads(operator.call) or ()
+        return [
+            rule
+            for rule in found
+            if any(operator.inputs[index] in self._depends for index in rule.gives)
+        ]
+
+    def _total(self, tensor: Tensor) -> Tensor | None:
+        """The whole gradient of `tensor`: one Sum where several arrive."""
+        if tensor not in self._totals:
+            parts = self._parts.get(tensor)
+            if not parts:
+                return None
+            total = parts[0]
+            if len(parts) > 1:
+                names = [gradient_name(tensor)]
+                total = self._backward.add("Sum", parts, names).outputs[0]
+            self._totals[tensor] = total
+        return self._totals[tensor]
+
+    def _operator(self, operator: Operator) -> None:
+        gradients = [self._total(t) for t in operator.outputs]
+        if all(gradient is None for gradient in gradients):
+            return
+        if operator.record.refuses and self._depends.issuperset(operator.inputs[:1]):
+            raise IrError(
+                f"operator {operator} of graph {self._graph.id!r} cannot be "
+                f"differentiated: {operator.record.refuses}"
+            )
+        if operator.type == "Call":
+            self._call(operator)
+            return
+        if operator.type == "If":
+            if self._depends.intersection(operator.inputs):
+                raise NotYet("the gradient of a conditional is not there yet")
+            return
+        for rule in self._rules(operator):
+            self._apply(operator, rule, gradients)
+
+    def _apply(
+        self, operator: Operator, rule: GradRule, gradients: list[Tensor | None]
+    ) -> None:
+        inputs = []
+        for need in rule.needs:
+            number = int(need[1:])
+            if need[0] == "g":
+                given = gradients[number]
+                if given is None:
+                    given = self._zero(operator.outputs[number])
+                inputs.append(given)
+            else:
+                side = operator.inputs if need[0] == "i" else operator.outputs
+                inputs.append(self._here(side[number]))
+        names = [self._name(operator.inputs[index]) for index in rule.gives]
+        if operator.type == "PrintTensor" and operator.attributes["print_gradient"]:
+            attributes = dict(operator.attributes)
+            attributes["title"] = f"{attributes['title']}_gradient"
+            attributes["print_self"], attributes["print_gradient"] = True, False
+            made = self._backward.add("PrintTensor", inputs, names, attributes)
+        else:
+            made = self._backward.add(
+                _gradient_record(rule),
+                inputs,
+                names,
+                {**operator.attributes, "forward": operator.call},
+            )
+        for index, result in zip(rule.gives, made.outputs, strict=True):
+            self._arrived(operator.inputs[index], result)
+
+    def _name(self, tensor: Tensor) -> str:
+        name = gradient_name(tensor)
+        return name if self._useful.get(tensor, 0) < 2 else f"{name}_part"
+
+    def _arrived(self, tensor: Tensor, gradient: Tensor) -> None:
+        if tensor.dtype.is_float:
+            self._parts.setdefault(tensor, []).append(gradient)
+
+    def _zero(self, like: Tensor) -> Tensor:
+        attributes = {"dtype": like.dtype, "shape": like.shape, "meta_shape": ()}
+        name = gradient_name(like)
+        return self._backward.add("Init", [], [name], attributes).outputs[0]
+
+    def _here(self, tensor: Tensor) -> Tensor:
+        """A forward tensor in the gradient graph."""
+        found = self._forward.get(tensor)
+        if found is not None:
+            return found
+        graph, back = self._graph, self._backward
+        is_connected = tensor in graph.inputs or tensor in graph.outputs
+        if tensor.kind == "constant":
+            made = back.new_tensor(
+                tensor.spec, "constant", tensor.name, (), tensor.data
+            )
+        elif is_connected or self._can_add or tensor.producer is None:
+            made = back.new_tensor(tensor.spec, "input", tensor.name)
+            self._needed[tensor] = made
+        else:
+            made = self._again(tensor.producer, tensor)
+        self._forward[tensor] = made
+        return made
+
+    def _again(self, operator: Operator, wanted: Tensor) -> Tensor:
+        """Compute what `operator` computes here too."""
+        copy = self._backward.add(
+            operator.record,
+            [self._here(t) for t in operator.inputs],
+            [t.name for t in operator.outputs],
+            operator.attributes,
+        )
+        for old, new in zip(operator.outputs, copy.outputs, strict=True):
+            self._forward.setdefault(old, new)
+        return self._forward[wanted]
+
+    def _call(self, operator: Operator) -> None:
+        (called,) = operator.called_graphs
+        arriving = [t for t in operator.outputs if self._total(t) is not None]
+        indices = self._given_by(operator, arriving)
+        if not indices:
+            return
+        inner = self._known.get(called)
+        if inner is None:
+            if not called.can_be_differentiated:
+                raise IrError(
+                    f"graph {called.id!r}, called by {self._graph.id!r}, has been "
+                    "marked as unsafe to autodiff; give its gradient graph"
+                )
+            provided = [
+                called.outputs[n]
+                for n, outer in enumerate(operator.outputs)
+                if outer in arriving
+            ]
+            required = [called.inputs[n] for n in dict.fromkeys(indices)]
+            inner = self._inner(called, provided, required)
+        inputs = []
+        for connection in inner.inputs:
+            tensor = connection.tensor
+            outer = (
+                operator.inputs[called.inputs.index(tensor)]
+                if tensor in called.inputs and not connection.is_gradient
+                else operator.outputs[called.outputs.index(tensor)]
+            )
+            if connection.is_gradient:
+                inputs.append(self._total(outer) or self._zero(outer))
+            else:
+                inputs.append(self._here(outer))
+        positions = [called.inputs.index(c.tensor) for c in inner.outputs]
+        made = self._backward.add(
+            "Call",
+            inputs,
+            [self._name(operator.inputs[n]) for n in positions],
+            {
+                "graphs": (inner.graph,),
+                "results": [t.spec for t in inner.graph.outputs],
+            },
+        )
+        for n, result in zip(positions, made.outputs, strict=True):
+            if operator.inputs[n] in self._depends:
+                self._arrived(operator.inputs[n], result)
+
+    def _inner(
+        self, called: Graph, provided: list[Tensor], required: list[Tensor]
+    ) -> Gradients:
+        """The gradient graph of a called graph: one for calls that want the same."""
+        found = self._made.get(called)
+        if found is not None:
+            given = [c.tensor for c in found.inputs if c.is_gradient]
+            wanted = [c.tensor for c in found.outputs]
+            if given == provided and wanted == required:
+                return found
+        return _Differentiation(
+            called, provided, required, self._known, self._made
+        ).run()
+
+    def _finish_inputs(self, result: Gradients) -> None:
+        result.inputs = [Connection(t, True) for t in self._provided]
+        for tensor in sorted(self._needed, key=lambda t: t.id):
+            self._backward.inputs.append(self._needed[tensor])
+            result.inputs.append(Connection(tensor, False))
+            graph = self._graph
+            if tensor in graph.inputs or tensor in graph.outputs:
+                continue
+            graph.outputs.append(tensor)
+            for caller in graph.ir.callers_of(graph):
+                outer = caller.graph.new_tensor(
+                    tensor.spec, "result", "autodiff_output", caller.settings.scopes
+                )
+                outer.producer = caller
+                caller.outputs.append(outer)
+                results = [*caller.attributes["results"], tensor.spec]
+                caller.attributes["results"] = results
+
+
+def _specs(graph: Graph) -> list[Spec]:
+    return [t.spec for t in graph.outputs]
+
+
+def _check(graph: Graph) -> None:
+    for operator in graph.operators:
+        if operator.type != "Loop" and changed_inputs(operator):
+            raise IrError(
+                f"The graph {graph.id} contains a modifying op, {operator}, and cannot "
+                "be differentiated"
+            )
+
+
+def _gradient_record(rule: GradRule) -> Record:
+    def infer(call: Call) -> list[Spec]:
+        forward: Call = call["forward"]
+        specs = [forward.inputs[index] for index in rule.gives]
+        return [Spec(spec.dtype, spec.shape, spec.meta_shape) for spec in specs]
+
+    return Record(
+        rule.type,
+        infer,
+        lambda b, call, values: rule.lower(
+            Grad(b, call["forward"], dict(zip(rule.needs, values, strict=True)))
+        ),
+        refuses="gradients of gradients are not there yet",
+    )
+
+
+def dependents(graph: Graph, of: Iterable[Tensor]) -> set[Tensor]:
+    """The tensors of `graph` that depend, differentiably, on some of `of`."""
+    found = set(of)
+    for operator in graph.operators:
+        if operator.type in ("Call", "If"):
+            for called, skipped in _branches(operator):
+                pairs = zip(called.inputs, operator.inputs[skipped:], strict=False)
+                inside = dependents(called, [i for i, o in pairs if o in found])
+                found.update(
+                    outer
+                    for inner, outer in zip(
+                        called.outputs, operator.outputs, strict=False
+                    )
+                    if inner in inside
+                )
+            continue
+        if operator.record.refuses and found.intersection(operator.inputs):
+            found.update(operator.outputs)
+            continue
+        if not found.intersection(operator.inputs):
+            continue
+        rules = operator.record.grads(operator.call) or ()
+        if any(operator.inputs[n] in found for rule in rules for n in rule.gives):
+            found.update(t for t in operator.outputs if t.dtype.is_float)
+    return found
+
+
+def reached_by(graph: Graph, outputs: Iterable[Tensor]) -> set[Tensor]:
+    """The tensors of `graph` on which some of `outputs` depend, differentiably."""
+    found = set(outputs)
+    for operator in reversed(graph.operators):
+        if not found.intersection(operator.outputs):
+            continue
+        if operator.type in ("Call", "If"):
+            for called, skipped in _branches(operator):
+                pairs = zip(called.outputs, operator.outputs, strict=False)
+                inside = reached_by(called, [i for i, o in pairs if o in found])
+                found.update(
+                    outer
+                    for inner, outer in zip(
+                        called.inputs, operator.inputs[skipped:], strict=False
+                    )
+                    if inner in inside
+                )
+            continue
+        rules = operator.record.grads(operator.call) or ()
+        found.update(operator.inputs[n] for rule in rules for n in rule.gives)
+    return found
+
+
+def _branches(operator: Operator) -> list[tuple[Graph, int]]:
+    """The graphs of a call or conditional, and where their inputs begin."""
+    graphs = operator.called_graphs
+    if operator.type == "Call":
+        return [(graphs[0], 0)]
+    return [(graphs[0], 1), (graphs[1], 1 + len(graphs[0].inputs))]

@@ -1,0 +1,409 @@
+"""ONNX nodes over values whose type and shape are known, written like arithmetic.
+
+Every node goes through `Builder.node`, which widens types that ONNX Runtime has no
+kernel for: one table, `KERNELS`, says which it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from popir.dtypes import AnyDtype, Array, Shape
+
+_FLOATS = "float16 float32 float64"
+_SIGNED = f"{_FLOATS} int8 int16 int32 int64"
+_NUMBERS = f"{_FLOATS} int32 int64"
+_REDUCE = _NUMBERS
+_ORDER = f"{_NUMBERS} int8 uint8 uint32 uint64"
+KERNELS: dict[str, frozenset[str]] = {
+    op: frozenset(types.split())
+    for types, ops in {
+        _SIGNED: "Neg",
+        _NUMBERS: "Pow CumSum ReduceSum ReduceMean ReduceProd ReduceL1 ReduceL2 "
+        "ReduceLogSum ReduceLogSumExp ReduceSumSquare",
+        f"{_NUMBERS} uint32 uint64": "MatMul",
+        _ORDER: "Max Min Clip",
+        _FLOATS: "Ceil Floor Cos Sin Tanh Exp Log Sqrt Sigmoid Reciprocal Softmax",
+        "float16 float32": "Erf Gelu Conv ConvTranspose AveragePool MaxPool Resize "
+        "BatchNormalization RoiAlign",
+        f"{_FLOATS} int8 int32": "Relu",
+        f"{_NUMBERS} int8 uint8": "ReduceMax ReduceMin ArgMax ArgMin TopK",
+        f"{_NUMBERS} int8 uint8 uint32": "Where",
+    }.items()
+    for op in ops.split()
+}
+"""ONNX operators whose kernels lack types that we have, and the types they take."""
+#: The first of these that an operator takes and that holds the values is used.
+_WIDER = {
+    "bool": ("int32",),
+    "int8": ("int32", "float32"),
+    "uint8": ("int32", "float32"),
+    "int16": ("int32", "float32"),
+    "uint16": ("int32", "float32"),
+    "int32": ("float64", "float32"),
+    "uint32": ("int64", "float64", "float32"),
+    "int64": ("float64", "float32"),
+    "uint64": ("int64", "float64", "float32"),
+    "float64": ("float32",),
+}
+
+
+def widened(operator: str, dtype: AnyDtype) -> AnyDtype:
+    """The type in which ONNX Runtime is to run `operator` over elements of `dtype`."""
+    known = KERNELS.get(operator)
+    if known is None or dtype.name in known:
+        return dtype
+    for name in _WIDER.get(dtype.name, ()):
+        if name in known:
+            return np.dtype(name)
+    return dtype
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """One ONNX node."""
+
+    operator: str
+    inputs: list[Value | None]
+    outputs: list[Value]
+    attributes: dict[str, Any]
+
+
+@dataclass(eq=False, slots=True)
+class Block:
+    """Nodes that become one ONNX graph, and the stream copies before and after it."""
+
+    nodes: list[Node] = field(default_factory=list)
+    stream_in: list[tuple[str, Value]] = field(default_factory=list)
+    stream_out: list[tuple[Value, str]] = field(default_factory=list)
+
+
+class Value:
+    """Something computed, streamed in or constant, of known type and shape."""
+
+    __slots__ = ("array", "b", "block", "dtype", "shape", "variable")
+
+    def __init__(
+        self,
+        b: Builder,
+        dtype: AnyDtype,
+        shape: Shape,
+        block: Block | None = None,
+        array: Array | None = None,
+        variable: str = "",
+    ) -> None:
+        self.b = b
+        self.dtype = dtype
+        self.shape = shape
+        self.block = block
+        """Whose node computes it; None for others."""
+        self.array = array
+        """Its elements, if it is constant."""
+        self.variable = variable
+        """The variable of the executable that it is in; given late to results."""
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    def __add__(self, other: Value | float) -> Value:
+        return self.b.zip("Add", self, other)
+
+    def __radd__(self, other: float) -> Value:
+        return self.b.zip("Add", other, self)
+
+    def __sub__(self, other: Value | float) -> Value:
+        return self.b.zip("Sub", self, other)
+
+    def __rsub__(self, other: float) -> Value:
+        return self.b.zip("Sub", other, self)
+
+    def __mul__(self, other: Value | float) -> Value:
+        return self.b.zip("Mul", self, other)
+
+    def __rmul__(self, other: float) -> Value:
+        return self.b.zip("Mul", other, self)
+
+    def __truediv__(self, other: Value | float) -> Value:
+        return self.b.zip("Div", self, other)
+
+    def __rtruediv__(self, other: float) -> Value:
+        return self.b.zip("Div", other, self)
+
+    def __neg__(self) -> Value:
+        return self.b.map("Neg", self)
+
+
+class Builder:
+    """Appends nodes to `block`; the lowering changes which that is."""
+
+    def __init__(self) -> None:
+        self.block = Block()
+        self.region: object = None
+        """What `block` stands in: a value computed inside a loop or a branch is not
+        there outside of it."""
+        self._constants: dict[tuple[str, Shape, bytes], Value] = {}
+
+    def node(
+        self,
+        operator: str,
+        inputs: Sequence[Value | None],
+        results: Sequence[tuple[AnyDtype, Shape]],
+        *,
+        typed: Sequence[int] = (0,),
+        **attributes: Any,
+    ) -> list[Value]:
+        """Append a node. `typed` are the inputs of the operator's main type: they, and
+        results of that type, are widened where the kernel lacks it."""
+        first = inputs[typed[0]] if typed else None
+        wide = None if first is None else widened(operator, first.dtype)
+        given = list(inputs)
+        made = [(np.dtype(dtype), tuple(shape)) for dtype, shape in results]
+        narrow = made
+        if first is not None and wide is not None and wide != first.dtype:
+            for index in typed:
+                each = given[index]
+                if each is not None:
+                    given[index] = self.cast(each, wide)
+            made = [(wide if d == first.dtype else d, s) for d, s in made]
+        outputs = [Value(self, d, s, self.block) for d, s in made]
+        self.block.nodes.append(Node(operator, given, outputs, attributes))
+        return [
+            self.cast(value, dtype)
+            for value, (dtype, _) in zip(outputs, narrow, strict=True)
+        ]
+
+    def constant(
+        self, array: npt.ArrayLike, dtype: npt.DTypeLike | None = None
+    ) -> Value:
+        """A constant; equal small ones are one."""
+        data = np.asarray(array, dtype)
+        if not data.flags.c_contiguous:
+            data = np.ascontiguousarray(data).reshape(data.shape)
+        if data.nbytes > 1024:
+            return Value(self, data.dtype, data.shape, array=data)
+        key = (data.dtype.str, data.shape, data.tobytes())
+        found = self._constants.get(key)
+        if found is None:
+            found = Value(self, data.dtype, data.shape, array=data)
+            self._constants[key] = found
+        return found
+
+    def like(self, number: Value | float, value: Value) -> Value:
+        """`number` as a constant of the type of `value`."""
+        return number if isinstance(number, Value) else self.constant(
+            number, value.dtype
+        )  # fmt: skip
+
+    def ints(self, numbers: Sequence[int]) -> Value:
+        """A constant of 64-bit integers: shapes, axes."""
+        return self.constant(np.array(numbers, np.int64).reshape(-1))
+
+    def full(self, shape: Shape, dtype: npt.DTypeLike, number: float = 0) -> Value:
+        """All elements `number`."""
+        return self.expand(self.constant(number, dtype), shape)
+
+    def map(self, operator: str, value: Value, **attributes: Any) -> Value:
+        """An elementwise operator of one input."""
+        result = (value.dtype, value.shape)
+        return self.node(operator, [value], [result], **attributes)[0]
+
+    def zip(self, operator: str, left: Value | float, right: Value | float) -> Value:
+        """An elementwise operator of two inputs of one type, broadcast."""
+        a, b = self._pair(left, right)
+        shape = np.broadcast_shapes(a.shape, b.shape)
+        attributes = {"fmod": 1} if operator == "Mod" else {}
+        result = [(a.dtype, shape)]
+        return self.node(operator, [a, b], result, typed=(0, 1), **attributes)[0]
+
+    def compare(
+        self, operator: str, left: Value | float, right: Value | float
+    ) -> Value:
+        """Equal, Greater, Less and their like: the result is bool."""
+        a, b = self._pair(left, right)
+        shape = np.broadcast_shapes(a.shape, b.shape)
+        return self.node(operator, [a, b], [(np.dtype(bool), shape)])[0]
+
+    def _pair(self, left: Value | float, right: Value | float) -> tuple[Value, Value]:
+        if isinstance(left, Value):
+            return left, self.like(right, left)
+        assert isinstance(right, Value)
+        return self.like(left, right), right
+
+    def cast(self, value: Value, dtype: npt.DTypeLike) -> Value:
+        """`value` as `dtype`."""
+        to = np.dtype(dtype)
+        if value.dtype == to:
+            return value
+        if value.array is not None and value.size <= 16:
+            return self.constant(value.array.astype(to))
+        result = Value(self, to, value.shape, self.block)
+        self.block.nodes.append(Node("Cast", [value], [result], {"to": to}))
+        return result
+
+    def identity(self, value: Value) -> Value:
+        """Another value of the same elements."""
+        return self.map("Identity", value)
+
+    def reshape(self, value: Value, shape: Sequence[int]) -> Value:
+        """The same elements in another shape, without -1."""
+        to = tuple(shape)
+        if to == value.shape:
+            return value
+        given = [value, self.ints(to)]
+        return self.node("Reshape", given, [(value.dtype, to)], allowzero=1)[0]
+
+    def transpose(self, value: Value, order: Sequence[int]) -> Value:
+        """Axes in another order."""
+        if list(order) == list(range(len(value.shape))):
+            return value
+        shape = tuple(value.shape[axis] for axis in order)
+        result = [(value.dtype, shape)]
+        return self.node("Transpose", [value], result, perm=list(order))[0]
+
+    def swap_last(self, value: Value) -> Value:
+        """The last two axes exchanged."""
+        rank = len(value.shape)
+        return self.transpose(value, [*range(rank - 2), rank - 1, rank - 2])
+
+    def expand(self, value: Value, shape: Sequence[int]) -> Value:
+        """Broadcast to `shape`."""
+        to = tuple(shape)
+        if value.shape == to:
+            return value
+        given = [value, self.ints(to)]
+        return self.node("Expand", given, [(value.dtype, to)])[0]
+
+    def slice(
+        self,
+        value: Value,
+        starts: Sequence[int],
+        stops: Sequence[int],
+        axes: Sequence[int],
+        steps: Sequence[int],
+    ) -> Value:
+        """A slice; starts and stops as Python's `slice.indices` gives them."""
+        shape = list(value.shape)
+        for start, stop, axis, step in zip(starts, stops, axes, steps, strict=True):
+            shape[axis] = len(range(start, stop, step))
+        # A stop of -1 is before the first element here, and the last one for ONNX.
+        ends = [stop if stop >= 0 else -(1 << 60) for stop in stops]
+        given = [value, *map(self.ints, (starts, ends, axes, steps))]
+        return self.node("Slice", given, [(value.dtype, tuple(shape))])[0]
+
+    def concat(self, values: Sequence[Value], axis: int) -> Value:
+        """Joined along `axis`."""
+        if len(values) == 1:
+            return values[0]
+        shape = list(values[0].shape)
+        shape[axis] = sum(each.shape[axis] for each in values)
+        result = [(values[0].dtype, tuple(shape))]
+        return self.node("Concat", values, result, axis=axis)[0]
+
+    def split(self, value: Value, sizes: Sequence[int], axis: int) -> list[Value]:
+        """Cut along `axis`."""
+        results = []
+        for size in sizes:
+            shape = list(value.shape)
+            shape[axis] = size
+            results.append((value.dtype, tuple(shape)))
+        return self.node("Split", [value, self.ints(sizes)], results, axis=axis)
+
+    def gather(self, value: Value, indices: Value, axis: int) -> Value:
+        """numpy's take; the indices must be legal."""
+        shape = (*value.shape[:axis], *indices.shape, *value.shape[axis + 1 :])
+        at = self.indices(indices)
+        return self.node("Gather", [value, at], [(value.dtype, shape)], axis=axis)[0]
+
+    def indices(self, value: Value) -> Value:
+        """`value` as a type that ONNX takes for indices."""
+        return value if value.dtype.name in ("int32", "int64") else self.cast(
+            value, np.int64
+        )  # fmt: skip
+
+    def gather_elements(self, value: Value, indices: Value, axis: int) -> Value:
+        """numpy's take_along_axis."""
+        given = [value, self.indices(indices)]
+        result = [(value.dtype, indices.shape)]
+        return self.node("GatherElements", given, result, axis=axis)[0]
+
+    def scatter_elements(
+        self,
+        value: Value,
+        indices: Value,
+        updates: Value,
+        axis: int,
+        reduction: str = "none",
+    ) -> Value:
+        """`value` with `updates` put, added or compared in at `indices`."""
+        given = [value, self.indices(indices), updates]
+        result = [(value.dtype, value.shape)]
+        return self.node(
+            "ScatterElements", given, result, axis=axis, reduction=reduction
+        )[0]
+
+    def reduce(
+        self, operator: str, value: Value, axes: Sequence[int], keep: bool = False
+    ) -> Value:
+        """A reduction over `axes`."""
+        if not axes:
+            # ONNX takes no axes for all axes; an operator over nothing is not one.
+            unit = self.reshape(value, (*value.shape, 1))
+            return self.reduce(operator, unit, [len(value.shape)])
+        shape = tuple(
+            1 if axis in axes else size
+            for axis, size in enumerate(value.shape)
+            if keep or axis not in axes
+        )
+        given = [value, self.ints(sorted(axes))]
+        result = [(value.dtype, shape)]
+        return self.node(operator, given, result, keepdims=int(keep))[0]
+
+    def sum(self, value: Value, axes: Sequence[int], keep: bool = False) -> Value:
+        """The sum over `axes`."""
+        return self.reduce("ReduceSum", value, axes, keep)
+
+    def sum_to(self, value: Value, shape: Shape) -> Value:
+        """Summed over the axes along which `shape` was broadcast to the value's."""
+        if value.shape == shape:
+            return value
+        extra = len(value.shape) - len(shape)
+        axes = list(range(extra))
+        for axis, size in enumerate(shape):
+            if size == 1 and value.shape[axis + extra] != 1:
+                axes.append(axis + extra)
+        summed = self.sum(value, axes) if axes else value
+        return self.reshape(summed, shape)
+
+    def matmul(self, left: Value, right: Value) -> Value:
+        """numpy's matmul."""
+        a = (1, *left.shape) if len(left.shape) == 1 else left.shape
+        b = (*right.shape, 1) if len(right.shape) == 1 else right.shape
+        shape = [*np.broadcast_shapes(a[:-2], b[:-2]), a[-2], b[-1]]
+        if len(right.shape) == 1:
+            del shape[-1]
+        if len(left.shape) == 1:
+            del shape[len(shape) - (0 if len(right.shape) == 1 else 1) - 1]
+        result = [(left.dtype, tuple(shape))]
+        return self.node("MatMul", [left, right], result, typed=(0, 1))[0]
+
+    def where(
+        self, condition: Value, left: Value | float, right: Value | float
+    ) -> Value:
+        """`left` where `condition` holds, else `right`."""
+        a, b = self._pair(left, right)
+        shape = np.broadcast_shapes(condition.shape, a.shape, b.shape)
+        given = [condition, a, b]
+        return self.node("Where", given, [(a.dtype, shape)], typed=(1, 2))[0]
+
+    def one_hot(self, indices: Value, classes: int) -> Value:
+        """bool: for each index a row that is True at it."""
+        numbers = self.constant(np.arange(classes), indices.dtype)
+        column = self.reshape(indices, (*indices.shape, 1))
+        return self.compare("Equal", column, numbers)

@@ -1,0 +1,332 @@
+"""The graph of a program: tensors, operators, graphs, and how they are named."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from popir.dtypes import Array, DType, Shape
+from popir.errors import IrError
+from popir.records import Call, Record, Settings, Spec, record_of
+
+Kind: TypeAlias = Literal["result", "input", "variable", "constant", "stream"]
+_ir_numbers = itertools.count()
+
+
+@dataclass(eq=False, slots=True)
+class Tensor:
+    """A value of a graph. Compared by identity."""
+
+    id: str
+    graph: Graph
+    spec: Spec
+    kind: Kind
+    scopes: tuple[str, ...] = ()
+    data: Array | None = None
+    """Of a constant, and of a variable the host's copy; float8 structured."""
+    producer: Operator | None = None
+    readers: list[Operator] = field(default_factory=list)
+    by_reference: bool = False
+    is_current: bool = True
+    """Whether `data` of a variable are what the device has."""
+
+    @property
+    def dtype(self) -> DType:
+        return self.spec.dtype
+
+    @property
+    def shape(self) -> Shape:
+        return self.spec.shape
+
+    @property
+    def name(self) -> str:
+        """The id without the graph's."""
+        prefix = self.graph.id
+        return self.id[len(prefix) + 1 :] if prefix else self.id
+
+    def __repr__(self) -> str:
+        return f"<{self.id} {self.dtype} {self.shape}>"
+
+
+@dataclass(eq=False, slots=True)
+class Operator:
+    """One operator of a graph. Compared by identity."""
+
+    id: int
+    type: str
+    record: Record
+    graph: Graph
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+    attributes: dict[str, Any]
+    settings: Settings
+    name: str = ""
+    after: tuple[Operator, ...] = ()
+    """Those that `in_sequence` puts before it."""
+    modified: set[int] = field(default_factory=set)
+    """Inputs of a call whose final values are written back (`Call`, `Loop`)."""
+
+    @property
+    def call(self) -> Call:
+        """It as its record sees it."""
+        return Call(
+            [t.spec for t in self.inputs],
+            [t.spec for t in self.outputs],
+            self.attributes,
+        )
+
+    @property
+    def called_graphs(self) -> tuple[Graph, ...]:
+        """The graphs that it runs."""
+        graphs: tuple[Graph, ...] = self.attributes.get("graphs", ())
+        return graphs
+
+    def written(self) -> list[int]:
+        """The inputs whose storage it changes."""
+        found = [0] if self.record.writes else []
+        found += self.attributes.get("changes", ())
+        found += [i for i in sorted(self.modified) if i not in found]
+        return found
+
+    def __repr__(self) -> str:
+        return f"<{self.type} {self.id} -> {[t.id for t in self.outputs]}>"
+
+
+@dataclass(eq=False, slots=True)
+class Order:
+    """One `in_sequence` block; the same object for all operators made inside it."""
+
+    mode: bool | str
+
+
+@dataclass(slots=True)
+class _Previous:
+    """What the next operator of a graph and fragment comes after."""
+
+    operators: list[Operator] = field(default_factory=list)
+    block: Order | None = None
+    before_block: list[Operator] = field(default_factory=list)
+
+
+class Graph:
+    """Operators over tensors, in the order in which they were made."""
+
+    def __init__(self, ir: Ir, id_: str) -> None:
+        self.ir = ir
+        self.id = id_
+        self.tensors: dict[str, Tensor] = {}
+        self.inputs: list[Tensor] = []
+        self.outputs: list[Tensor] = []
+        self.operators: list[Operator] = []
+        self.hooks: dict[int, Callable[[Operator], object]] = {}
+        self.can_be_differentiated = True
+        """By an autodiff of a graph that calls it, without a gradient graph given."""
+        self.is_loop_body = False
+        """It is the wrapper that a loop runs."""
+        self._hook_numbers = itertools.count()
+        self._previous: dict[str, _Previous] = {}
+
+    def new_tensor(
+        self,
+        spec: Spec,
+        kind: Kind,
+        name: str | None = None,
+        scopes: Sequence[str] = (),
+        data: Array | None = None,
+    ) -> Tensor:
+        """A tensor under a free id made of `scopes` and `name`."""
+        parts = [*([self.id] if self.id else []), *scopes, name or "t"]
+        tensor = Tensor(
+            self.ir.free_id("/".join(parts), self.tensors), self, spec, kind
+        )
+        tensor.scopes = tuple(scopes)
+        tensor.data = data
+        self.tensors[tensor.id] = tensor
+        return tensor
+
+    def add_input(
+        self,
+        spec: Spec,
+        name: str | None = None,
+        scopes: Sequence[str] = (),
+        by_reference: bool = False,
+    ) -> Tensor:
+        """A further input; a scalar without a name is called `t`, as all are."""
+        tensor = self.new_tensor(spec, "input", name, scopes)
+        tensor.by_reference = by_reference
+        self.inputs.append(tensor)
+        return tensor
+
+    def add(
+        self,
+        type_: str | Record,
+        inputs: Sequence[Tensor],
+        names: Sequence[str | None] = (),
+        attributes: Mapping[str, Any] | None = None,
+        settings: Settings | None = None,
+    ) -> Operator:
+        """Make an operator and its results, named `names` inside the scopes.
+
+        Raises IrError where its record refuses inputs or attributes.
+        """
+        where = settings or Settings()
+        self.ir.check_open()
+        for tensor in inputs:
+            if tensor.graph is not self:
+                raise IrError(f"{tensor.id!r} is not in graph {self.id!r}")
+        record = record_of(type_) if isinstance(type_, str) else type_
+        given = dict(attributes or {})
+        specs = record.infer(Call([t.spec for t in inputs], [], given))
+        operator = Operator(
+            next(self.ir.operator_numbers),
+            record.type,
+            record,
+            self,
+            list(inputs),
+            [],
+            given,
+            where,
+        )
+        named = [*names, *[None] * len(specs)]
+        for spec, name in zip(specs, named, strict=False):
+            tensor = self.new_tensor(spec, "result", name, where.scopes)
+            tensor.producer = operator
+            operator.outputs.append(tensor)
+        for tensor in inputs:
+            tensor.readers.append(operator)
+        self.operators.append(operator)
+        if isinstance(where.order, Order):
+            self._put_in_order(operator, where.order)
+        for hook in list(self.hooks.values()):
+            hook(operator)
+        return operator
+
+    def connect(self, operator: Operator, tensor: Tensor) -> None:
+        """Give `operator` a further input."""
+        operator.inputs.append(tensor)
+        tensor.readers.append(operator)
+
+    def remove(self, operator: Operator) -> None:
+        """Take an operator out; its results stay for whoever makes them next."""
+        self.operators.remove(operator)
+        for tensor in operator.inputs:
+            if operator in tensor.readers:
+                tensor.readers.remove(operator)
+
+    def add_hook(self, hook: Callable[[Operator], object]) -> int:
+        """Call `hook` with every operator made from now on; a number to remove it."""
+        number = next(self._hook_numbers)
+        self.hooks[number] = hook
+        return number
+
+    def _put_in_order(self, operator: Operator, block: Order) -> None:
+        previous = self._previous.setdefault(operator.settings.fragment, _Previous())
+        if block.mode == "pass":
+            self._previous[operator.settings.fragment] = _Previous()
+        elif block.mode is True:
+            operator.after = tuple(previous.operators)
+            previous.operators, previous.block = [operator], None
+        else:
+            if previous.block is not block:
+                previous.block = block
+                previous.before_block = previous.operators
+                previous.operators = []
+            operator.after = tuple(previous.before_block)
+            previous.operators.append(operator)
+
+    def __repr__(self) -> str:
+        return f"<Graph {self.id!r} of {len(self.operators)} operators>"
+
+
+@dataclass(eq=False, slots=True)
+class Stream:
+    """A stream between host and device; its tensor stands in the main graph."""
+
+    tensor: Tensor
+    is_input: bool
+    uses: int = 0
+    """How many operators load or store it."""
+
+
+class Ir:
+    """All graphs of a program."""
+
+    def __init__(self) -> None:
+        self.number = next(_ir_numbers)
+        self.operator_numbers = itertools.count(100)
+        self._suffixes = itertools.count()
+        self._remote_buffers = itertools.count(1)
+        self._subgraphs = itertools.count()
+        self.main = Graph(self, "")
+        self.graphs: dict[str, Graph] = {"": self.main}
+        self.streams: dict[str, Stream] = {}
+        self.transfers = 1
+        """Slices that each host array brings to one run (`num_host_transfers`)."""
+        self.is_prepared = False
+        """A session was made: nothing may be added any more."""
+
+    def free_id(self, wanted: str, taken: Mapping[str, object]) -> str:
+        """`wanted`, with a suffix where it is taken."""
+        found = wanted
+        while found in taken:
+            found = f"{wanted}__t{next(self._suffixes)}"
+        return found
+
+    def new_remote_buffer(self) -> int:
+        """The number of a further remote buffer."""
+        return next(self._remote_buffers)
+
+    def new_graph(self, base: str = "graph") -> Graph:
+        """An empty graph called `base` and a number."""
+        return self._keep(f"{base}_subgraph({next(self._subgraphs)})")
+
+    def new_gradient_graph(self, forward: Graph) -> Graph:
+        """An empty graph for the gradients of `forward`."""
+        return self._keep(self.free_id(f"{forward.id}_bwd", self.graphs))
+
+    def _keep(self, id_: str) -> Graph:
+        self.check_open()
+        self.graphs[id_] = Graph(self, id_)
+        return self.graphs[id_]
+
+    def add_stream(
+        self, spec: Spec, name: str, is_input: bool, scopes: Sequence[str] = ()
+    ) -> Stream:
+        """A stream whose tensor stands in the main graph."""
+        stream = Stream(self.main.new_tensor(spec, "stream", name, scopes), is_input)
+        self.streams[stream.tensor.id] = stream
+        return stream
+
+    def callers_of(self, graph: Graph) -> list[Operator]:
+        """The operators of all graphs that run `graph`."""
+        return [
+            operator
+            for each in self.graphs.values()
+            for operator in each.operators
+            if graph in operator.called_graphs
+        ]
+
+    def reachable(self) -> list[Graph]:
+        """The main graph and all that it calls, directly or not; callers first."""
+        found: dict[Graph, None] = {}
+
+        def visit(graph: Graph) -> None:
+            if graph not in found:
+                found[graph] = None
+                for called in called_by(graph):
+                    visit(called)
+
+        visit(self.main)
+        return list(found)
+
+    def check_open(self) -> None:
+        """IrError once a session was made of it."""
+        if self.is_prepared:
+            raise IrError("the Ir cannot be changed any more: a session was made of it")
+
+
+def called_by(graph: Graph) -> Iterable[Graph]:
+    """The graphs that operators of `graph` run, each once."""
+    return dict.fromkeys(c for op in graph.operators for c in op.called_graphs)

@@ -1,0 +1,107 @@
+"""An Ir as something that runs: executable, metadata, and which stream is what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from engine.programs import Executable, Node, Steps, StreamIn, StreamOut
+from popef_io import Anchor, Metadata, ProgramFlow, TensorInfo, TensorType
+from popir.aliases import check_order
+from popir.errors import IrError
+from popir.ir import Ir, Operator, Tensor
+from popir.lowering.assembly import Assembly, data_type_of
+from popir.lowering.lower import (
+    Lowered,
+    Lowering,
+    input_handle,
+    weight_handle,
+)
+
+#: The programs of a PopXL executable: weights from host, the run, weights to host.
+LOAD, MAIN, SAVE = 0, 5, 7
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A compiled Ir. Immutable; holds on to the tensors that it names."""
+
+    executable: Executable
+    metadata: Metadata
+    variables: tuple[Tensor, ...]
+    """Those that something reads or writes."""
+    written: frozenset[Tensor]
+    """Those of them that a run may change."""
+    inputs: Mapping[str, Tensor]
+    """Stream handle to the tensor of the stream."""
+    outputs: Mapping[str, Tensor]
+    prints: Mapping[str, Operator]
+    """Stream handle to the operator that prints what comes."""
+
+
+def compile_ir(ir: Ir, *, check: bool = True, name: str = "popxl") -> Program:
+    """Lower `ir`.
+
+    check: refuse programs whose result depends on an order that nothing fixes.
+    Raises IrError where the program is wrong, NotYet for what does not run yet.
+    """
+    if not any(graph.operators for graph in ir.reachable()):
+        raise IrError("the Ir has no graphs: there is no operator to run")
+    if check:
+        for graph in ir.reachable():
+            check_order(graph)
+    lowered = Lowering(ir).run()
+    assembly = Assembly(lowered.variables, lowered.region)
+    main = assembly.program(lowered.region)
+    tensors = ir.main.tensors
+    ids = list(lowered.variables)
+    programs: dict[int, Node] = {
+        LOAD: Steps(tuple(StreamIn(input_handle(i), i) for i in ids)),
+        MAIN: main,
+        SAVE: Steps(tuple(StreamOut(i, weight_handle(i)) for i in ids)),
+    }
+    executable = assembly.executable(programs)
+    return Program(
+        executable,
+        _metadata(ir, lowered, ids, name),
+        tuple(tensors[i] for i in ids),
+        frozenset(tensors[i] for i in assembly.written),
+        lowered.inputs,
+        lowered.outputs,
+        lowered.prints,
+    )
+
+
+def _metadata(ir: Ir, lowered: Lowered, ids: list[str], name: str) -> Metadata:
+    tensors = ir.main.tensors
+    anchors = [
+        *(
+            _anchor(tensor, handle, TensorType.INPUT, MAIN)
+            for handle, tensor in lowered.inputs.items()
+        ),
+        *(
+            _anchor(tensor, handle, TensorType.OUTPUT, MAIN)
+            for handle, tensor in lowered.outputs.items()
+        ),
+    ]
+    for id_ in ids:
+        tensor = tensors[id_]
+        load, save = input_handle(id_), weight_handle(id_)
+        anchors.append(_anchor(tensor, load, TensorType.INPUT, LOAD))
+        anchors.append(_anchor(tensor, save, TensorType.OUTPUT, SAVE))
+    return Metadata(
+        executable=name,
+        anchors=tuple(anchors),
+        program_flow=ProgramFlow(load=(LOAD,), main=(MAIN,)),
+        programs_map={
+            LOAD: "WeightsFromHost",
+            MAIN: "Program",
+            SAVE: "WeightsToHost",
+        },
+        device_iterations=ir.transfers,
+    )
+
+
+def _anchor(tensor: Tensor, handle: str, kind: TensorType, program: int) -> Anchor:
+    info = TensorInfo(tensor.shape, data_type_of(tensor.dtype.carrier))
+    return Anchor(tensor.id, handle, info, kind, (program,))

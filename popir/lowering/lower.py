@@ -1,0 +1,312 @@
+"""Walks the operators of a program in the order they were made and lowers each.
+
+Calls are lowered in place: what a called graph does by reference, it does to the
+storage of its caller. Loops and branches become those of the executable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from popir.aliases import changed_inputs
+from popir.builder import Block, Builder, Value
+from popir.dtypes import to_carrier
+from popir.errors import IrError, NotYet
+from popir.ir import Graph, Ir, Operator, Tensor
+from popir.lowering.regions import Assignment, Branch, Loop, Region
+from popir.lowering.storage import Cell, Storage, View
+from popir.records import Spec
+
+Scope = dict[Tensor, Storage]
+
+
+@dataclass(slots=True)
+class Lowered:
+    """What became of a program."""
+
+    region: Region
+    variables: dict[str, Value]
+    """By the ids of the program's variables: all that something reads or writes."""
+    inputs: dict[str, Tensor] = field(default_factory=dict)
+    """Handle to the tensor of a stream that is loaded."""
+    outputs: dict[str, Tensor] = field(default_factory=dict)
+    prints: dict[str, Operator] = field(default_factory=dict)
+    """Handle to the operator that prints."""
+
+
+def input_handle(id_: str) -> str:
+    """The stream that brings a tensor to the device."""
+    return f"h2d_{id_}"
+
+
+def output_handle(id_: str) -> str:
+    """The stream that takes a stream's tensor to the host."""
+    return f"anchor_d2h_{id_}"
+
+
+def weight_handle(id_: str) -> str:
+    """The stream that takes a variable to the host."""
+    return f"weight_d2h_{id_}"
+
+
+class Lowering:
+    """Lowers the main graph of one Ir, once."""
+
+    def __init__(self, ir: Ir) -> None:
+        self._ir = ir
+        self._b = Builder()
+        self._region = Region([self._b.block])
+        self._b.region = self._region
+        self._numbers = 0
+        self._result = Lowered(self._region, {})
+
+    def run(self) -> Lowered:
+        """The lowered program. Raises IrError or NotYet, naming the operator."""
+        main = self._ir.main
+        scope: Scope = {}
+        cells: dict[str, tuple[Cell, Value]] = {}
+        for tensor in main.tensors.values():
+            if tensor.kind == "variable" and tensor.readers:
+                value = self._given(tensor.spec, tensor.id)
+                cells[tensor.id] = Cell(value), value
+                scope[tensor] = cells[tensor.id][0]
+                self._result.variables[tensor.id] = value
+        self._graph(main, scope)
+        self._assign(
+            [(c.get(), name) for name, (c, v) in cells.items() if c.get() is not v]
+        )
+        return self._result
+
+    def _given(self, spec: Spec, variable: str) -> Value:
+        if spec.dtype.is_complex:
+            raise IrError(f"{variable!r} is complex, which no device computes with")
+        return Value(self._b, spec.dtype.carrier, spec.shape, variable=variable)
+
+    def _graph(self, graph: Graph, scope: Scope) -> None:
+        for operator in graph.operators:
+            try:
+                self._operator(operator, scope)
+            except AssertionError as wrong:  # ours: say where it was
+                raise AssertionError(f"lowering {operator}: {wrong}") from wrong
+
+    def _storage(self, tensor: Tensor, scope: Scope) -> Storage:
+        found = scope.get(tensor)
+        if found is None and tensor.kind == "constant":
+            assert tensor.data is not None
+            found = Cell(self._b.constant(to_carrier(tensor.data)))
+            scope[tensor] = found
+        if found is None:
+            raise IrError(f"tensor {tensor.id!r} is read before anything computes it")
+        return found
+
+    def _operator(self, operator: Operator, scope: Scope) -> None:
+        if operator.settings.fragment != "Normal":
+            raise NotYet(
+                f"operators outside the main program ({operator.settings.fragment}) "
+                "do not run yet"
+            )
+        special = self._SPECIAL.get(operator.type)
+        if special is not None:
+            special(self, operator, scope)
+            return
+        record = operator.record
+        stored = [self._storage(t, scope) for t in operator.inputs]
+        if record.put is not None:
+            view = View(self._b, record, operator.call, stored)
+            scope[operator.outputs[0]] = view
+            return
+        if record.lower is None:
+            raise NotYet(f"the operator {operator.type} does not run yet")
+        values = [each.get() for each in stored]
+        results = list(record.lower(self._b, operator.call, values))
+        made = results[: len(operator.outputs)]
+        for tensor, value in zip(operator.outputs, made, strict=True):
+            assert value.dtype == tensor.dtype.carrier, (value.dtype, tensor)
+            assert value.shape == tensor.shape, (value.shape, tensor)
+            scope[tensor] = Cell(value)
+        if record.writes:
+            stored[0].set(results[0])
+            scope[operator.outputs[0]] = stored[0]
+        changed = operator.attributes.get("changes", ())
+        for index, value in zip(changed, results[len(made) :], strict=True):
+            stored[index].set(value)
+
+    # Calls
+
+    def _call(self, operator: Operator, scope: Scope) -> None:
+        (graph,) = operator.called_graphs
+        inner: Scope = {}
+        back: list[tuple[Storage, Cell]] = []
+        for index, (tensor, given) in enumerate(
+            zip(graph.inputs, operator.inputs, strict=True)
+        ):
+            outer = self._storage(given, scope)
+            if tensor.by_reference:
+                inner[tensor] = outer
+                continue
+            inner[tensor] = own = Cell(outer.get())
+            if index in operator.modified:
+                back.append((outer, own))
+        self._graph(graph, inner)
+        self._results(operator, graph, inner, scope)
+        for outer, own in back:
+            outer.set(own.get())
+
+    def _results(
+        self, operator: Operator, graph: Graph, inner: Scope, scope: Scope
+    ) -> None:
+        for tensor, made in zip(operator.outputs, graph.outputs, strict=True):
+            scope[tensor] = Cell(self._storage(made, inner).get())
+
+    def _loop(self, operator: Operator, scope: Scope) -> None:
+        """Runs the wrapper graph, with what it carries in variables.
+
+        Carried are the inputs that outputs feed, and all cells under inputs by
+        reference that it changes, so that aliases among those stay what they are.
+        The wrapper's first two inputs and first output are counter and condition.
+        """
+        (graph,) = operator.called_graphs
+        carried = len(operator.outputs)
+        changed = changed_inputs(operator)
+        inner: Scope = {
+            tensor: Cell(self._b.constant(number, tensor.dtype.carrier))
+            for tensor, number in zip(graph.inputs[:2], (0, 1), strict=True)
+        }
+        starts: list[Cell] = []
+        cells: dict[Cell, None] = {}
+        back: list[tuple[Storage, Cell]] = []
+        for index, (tensor, given) in enumerate(
+            zip(graph.inputs[2:], operator.inputs, strict=True)
+        ):
+            outer = self._storage(given, scope)
+            if index < carried:
+                starts.append(Cell(outer.get()))
+            elif tensor.by_reference:
+                inner[tensor] = outer
+                if index in changed:
+                    cells.update(dict.fromkeys(outer.cells()))
+            else:
+                inner[tensor] = own = Cell(outer.get())
+                if index in operator.modified:
+                    cells[own] = None
+                    back.append((outer, own))
+        kept = [*starts, *cells]
+        names = [self._fresh() for _ in kept]
+        self._assign([(c.get(), n) for c, n in zip(kept, names, strict=True)])
+        outside = self._begin()
+        body = self._region
+        for cell, name in zip(kept, names, strict=True):
+            cell.set(self._at(cell, name))
+        for tensor, cell in zip(graph.inputs[2:], starts, strict=False):
+            inner[tensor] = Cell(cell.get())
+        self._graph(graph, inner)
+        finals = [self._storage(t, inner).get() for t in graph.outputs[1:]]
+        finals += [cell.get() for cell in cells]
+        self._assign(list(zip(finals, names, strict=True)))
+        self._end(outside, Loop(operator.attributes["count"], body))
+        for cell, name in zip(kept, names, strict=True):
+            cell.set(self._at(cell, name))
+        for tensor, cell in zip(operator.outputs, starts, strict=True):
+            scope[tensor] = Cell(cell.get())
+        for outer, own in back:
+            outer.set(own.get())
+
+    def _at(self, cell: Cell, name: str) -> Value:
+        value = cell.get()
+        return Value(self._b, value.dtype, value.shape, variable=name)
+
+    def _if(self, operator: Operator, scope: Scope) -> None:
+        chosen, *given = (self._storage(t, scope).get() for t in operator.inputs)
+        if chosen.array is not None:  # a variable chooses, not a number
+            chosen = self._b.identity(chosen)
+        regions, names = [], [self._fresh() for _ in operator.outputs]
+        outside = self._begin()
+        branches = operator.called_graphs
+        for number, graph in enumerate(branches):
+            if number:
+                self._region = Region()
+                self._new_block()
+            at = len(branches[0].inputs) if number else 0
+            inputs = given[at : at + len(graph.inputs)]
+            inner: Scope = {
+                tensor: Cell(value)
+                for tensor, value in zip(graph.inputs, inputs, strict=True)
+            }
+            regions.append(self._region)
+            self._graph(graph, inner)
+            finals = [self._storage(t, inner).get() for t in graph.outputs]
+            self._assign(list(zip(finals, names, strict=True)))
+        self._end(outside, Branch(chosen, *regions))
+        for tensor, name in zip(operator.outputs, names, strict=True):
+            scope[tensor] = Cell(self._given(tensor.spec, name))
+
+    # Regions
+
+    def _fresh(self) -> str:
+        self._numbers += 1
+        return f"%c{self._numbers}"
+
+    def _assign(self, pairs: list[tuple[Value, str]]) -> None:
+        if pairs:
+            self._region.steps.append(Assignment(pairs))
+            self._new_block()
+
+    def _new_block(self) -> None:
+        self._b.block = Block()
+        self._b.region = self._region
+        self._region.steps.append(self._b.block)
+
+    def _begin(self) -> Region:
+        """Begin a region; what is lowered goes there. Returns the one around it."""
+        outside = self._region
+        self._region = Region()
+        self._new_block()
+        return outside
+
+    def _end(self, outside: Region, step: Loop | Branch) -> None:
+        """Go back to the region around and put `step` after what was there before."""
+        self._region = outside
+        outside.steps.append(step)
+        self._new_block()
+
+    # Streams
+
+    def _host_load(self, operator: Operator, scope: Scope) -> None:
+        tensor: Tensor = operator.attributes["stream"]
+        handle = input_handle(tensor.id)
+        self._result.inputs[handle] = tensor
+        spec = operator.outputs[0].spec
+        value = self._given(spec, self._fresh())
+        self._b.block.stream_in.append((handle, value))
+        loaded = self._storage(operator.inputs[0], scope)
+        loaded.set(value)
+        scope[operator.outputs[0]] = loaded
+
+    def _host_store(self, operator: Operator, scope: Scope) -> None:
+        tensor: Tensor = operator.attributes["stream"]
+        handle = output_handle(tensor.id)
+        self._result.outputs[handle] = tensor
+        value = self._storage(operator.inputs[0], scope).get()
+        self._b.block.stream_out.append((value, handle))
+
+    def _print(self, operator: Operator, scope: Scope) -> None:
+        value = self._storage(operator.inputs[0], scope).get()
+        handle = f"print_{operator.outputs[0].id}"
+        self._result.prints[handle] = operator
+        self._b.block.stream_out.append((value, handle))
+        scope[operator.outputs[0]] = Cell(value)
+
+    def _nothing(self, operator: Operator, scope: Scope) -> None:
+        """Code is where it is needed already."""
+
+    _SPECIAL: Mapping[str, Callable[[Any, Operator, Scope], None]] = {
+        "Call": _call,
+        "Loop": _loop,
+        "If": _if,
+        "HostLoad": _host_load,
+        "HostStore": _host_store,
+        "PrintTensor": _print,
+        "RemoteCodeLoad": _nothing,
+    }

@@ -1,0 +1,94 @@
+"""Storage while a graph is lowered: cells that hold a value, views over them.
+
+An in-place operator gives a cell a new value; whoever reads the cell later reads that
+one. A view computes its value from its parents' when it is asked, and when it is
+written to, asks its operator what its parents become.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from popir.builder import Builder, Value
+from popir.records import Call, Record
+
+
+class Storage(Protocol):
+    """Something that has a value, which may change."""
+
+    @property
+    def version(self) -> int:
+        """Grows with every change."""
+        ...
+
+    def get(self) -> Value:
+        """The value now."""
+        ...
+
+    def set(self, value: Value) -> None:
+        """Make `value` the value from now on."""
+        ...
+
+    def cells(self) -> list[Cell]:
+        """The cells that it is made of."""
+        ...
+
+
+class Cell:
+    """Storage of its own."""
+
+    __slots__ = ("value", "version")
+
+    def __init__(self, value: Value) -> None:
+        self.value = value
+        self.version = 0
+
+    def get(self) -> Value:
+        return self.value
+
+    def set(self, value: Value) -> None:
+        self.value = value
+        self.version += 1
+
+    def cells(self) -> list[Cell]:
+        return [self]
+
+
+class View:
+    """The result of an alias operator: its inputs' storage, seen another way."""
+
+    __slots__ = ("_at", "_b", "_call", "_parents", "_record", "_value")
+
+    def __init__(
+        self, b: Builder, record: Record, call: Call, parents: Sequence[Storage]
+    ) -> None:
+        self._b = b
+        self._record = record
+        self._call = call
+        self._parents = parents
+        self._at: tuple[int, object] = (-1, None)
+        self._value: Value | None = None
+
+    @property
+    def version(self) -> int:
+        return sum(parent.version for parent in self._parents)
+
+    def get(self) -> Value:
+        at = (self.version, self._b.region)
+        if self._value is None or self._at != at:
+            values = [parent.get() for parent in self._parents]
+            assert self._record.lower is not None
+            (self._value,) = self._record.lower(self._b, self._call, values)
+            self._at = at
+        return self._value
+
+    def set(self, value: Value) -> None:
+        values = [parent.get() for parent in self._parents]
+        assert self._record.put is not None
+        new = self._record.put(self._b, self._call, values, value)
+        for parent, each in zip(self._parents, new, strict=True):
+            parent.set(each)
+
+    def cells(self) -> list[Cell]:
+        return list(dict.fromkeys(c for p in self._parents for c in p.cells()))

@@ -1,0 +1,59 @@
+"""What the families of operators share: broadcasting, axes, gradients in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from popir.builder import Value
+from popir.dtypes import Shape
+from popir.errors import IrError
+from popir.records import Call, Grad, GradRule, Spec
+
+
+def same(call: Call) -> list[Spec]:
+    """One result like the first input."""
+    return [call.inputs[0]]
+
+
+def broadcast(*specs: Spec) -> Shape:
+    """numpy's broadcast shape; IrError where types or shapes do not go together."""
+    dtypes = {spec.dtype for spec in specs}
+    shapes = [spec.shape for spec in specs]
+    if len(dtypes) > 1:
+        raise IrError(
+            f"np broadcasting failed on shapes {shapes}, incompatible types "
+            f"{sorted(each.name for each in dtypes)}"
+        )
+    return broadcast_shapes(shapes)
+
+
+def broadcast_shapes(shapes: Sequence[Shape]) -> Shape:
+    """numpy's broadcast shape; IrError where there is none."""
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        raise IrError(
+            f"np broadcasting failed, frames {list(shapes)} are not aligned"
+        ) from None
+
+
+def axis_of(axis: int, rank: int) -> int:
+    """`axis` counted from the front; IrError beyond the rank."""
+    if not -max(rank, 1) <= axis < max(rank, 1):
+        raise IrError(f"axis {axis} is out of range for a tensor of rank {rank}")
+    return axis % rank if rank else 0
+
+
+def rule(
+    type_: str, needs: str, gives: int | tuple[int, ...], lower: Callable[[Grad], Value]
+) -> GradRule:
+    """A gradient operator with one result."""
+    given = (gives,) if isinstance(gives, int) else gives
+    return GradRule(type_, tuple(needs.split()), given, lambda g: [lower(g)])
+
+
+def rules(*made: GradRule) -> Callable[[Call], Sequence[GradRule]]:
+    """The same rules whatever the inputs are."""
+    return lambda _: made

@@ -1,0 +1,172 @@
+"""Updates of variables: accumulators, optimiser steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from popir.builder import Builder, Value
+from popir.errors import IrError
+from popir.ops.common import axis_of, same
+from popir.records import Call, Record, Spec, register
+
+
+def factor(b: Builder, call: Call, values: list[Value], name: str) -> Value | float:
+    """An attribute: a number, or `#2` for the scalar that input 2 holds."""
+    given = call[name]
+    if isinstance(given, str):
+        return b.reshape(values[int(given[1:])], ())
+    return float(given)
+
+
+def _in(b: Builder, number: Value | float, value: Value) -> Value:
+    return b.cast(number, value.dtype) if isinstance(number, Value) else b.like(
+        number, value
+    )  # fmt: skip
+
+
+def _infer_accumulate(call: Call) -> list[Spec]:
+    base, other = call.inputs[:2]
+    try:
+        shape = np.broadcast_shapes(base.shape, other.shape)
+    except ValueError:
+        shape = ()
+    if shape != base.shape:
+        raise IrError(
+            f"{list(other.shape)} cannot be accumulated into {list(base.shape)}"
+        )
+    return [base]
+
+
+def _accumulate(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+    base, x = values[0], b.cast(values[1], values[0].dtype)
+    mode = call["mode"]
+    if mode == "add":
+        return [base + x]
+    f = _in(b, factor(b, call, values, "factor"), base)
+    if mode == "scaled":
+        return [base + x * f]
+    if mode == "square":
+        return [base + x * x * f]
+    if mode == "mean":
+        step = b.cast(_in(b, factor(b, call, values, "factor"), base), base.dtype)
+        more = step + 1.0
+        return [base * (step / more) + x / more]
+    rest = 1.0 - f
+    term = x * x if mode == "moving_square" else x
+    return [base * f + term * rest]
+
+
+register(Record("Accumulate", _infer_accumulate, _accumulate, writes=True))
+
+
+def _infer_sparse(call: Call) -> list[Spec]:
+    base, x, indices = call.inputs[:3]
+    axis = axis_of(call["axis"], len(base.shape))
+    shape = (*base.shape[:axis], *indices.shape, *base.shape[axis + 1 :])
+    if len(indices.shape) != 1 or x.shape != shape:
+        raise IrError(
+            f"{list(x.shape)} at indices of shape {list(indices.shape)} cannot be "
+            f"accumulated into {list(base.shape)} along axis {axis}"
+        )
+    return [base]
+
+
+def _sparse(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+    base, x, indices = values[0], b.cast(values[1], values[0].dtype), values[2]
+    axis = axis_of(call["axis"], len(base.shape))
+    scaled = x * _in(b, factor(b, call, values, "factor"), base)
+    column = b.reshape(indices, (indices.size, *[1] * (len(base.shape) - axis - 1)))
+    at = b.expand(b.cast(column, np.int64), scaled.shape)
+    return [b.scatter_elements(base, at, scaled, axis, "add")]
+
+
+register(Record("SparseAccumulate", _infer_sparse, _sparse, writes=True))
+
+
+def _scale(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+    f = factor(b, call, values, "factor")
+    if f == 0.0:
+        return [b.full(values[0].shape, values[0].dtype)]
+    return [values[0] * _in(b, f, values[0])]
+
+
+register(Record("AccumulatorScale", same, _scale, writes=True))
+
+
+def _copy(b: Builder, _: Call, values: list[Value]) -> list[Value]:
+    return [b.expand(values[1], values[0].shape)]
+
+
+def _infer_copy(call: Call) -> list[Spec]:
+    base, other = call.inputs
+    if base.dtype is not other.dtype:
+        raise IrError(f"{other.dtype} cannot be copied into {base.dtype}")
+    return _infer_accumulate(call)
+
+
+register(Record("CopyVarUpdate", _infer_copy, _copy, writes=True))
+
+
+def _named(call: Call, values: list[Value], name: str) -> Value | None:
+    index = call[name]
+    return None if index is None else values[index]
+
+
+def _infer_updater(call: Call) -> list[Spec]:
+    weight = call["weight"]
+    return [replace(call.inputs[0 if weight is None else weight], meta_shape=())]
+
+
+def _updater(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+    """The direction of Adam, Lamb or AdaMax, in float32, and the next time step."""
+    first = b.cast(values[0], np.float32)
+    second = b.cast(values[1], np.float32)
+    step = _named(call, values, "time_step")
+    results = []
+    if step is not None:
+        step = step + 1
+        results.append(step)
+        count = b.cast(b.reshape(step, ()), np.float32)
+        for name in ("beta1", "beta2"):
+            if call[name] is None:
+                continue
+            beta = factor(b, call, values, name)
+            if not isinstance(beta, Value):
+                beta = b.constant(beta, np.float32)
+            rest = 1.0 - b.zip("Pow", b.cast(beta, np.float32), count)
+            if name == "beta1":
+                first = first / rest
+            else:
+                second = second / rest
+    if call["mode"] != "adamax":
+        second = b.map("Sqrt", second)
+    result = first / (second + call["epsilon"])
+    weight = _named(call, values, "weight")
+    if weight is not None and call["weight_decay"] is not None:
+        decay = factor(b, call, values, "weight_decay")
+        result = result + b.cast(weight, np.float32) * _in(b, decay, result)
+    return [b.cast(result, call.outputs[0].dtype.carrier), *results]
+
+
+register(Record("AdamUpdater", _infer_updater, _updater))
+
+
+def _var_update(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+    base = b.cast(values[0], np.float32)
+    x, r1, r2 = (b.cast(v, np.float32) for v in values[1:4])
+    norm, other = (b.map("Sqrt", b.reshape(r, ())) for r in (r1, r2))
+    zero = b.zip("Mul", norm, other)
+    most = call["max_weight_norm"]
+    bounded = norm if most is None else b.zip("Min", norm, _in(
+        b, factor(b, call, values, "max_weight_norm"), norm))  # fmt: skip
+    safe = b.where(b.compare("Equal", other, 0), 1, other)
+    ratio = b.where(b.compare("Equal", zero, 0), 1, bounded / safe)
+    rate = call["learning_rate"]
+    scaled = ratio if rate is None else ratio * _in(
+        b, factor(b, call, values, "learning_rate"), ratio)  # fmt: skip
+    return [b.cast(base - x * scaled, values[0].dtype)]
+
+
+register(Record("AdamVarUpdate", same, _var_update, writes=True))

@@ -1,0 +1,142 @@
+"""What an operator is: one record of its results, its ONNX nodes and its gradient.
+
+A record says how the shape and type of the results follow from the inputs (`infer`),
+how it becomes ONNX nodes (`lower`), what its gradients are (`grads`), and what it does
+to storage: a view of its inputs (`view`), or a new value for its first one (`writes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from popir.dtypes import DType, Shape
+from popir.errors import IrError
+
+if TYPE_CHECKING:
+    from popir.builder import Builder, Value
+
+Attributes: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """Type and shape of a tensor; `meta_shape` is that of what it is a shard of."""
+
+    dtype: DType
+    shape: Shape
+    meta_shape: Shape = ()
+
+
+class Call:
+    """An operator as its record sees it: inputs, outputs, attributes."""
+
+    __slots__ = ("attributes", "inputs", "outputs")
+
+    def __init__(
+        self, inputs: Sequence[Spec], outputs: Sequence[Spec], attributes: Attributes
+    ) -> None:
+        self.inputs = inputs
+        self.outputs = outputs
+        self.attributes = attributes
+
+    def __getitem__(self, name: str) -> Any:
+        return self.attributes[name]
+
+
+Infer: TypeAlias = Callable[[Call], Sequence[Spec]]
+Lower: TypeAlias = "Callable[[Builder, Call, list[Value]], Sequence[Value]]"
+Put: TypeAlias = "Callable[[Builder, Call, list[Value], Value], Sequence[Value]]"
+
+
+@dataclass(frozen=True, slots=True)
+class GradRule:
+    """One gradient operator of an operator.
+
+    `needs` are its inputs in order: `g0` the gradient of output 0, `i0` the forward
+    input 0, `o0` the forward output 0. `gives` are the forward inputs whose gradients
+    it computes. `lower` gets them by those names.
+    """
+
+    type: str
+    needs: tuple[str, ...]
+    gives: tuple[int, ...]
+    lower: Callable[[Grad], Sequence[Value]]
+
+
+class Grad:
+    """What a gradient rule computes with: `g["i0"]`, specs, attributes, the builder."""
+
+    __slots__ = ("b", "call", "values")
+
+    def __init__(self, b: Builder, call: Call, values: Mapping[str, Value]) -> None:
+        self.b = b
+        self.call = call
+        """The forward operator."""
+        self.values = values
+
+    def __getitem__(self, name: str) -> Value:
+        return self.values[name]
+
+    def shape(self, index: int) -> Shape:
+        """The shape of the forward input `index`."""
+        return self.call.inputs[index].shape
+
+
+def no_gradient(_: Call) -> None:
+    """Nothing passes: the operator's inputs do not depend on its results."""
+    return
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One operator."""
+
+    type: str
+    infer: Infer
+    lower: Lower | None = None
+    """None: the lowering does it itself (calls, streams)."""
+    grads: Callable[[Call], Sequence[GradRule] | None] = no_gradient
+    """Its gradient rules; None where it stops there."""
+    put: Put | None = None
+    """It is a view: given the values of its inputs and a new one of its result, the
+    new values of its inputs."""
+    writes: bool = False
+    """Its result is the new value of its first input's storage."""
+    effect: bool = False
+    """It does something beside computing its results and is never left out."""
+    refuses: str = ""
+    """Why a graph that holds it cannot be differentiated; empty if it can."""
+    opset: tuple[str, int] | None = None
+    """Domain and version, where it has any."""
+
+
+RECORDS: dict[str, Record] = {}
+
+
+def register(record: Record) -> Record:
+    """Make `record` known under its type."""
+    assert record.type not in RECORDS, record.type
+    RECORDS[record.type] = record
+    return record
+
+
+def record_of(type_: str) -> Record:
+    """The record of an operator type; IrError if there is none."""
+    found = RECORDS.get(type_)
+    if found is None:
+        raise IrError(f"there is no operator of type {type_}")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Where and how an operator stands, as the contexts around its making said."""
+
+    scopes: tuple[str, ...] = ()
+    ipu: int | None = 0
+    tile_set: str = "compute"
+    fragment: str = "Normal"
+    order: object = field(default=None, compare=False)
+    """What `Graph.add` is to do about the order: an `Order`, or None for nothing."""
