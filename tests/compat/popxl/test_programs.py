@@ -200,3 +200,15 @@ def test_what_is_not_there_yet_says_so() -> None:
                 missing()
     with pytest.raises(AttributeError, match=r"popart\.DeviceManager"):
         popart.DeviceManager  # noqa: B018
+
+
+def test_what_a_loop_carries_is_exchanged_at_once() -> None:
+    ir = popxl.Ir()
+    with ir.main_graph, popxl.in_sequence():
+        a, b = popxl.variable(1.0, name="a"), popxl.variable(2.0, name="b")
+        graph = ir.create_graph(lambda x, y: (y, x), a, b)
+        first, second = ops.repeat(graph, 3, a, b)
+        out = popxl.d2h_stream((2,), popxl.float32)
+        ops.host_store(out, ops.concat([first.flatten(), second.flatten()]))
+    with popxl.Session(ir) as session:
+        assert session.run()[out].tolist() == [2.0, 1.0]
