@@ -307,11 +307,12 @@ def test_locks_of_the_parents_threads_hold_up_no_child(model: Path) -> None:
         session.close()
         device.close()
 
-    threads = [threading.Thread(target=work)
-               for work in (wait_for_the_ring, wait_for_a_request, keep_all)]
-    for thread in threads:
-        thread.start()
+    threads = [threading.Thread(target=work, daemon=True)
+               for work in (wait_for_the_ring, keep_all, wait_for_a_request)]
+    threads[0].start()
+    threads[1].start()
     assert inside.wait(60)
+    threads[2].start()  # only now: its polling would end what waits
     assert status_of(fork(child)) == 0
     go.set()
     ring.write([1])
