@@ -72,7 +72,8 @@ class DeviceManager:
     """
 
     def __init__(self) -> None:
-        self._manager = engine.DeviceManager()
+        # As many as there are on a machine: programs ask until there is none.
+        self._manager = engine.DeviceManager(default=max(2, engine.usable_cores()))
 
     def ipuHardwareVersion(self) -> int:
         """-1: devices of an architecture that the original does not know."""

@@ -284,14 +284,13 @@ class Device:
         if ping_timeout <= 0:
             return True
         try:
-            self.ping(ping_timeout)
-        except DeviceClosed:
-            return False
-        except DeviceLost as error:
+            self._ask_state(ping_timeout)
+        except TimeoutError:
             # It may have died, and there may be another one by now.
-            hangs = isinstance(error.__cause__, TimeoutError)
-            if hangs and self._is_present(process):
+            if self._is_present(process):
                 self._kill(f"it has not answered a ping for {ping_timeout:g} s")
+            return False
+        except (DeviceClosed, DeviceLost):
             return False
         return True
 
@@ -421,11 +420,15 @@ class Device:
     def ping(self, timeout: float = 5.0) -> Message:
         """Ask the process how it is; DeviceLost if it does not answer in time."""
         self.origin.check("Device")
-        self._refuse_if_closed()
         try:
-            answer, fds = control.call(self.address, {"op": "ping"}, (), timeout)
+            return self._ask_state(timeout)
         except TimeoutError as error:
             raise DeviceLost(f"device {self.id} does not answer") from error
+
+    def _ask_state(self, timeout: float) -> Message:
+        """`ping`, but TimeoutError if the process does not answer in time."""
+        self._refuse_if_closed()
+        answer, fds = control.call(self.address, {"op": "ping"}, (), timeout)
         control.close_all(fds)
         return answer
 

@@ -126,17 +126,20 @@ def named_devices(devices: str | None) -> tuple[str, ...] | None:
 class DeviceManager:
     """Finds and attaches devices; does not own them (Model Runtime: `DeviceManager`).
 
-    `devices` is the pool (None: what `POPGATE_DEVICES` in the environment says, or the
-    default). `reserve_cores` are left to other work when threads are shared out (a
-    gateway keeps one): `plan` says how. Thread-safe.
+    `devices` is the pool (None: what `POPGATE_DEVICES` in the environment says, or so
+    many CPU devices as `default`; 0: enough for all programs). `reserve_cores` are left
+    to other work when threads are shared out (a gateway keeps one): `plan` says how.
+    Thread-safe.
     Raises InvalidConfig for devices that cannot be understood, or not be used.
     """
 
-    def __init__(self, devices: str | None = None, *, reserve_cores: int = 0) -> None:
+    def __init__(
+        self, devices: str | None = None, *, default: int = 0, reserve_cores: int = 0
+    ) -> None:
         named = named_devices(devices)
         self._is_argument, self._is_named = bool(devices), named is not None
         self.units = named or parse_devices(
-            f"cpu:{max(DEFAULT_DEVICES, 2 * usable_cores())}"
+            f"cpu:{default or max(DEFAULT_DEVICES, 2 * usable_cores())}"
         )
         gpus = [unit for unit in self.units if _kind(unit) == "cuda"]
         if gpus and not _has_gpu_build():

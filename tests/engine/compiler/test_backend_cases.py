@@ -186,12 +186,18 @@ def test_compiled_cases_give_what_onnx_runtime_gives(name: str, tmp_path: Path) 
             compile_model(case.model, tmp_path / "m.popef")
         return
     results = run_source(case)
-    if results is None:
+    outputs = [value.name for value in case.model.graph.output]
+    if results is None and not any(
+        # Needs a locale that the machine may lack; the compiler takes another.
+        node.op_type == "StringNormalizer"
+        for node in case.model.graph.node
+    ):
         with pytest.raises((InvalidModel, ExecutionFailed)):
             run_compiled(case, tmp_path / "m.popef")
         return
-    outputs = [value.name for value in case.model.graph.output]
     answers = run_compiled(case, tmp_path / "m.popef")
+    if results is None:
+        results = [list(map(array, expected)) for _, expected in case.data_sets]
     for (_, expected), answer, result in zip(
         case.data_sets, answers, results, strict=True
     ):

@@ -33,8 +33,8 @@ def test_shares(
 @pytest.mark.parametrize(
     ("cores", "quota", "devices", "spins", "why"),
     [
-        (1, None, 1, False, "1 core for devices"),
-        (8, 1.5, 1, False, "1.5 core for devices"),
+        (1, None, 1, False, "1 core is shared"),
+        (8, 1.5, 1, False, "1.5 core is shared"),
         (2, None, 1, True, "2 cores for the 2"),
         (2, None, 2, False, "3 cores would be needed, there are 2"),
         (8, 2.5, 2, False, "3 cores would be needed, there are 2.5"),
