@@ -35,7 +35,8 @@ _KEYS = frozenset(item.name for item in fields(ModelConfig))
 REQUESTABLE = frozenset(
     {
         "batching", "batching_dim", "channel_memory", "check_package_hash",
-        "default_priority", "devices", "ensemble", "example", "frozen_inputs",
+        "default_priority", "devices", "ensemble", "example", "executable",
+        "frozen_inputs",
         "instances", "labels", "max_batch_size", "max_queue_delay", "max_queue_size",
         "max_request_rows", "max_timeout", "optional_inputs", "preferred_batch_sizes",
         "priority", "priority_levels", "responses", "sequence", "timeout", "versions",

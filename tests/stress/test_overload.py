@@ -49,7 +49,7 @@ def test_what_is_not_as_predicted_is_said() -> None:
     good.late = [1.05] * 20
     assert "of those taken were in time" in complaints(good)
     good.refused.append(3.0)
-    assert "somebody waited 3.000 s" in complaints(good)
+    assert "a request waited 3.000 s" in complaints(good)
     good.count(Answer(500, {}, b"oh"), 0.1)
     assert "1 other answers, the first: 500 b'oh'" in complaints(good)
     good.count(Answer(429, {}, b""), 0.1)

@@ -74,7 +74,7 @@ def test_popef_dump_is_the_same(
 ) -> None:
     path = models.weighted(tmp_path / "m.popef")
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-    assert scripts["popef_dump"] == "app.cli:popef_dump"
+    assert scripts["popef_dump"] == "popgate.__main__:popef_dump"
     for options in ((), ("-m",), ("--all",)):
         monkeypatch.setattr(sys, "argv", ["popef_dump", *options, str(path)])
         with pytest.raises(SystemExit) as ended:

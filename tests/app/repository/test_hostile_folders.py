@@ -217,6 +217,14 @@ class TestWhatALoadRequestMaySet:
         assert {f.name for f in fields(ModelConfig)} - REQUESTABLE == {
             "save_outputs",
             "memory",
+            # Which code runs, and with what: never a request's to say.
+            "environment",
+            "memory_limit",
+            "parameters",
+            "python",
+            "requirements",
+            "start_timeout",
+            "working_folder",
         }
 
 
