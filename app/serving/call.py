@@ -68,7 +68,6 @@ class Call(ABC):
     arrived: int = 0
     entry: ModelEntry | None = None
     is_pending: bool = False  # counted as begun, and not yet as ended
-    submitted: Submitted | None = None  # while it is in flight
     deadline: float = 0.0
     is_exact: bool = False
     disconnected: bool = False
@@ -92,6 +91,9 @@ class Call(ABC):
         self.headers = headers
         self.form = form
         self.body: Body = []
+        # Not above: compiled code forgets the default of an attribute whose type is a
+        # protocol.
+        self.submitted: Submitted | None = None  # while it is in flight
 
     @abstractmethod
     def respond(self, response: Response | None) -> None:
