@@ -52,6 +52,7 @@ from engine.errors import (
     InvalidInput,
     InvalidModel,
     NoDeviceAvailable,
+    OutOfMemory,
     Overloaded,
     QueueClosed,
     QueueFull,
@@ -65,7 +66,9 @@ from engine.errors import (
 from engine.faults import DeviceFault, FaultKind, RecoveryAction
 from engine.model.description import ModelDescription, describe_model
 from engine.model.model_file import open_model
-from engine.programs.python_model import Context, Model
+from engine.programs.python_interface import MORE as PYTHON_MORE
+from engine.programs.python_interface import STEP as PYTHON_STEP
+from engine.programs.python_model import CalledModels, Context, Model
 from engine.programs.python_requirements import check_requirement
 from engine.runner.model_runner import ModelRunner
 from engine.runner.python_code import PythonModel, read_python_model
@@ -105,6 +108,7 @@ from engine.session.queues import InputData, InputQueue, OutputData, OutputQueue
 from engine.session.session import DEFAULT_BUFFERS, Session
 from engine.session.session_config import LaunchPolicy, SessionConfig
 from engine.tensor import Array, Buffer, DataDesc, Tensor
+from engine.transport.call_messages import CallSocket, ModelCall
 from engine.transport.ring_buffer import SpscRingBuffer
 from engine.transport.shared_memory import keep_large_blocks
 
@@ -112,16 +116,20 @@ __all__ = [
     "DEFAULT_BUFFERS",
     "MAX_PRIORITY_LEVELS",
     "NO_BATCHING_DIM",
+    "PYTHON_MORE",
+    "PYTHON_STEP",
     "AnchorCallbackPolicy",
     "AnchorCallbackPredicate",
     "AnchorWithPolicy",
     "AnchorsNotConnected",
     "Array",
     "Buffer",
+    "CallSocket",
     "CallbackFactory",
     "CallbackFailed",
     "CallbackHandle",
     "CallbackInfo",
+    "CalledModels",
     "Cancelled",
     "Closed",
     "Context",
@@ -156,10 +164,12 @@ __all__ = [
     "LaunchPolicy",
     "LocalSession",
     "Model",
+    "ModelCall",
     "ModelDescription",
     "ModelRunner",
     "ModelRunnerConfig",
     "NoDeviceAvailable",
+    "OutOfMemory",
     "OutputData",
     "OutputQueue",
     "Overloaded",

@@ -25,6 +25,7 @@ EngineError
     CallbackFailed     a callback of yours failed, or gave what cannot be used
     WrongProcess       a forked child used what its parent made
   ExecutionFailed      the graph failed on this input
+    OutOfMemory        there was no memory for it now
   EngineBug            a broken invariant; the message ends in "this is a bug"
 
 The engine knows no HTTP: which status an error becomes is decided in `app`.
@@ -200,6 +201,16 @@ class ExecutionFailed(EngineError):
     def __init__(self, message: str, *, callers_fault: bool = False) -> None:
         super().__init__(message)
         self.callers_fault = callers_fault
+
+
+class OutOfMemory(ExecutionFailed):
+    """There was no memory for what a request takes, on the device or in this process.
+
+    It may fit when others need less; one that takes more than there is never does.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
 
 
 class EngineBug(EngineError):

@@ -21,6 +21,7 @@ from engine.compiler.process import (
     compile_in_process,
     fuse_in_process,
 )
+from engine.compiler.ready import decide_rows
 from engine.programs.onnx_session import give_back_memory
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "compile_fused",
     "compile_in_process",
     "compile_model",
+    "decide_rows",
     "fuse_in_process",
     "give_back_memory",
 ]

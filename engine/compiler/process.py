@@ -1,5 +1,8 @@
 """Compiling in a process of its own, with limits of time and memory.
 
+Processes are forked from one that has imported the compiler (`ForkServer`), which ends
+when nothing has been compiled for a while.
+
 A model may be made to compile for ever, to take all memory, or to crash what runs it:
 the compiler loads it into ONNX Runtime and runs it. What such a model can do in here
 ends with this process, which ends with its owner, at the latest.
@@ -19,18 +22,17 @@ import math
 import os
 import resource
 import select
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from engine.compiler.fork_server import ForkServer
 from engine.compiler.options import CompileOptions, CompileReport, Progress
 from engine.errors import EngineError, InvalidModel, RunnerClosed
-from engine.owner import die_with, environment
+from engine.owner import die_with
 from engine.transport import control
 
 _log = logging.getLogger(__name__)
@@ -39,8 +41,8 @@ _log = logging.getLogger(__name__)
 DEFAULT_SECONDS = 600.0
 #: The part of the machine's memory that compiling one model may take.
 _MEMORY_PART = 0.75
-# Not `-m`: this module is one of those that its package imports.
-_START = f"import sys; from {__name__} import main; main(sys.argv[1:])"
+#: Seconds without a job after which the process that forks is ended.
+_IDLE = 5.0
 _READ = 1 << 16
 _MOST_RESULT = 64 << 20
 """Bytes that a compiler may have to say."""
@@ -63,13 +65,16 @@ class CompileLimits:
 
 
 class Compilations:
-    """The compilations that run now. Thread-safe. `close` ends them all."""
+    """The compilations that run now. Thread-safe. `close` ends them all; leaving it as
+    a context manager does so, too."""
 
     def __init__(self, limits: CompileLimits | None = None) -> None:
         self._limits = limits or CompileLimits()
         # A signal handler may close while it is being closed.
         self._lock = threading.RLock()
-        self._running: set[subprocess.Popen[bytes]] = set()
+        self._running: set[_Job] = set()
+        self._server: ForkServer | None = None
+        self._idle: threading.Timer | None = None
         self._closed = False
 
     def run(
@@ -84,64 +89,66 @@ class Compilations:
         Raises the engine's errors that it raises, OSError, and InvalidModel if it
         takes longer or more memory than it may, or crashes.
         """
-        job = json.dumps([call.__module__, call.__name__, arguments]).encode()
-        with self._process() as (process, owner):
-            return self._wait(process, job, progress or _silent, owner)
+        limits = self._limits.seconds, self._limits.bytes
+        call_named = call.__module__, call.__name__
+        job = json.dumps([*limits, *call_named, arguments]).encode()
+        with self._process(call.__module__) as process:
+            return self._wait(process, job, progress or _silent)
 
     def close(self) -> None:
         """End what runs; from now on everything is refused."""
         with self._lock:
             self._closed = True
-            for process in self._running:
-                process.kill()
+            for job in self._running:
+                job.kill()
+            self._end_server()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @contextlib.contextmanager
-    def _process(self) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-        read_end, owner = os.pipe()
+    def _process(self, module: str) -> Iterator[_Job]:
+        with self._lock:
+            if self._closed:
+                raise RunnerClosed("the compiler is shut down")
+            if self._idle is not None:
+                self._idle.cancel()
+            if self._server is None or self._server.has_ended:
+                imports = [f"{__package__}.compile", module]
+                self._server = ForkServer(__name__, _work.__name__, imports)
+            job = _Job(self._server)
+            self._running.add(job)
         try:
-            with self._lock:
-                if self._closed:
-                    raise RunnerClosed("the compiler is shut down")
-                process = subprocess.Popen(
-                    [
-                        *(sys.executable, "-P", "-c", _START),
-                        *(str(read_end), str(self._limits.seconds)),
-                        str(self._limits.bytes),
-                    ],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    pass_fds=[read_end],
-                    env=environment(),
-                )
-                self._running.add(process)
-            try:
-                with process:
-                    try:
-                        yield process, owner
-                    finally:
-                        process.kill()
-            finally:
-                with self._lock:
-                    self._running.discard(process)
+            yield job
         finally:
-            os.close(read_end)
-            os.close(owner)
+            job.close()
+            with self._lock:
+                self._running.discard(job)
+                if not self._running and self._server is not None:
+                    self._idle = threading.Timer(_IDLE, self._rest)
+                    self._idle.daemon = True
+                    self._idle.start()
 
-    def _wait(
-        self,
-        process: subprocess.Popen[bytes],
-        job: bytes,
-        progress: Progress,
-        owner: int,
-    ) -> Any:
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(job)
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
-        deadline = time.monotonic() + self._limits.seconds
+    def _rest(self) -> None:
+        with self._lock:
+            if not self._running:
+                self._end_server()
+
+    def _end_server(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def _wait(self, process: _Job, job: bytes, progress: Progress) -> Any:
         stage = "starting"
-        for line in _lines(process, deadline):
+        process.start(job)  # the first waits until the compiler is imported
+        deadline = time.monotonic() + self._limits.seconds
+        for line in process.lines(deadline):
             said = json.loads(line)
             if "stage" in said:
                 stage = str(said["stage"])
@@ -159,8 +166,7 @@ class Compilations:
         if time.monotonic() >= deadline:
             seconds = f"{self._limits.seconds:g} s"
             raise self._refuse(f"takes longer than {seconds}", stage)
-        process.wait()
-        raise self._refuse(f"crashes the compiler ({_ending(process)})", stage)
+        raise self._refuse(f"crashes the compiler ({process.ending()})", stage)
 
     @property
     def _memory(self) -> str:
@@ -173,26 +179,75 @@ class Compilations:
         return f"<Compilations {len(self._running)} running, {self._limits}>"
 
 
-def _ending(process: subprocess.Popen[bytes]) -> str:
-    code = process.returncode
-    return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+class _Job:
+    """One process that compiles. It ends when the pipe that `kill` closes does."""
 
+    def __init__(self, server: ForkServer) -> None:
+        self._server = server
+        self._number: int | None = None
+        self._read, self._out = os.pipe()
+        self._in, self._write = os.pipe()
+        self._owned, owner = os.pipe()
+        # What closes it pops it first: of several, one does.
+        self._owner = [owner]
 
-def _lines(process: subprocess.Popen[bytes], deadline: float) -> Iterator[bytes]:
-    """What it writes, until it ends or the deadline has passed."""
-    assert process.stdout is not None
-    descriptor = process.stdout.fileno()
-    poller = select.poll()
-    poller.register(descriptor, select.POLLIN)
-    rest = b""
-    while (left := deadline - time.monotonic()) > 0:
-        if not poller.poll(left * 1000):
-            return
-        part = os.read(descriptor, _READ)
-        if not part or len(rest) > _MOST_RESULT:
-            return
-        *whole, rest = (rest + part).split(b"\n")
-        yield from whole
+    def start(self, job: bytes) -> None:
+        """Have it do the job."""
+        with contextlib.suppress(OSError):  # of a server that is shut down
+            self._number = self._server.fork(self._in, self._out, self._owned)
+        for name in ("_in", "_out", "_owned"):
+            self._close(name)
+        with contextlib.suppress(BrokenPipeError), os.fdopen(self._write, "wb") as out:
+            self._write = -1
+            out.write(job)
+
+    def lines(self, deadline: float) -> Iterator[bytes]:
+        """What it writes, until it ends or the deadline has passed."""
+        poller = select.poll()
+        poller.register(self._read, select.POLLIN)
+        rest = b""
+        while (left := deadline - time.monotonic()) > 0:
+            if not poller.poll(left * 1000):
+                return
+            part = os.read(self._read, _READ)
+            if not part or len(rest) > _MOST_RESULT:
+                return
+            *whole, rest = (rest + part).split(b"\n")
+            yield from whole
+
+    def ending(self) -> str:
+        """How it ended, in words."""
+        code = self._reap()
+        if code is None:
+            return "which was ended"
+        return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+    def kill(self) -> None:
+        """End it. From any thread, and from a signal handler."""
+        with contextlib.suppress(IndexError):
+            os.close(self._owner.pop())
+
+    def close(self) -> None:
+        """End it, and what is open."""
+        self.kill()
+        self._reap()
+        for name in ("_in", "_out", "_owned", "_read", "_write"):
+            self._close(name)
+
+    def _reap(self) -> int | None:
+        number, self._number = self._number, None
+        if number is None:
+            return None
+        try:
+            return self._server.wait(number)
+        except OSError:  # the server is shut down, and so is everything
+            return None
+
+    def _close(self, name: str) -> None:
+        number = getattr(self, name)
+        setattr(self, name, -1)
+        if number >= 0:
+            os.close(number)
 
 
 def _silent(stage: str, done: float) -> None:
@@ -207,12 +262,13 @@ def compile_in_process(
     target: Path,
     options: CompileOptions,
     progress: Progress | None = None,
-    limits: CompileLimits | None = None,
+    compilations: Compilations | None = None,
 ) -> CompileReport:
-    """`compile_model` in a process of its own. Raises what `Compilations.run` does."""
+    """`compile_model` in a process of its own. Raises what `Compilations.run` does.
+
+    Several start sooner if they are given the same `compilations`."""
     job = str(source), str(target), options.to_message()
-    found = Compilations(limits).run(compile_job, *job, progress=progress)
-    return CompileReport.from_message(found)
+    return _reported(compilations, compile_job, job, progress)
 
 
 def fuse_in_process(
@@ -221,13 +277,24 @@ def fuse_in_process(
     selector: str,
     options: CompileOptions,
     progress: Progress | None = None,
-    limits: CompileLimits | None = None,
+    compilations: Compilations | None = None,
 ) -> CompileReport:
-    """`compile_fused` in a process of its own. Raises what `Compilations.run` does."""
+    """The same for `compile_fused`."""
     named = [[name, str(path)] for name, path in sources]
     job = named, str(target), selector, options.to_message()
-    found = Compilations(limits).run(fuse_job, *job, progress=progress)
-    return CompileReport.from_message(found)
+    return _reported(compilations, fuse_job, job, progress)
+
+
+def _reported(
+    compilations: Compilations | None,
+    call: Callable[..., dict[str, Any]],
+    job: tuple[Any, ...],
+    progress: Progress | None,
+) -> CompileReport:
+    if compilations is None:
+        with Compilations() as own:
+            return _reported(own, call, job, progress)
+    return CompileReport.from_message(compilations.run(call, *job, progress=progress))
 
 
 def compile_job(
@@ -259,21 +326,15 @@ def fuse_job(
 # -- in the process
 
 
-def main(arguments: list[str]) -> None:
-    """Does the job and ends the process, in which threads of a model may still run."""
-    _work(arguments)
-    sys.stderr.flush()
-    os._exit(0)
-
-
-def _work(arguments: list[str]) -> None:
-    owner, seconds, memory = int(arguments[0]), float(arguments[1]), int(arguments[2])
+def _work(stdin: int, stdout: int, owner: int) -> None:
+    """Does the job that comes in."""
     die_with(owner)
+    with os.fdopen(stdin, "rb") as given_in:
+        seconds, memory, module, name, given = json.load(given_in)
     _limit(seconds, memory)
-    module, name, given = json.loads(sys.stdin.buffer.read())
     call = getattr(importlib.import_module(module), name)
     # What is printed by others must not be taken for ours.
-    with os.fdopen(os.dup(1), "wb", buffering=0) as out:
+    with os.fdopen(stdout, "wb", buffering=0) as out:
         os.dup2(2, 1)
 
         def say(message: dict[str, Any]) -> None:

@@ -46,7 +46,7 @@ from engine.origin import here
 from engine.transport import control
 from engine.transport.channel import Channel, ChannelLayout
 from engine.transport.control import Message
-from engine.transport.link import Completion
+from engine.transport.link import ALONE, BACKPRESSURE, RUNNING, Completion
 
 logger = logging.getLogger(__name__)
 
@@ -134,6 +134,8 @@ class Device:
         self._recovering = threading.RLock()
         self._blocking = BlockingDriver(self)
         self._busy = False
+        #: What is to be done for channels of a process that was lost.
+        self._left_behind: deque[Callable[[], None]] = deque()
         #: Calls of users' callbacks that are due, to be made without the lock.
         self.data_requests: deque[Callable[[], None]] = deque()
         try:
@@ -185,6 +187,11 @@ class Device:
         self._blocking.adopted = True
         self.look(False)
 
+    @property
+    def is_adopted(self) -> bool:
+        """Whether an event loop drives."""
+        return self._blocking.adopted
+
     def look(self, alone: bool) -> bool:
         """Returns whether `collect` would find something; looks at memory only.
 
@@ -196,8 +203,8 @@ class Device:
             return True
         link = connection.link
         try:
-            if link.alone != alone:
-                link.alone = alone
+            if link.words[ALONE] != alone:
+                link.words[ALONE] = alone
             return link.completions.has_news
         except ValueError:  # another thread has lost, or closed, the device
             return True
@@ -206,7 +213,7 @@ class Device:
         """Resolve what has finished, if no event loop sees to that."""
         if not self._blocking.adopted:
             connection = self._connection
-            if connection is not None and self.look(connection.link.alone):
+            if connection is not None and self.look(connection.link.words[ALONE] != 0):
                 self.collect()
 
     def poll(self) -> int:
@@ -250,7 +257,7 @@ class Device:
                     taken.appendleft(completion)
                     raise
             # After the slots were released: the device looks for room when it wakes.
-            if link.backpressure:
+            if link.words[BACKPRESSURE]:
                 connection.wake()
         if count:
             self._blocking.tell()
@@ -529,7 +536,7 @@ class Device:
         """The name of the model that ran last before the process died in the middle of
         it; empty if none did. Lock held by the caller."""
         connection = self._connection
-        replica = connection.link.running if connection is not None else 0
+        replica = connection.link.words[RUNNING] if connection is not None else 0
         if not replica:
             return ""
         for runner in self.runners:
@@ -698,6 +705,7 @@ class Device:
             finally:
                 self._lost_by = fault or death
                 error = self.loss()
+                ends.callback(self._bequeath)
                 ends.callback(self._give_up, death)
                 ends.callback(logger.warning, "%s", error)
                 self._fail_all(error)
@@ -721,9 +729,20 @@ class Device:
             ends.callback(self._drop_link)
             for channel in self._channels.values():
                 ends.callback(channel.close)
-                ends.callback(channel.fail_all, error)
+                ends.callback(self._lose_channel, channel, error)
             ends.callback(self._channels.clear)
             self.poll()  # results that came before it died are results
+
+    def _lose_channel(self, channel: RequestChannel, error: EngineError) -> None:
+        after = channel.lose(error)
+        if after is not None:
+            self._left_behind.append(after)
+
+    def _bequeath(self) -> None:
+        """Without the lock: what has not begun goes to another device, whose lock is
+        taken."""
+        while self._left_behind:
+            self._left_behind.popleft()()
 
     def _drop_link(self) -> None:
         with self.lock:

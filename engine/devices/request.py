@@ -40,6 +40,7 @@ class Request:
         "channel",
         "compute_ns",
         "deadline_ns",
+        "device_id",
         "done",
         "error",
         "into",
@@ -63,6 +64,7 @@ class Request:
         into: OutputArrays | None = None,
     ) -> None:
         self.channel = channel
+        self.device_id = channel.device_id
         self.number = number
         self.rows = rows
         self.deadline_ns = deadline_ns
@@ -127,6 +129,8 @@ class RequestChannel(ABC):
     `fail_all` and `close` with its lock held, in the thread that polls.
     """
 
+    #: The device that the replica is on.
+    device_id: str
     #: Of the replica in its device process, and of the channel in completions.
     replica: int
     number: int
@@ -167,6 +171,11 @@ class RequestChannel(ABC):
     @abstractmethod
     def fail_all(self, error: EngineError) -> None:
         """Resolve all requests with `error`."""
+
+    def lose(self, error: EngineError) -> Callable[[], None] | None:
+        """`fail_all`, as the device was lost; what is to be done without its lock."""
+        self.fail_all(error)
+        return None
 
     @abstractmethod
     def close(self) -> None:

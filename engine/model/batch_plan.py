@@ -66,18 +66,10 @@ class BatchPlan:
 
     def units(self, tensors: Mapping[str, Tensor]) -> int:
         """The units of a request; InvalidInput if its tensors do not agree."""
-        if not self.run_units:
-            return self._rows(tensors) if self.max_units else 0
-        counts: dict[str, int] = {}
-        for anchor in self.inputs:
-            tensor = tensors.get(anchor.name)
-            if tensor is not None:
-                counts[anchor.name] = self._count(anchor, tensor.shape)
-        if len(set(counts.values())) > 1:
-            raise self._disagree(tensors)
-        return next(iter(counts.values()), 1)
-
-    def _rows(self, tensors: Mapping[str, Tensor]) -> int:
+        if self.run_units:
+            return self._whole_units(tensors)
+        if not self.max_units:
+            return 0
         dim, rows = self.dim, -1
         for tensor in tensors.values():
             shape = tensor.shape
@@ -86,6 +78,16 @@ class BatchPlan:
                 raise self._uneven(tensors, rows)
             rows = got
         return max(rows, 0)
+
+    def _whole_units(self, tensors: Mapping[str, Tensor]) -> int:
+        counts: dict[str, int] = {}
+        for anchor in self.inputs:
+            tensor = tensors.get(anchor.name)
+            if tensor is not None:
+                counts[anchor.name] = self._count(anchor, tensor.shape)
+        if len(set(counts.values())) > 1:
+            raise self._disagree(tensors)
+        return next(iter(counts.values()), 1)
 
     def _count(self, anchor: AnchorRows, shape: Sequence[int]) -> int:
         extent = shape[self.dim] if len(shape) > self.dim else int(not shape)

@@ -28,10 +28,11 @@ from engine.programs.executable import (
 )
 from engine.programs.graph_call import GraphCall, value_of
 from engine.programs.session import GraphSession, RunOptions
-from engine.programs.streams import Step, Streams
+from engine.programs.streams import Step, Streams, look_for_signals
 from engine.tensor import Array
 
-#: A mask: every 256th turn.
+#: Masks: every 16th turn, and every 256th.
+_LOOK_EVERY = 0xF
 _YIELD_EVERY = 0xFF
 
 SessionOf: TypeAlias = Callable[[Execute], GraphSession | None]
@@ -235,11 +236,15 @@ def take_turn(turns: list[int], options: RunOptions) -> None:
 
     Raises Cancelled. Lets other threads have the interpreter now and then: compiled
     code does not do so by itself, and a loop over nothing but copies would keep the
-    device from answering, and from hearing that it should stop.
+    device from answering, and from hearing that it should stop. For the same reason
+    signals are looked for, of which a caller's own process (`LocalSession`) may get
+    some: Ctrl-C.
     """
     turns[0] += 1
-    if turns[0] & _YIELD_EVERY == 0:
-        os.sched_yield()
+    if turns[0] & _LOOK_EVERY == 0:
+        look_for_signals()
+        if turns[0] & _YIELD_EVERY == 0:
+            os.sched_yield()
     if options is not None and options.terminate:
         raise Cancelled("the run was terminated")
 

@@ -36,6 +36,7 @@ from engine.errors import (
     ExecutionFailed,
     InvalidConfig,
     InvalidModel,
+    OutOfMemory,
 )
 from engine.programs.session import BoundShapeMismatch, Port, RawRun, RunOptions
 from engine.tensor import Array
@@ -310,14 +311,14 @@ _NO_LOCALE = "Failed to construct locale"
 _MAKE_LOCALE = "localedef -i en_US -f UTF-8 en_US.UTF-8"
 #: Run errors that no input causes, by class: a provider or a device that failed, a
 #: kernel that is missing. Not every version of ONNX Runtime has all of them.
-_NOT_BY_INPUT = (
-    MemoryError,
-    *(
-        getattr(ort_state, name)
-        for name in ("EPFail", "EngineError", "NotImplemented", "DeviceReset")
-        if hasattr(ort_state, name)
-    ),
+_NOT_BY_INPUT = tuple(
+    getattr(ort_state, name)
+    for name in ("EPFail", "EngineError", "NotImplemented", "DeviceReset")
+    if hasattr(ort_state, name)
 )
+#: What its allocators say: its arena, C++ and CUDA. It has no class for that, and it
+#: cannot be known before how much a graph will take between its nodes.
+_NO_MEMORY = ("Failed to allocate memory", "bad_alloc", "out of memory")
 
 
 def _words(error: BaseException) -> str:
@@ -327,6 +328,13 @@ def _words(error: BaseException) -> str:
     return " ".join(_SOURCE.sub("", text).split())
 
 
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError):
+        return True
+    text = str(error)
+    return any(words in text for words in _NO_MEMORY)
+
+
 def load_error(error: BaseException) -> EngineError:
     """What to raise if a session could not be made."""
     if isinstance(error, EngineError):
@@ -334,6 +342,8 @@ def load_error(error: BaseException) -> EngineError:
     words = _words(error)
     if _NO_LOCALE in words:
         words += "; on Debian: apt-get install locales, then " + _MAKE_LOCALE
+    if _is_out_of_memory(error):
+        return OutOfMemory(f"there is no memory to load the model: {words}")
     return InvalidModel(f"the model cannot be loaded: {words}")
 
 
@@ -343,11 +353,14 @@ def run_error(error: BaseException, options: RunOptions) -> EngineError:
     Decided by where it failed, not by ONNX Runtime's words, which change with every
     release: the graph and its kernels were accepted when it was loaded, so a graph that
     fails while it runs fails on what it was fed. Load and save programs, whose data are
-    the file's, pass no `callers_fault` on (engine/transport/control.py).
+    the file's, pass no `callers_fault` on (engine/transport/control.py). A lack of
+    memory is the one thing that only words tell; a test has ONNX Runtime say them.
     """
     if isinstance(error, EngineError):
         return error
     if options is not None and options.terminate:
         return Cancelled("the run was terminated")
+    if _is_out_of_memory(error):
+        return OutOfMemory(f"there is no memory for the request: {_words(error)}")
     by_input = not isinstance(error, _NOT_BY_INPUT)
     return ExecutionFailed(_words(error), callers_fault=by_input)

@@ -6,7 +6,7 @@ import inspect
 import re
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Annotated, Any, TypeAlias
 
@@ -17,6 +17,12 @@ from popef_io import DataType
 FUNCTION = "predict"
 #: What the only output of a function is called.
 OUTPUT = "output"
+#: Of a model that gives several responses: the input [request, step, deadline in ns of
+#: `time.monotonic_ns`], in which step -1 says that no more is wanted, and the output
+#: whether the step gave a response. Its other inputs are looked at in step 0 alone.
+STEP = "popgate.step"
+#: The output of such a model that says whether another response follows.
+MORE = "popgate.more"
 MAX_RANK = 32
 MAX_TENSORS = 1024
 MAX_NAME = 1000
@@ -59,11 +65,32 @@ class PythonTensor:
 
 @dataclass(frozen=True, slots=True)
 class PythonInterface:
-    """The tensors of a model, and whether rows of requests may come together."""
+    """The tensors of a model, and whether rows of requests may come together.
+
+    `streams`: it gives any number of responses to a request, one for each run; then
+    `STEP` and `MORE` are among the tensors.
+    """
 
     inputs: tuple[PythonTensor, ...]
     outputs: tuple[PythonTensor, ...]
     batching: bool = False
+    streams: bool = False
+
+    def streaming(self, label: str) -> PythonInterface:
+        """The same of a model that gives several responses. Raises InvalidModel."""
+        if self.batching:
+            raise InvalidModel(
+                f"{label} is a generator, which answers one request: batching must be "
+                "False"
+            )
+        step = PythonTensor(STEP, DataType.S64, (3,))
+        more = PythonTensor(MORE, DataType.BOOL, (1,))
+        return replace(
+            self,
+            inputs=(*self.inputs, step),
+            outputs=(*self.outputs, more),
+            streams=True,
+        )
 
     def to_message(self) -> dict[str, Any]:
         def tensors(group: Iterable[PythonTensor]) -> list[list[Any]]:
@@ -73,6 +100,7 @@ class PythonInterface:
             "inputs": tensors(self.inputs),
             "outputs": tensors(self.outputs),
             "batching": self.batching,
+            "streams": self.streams,
         }
 
     @classmethod
@@ -87,6 +115,7 @@ class PythonInterface:
             tensors(message["inputs"]),
             tensors(message["outputs"]),
             bool(message["batching"]),
+            bool(message["streams"]),
         )
 
 
@@ -113,12 +142,17 @@ def parse_tensor(name: object, text: object) -> PythonTensor:
     return PythonTensor(name, _TYPES[match[1]], shape)
 
 
-def find_model(module: ModuleType) -> tuple[Target, PythonInterface]:
+def find_model(
+    module: ModuleType, adapted: type[Any] | None = None
+) -> tuple[Target, PythonInterface]:
     """The model that a module defines, and what it takes and gives.
 
     That is its only class with `inputs`, `outputs` and ``__call__``, or its function
-    `predict`. Raises InvalidModel, saying what was expected.
+    `predict`; or what was `adapted` from a class of another kind. Raises InvalidModel,
+    saying what was expected.
     """
+    if adapted is not None:
+        return adapted, _called(adapted.__call__, _of_class(adapted), adapted.__name__)
     classes = [
         value
         for value in vars(module).values()
@@ -137,12 +171,11 @@ def find_model(module: ModuleType) -> tuple[Target, PythonInterface]:
         )
     if classes:
         interface = _of_class(classes[0])
-        _check_call(classes[0].__call__, interface, f"{classes[0].__name__}.__call__")
-        return classes[0], interface
+        label = f"{classes[0].__name__}.__call__"
+        return classes[0], _called(classes[0].__call__, interface, label)
     assert function is not None
     interface = _of_function(function, getattr(module, "batching", False))
-    _check_call(function, interface, FUNCTION)
-    return function, interface
+    return function, _called(function, interface, FUNCTION)
 
 
 def _of_class(found: type[Any]) -> PythonInterface:
@@ -197,6 +230,9 @@ def _checked(
         raise InvalidModel(f"a model has 1 to {MAX_TENSORS} inputs, and outputs")
     if not isinstance(batching, bool):
         raise InvalidModel(f"batching must be True or False, found {batching!r}")
+    for tensor in (*inputs, *outputs):
+        if tensor.name in (STEP, MORE):
+            raise InvalidModel(f"the name {tensor.name!r} is taken")
     for tensor in (*inputs, *outputs) if batching else ():
         if tensor.shape[:1] != (-1,):
             raise InvalidModel(
@@ -206,17 +242,10 @@ def _checked(
     return PythonInterface(inputs, outputs, batching)
 
 
-def _check_call(
+def _called(
     call: Callable[..., Any], interface: PythonInterface, label: str
-) -> None:
-    """InvalidModel where it cannot be called with the inputs."""
-    for kind, is_kind in (
-        ("a generator", inspect.isgeneratorfunction(call)),
-        ("asynchronous", inspect.iscoroutinefunction(call)),
-        ("asynchronous", inspect.isasyncgenfunction(call)),
-    ):
-        if is_kind:
-            raise InvalidModel(f"{label} is {kind}; a call gives one answer")
+) -> PythonInterface:
+    """The interface as `call` is; InvalidModel where it does not take the inputs."""
     names = [tensor.name for tensor in interface.inputs]
     itself = [] if label == FUNCTION else [None]
     try:
@@ -225,3 +254,6 @@ def _check_call(
         raise InvalidModel(
             f"{label} does not take the inputs {', '.join(names)}: {error}"
         ) from None
+    if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
+        return interface.streaming(label)
+    return interface

@@ -5,18 +5,52 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from engine.programs.session import RunOptions
+from engine.tensor import Array
 
 #: The graph of an executable that is a Python model; its content is the file.
 GRAPH = "python"
 
 
+class CalledModel(Protocol):
+    """Another model that this one calls (engine/worker/model_calls.py)."""
+
+    def __call__(self, **inputs: Any) -> dict[str, Array]: ...
+    def call(self, inputs: Mapping[str, Any], **options: Any) -> dict[str, Array]: ...
+    async def call_async(self, **inputs: Any) -> dict[str, Array]: ...
+    async def begin_async(
+        self, inputs: Mapping[str, Any], **options: Any
+    ) -> dict[str, Array]: ...
+
+
+class CalledModels(Protocol):
+    """The models that it may call, by name, or as ``name/version``."""
+
+    def __getitem__(self, name: str) -> CalledModel: ...
+
+
+class NoModels:
+    """Where there is nobody who runs others."""
+
+    def __getitem__(self, name: str) -> CalledModel:
+        raise KeyError(f"{name!r}: other models can be called in a server only")
+
+
 class Context:
     """What a model is told when it is loaded. For the thread that calls the model."""
 
-    __slots__ = ("config", "device", "folder", "log", "options", "threads")
+    __slots__ = (
+        "config",
+        "device",
+        "folder",
+        "log",
+        "models",
+        "options",
+        "rows_now",
+        "threads",
+    )
 
     def __init__(
         self, folder: Path, config: Mapping[str, Any], device: str, threads: int
@@ -31,8 +65,19 @@ class Context:
         """How many threads its libraries should use."""
         self.log = logging.getLogger("model")
         """What is logged here goes to the server's log, with the model's name."""
+        self.models: CalledModels = NoModels()
+        """The other models of the server, to be called:
+        ``context.models["classifier"](pixels=x)``."""
+        #: Not for authors.
+        self.rows_now: Callable[[], tuple[int, ...]] = tuple
         #: Of the present run; not for authors.
         self.options: RunOptions = None
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """How many rows each request of the present call has, in their order; 0 where
+        rows are not counted."""
+        return self.rows_now()
 
     @property
     def cancelled(self) -> bool:

@@ -26,8 +26,16 @@ from engine.errors import (
     EngineError,
     ExecutionFailed,
     InvalidModel,
+    OutOfMemory,
 )
-from engine.programs.python_interface import PythonInterface, PythonTensor, find_model
+from engine.programs.python_calls import NOTHING, AuthorsLoop, Responses
+from engine.programs.python_interface import (
+    MORE,
+    STEP,
+    PythonInterface,
+    PythonTensor,
+    find_model,
+)
 from engine.programs.python_model import Context
 from engine.programs.session import GraphBinding, Port, RawRun, RunOptions
 from engine.tensor import Array
@@ -85,28 +93,40 @@ def import_model(file: Path, source: bytes) -> ModuleType:
 class PythonSession:
     """A loaded Python model, as programs run a graph (`GraphSession`).
 
-    Raises InvalidModel where its module defines none, or its `load` fails.
+    `adapted`: as for `find_model`. Raises InvalidModel where its module defines none,
+    or its `load` fails.
     """
 
-    def __init__(self, module: ModuleType, file: Path, context: Context) -> None:
+    def __init__(
+        self,
+        module: ModuleType,
+        file: Path,
+        context: Context,
+        adapted: type[Any] | None = None,
+    ) -> None:
         self.is_onnx = False
         self._file, self._context = file, context
-        target, interface = find_model(module)
+        target, interface = find_model(module, adapted)
         self.interface: PythonInterface = interface
         self.inputs: Mapping[str, Port] = {t.name: _port(t) for t in interface.inputs}
         self.outputs: Mapping[str, Port] = {t.name: _port(t) for t in interface.outputs}
-        self._tensors = {t.name: t for t in interface.outputs}
+        self._tensors = {t.name: t for t in interface.outputs if t.name != MORE}
         self._told: set[tuple[object, ...]] = set()
         self._model: Any = None
+        self._loop = AuthorsLoop()
         try:
             if isinstance(target, type):
                 self._model = target()
                 load = getattr(self._model, "load", None)
                 if load is not None:
-                    load(context)
+                    self._loop.finish(load(context))
             self._call = target if self._model is None else self._model
         except BaseException as error:
+            self._loop.close()
             raise load_error(error, file) from None
+        self._responses: Responses | None = None
+        if interface.streams:
+            self._responses = Responses(self._call, self._loop)
         self.raw_run: RawRun = self._run
 
     def _run(
@@ -117,11 +137,33 @@ class PythonSession:
             array.flags.writeable = False
         self._context.options = options
         try:
-            return self._outputs(names, self._call(**feed))
+            if self._responses is not None:
+                return self._respond(self._responses, names, feed, options)
+            result = self._loop.finish(self._call(**feed), options)
+            return self._outputs(names, result)
         except BaseException as error:
             raise self.error_of(error, options) from None
         finally:
             self._context.options = None
+
+    def _respond(
+        self,
+        responses: Responses,
+        names: Sequence[str],
+        feed: Mapping[str, Array],
+        options: RunOptions,
+    ) -> list[Array]:
+        """One response, or none any more, which `MORE` tells apart."""
+        own = {name: array for name, array in feed.items() if name != STEP}
+        result = responses.step(feed[STEP], own, options)
+        wanted = [name for name in names if name != MORE]
+        if result is NOTHING:
+            arrays = [_nothing(self._tensors[name]) for name in wanted]
+        else:
+            arrays = self._outputs(wanted, result)
+        found = dict(zip(wanted, arrays, strict=True))
+        found[MORE] = np.array([result is not NOTHING])
+        return [found[name] for name in names]
 
     def _outputs(self, names: Sequence[str], result: Any) -> list[Array]:
         if not isinstance(result, Mapping):
@@ -150,7 +192,7 @@ class PythonSession:
         if isinstance(error, EngineError):
             return error
         if isinstance(error, MemoryError):
-            return ExecutionFailed(f"the model has not enough memory: {_words(error)}")
+            return OutOfMemory(f"the model has not enough memory: {_words(error)}")
         frames = _frames(error, self._file)
         place = (type(error), *(f.lineno for f in frames))
         if place not in self._told and len(self._told) < MAX_PLACES:
@@ -167,12 +209,15 @@ class PythonSession:
         model, self._model = self._model, None
         close = getattr(model, "close", None)
         self._call = _closed
-        if close is None:
-            return
+        if self._responses is not None:
+            self._responses.close()
         try:
-            close()
+            if close is not None:
+                self._loop.finish(close())
         except BaseException as error:
             _log.error("%s", "".join(traceback.format_exception(error)).rstrip())
+        finally:
+            self._loop.close()
 
     def __repr__(self) -> str:
         return f"<PythonSession {self._file}>"
@@ -224,6 +269,14 @@ def _where(
 
 def _port(tensor: PythonTensor) -> Port:
     return Port(tensor.name, str(tensor), tensor.data_type, tensor.shape)
+
+
+def _nothing(tensor: PythonTensor) -> Array:
+    """What stands where there is no response."""
+    shape = [0] * len(tensor.shape)
+    if tensor.data_type is DataType.STRING:
+        return np.full(shape, b"", dtype=object)
+    return np.zeros(shape, tensor.data_type.numpy_dtype)
 
 
 def _array(tensor: PythonTensor, value: Any) -> Array:

@@ -24,11 +24,36 @@ RawRun: TypeAlias = Callable[
 class PlainOptions:
     """The options of a run that is not ONNX Runtime's."""
 
-    __slots__ = ("terminate",)
+    __slots__ = ("_told", "_wanted")
 
     def __init__(self) -> None:
-        #: Whether the run is to end: nobody waits for it any more.
-        self.terminate = False
+        self._wanted = True
+        self._told: tuple[Callable[[], object], ...] = ()
+
+    @property
+    def terminate(self) -> bool:
+        """Whether the run is to end: nobody waits for it any more."""
+        return not self._wanted
+
+    @terminate.setter
+    def terminate(self, value: bool) -> None:
+        # In this order, and the other way round in `tell`: whoever is added while this
+        # is set is told by one of the two, or by both.
+        self._wanted = not value
+        if value:
+            for tell in self._told:
+                tell()
+
+    def tell(self, told: Callable[[], object]) -> None:
+        """Have it called when the run is to end: in another thread, perhaps more than
+        once. For the thread that runs."""
+        self._told = (*self._told, told)
+        if not self._wanted:
+            told()
+
+    def forget(self, told: Callable[[], object]) -> None:
+        """It need not be called any more; it may be about to be."""
+        self._told = tuple(each for each in self._told if each is not told)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,3 +46,9 @@ class Streams(Protocol):
 
 Step: TypeAlias = Callable[[Streams, RunOptions], None]
 """A program, or a part of one, ready to run."""
+
+
+def look_for_signals() -> None:
+    """Runs the handlers of signals that have come, for compiled code, in which nothing
+    else does: CPython looks for them where an interpreted function begins, such as this
+    one, which therefore must not be compiled."""

@@ -217,9 +217,12 @@ class ModelRunner:
         rows = self._batches.units(inputs)
         channel = self._replicas.pick(replica_id, priority)
         deadline_ns = 0 if deadline is None else int(deadline * 1e9)
-        return channel.submit(
+        request = channel.submit(
             inputs, rows, deadline_ns, on_done, began_ns, into, delayed
         )
+        if replica_id is not None:
+            channel.keep_here(request)
+        return request
 
     def execute(
         self,

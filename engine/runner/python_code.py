@@ -8,7 +8,9 @@ started for it, from a message that names it as such.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,6 +30,7 @@ from engine.programs.executable import (
 )
 from engine.programs.python_interface import PythonInterface, PythonTensor
 from engine.programs.python_model import GRAPH
+from engine.transport.call_messages import CallSocket
 from popef_io import (
     Anchor,
     Metadata,
@@ -48,11 +51,20 @@ MAX_SOURCE = 4 << 20
 @dataclass(frozen=True, slots=True)
 class PythonCode:
     """A file with a model, and what goes with it: `parameters` are what the model gets
-    as `context.config`, `requirements` the packages that must be installed."""
+    as `context.config`, `requirements` the packages that must be installed.
+
+    `on_calls` gets a socket on which the model calls others
+    (engine/transport/call_messages.py), whenever it is loaded; the names of those that
+    it may call are `models`, None for all. `declared` is Triton's configuration of the
+    model, for a file that needs one.
+    """
 
     file: Path
     parameters: Mapping[str, Any] = field(default_factory=dict)
     requirements: tuple[str, ...] = ()
+    models: tuple[str, ...] | None = None
+    on_calls: Callable[[CallSocket], None] | None = None
+    declared: Mapping[str, Any] = field(default_factory=dict)
 
     def to_message(self, device: Device) -> dict[str, Any]:
         """For the device process that loads it; InvalidConfig where that runs none."""
@@ -66,7 +78,22 @@ class PythonCode:
             "config": dict(self.parameters),
             "requirements": list(self.requirements),
             "device": device.id,
+            "models": self.models,
+            "calls": self.on_calls is not None,
+            "declared": dict(self.declared),
         }
+
+    @contextmanager
+    def calling(self) -> Iterator[list[int]]:
+        """What goes beside the load message: the model's end of its calls, if it may
+        make any. The other end is handed over where loading succeeds or fails alike."""
+        if self.on_calls is None:
+            yield []
+            return
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self.on_calls(CallSocket(mine))
+            yield [theirs.fileno()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +114,23 @@ def read_python_model(
     name: str = "",
     parameters: Mapping[str, Any] | None = None,
     requirements: tuple[str, ...] = (),
+    models: tuple[str, ...] | None = None,
+    on_calls: Callable[[CallSocket], None] | None = None,
+    declared: Mapping[str, Any] | None = None,
     timeout: float | None = None,
 ) -> PythonModel:
     """Have a Python device (`DeviceManager.create_python_device`) import a file, and
     ask what the model in it takes and gives.
 
-    Blocks. Raises InvalidModel, with the author's file, line and code, where it cannot
+    `models`, `on_calls` and `declared`: as of `PythonCode`. Blocks. Raises
+    InvalidModel, with the author's file, line and code, where it cannot
     be imported or is no model, or takes longer than `timeout` seconds (None: any time),
     after which the device's process is ended; DeviceLost where that dies meanwhile.
     """
     path = Path(file).resolve()
-    code = PythonCode(path, dict(parameters or {}), requirements)
+    given = dict(parameters or {})
+    told = dict(declared or {})
+    code = PythonCode(path, given, requirements, models, on_calls, told)
     message = {"op": "describe", **code.to_message(device)}
     try:
         with path.open("rb") as stream:

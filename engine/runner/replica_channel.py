@@ -48,6 +48,9 @@ from engine.transport.outcome import (
 )
 from engine.transport.output_arrays import OutputArrays
 
+#: Takes a request that another replica of the model had not begun, with its inputs;
+#: returns whether it does.
+Heir = Callable[[Request, Mapping[str, Tensor], int], bool]
 #: Called with a channel and the name of the input that a run of its replica waits for;
 #: it returns what ends those that wait, or None.
 Flush = Callable[["ReplicaChannel", str], EngineError | None]
@@ -86,6 +89,7 @@ class ReplicaChannel(RequestChannel):
         priority: int = 0,
     ) -> None:
         self.device = device
+        self.device_id = device.id
         self.replica = replica
         self.name = name
         self.limit = limit
@@ -94,6 +98,9 @@ class ReplicaChannel(RequestChannel):
         self.priority = priority
         self.levels: tuple[ReplicaChannel, ...] = ()
         self.flusher: Flush | None = None
+        #: Takes what has not begun when the device is lost; None: it fails.
+        self.heir: Heir | None = None
+        self._kept: dict[int, Mapping[str, Tensor]] = {}
         self.tracepoints: Tracepoints | None = None
         self._rows = 0
         self._in_flight: dict[int, Request] = {}
@@ -226,6 +233,8 @@ class ReplicaChannel(RequestChannel):
             self._check_fits(tensors)
             self._backlog.append((request, tensors))
         self._in_flight[request.number] = request
+        if self.heir is not None:
+            self._kept[request.number] = tensors
         device.outstanding += 1
         self._rows += request.rows or 1
 
@@ -349,6 +358,7 @@ class ReplicaChannel(RequestChannel):
             self._backlog.popleft()
             if failure is not None or request.done:  # or cancelled before it got a slot
                 del self._in_flight[request.number]
+                self._kept.pop(request.number, None)
                 self.device.outstanding -= 1
             if failure is not None:
                 self._end(request, failure)
@@ -392,6 +402,8 @@ class ReplicaChannel(RequestChannel):
         request = self._in_flight.pop(number, None)
         if request is not None:
             self.device.outstanding -= 1
+            if self._kept:
+                self._kept.pop(number, None)
         failure: EngineError | None = INTERRUPTED
         try:
             wanted = request is not None and not request.done and outcome == DONE
@@ -443,8 +455,7 @@ class ReplicaChannel(RequestChannel):
             try:
                 slot = anchor.find(number)
                 if slot >= 0 and request is not None and failure is None:
-                    _, start, nbytes, rank = anchor.head(slot)
-                    shape = anchor.dims(slot, rank)
+                    start, nbytes, shape = anchor.record(slot)
                     payload, into = anchor.payload, request.into
                     self._large_outputs = nbytes >= LARGE_OUTPUT
                     if into is not None:
@@ -525,6 +536,69 @@ class ReplicaChannel(RequestChannel):
             if usable and slot < 0:
                 self._refill()
 
+    def keep_here(self, request: Request) -> None:
+        """It is for this replica and no other."""
+        with self._lock:
+            self._kept.pop(request.number, None)
+
+    def inherit(self, request: Request, tensors: Mapping[str, Tensor]) -> bool:
+        """Queue a request that another replica had not begun; returns whether there is
+        room for it."""
+        with self._lock:
+            if self._closed or len(self._in_flight) >= self.limit:
+                return False
+            ahead = self._rows
+            request.channel, request.slot, request.predicted_ns = self, -1, 0
+            try:
+                self._queue(request, tensors)
+            except EngineError:
+                return False
+            if not ahead:
+                self.service_time.since = request.submitted_ns
+            return True
+
+    def lose(self, error: EngineError) -> Callable[[], None] | None:
+        """What no run has taken goes to another replica, if an event loop drives; the
+        rest fails. Lock held by the caller."""
+        heir = self.heir
+        if heir is None or not self.device.is_adopted or self._closed:
+            self.fail_all(error)
+            return None
+        left = self._unstarted()
+        for request, _ in left:
+            del self._in_flight[request.number]
+            self.device.outstanding -= 1
+            self._rows -= request.rows or 1
+        self.fail_all(error)
+        return partial(self._hand_over, heir, left, error)
+
+    def _unstarted(self) -> list[tuple[Request, Mapping[str, Tensor]]]:
+        """The requests that no run has taken, oldest first, which another replica may
+        have."""
+        # Taken in their order, so those of the rings that are not are the last ones.
+        placed = [r for r in self._in_flight.values() if r.slot >= 0]
+        count = self._channel.requests.untaken
+        waiting = {id(r) for r in placed[len(placed) - count :]} if count else set()
+        kept = self._kept
+        return [
+            (request, kept[number])
+            for number, request in self._in_flight.items()
+            if number in kept
+            and not request.done
+            and (request.slot < 0 or id(request) in waiting)
+        ]
+
+    def _hand_over(
+        self,
+        heir: Heir,
+        left: list[tuple[Request, Mapping[str, Tensor]]],
+        error: EngineError,
+    ) -> None:
+        """Without the lock: it takes that of another device."""
+        for request, tensors in left:
+            if not request.done and not heir(request, tensors, self.priority):
+                request.resolve(error)
+
     def fail_all(self, error: EngineError) -> None:
         """Fail all requests: the device is lost, or the channel closes."""
         with self._lock:
@@ -535,6 +609,7 @@ class ReplicaChannel(RequestChannel):
                 # All counts first: `resolve` calls back, and a callback may submit.
                 self.device.outstanding -= len(requests)
                 self._in_flight.clear()
+                self._kept.clear()
                 self._backlog.clear()
                 self._rows = 0
                 for request in requests:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from engine.config import NEVER_NS, UNLIMITED, ModelRunnerConfig
 from engine.devices.device import Device
 from engine.devices.device_manager import DeviceManager
 from engine.devices.device_state import DeviceState
+from engine.devices.request import Request
 from engine.errors import (
     DeviceLost,
     EngineError,
@@ -27,6 +29,7 @@ from engine.errors import (
 )
 from engine.model.batch_plan import BatchPlan
 from engine.model.frozen import frozen_tensors
+from engine.model.kept_state import keeps_state
 from engine.model.model_file import handed_over
 from engine.origin import here
 from engine.runner.flushing import Flusher
@@ -84,6 +87,8 @@ class ReplicaSet:
         self._channels: list[ReplicaChannel | None] = []
         self._tracepoints: list[Tracepoints] = []
         self._loaded = False
+        #: Whether a request that one replica has not begun may go to another.
+        self._moves = False
         self._stopped = False
         self._closed = False
         #: Why it takes no requests any more, if it was found at fault.
@@ -185,6 +190,15 @@ class ReplicaSet:
     def _unloaded(self) -> RunnerClosed:
         return RunnerClosed(f"model {self._plan.name!r} was unloaded")
 
+    def _inherit(
+        self, request: Request, tensors: Mapping[str, Tensor], priority: int
+    ) -> bool:
+        """Whether another replica takes a request that one had not begun."""
+        try:
+            return self.pick(None, priority).inherit(request, tensors)
+        except EngineError:
+            return False
+
     def check_id(self, replica_id: int) -> None:
         """Raises InvalidInput if there is no such replica."""
         if not 0 <= replica_id < len(self._channels):
@@ -245,6 +259,8 @@ class ReplicaSet:
         """Load the model on every replica. Raises DeviceLost if a device is lost
         meanwhile."""
         self._channels = [None] * len(self._devices)
+        several = len(set(self._devices)) > 1
+        self._moves = several and not keeps_state(self._plan.model)
         for device in dict.fromkeys(self._devices):
             self._load_on(device)
         # From here on `reload` brings back what is lost; what was lost before was not.
@@ -347,6 +363,8 @@ class ReplicaSet:
             if frozen:
                 message["frozen"], memory = pack_tensors("frozen", frozen)
                 fds = [*fds, held.enter_context(memory).fd]
+            if plan.python is not None:
+                fds = [*fds, *held.enter_context(plan.python.calling())]
             held.enter_context(device.loading(plan.name))
             numbers = self._call_to_load(device, message, fds)
         for replica, number in zip(mine, numbers, strict=True):
@@ -421,6 +439,8 @@ class ReplicaSet:
                 priority,
             )
             channel.flusher = plan.flusher
+            if self._moves:
+                channel.heir = self._inherit
             channel.tracepoints = tracepoints
             return channel
 

@@ -193,8 +193,7 @@ class AnchorRing:
         slot = self.find(request)
         if slot < 0:
             return None
-        _, offset, nbytes, rank = self.head(slot)
-        shape = self.dims(slot, rank)
+        offset, nbytes, shape = self.record(slot)
         data = bytes(self.payload[offset : offset + nbytes])
         self.ring.skip()
         return shape, data
@@ -206,7 +205,7 @@ class AnchorRing:
             slot = self.ring.peek()
             if slot < 0:
                 return -1
-            owner = self.owner(slot)
+            owner = self.words[(self.table_at + slot * ANCHOR_SLOT) // 8]
             if owner == request:
                 return slot
             if owner > request:
@@ -221,6 +220,15 @@ class AnchorRing:
     def owner(self, slot: int) -> int:
         """The request that a published slot belongs to (consumer)."""
         return self.words[(self.table_at + slot * ANCHOR_SLOT) // 8]
+
+    def record(self, slot: int) -> tuple[int, int, tuple[int, ...]]:
+        """(offset, nbytes, shape) of a published slot (consumer)."""
+        at = self.table_at + slot * ANCHOR_SLOT
+        _, offset, nbytes, rank = ANCHOR_HEAD.unpack_from(self.view, at)
+        if rank > MAX_RANK:
+            raise InvalidInput(f"rank {rank} is over {MAX_RANK}")
+        shape = DIMS_BY_RANK[rank].unpack_from(self.view, at + DIMS_AT)
+        return offset, nbytes, shape
 
     def dims(self, slot: int, rank: int) -> tuple[int, ...]:
         if rank > MAX_RANK:

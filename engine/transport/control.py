@@ -11,6 +11,7 @@ while a model of gigabytes is being loaded.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
@@ -22,7 +23,13 @@ from typing import Any, NamedTuple
 import msgpack
 
 from engine import errors
-from engine.errors import DeviceLost, EngineBug, EngineError, InvalidModel
+from engine.errors import (
+    DeviceLost,
+    EngineBug,
+    EngineError,
+    InvalidModel,
+    OutOfMemory,
+)
 from engine.transport.held_socket import HeldSocket
 from popef_io import PopefError
 
@@ -170,6 +177,10 @@ def from_error(error: BaseException) -> Message:
     """An error as a message. Damage in a file shows where its content is used."""
     if isinstance(error, PopefError):
         error = InvalidModel(str(error))
+    is_full = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    if is_full or isinstance(error, MemoryError):  # there is no mapping for it, say
+        why = f"the device has no memory for it: {error}"
+        error = OutOfMemory(why.removesuffix(": "))
     if not isinstance(error, EngineError):
         return {"error": "EngineBug", "message": f"{type(error).__name__}: {error}"}
     return {"error": type(error).__name__, "message": str(error)[: MAX_MESSAGE // 2]}

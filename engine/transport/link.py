@@ -37,6 +37,7 @@ engine/transport/ring_buffer.py.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from struct import Struct
 from typing import Any, Final
 
@@ -45,10 +46,11 @@ from engine.transport.ring_buffer import CONTROL_SIZE, RingCounters, full_fence
 from engine.transport.shared_memory import SharedMemory, page_aligned
 
 MAGIC: Final = 0x33304B4E4C475020
-_PARKED_WORD: Final = 1
-_BACKPRESSURE_WORD: Final = 2
-_ALONE_WORD: Final = 3
-_RUNNING_WORD: Final = 4
+#: Words of a link (see above).
+PARKED: Final = 1
+BACKPRESSURE: Final = 2
+ALONE: Final = 3
+RUNNING: Final = 4
 #: Requests in flight over all models of one client and device.
 SLOTS: Final = 16384
 #: The channels together have no more in flight: what is left is for completions that
@@ -71,13 +73,13 @@ class Link:
     """One process's end of the two rings of a link."""
 
     __slots__ = (
-        "_header",
         "_submitted",
         "completions",
         "gone",
         "memory",
         "submissions",
         "view",
+        "words",
     )
 
     def __init__(self, memory: SharedMemory) -> None:
@@ -85,7 +87,8 @@ class Link:
         self.view = memory.view
         #: The client process has ended (the device's side knows).
         self.gone = False
-        self._header = self.view[:40].cast("Q")
+        #: `PARKED`, `BACKPRESSURE`, `ALONE`, `RUNNING`: who writes which, see above.
+        self.words = self.view[:40].cast("Q")
         self.submissions = RingCounters(
             self.view[CONTROL_SIZE : 2 * CONTROL_SIZE], SLOTS
         )
@@ -118,9 +121,9 @@ class Link:
     def must_wake(self) -> bool:
         """Returns whether the device has to be woken for what was submitted."""
         full_fence()
-        if not self._header[_PARKED_WORD]:
+        if not self.words[PARKED]:
             return False
-        self._header[_PARKED_WORD] = 0
+        self.words[PARKED] = 0
         return True
 
     def try_submit(self, channel: int) -> bool:
@@ -135,73 +138,38 @@ class Link:
     def take_completions(self, taken: deque[Completion]) -> None:
         """Append all that have come since the last call. If this raises (there is
         no memory for them), they come again, and some of them twice."""
-        ring, view = self.completions, self.view
-        count = 0
-        try:
-            while (slot := ring.try_read_lock()) >= 0:
-                at = _COMPLETIONS_AT + slot * _COMPLETION_SIZE
-                completion = _COMPLETION.unpack_from(view, at)
-                length = completion[6]
-                if length:
-                    completion = (*completion[:6], self._text(slot, length))
-                taken.append(completion)
-                count += 1
-            if count:
-                ring.read_complete(count)
-        except BaseException:
-            ring.read_reset()
-            raise
+        view = self.view
+        first, count = self.completions.unread()
+        for number in range(first, first + count):
+            slot = number % SLOTS
+            at = _COMPLETIONS_AT + slot * _COMPLETION_SIZE
+            completion = _COMPLETION.unpack_from(view, at)
+            length = completion[6]
+            if length:
+                completion = (*completion[:6], self._text(slot, length))
+            taken.append(completion)
+        if count:
+            self.completions.skip(count)
 
     def _text(self, slot: int, length: int) -> str:
         start = _TEXTS_AT + slot * _TEXT_SIZE
         raw = self.view[start : start + min(length, _TEXT_SIZE)]
         return bytes(raw).decode(errors="replace")
 
-    @property
-    def alone(self) -> bool:
-        """The client waits for one request at a time (a hint for the device)."""
-        return self._header[_ALONE_WORD] != 0
-
-    @alone.setter
-    def alone(self, value: bool) -> None:
-        self._header[_ALONE_WORD] = int(value)
-
     # -- device
 
-    @property
-    def parked(self) -> bool:
-        return self._header[_PARKED_WORD] != 0
-
-    @parked.setter
-    def parked(self, value: bool) -> None:
-        self._header[_PARKED_WORD] = int(value)
-
-    @property
-    def backpressure(self) -> bool:
-        """The device waits for room in an output: wake it after releasing one."""
-        return self._header[_BACKPRESSURE_WORD] != 0
-
-    @backpressure.setter
-    def backpressure(self, value: bool) -> None:
-        self._header[_BACKPRESSURE_WORD] = int(value)
-
-    @property
-    def running(self) -> int:
-        """The number of the replica that runs now; 0: none does."""
-        return self._header[_RUNNING_WORD]
-
-    @running.setter
-    def running(self, value: int) -> None:
-        self._header[_RUNNING_WORD] = value
-
-    def next_submission(self) -> int:
-        """The channel that has one more request, or -1."""
-        slot = self.submissions.try_read_lock()
-        if slot < 0:
-            return -1
-        channel = self._submitted[slot]
-        self.submissions.read_complete()
-        return channel
+    def take_submissions(self) -> Sequence[int]:
+        """The channels that have one more request each, in their order: one as often as
+        it has."""
+        first, count = self.submissions.unread()
+        if not count:
+            return ()
+        end = first + count
+        channels: list[int] = self._submitted[first:end].tolist()
+        if end > SLOTS:
+            channels += self._submitted[: end - SLOTS].tolist()
+        self.submissions.skip(count)
+        return channels
 
     def complete(
         self,
@@ -238,7 +206,7 @@ class Link:
         return True
 
     def close(self) -> None:
-        self._header.release()
+        self.words.release()
         self._submitted.release()
         self.submissions.release()
         self.completions.release()

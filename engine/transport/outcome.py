@@ -11,8 +11,11 @@ from engine.errors import (
     EngineBug,
     EngineError,
     ExecutionFailed,
+    Gone,
     Invalid,
     InvalidInput,
+    OutOfMemory,
+    Refused,
 )
 from popef_io import PopefError
 
@@ -20,6 +23,7 @@ from popef_io import PopefError
 class Outcome(IntEnum):
     """How a request ended in the device process.
 
+    REFUSED is not now: a model that it calls is not there, or has too much to do.
     NEEDS_ROWS is no end, and of no request: the runs of a channel's replica wait for
     data of the input that the text names.
     """
@@ -32,6 +36,8 @@ class Outcome(IntEnum):
     FAILED_BY_INPUT = 5
     BUG = 6
     NEEDS_ROWS = 7
+    REFUSED = 8
+    OUT_OF_MEMORY = 9
 
 
 #: For every request: enumerations are slow to ask.
@@ -42,21 +48,27 @@ def outcome_of(error: Exception) -> tuple[Outcome, str]:
     """How a request ended that failed with `error`, and the words for it."""
     if isinstance(error, Invalid | PopefError):
         return Outcome.INVALID, str(error)
+    if isinstance(error, OutOfMemory):
+        return Outcome.OUT_OF_MEMORY, str(error)
     if isinstance(error, ExecutionFailed):
         by_input = error.callers_fault
         return Outcome.FAILED_BY_INPUT if by_input else Outcome.FAILED, str(error)
     if isinstance(error, EngineBug):
         return Outcome.BUG, str(error).removesuffix("; this is a bug")
+    if isinstance(error, DeadlineExceeded):
+        return Outcome.EXPIRED, ""
+    if isinstance(error, Refused | Gone):
+        return Outcome.REFUSED, str(error)
     if isinstance(error, EngineError):
         return Outcome.FAILED, str(error)
     if isinstance(error, MemoryError):
         text = f"the device has not enough memory for the request: {error}"
-        return Outcome.FAILED, text.removesuffix(": ")
+        return Outcome.OUT_OF_MEMORY, text.removesuffix(": ")
     return Outcome.BUG, f"{type(error).__name__}: {error}"
 
 
 #: Made before they are needed: if there is no memory, there is none for an error.
-NO_MEMORY: Final = ExecutionFailed("there is no memory for what a request takes")
+NO_MEMORY: Final = OutOfMemory("there is no memory for what a request takes")
 INTERRUPTED: Final = Cancelled("taking the result of the request was interrupted")
 
 
@@ -64,9 +76,7 @@ def not_copied(output: str, error: Exception) -> EngineError:
     """What the caller gets of a request whose result could not be copied out."""
     try:
         if isinstance(error, MemoryError):
-            return ExecutionFailed(
-                f"there is no memory for a copy of output {output!r}"
-            )
+            return OutOfMemory(f"there is no memory for a copy of output {output!r}")
         return EngineBug(f"copying output {output!r}: {type(error).__name__}: {error}")
     except MemoryError:
         return NO_MEMORY
@@ -90,6 +100,10 @@ def error_of(outcome: int, text: str) -> EngineError:
             return Cancelled("the request was cancelled")
         case Outcome.INVALID:
             return InvalidInput(text)
+        case Outcome.REFUSED:
+            return Refused(text)
+        case Outcome.OUT_OF_MEMORY:
+            return OutOfMemory(text)
         case Outcome.FAILED | Outcome.FAILED_BY_INPUT:
             return ExecutionFailed(
                 text, callers_fault=outcome == Outcome.FAILED_BY_INPUT

@@ -200,12 +200,22 @@ class RingCounters:
                 _fence()
         return self._next % self.capacity
 
-    def skip(self) -> None:
-        """Release the slot that `peek` showed; nothing else may be read-locked."""
+    def unread(self) -> tuple[int, int]:
+        """The slot that `peek` would show, and how many are published from there on, at
+        the end of the table going on at its beginning; none of them is locked."""
+        written = self._written_seen = self._control[0]
+        count = written - self._next
+        if count and not ORDERED_STORES:
+            _fence()
+        return self._next % self.capacity, count
+
+    def skip(self, count: int = 1) -> None:
+        """Release the slot that `peek` showed, or so many of those that `unread` did;
+        nothing else may be read-locked."""
         if not ORDERED_STORES:
             _fence()
-        self._next += 1
-        self._read += 1
+        self._next += count
+        self._read += count
         self._control[_READ_WORD] = self._read
 
     def unlock_last(self) -> None:
@@ -222,6 +232,12 @@ class RingCounters:
             _fence()
         self._read += count
         self._control[_READ_WORD] = self._read
+
+    def complete_held(self) -> None:
+        """Release all read-locked slots."""
+        if not ORDERED_STORES:
+            _fence()
+        self._control[_READ_WORD] = self._read = self._next
 
     def read_reset(self) -> None:
         """Put all read-locked slots back at the front."""

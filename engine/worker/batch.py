@@ -10,7 +10,7 @@ results is in engine/worker/results.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,9 +86,6 @@ class Batch:
         self._repeats = any(a.transfers > 1 for a in (*plan.inputs, *plan.outputs))
         self._gathered: dict[int, Array] = {}
         self._transferred: dict[str, int] = {}
-        self._clear()
-
-    def _clear(self) -> None:
         self.entries: Sequence[Entry] = ()
         self.rows = 0
         self.skip = 0
@@ -97,6 +94,8 @@ class Batch:
         self._sliced = False
         #: This iteration, and all after it, has only zeros to work on.
         self._idle = False
+        #: What was written once, by output; in parts, where requests are sliced.
+        self._whole: dict[int, Array] = {}
         self._written: dict[int, list[Array]] = {}
         #: By output: where ONNX Runtime was told to write, and the view of it.
         self.bound: dict[int, tuple[int, Array]] = {}
@@ -107,16 +106,17 @@ class Batch:
         `runs` 0: as many as it takes; what is missing of the last run is zeros.
         """
         self.entries = entries
-        self.rows = sum(entry.rows for entry in entries)
+        rows = 0
+        for entry in entries:
+            rows += entry.rows
+        self.rows = rows
         self.skip = skip
         self._run = 0
         self._idle = False
-        self._written = {}
-        self.bound.clear()
         each = self._plan.run_units
         if each:
-            self.runs = runs or max(1, -(-(self.rows - skip) // each))
-            whole = self.runs == 1 and self.rows == each and not skip
+            self.runs = runs or max(1, -(-(rows - skip) // each))
+            whole = self.runs == 1 and rows == each and not skip
             self._sliced = self._repeats or not whole
         else:
             self._sliced = self._repeats
@@ -138,8 +138,12 @@ class Batch:
 
     def end(self) -> None:
         """Forget the batch, and with it every view of the rings."""
+        self.entries = ()
+        self.rows = 0
         self._gathered.clear()
-        self._clear()
+        self._whole = {}
+        self._written = {}
+        self.bound.clear()
 
     # -- Streams
 
@@ -189,12 +193,12 @@ class Batch:
                 return  # and chosen by one
             self._written.setdefault(index, []).append(value)
         else:
-            self._written[index] = [value]
+            self._whole[index] = value
 
-    def results(self) -> dict[int, Array]:
+    def results(self) -> Mapping[int, Array]:
         """What was written, by output: the units of the entries and no others."""
         if not self._sliced:
-            return {index: chunks[-1] for index, chunks in self._written.items()}
+            return self._whole
         return {i: self._joined(i, chunks) for i, chunks in self._written.items()}
 
     def _joined(self, index: int, chunks: list[Array]) -> Array:
@@ -231,7 +235,7 @@ class Batch:
             self._idle = True
         if start >= end or (self._idle and self._conditional):
             return self._zeros(index, size)
-        whole = self._whole(index)
+        whole = self._all_rows(index)
         if not self._inputs[index].tensor_info.shape:
             return whole.reshape(-1)[before + start : before + start + 1].reshape(())
         part = part_of(whole, dim, before + start, before + min(start + size, end))
@@ -241,7 +245,7 @@ class Batch:
         """One of the iterations of a request whose batch size is free."""
         if rows.transfers == 1:
             return self._gather(index)
-        whole, dim = self._whole(index), self._plan.dim
+        whole, dim = self._all_rows(index), self._plan.dim
         extent = whole.shape[dim] if whole.ndim > dim else 0
         if not extent or (extent % rows.transfers and not self._plan.max_units):
             raise InvalidInput(
@@ -253,7 +257,7 @@ class Batch:
         part = part_of(whole, dim, start, min(start + size, extent))
         return padded(part, dim, size)
 
-    def _whole(self, index: int) -> Array:
+    def _all_rows(self, index: int) -> Array:
         array = self._gathered.get(index)
         if array is None:
             array = self._gathered[index] = self._gather(index)
@@ -266,7 +270,7 @@ class Batch:
         if any(e.slots[index] < 0 for e in self.entries):
             dims = tuple(max(1, d) for d in shape)
         else:
-            whole = self._whole(index)
+            whole = self._all_rows(index)
             dims = whole.shape if shape else ()
         if dims:
             dim = self._plan.dim
@@ -319,8 +323,7 @@ class Batch:
                 f"{self._timeout}"
             )
         ring = entry.client.channel.inputs[index]
-        _, offset, nbytes, rank = ring.head(slot)
-        shape = ring.dims(slot, rank)
+        offset, nbytes, shape = ring.record(slot)
         if anchor.tensor_info.data_type is DataType.STRING:
             return decode_strings(ring.payload[offset : offset + nbytes], shape)
         dtype = self._dtypes[index]

@@ -54,9 +54,7 @@ class ClientChannel:
         """Gives back so many requests, and all inputs that are read-locked."""
         self.channel.requests.read_complete(count)
         for ring in self.channel.inputs:
-            held = ring.ring.held
-            if held:
-                ring.ring.read_complete(held)
+            ring.ring.complete_held()
 
     def peek(self) -> list[tuple[int, int]]:
         """(submitted, rows) of the requests that wait; `LONG_AGO` for those that are

@@ -208,7 +208,8 @@ class DeviceService:
         loaded: list[LoadedReplica] = []
 
         def load() -> None:
-            loaded.extend(load_replicas(numbers, message, fds, scheduler.wait_room))
+            room, running = scheduler.wait_room, scheduler.running
+            loaded.extend(load_replicas(numbers, message, fds, room, running))
 
         if self._runs_python:
             scheduler.call(load)  # where it will run (engine/worker/python_loading.py)

@@ -42,6 +42,8 @@ class FairQueue:
 
     def next(self) -> Sequence[ClientChannel]:
         """Returns the channels in the order in which the next batch takes from them."""
+        if len(self.channels) < 2:
+            return self.channels
         order = self.upcoming()
         self._turn += 1
         return order

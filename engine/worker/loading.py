@@ -18,6 +18,7 @@ from engine.programs.time_limit import TimeLimit
 from engine.programs.transfers import is_conditional, stream_transfers
 from engine.transport.tensor_pack import unpack_tensors
 from engine.worker.batch import AnchorTable
+from engine.worker.model_calls import Running
 from engine.worker.python_loading import python_executor
 from engine.worker.regrouping import RegroupingReplica
 from engine.worker.replica import BatchingPolicy, Replica
@@ -38,6 +39,7 @@ def load_replicas(
     message: Mapping[str, Any],
     fds: Sequence[int],
     wait_room: Waiter,
+    running: Running = lambda: None,
 ) -> list[LoadedReplica]:
     """Carry out a `load` message: map the files, load, run the load programs.
 
@@ -52,7 +54,7 @@ def load_replicas(
         frozen = {name: tensor.numpy() for name, tensor in tensors.items()}
     data = ModelData(model, frozen)
     if message.get("python") is not None:
-        executor = python_executor(model, message)
+        executor = python_executor(model, message, fds, running)
     else:
         executor = make_executor(model, message)
     try:

@@ -8,19 +8,31 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from importlib import import_module
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from engine.errors import EngineBug
 from engine.programs.executable import Executable
 from engine.programs.executor import Executor
 from engine.programs.python_interface import find_model
 from engine.programs.python_model import GRAPH, Context
 from engine.programs.python_requirements import check_installed
-from engine.programs.python_session import PythonSession, import_model
+from engine.programs.python_session import PythonSession, import_model, load_error
 from engine.programs.session import PlainOptions
+from engine.worker.cancellation import RunningBatch
+from engine.worker.model_calls import ModelCalls, Running
 from popef_io import Model
+
+#: Modules that stand for another server's, and what a file for it has.
+FACES = {"triton_python_backend_utils": b"TritonPythonModel"}
 
 #: The module that was described, by file and digest: it is not imported twice.
 _described: dict[tuple[str, bytes], ModuleType] = {}
@@ -33,31 +45,80 @@ def describe(message: Mapping[str, Any], fds: Sequence[int]) -> dict[str, Any]:
     """
     check_installed(map(str, message.get("requirements", ())))
     source = _read(fds[0])
-    module = _module(Path(message["file"]), source)
-    return find_model(module)[1].to_message()
+    file = Path(message["file"])
+    face = _face(source)
+    module = _module(file, source)
+    return find_model(module, _adapted(face, module, message))[1].to_message()
 
 
-def python_executor(model: Model, message: Mapping[str, Any]) -> Executor:
-    """The executor of a Python model, as a load message says."""
+def python_executor(
+    model: Model, message: Mapping[str, Any], fds: Sequence[int], running: Running
+) -> Executor:
+    """The executor of a Python model, as a load message says. The last descriptor
+    beside it is the socket for calls to other models, where it names some; `running`
+    says what runs now."""
     executable = Executable.decode(model.executable.raw())
     given = message["python"]
     check_installed(map(str, given.get("requirements", ())))
     file = Path(given["file"])
     threads = int(message["threads"])
     context = Context(file.parent, given["config"], str(given["device"]), threads)
-    module = _module(file, executable.graphs[GRAPH].model)
-    session = PythonSession(module, file, context)
-    try:
+    with ExitStack() as ends:
+        if given.get("calls"):
+            sock = socket.socket(fileno=os.dup(fds[-1]))
+            calls = ModelCalls(sock, given.get("models"), context, running)
+            ends.callback(calls.close)
+            context.models = calls
+        context.rows_now = lambda: _rows(running())
+        source = executable.graphs[GRAPH].model
+        face = _face(source)
+        module = _module(file, source)
+        adapted = _adapted(face, module, given)
+        session = PythonSession(module, file, context, adapted)
+        ends.callback(session.close)
         return Executor(
             executable,
             model.metadata,
             sessions={GRAPH: session},
             new_options=PlainOptions,
-            on_close=session.close,
+            on_close=ends.pop_all().close,
         )
-    except BaseException:
-        session.close()
-        raise
+
+
+def _rows(running: RunningBatch | None) -> tuple[int, ...]:
+    return () if running is None else tuple(entry.rows for entry in running.entries)
+
+
+def _face(source: bytes) -> ModuleType | None:
+    """The module for files of another kind, where `source` needs it: it is in place
+    before they import it."""
+    for name in FACES:
+        if name.encode() not in source and FACES[name] not in source:
+            continue
+        root = Path(__file__).resolve().parents[2]
+        # Installed beside the engine, or in the folder of a source tree.
+        places = [str(root), str(root / "compat")]
+        spec = PathFinder.find_spec(name, places)
+        if spec is None or spec.loader is None:
+            raise EngineBug(f"{name} is not beside the engine")
+        if name not in sys.modules:
+            module = sys.modules[name] = module_from_spec(spec)
+            spec.loader.exec_module(module)
+        return import_module(f"{name}.adapter")
+    return None
+
+
+def _adapted(
+    face: ModuleType | None, module: ModuleType, given: Mapping[str, Any]
+) -> type[Any] | None:
+    """The model that a face makes of a module; None where it is none of its kind."""
+    if face is None:
+        return None
+    try:
+        found: type[Any] | None = face.adapt(module, given["declared"])
+    except Exception as error:  # the author's code may take part
+        raise load_error(error, Path(given["file"])) from None
+    return found
 
 
 def _module(file: Path, source: bytes) -> ModuleType:

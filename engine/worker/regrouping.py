@@ -262,6 +262,8 @@ class RegroupingReplica(Replica):
         entries = batch.entries
         if not batch.skip and batch.used == batch.rows:
             super()._publish(batch, started, compute)
+            for entry in entries:
+                _close(entry)
             return
         values = batch.results()
         self._results.check(batch, values)

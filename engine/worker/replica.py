@@ -126,7 +126,10 @@ class Replica:
 
     @property
     def pending(self) -> bool:
-        return any(client.pending for client in self.channels)
+        for client in self._queue.channels:  # noqa: SIM110 - asked after every batch
+            if client.pending:
+                return True
+        return False
 
     def due_ns(self, now: int) -> int:
         """When the next batch should start: `now` or earlier means at once."""
@@ -155,12 +158,11 @@ class Replica:
         return rows, oldest, best
 
     def _room(self, order: Sequence[ClientChannel], now: int) -> int:
-        """Rows of the next batch at most."""
+        """Rows of the next batch at most, where some sizes are preferred."""
         policy = self.policy
-        if policy.preferred:
-            _, oldest, best = self._waiting(order, now)
-            if best and not 0 < policy.delay_ns <= now - oldest:
-                return best
+        _, oldest, best = self._waiting(order, now)
+        if best and not 0 < policy.delay_ns <= now - oldest:
+            return best
         return policy.max_rows
 
     # -- running
@@ -192,10 +194,13 @@ class Replica:
         """Whole requests of all channels in turn, up to `max_rows` rows."""
         entries: list[Entry] = []
         order = self._queue.next()
-        room = self._room(order, now)
+        policy = self.policy
+        room = self._room(order, now) if policy.preferred else policy.max_rows
         self._shape = None
         for client in order:
-            reachable = self._reachable_from(client, now)
+            reachable = now
+            if client.pending > 1:
+                reachable = self._reachable_from(client, now)
             while client.pending:
                 slot = client.channel.requests.try_read_lock()
                 if slot < 0:
@@ -212,11 +217,11 @@ class Replica:
                     dropped.append(Dropped(client, request, outcome))
                     client.pending -= 1
                     continue
-                if entries and (not self.policy.max_rows or rows > room):
+                if entries and (not policy.max_rows or rows > room):
                     client.channel.requests.unlock_last()
                     return entries
                 slots = client.input_slots(request)
-                if not self._fits(client, slots, bool(entries)):
+                if policy.same_shapes and not self._fits(client, slots, bool(entries)):
                     client.channel.requests.unlock_last()
                     client.put_back(slots)
                     return entries
@@ -241,8 +246,7 @@ class Replica:
         return now + min(self._took)
 
     def _fits(self, client: ClientChannel, slots: list[int], others: bool) -> bool:
-        if not self.policy.same_shapes:
-            return True
+        """Whether the shapes of a request are those of the `others` in its batch."""
         dim = self._plan.dim
         shape: list[object] = []
         for ring, slot in zip(client.channel.inputs, slots, strict=True):
@@ -316,10 +320,12 @@ class Replica:
     def _publish(self, batch: Batch, started: int, compute: int) -> None:
         """Hand over results, and tell the clients."""
         self._results.publish(batch)
-        rows = batch.rows
+        rows = batch.rows or len(batch.entries)
         for entry in batch.entries:
-            self._tell(
-                entry, Outcome.DONE, started, compute, rows or len(batch.entries)
+            client = entry.client
+            waited = max(0, started - entry.submitted)
+            client.link.complete(
+                client.number, Outcome.DONE, entry.request, waited, compute, rows
             )
 
     def _again(self, entries: Sequence[Entry], started: int) -> Exception | None:

@@ -34,11 +34,11 @@ class Results:
         values = batch.results()
         entries = batch.entries
         one_client = entries[0].client
+        is_of_one = True
         if len(entries) > 1:
             self.check(batch, values)
-        if all(e.client is one_client for e in entries) and self._together(
-            batch, one_client, values
-        ):
+            is_of_one = all(entry.client is one_client for entry in entries)
+        if is_of_one and self._together(batch, one_client, values):
             return
         first = 0
         for entry in entries:

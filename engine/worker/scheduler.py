@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from engine.errors import ExecutionFailed, InvalidInput
 from engine.transport.channel import AnchorRing, Channel
-from engine.transport.link import Link
+from engine.transport.link import ALONE, BACKPRESSURE, PARKED, RUNNING, Link
 from engine.transport.ring_buffer import full_fence
 from engine.worker.cancellation import RunningBatch
 from engine.worker.client_channel import ClientChannel
@@ -142,7 +142,7 @@ class Scheduler:
         See "Waking" at the head of engine/transport/link.py.
         """
         links = [client.link for client in self.clients.values()]
-        if not wait_ns and self._spin(links):
+        if self._spin_credit > 0 and not wait_ns and self._spin(links):
             return
         began = time.monotonic_ns()
         self._arena_grown |= began - self._woke > LONG_NS
@@ -153,9 +153,11 @@ class Scheduler:
         # looks at `parked` second; with a full fence in between on both sides at least
         # one of the two sees the other, so no submission is slept through.
         for link in links:
-            link.parked = True
+            link.words[PARKED] = 1
         full_fence()
-        news = any(link.submissions.read_available for link in links)
+        news = False
+        for link in links:  # and no generator: this comes with every wake-up
+            news = news or link.submissions.read_available
         if not news:
             if not wait_ns or self._poller.poll(wait_ns / 1e6):
                 os.eventfd_read(self.wake_fd)
@@ -163,18 +165,16 @@ class Scheduler:
                 self._arena_grown = False
                 self.give_back_memory()
         for link in links:
-            link.parked = False
+            link.words[PARKED] = 0
         self._woke = time.monotonic_ns()
         self._learn(self._woke - began - WAKE_NS, links)
 
     def _spin(self, links: list[Link]) -> bool:
         """Look for submissions for a moment before sleeping. Returns whether any came.
 
-        Only while that is worth it: after a few spins without a submission requests
+        Only while there is credit: after a few spins without a submission requests
         come too rarely, and the device sleeps at once.
         """
-        if self._spin_credit <= 0:
-            return False
         began = time.monotonic_ns()
         end = began + self._spin_ns
         while (now := time.monotonic_ns()) < end:
@@ -189,7 +189,7 @@ class Scheduler:
     def _learn(self, gap_ns: int, links: list[Link]) -> None:
         """Decide from the time until the last news whether to spin next time."""
         # One at a time never gathers to a batch, however soon it comes.
-        gathers = gap_ns < SPIN_FROM_NS and not any(link.alone for link in links)
+        gathers = gap_ns < SPIN_FROM_NS and not any(link.words[ALONE] for link in links)
         if not gathers and gap_ns < self._spin_ns:
             self._spin_credit = SPIN_CREDIT
         else:
@@ -199,8 +199,7 @@ class Scheduler:
         while not self._commands.empty():  # this thread alone takes from it
             self._commands.get_nowait()()
         for client in self.clients.values():
-            link = client.link
-            while (number := link.next_submission()) >= 0:
+            for number in client.link.take_submissions():
                 found = client.channels.get(number)
                 if found is None:
                     continue
@@ -229,10 +228,10 @@ class Scheduler:
         self._replica = replica
         # Who is left behind if this kills the process looks there.
         for client in self.clients.values():
-            client.link.running = replica.number
+            client.link.words[RUNNING] = replica.number
         touched = replica.step()
         for client in self.clients.values():
-            client.link.running = 0
+            client.link.words[RUNNING] = 0
         self._replica = None
         self._running_since = 0
         self.batches += 1
@@ -246,10 +245,11 @@ class Scheduler:
         self._wake_clients(touched)
 
     def _wake_clients(self, touched: list[ClientChannel]) -> None:
-        links = {id(channel.link) for channel in touched}
         for client in self.clients.values():
-            if id(client.link) in links:
-                client.wake()
+            for channel in touched:
+                if channel.link is client.link:
+                    client.wake()
+                    break
 
     def wait_room(self, channel: ClientChannel, anchor: AnchorRing, size: int) -> int:
         """Wait until an output slot has `size` bytes free; returns their offset.
@@ -257,7 +257,7 @@ class Scheduler:
         This is backpressure: the client has not collected enough of its results.
         """
         deadline = time.monotonic() + ROOM_TIMEOUT
-        channel.link.backpressure = True
+        channel.link.words[BACKPRESSURE] = 1
         try:
             while (offset := anchor.pool.place(size)) < 0:
                 self._wake_clients([channel])
@@ -272,7 +272,7 @@ class Scheduler:
                 if self._poller.poll(min(left, 0.1) * 1000):
                     os.eventfd_read(self.wake_fd)
         finally:
-            channel.link.backpressure = False
+            channel.link.words[BACKPRESSURE] = 0
             os.eventfd_write(self.wake_fd, 1)
         return offset
 

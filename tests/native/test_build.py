@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 def tree(tmp_path: Path) -> Path:
     """A source tree whose only module on the list cannot be translated."""
     shutil.copytree(ROOT / "native", tmp_path / "native")
-    shutil.copy(ROOT / "setup.py", tmp_path)
+    for name in ("setup.py", "README.md"):
+        shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "pyproject.toml").write_text(
         '[project]\nname = "x"\nversion = "1"\n'
         '[tool.popgate]\ncompiled = ["thing.py"]\n[tool.setuptools]\npackages = []\n'

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib
+import inspect
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Protocol, get_type_hints
+from typing import Protocol, get_args, get_type_hints
 
 import pytest
 
 from native.modules import compiled_sources
+from native.popgate_compiled import read_stamp
 
 ROOT = Path(__file__).resolve().parents[2]
 # Ends at once, as native/translate.py: freeing what mypy knows takes as long again.
@@ -67,6 +71,96 @@ def test_plain_classes_do_not_inherit_from_compiled_ones() -> None:
                     bases = {base.__module__ for base in noun.__mro__[1:]}
                     wrong += [f"{noun!r}: {base}" for base in bases & names]
     assert wrong == [], wrong
+
+
+@pytest.mark.parametrize("path", compiled_sources(ROOT))
+def test_no_default_of_a_protocol_stands_on_a_class(path: str) -> None:
+    """Compiled instances have nothing there."""
+    module = importlib.import_module(name_of(path))
+    lost = [
+        f"{noun.__name__}.{name}"
+        for noun in vars(module).values()
+        if isinstance(noun, type) and noun.__module__ == module.__name__
+        for name in lost_defaults(noun)
+    ]
+    assert lost == []
+
+
+def lost_defaults(noun: type) -> list[str]:
+    if dataclasses.is_dataclass(noun):  # their constructors set it
+        return []
+    own = inspect.get_annotations(noun)
+    hints = get_type_hints(noun) if own else {}
+    return [
+        name
+        for name in own
+        if name in noun.__dict__
+        and any(
+            getattr(kind, "_is_protocol", False)
+            for kind in get_args(hints[name]) or (hints[name],)
+        )
+    ]
+
+
+@pytest.mark.parametrize("path", compiled_sources(ROOT))
+def test_finally_has_no_use_for_what_may_still_be_none(path: str) -> None:
+    """Of a name that is None in front of `try` and set in it, compiled code takes for
+    granted in `finally` that it is set, and refuses None."""
+    assert none_in_finally((ROOT / path).read_text()) == []
+
+
+def none_in_finally(source: str) -> list[str]:
+    found = []
+    for function in ast.walk(ast.parse(source)):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        empty = {
+            target.id
+            for node in ast.walk(function)
+            if isinstance(node, ast.Assign | ast.AnnAssign)
+            and isinstance(node.value, ast.Constant)
+            and node.value.value is None
+            for target in (
+                node.targets if isinstance(node, ast.Assign) else [node.target]
+            )
+            if isinstance(target, ast.Name)
+        }
+        for node in ast.walk(function):
+            if isinstance(node, ast.Try):
+                risky = empty & names_in(node.body, ast.Store)
+                risky &= names_in(node.finalbody, ast.Load)
+                found += [f"{function.name}: {name}" for name in sorted(risky)]
+    return found
+
+
+def names_in(body: list[ast.stmt], use: type[ast.expr_context]) -> set[str]:
+    nodes = [node for statement in body for node in ast.walk(statement)]
+    return {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, use)}
+
+
+def test_the_traps_are_seen() -> None:
+    class Trap(Protocol):
+        """Something to do."""
+
+    class Holder:
+        one: Trap | None = None
+        other: int | None = None
+
+    Holder.__annotations__ = {"one": Trap | None, "other": int | None}
+    assert lost_defaults(Holder) == ["one"]
+    trap = "def f():\n    a: T | None = None\n    try:\n        a = g()\n"
+    assert none_in_finally(trap + "    finally:\n        h(a)\n") == ["f: a"]
+    assert none_in_finally(trap + "    finally:\n        h()\n") == []
+
+
+def test_what_is_compiled_here_is_what_is_used() -> None:
+    """`make test-compiled` tests compiled code, and nothing else does."""
+    root = str(ROOT)
+    stamp = None if os.environ.get("POPGATE_PURE") else read_stamp(root)
+    for path in compiled_sources(ROOT):
+        file = importlib.import_module(name_of(path)).__file__
+        assert file is not None
+        assert file.endswith(".py") is (stamp is None), file
 
 
 def test_all_of_it_translates_to_c(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_find_nonzero() -> None:
 
 
 def test_example_of_the_document(tmp_path: Path) -> None:
-    lines = re.findall(r"^    [0-9a-f]{4}  ((?:[0-9a-f]{2} ){15}..)", FORMAT, re.M)
+    lines = re.findall(r"^[0-9a-f]{4}  ((?:[0-9a-f]{2} ){15}..)", FORMAT, re.M)
     data = bytes.fromhex(" ".join(lines))
     with Writer(tmp_path / "file") as writer:
         info = TensorDataInfo("w", TensorInfo((2,), DataType.F32))

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.cases.models import write_models
+from bench.cases.payloads import Payload
+from bench.cases.scenarios import SCENARIOS, VARIED, Mode, Request, Scenario
 from bench.compare import CHECKED, Cell, Run, check_answer, parse, sent, table
-from bench.load import Load, drive, has_wrk, prepared
-from bench.models import write_models
-from bench.payloads import Payload
-from bench.reference import open_session
-from bench.scenarios import SCENARIOS, VARIED, Mode, Request, Scenario
-from bench.serving import Server, free_port
+from bench.drivers.load import Load, drive, has_wrk, prepared
+from bench.servers.reference import open_session
+from bench.servers.server import Server, free_port
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def reference(folder: Path) -> Iterator[Server]:
     port = free_port()
-    command = [sys.executable, "-m", "bench.reference"]
+    command = [sys.executable, "-m", "bench.servers.reference"]
     command += ["--models", str(folder), "--port", str(port)]
     with Server(command, port, name="reference") as server:
         server.wait_ready()

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import pytest
 
+from bench.drivers.queue_ways import WAYS, Copies, Opened, Rings
 from bench.queues import Cell, Exchange, measure, payloads, report
-from bench.queues_ways import WAYS, Copies, Opened, Rings
 
 
 @pytest.mark.parametrize("make", WAYS, ids=lambda make: make.name)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.cases.workload import Job
 from bench.chaos import (
     device_killed,
     gateway_killed,
@@ -17,7 +18,6 @@ from bench.chaos import (
     terminated,
 )
 from bench.soak import prepare
-from bench.workload import Job
 
 CLIENTS = 16
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench.client import Answer
+from bench.cases.payloads import Payload
+from bench.drivers.client import Answer
 from bench.isolation import KINDS, Asked, complaint, run_all
-from bench.payloads import Payload
 
 
 def test_each_gets_what_it_asked_for(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from bench.cases.models import write_models
 from bench.many_models import Ratio, fill
-from bench.models import write_models
-from bench.processes import Usage
-from bench.serving import compile_models, gateway
+from bench.servers.processes import Usage
+from bench.servers.server import compile_models, gateway
 
 MANY = 60
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.client import Answer
+from bench.drivers.client import Answer
 from bench.overload import (
     Overload,
     check_retry_after,
@@ -16,7 +16,7 @@ from bench.overload import (
     prepare,
     retry_after,
 )
-from bench.serving import gateway
+from bench.servers.server import gateway
 
 
 def test_everybody_is_answered_or_told_when_to_come_back(tmp_path: Path) -> None:

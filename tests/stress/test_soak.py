@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from bench.processes import Usage, named_memory
-from bench.serving import gateway
+from bench.servers.processes import Usage, named_memory
+from bench.servers.server import gateway
 from bench.soak import MODELS, Soak, growth, prepare, soak_server
 
 SECONDS = 2.5

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from engine import Device, DeviceLost, DeviceManager, ModelRunner, ModelRunnerConfig
-from engine.transport.link import Link
+from engine.transport.link import ALONE, BACKPRESSURE, PARKED, Link
 from engine.transport.ring_buffer import CONTROL_SIZE, RingCounters
 from tests.engine import models
 
@@ -95,13 +95,13 @@ def test_a_device_that_dies_while_threads_wait(
 def test_a_device_is_told_who_asks_for_one_at_a_time() -> None:
     mine = Link.create()
     its = Link.attach(os.dup(mine.memory.fd))
-    assert not its.alone
-    mine.alone = True
-    assert its.alone
-    assert not its.parked
-    assert not its.backpressure
-    mine.alone = False
-    assert not its.alone
+    assert not its.words[ALONE]
+    mine.words[ALONE] = 1
+    assert its.words[ALONE]
+    assert not its.words[PARKED]
+    assert not its.words[BACKPRESSURE]
+    mine.words[ALONE] = 0
+    assert not its.words[ALONE]
     its.close()
     mine.close()
 

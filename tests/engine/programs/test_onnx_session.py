@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,7 @@ from engine.errors import (
     ExecutionFailed,
     InvalidConfig,
     InvalidModel,
+    OutOfMemory,
 )
 from engine.programs.onnx_session import (
     OnnxSession,
@@ -26,6 +30,7 @@ from popef_io import DataType
 
 value = helper.make_tensor_value_info
 FLOAT = TensorProto.FLOAT
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def session(
@@ -96,7 +101,6 @@ def test_a_binding_says_where_a_shape_does_not_fit(op: str) -> None:
         (ort_state.RuntimeException("stod"), True),
         (ort_state.EPFail("dimension mismatch"), False),
         (ort_state.NotImplemented("index out of range"), False),
-        (MemoryError("shape"), False),
     ],
 )
 def test_who_is_at_fault_does_not_depend_on_the_words(
@@ -105,6 +109,65 @@ def test_who_is_at_fault_does_not_depend_on_the_words(
     error = run_error(raised, None)
     assert isinstance(error, ExecutionFailed)
     assert error.callers_fault is by_input
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        MemoryError("shape"),
+        ort_state.RuntimeException("std::bad_alloc"),
+        ort_state.Fail("CUDA failure 2: out of memory ; GPU=0"),
+    ],
+)
+def test_a_lack_of_memory_is_nobodys_fault(raised: Exception) -> None:
+    error = run_error(raised, None)
+    assert isinstance(error, OutOfMemory)
+    assert not error.callers_fault
+    assert isinstance(load_error(raised), OutOfMemory)
+
+
+NO_MEMORY = """
+import resource, sys
+import numpy as np
+from engine.errors import EngineError
+from engine.programs.onnx_session import OnnxSession, run_error
+from tests.engine.programs.test_onnx_session import expanding
+
+session = OnnxSession(expanding())
+resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+for count in (1 << 33, 1 << 45, 4):
+    feed = {"x": np.ones(1, np.float32), "n": np.array([count])}
+    try:
+        (y,) = session.raw_run(["y"], feed, None)
+        print("ok", y)
+    except Exception as e:
+        error = run_error(e, None)
+        print(type(error).__name__, error.callers_fault)
+"""
+
+
+def expanding() -> bytes:
+    """The highest of as many copies of x as n says."""
+    nodes = [
+        helper.make_node("Expand", ["x", "n"], ["many"]),
+        helper.make_node("ReduceMax", ["many"], ["y"], keepdims=0),
+    ]
+    inputs = [value("x", FLOAT, [1]), value("n", TensorProto.INT64, [1])]
+    graph = helper.make_graph(nodes, "g", inputs, [value("y", FLOAT, [])])
+    opset = helper.make_opsetid("", 20)
+    model = helper.make_model(graph, opset_imports=[opset], ir_version=10)
+    return model.SerializeToString()  # type: ignore[no-any-return]
+
+
+def test_onnx_runtime_says_that_memory_is_out_as_it_did() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NO_MEMORY],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == ["OutOfMemory False"] * 2 + ["ok 1.0"]
 
 
 def test_a_run_fails_as_cancelled_if_it_was_told_to_end() -> None:

@@ -241,7 +241,7 @@ def test_what_a_model_prints_and_its_traceback_go_to_the_log(
         (IDENTITY.replace("self, x", "self, z"), "does not take the inputs x: missing"),
         (
             IDENTITY.replace("return {", "yield {"),
-            "Identity.__call__ is a generator; a call gives one answer",
+            "Identity.__call__ is a generator, which answers one request",
         ),
         (IDENTITY + IDENTITY.replace("class I", "class Other_i"), "several models"),
     ],

@@ -16,6 +16,7 @@ from onnx import helper
 from engine import Device, DeviceLost, EngineError, ModelRunner, ModelRunnerConfig
 from engine.devices.request import Request
 from engine.errors import InvalidInput
+from engine.runner import replica_channel
 from engine.runner.model_runner import MIN_SLOTS
 from engine.tensor import Tensor
 from popef_io import DataType
@@ -191,6 +192,8 @@ with DeviceManager("cpu:1").get_device() as device:
 
 def test_every_allocation_that_takes_a_result_may_fail(tmp_path: Path) -> None:
     pytest.importorskip("_testcapi")
+    if not replica_channel.__file__.endswith(".py"):
+        pytest.skip("compiled code ends a process without memory for a number")
     run_script(EVERY_ALLOCATION, models.affine(tmp_path / "m.popef"))
 
 

@@ -16,7 +16,7 @@ from engine.errors import InvalidModel
 from engine.model.channel_layout import LEAST_ROOM, plan_layout
 from engine.tensor import DataDesc
 from engine.transport.channel import MAX_RANK, Channel, ChannelLayout
-from engine.transport.link import SLOTS, Completion, Link
+from engine.transport.link import BACKPRESSURE, PARKED, SLOTS, Completion, Link
 from engine.transport.outcome import Outcome
 from engine.transport.shared_memory import PAGE, SharedMemory
 from popef_io import DataType
@@ -113,16 +113,19 @@ def test_memory_is_shared_out_by_need() -> None:
 def test_completions_carry_everything_and_never_overrun() -> None:
     client = Link.create()
     device = Link.attach(os.dup(client.memory.fd))
-    assert not client.backpressure
-    device.backpressure = True
-    assert client.backpressure
+    device.words[BACKPRESSURE] = 1
+    assert client.words[BACKPRESSURE]
     assert not client.must_wake()
-    device.parked = True
+    device.words[PARKED] = 1
     assert client.must_wake()
-    assert not device.parked  # the side that clears it wakes
+    assert not device.words[PARKED]  # the side that clears it wakes
     assert client.try_submit(5)
-    assert device.next_submission() == 5
-    assert device.next_submission() == -1
+    assert list(device.take_submissions()) == [5]
+    assert not device.take_submissions()
+    for number in range(SLOTS):
+        assert client.try_submit(number)
+    assert not client.try_submit(SLOTS)
+    assert list(device.take_submissions()) == list(range(SLOTS))  # round the end
     top = (1 << 64) - 1
     device.complete((1 << 32) - 1, Outcome.FAILED, top, top, top, top, "ä" * 2000)
     taken: deque[Completion] = deque()

@@ -1,0 +1,136 @@
+"""A process with the compiler in it, from which a process for each job is forked.
+
+What compiles a model needs numpy, onnx and ONNX Runtime, which take a quarter of a
+second of processor time to import: more than most models take. So one process imports
+them once, and forks for each job. It runs nothing of a model itself, and has one
+thread, so that what is forked from it is as good as what is started anew.
+
+`ForkServer` is the owner's side. Over a socket that keeps messages apart go
+
+    b"fork", with three descriptors    answered with the number of the new process
+    b"wait NUMBER"                     answered with its exit code, once it has ended
+
+and the other end of the socket, closed, ends the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+
+from engine.owner import environment
+
+# Not `-m`: this module is one of those that its package imports.
+_START = f"import sys; from {__name__} import main; main(sys.argv[1:])"
+_MESSAGE = 64
+_DESCRIPTORS = 3
+
+
+class ForkServer:
+    """Starts processes that are forked. Thread-safe; its owner closes it.
+
+    Each calls `function(stdin, stdout, owner)` of `module`, given three descriptors,
+    and ends. `imports` are modules that it finds imported.
+    """
+
+    def __init__(self, module: str, function: str, imports: Sequence[str]) -> None:
+        # A message and its answer are not parted by another's.
+        self._lock = threading.Lock()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            process = subprocess.Popen(
+                [
+                    *(sys.executable, "-P", "-c", _START, str(theirs.fileno())),
+                    *(module, function, *imports),
+                ],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                # A pool of threads would not be there after a fork.
+                env=environment() | {"OPENBLAS_NUM_THREADS": "1"},
+            )
+        self._socket = ours
+        self._process = process
+        self.close = weakref.finalize(self, _end, process, ours)
+        """End the process; the forked ones go on. From any thread."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process is gone, closed or not."""
+        return self._process.poll() is not None
+
+    def fork(self, stdin: int, stdout: int, owner: int) -> int:
+        """The number of a new process; OSError if the server is gone."""
+        descriptors = [stdin, stdout, owner]
+        return self._ask(lambda: socket.send_fds(self._socket, [b"fork"], descriptors))
+
+    def wait(self, number: int) -> int:
+        """The exit code of a process once it has ended, a signal's as a negative
+        number. Once for each process. OSError if the server is gone."""
+        return self._ask(lambda: self._socket.send(b"wait %d" % number))
+
+    def _ask(self, send: Callable[[], object]) -> int:
+        with self._lock:
+            send()
+            answer = self._socket.recv(_MESSAGE)
+        if not answer:
+            raise ConnectionResetError("the fork server has ended")
+        return int(answer)
+
+
+def _end(process: subprocess.Popen[bytes], connection: socket.socket) -> None:
+    # A thread that waits for an answer reads that there is none.
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    process.kill()
+    process.wait()
+    connection.close()
+
+
+# -- in the process
+
+
+def main(arguments: list[str]) -> None:
+    """Serves until the owner is gone. Never returns."""
+    # The owner decides what ends when somebody presses Control-C.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    number, module, function, *imports = arguments
+    job = getattr(importlib.import_module(module), function)
+    for name in imports:
+        importlib.import_module(name)
+    with socket.socket(fileno=int(number)) as connection:
+        while _serve(connection, job):
+            pass
+    os._exit(0)
+
+
+def _serve(connection: socket.socket, job: Callable[[int, int, int], None]) -> bool:
+    """Does what one message asks for; False if none comes any more."""
+    message, descriptors, _, _ = socket.recv_fds(connection, _MESSAGE, _DESCRIPTORS)
+    if not message:
+        return False
+    if message != b"fork":
+        _, status = os.waitpid(int(message.removeprefix(b"wait ")), 0)
+        answer = os.waitstatus_to_exitcode(status)
+    else:
+        answer = os.fork()
+        if answer == 0:
+            connection.close()
+            stdin, stdout, owner = descriptors
+            job(stdin, stdout, owner)
+            sys.stderr.flush()
+            os._exit(0)  # threads of a model may still run
+        for each in descriptors:
+            os.close(each)
+    try:
+        connection.send(b"%d" % answer)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,25 @@
+"""Whether a model keeps something from one request to the next."""
+
+from __future__ import annotations
+
+from engine.programs.dataflow import Dataflow, writes_of
+from engine.programs.executable import Executable
+from engine.programs.program import walk
+from popef_io import Model
+
+
+def keeps_state(model: Model) -> bool:
+    """Whether requests leave something behind in variables, so that another replica is
+    not the same; reads the executable."""
+    flow = model.metadata.program_flow
+    if flow.save:
+        return True
+    executable = Executable.decode(model.executable.raw())
+    persistent = Dataflow.of(executable, flow.load).persistent
+    return any(
+        variable in persistent
+        for number, program in executable.programs.items()
+        if number not in flow.load
+        for node in walk(program)
+        for variable in writes_of(node)
+    )

@@ -1,0 +1,167 @@
+"""Calls of a Python model's code, whatever kind of function it is: one that gives its
+answer, a generator, or a coroutine, for which there is an event loop of the author's.
+
+All for the one thread that runs programs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import time
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import Cancelled, ExecutionFailed
+from engine.programs.session import RunOptions
+from engine.tensor import Array
+
+if TYPE_CHECKING:
+    import asyncio
+
+_log = logging.getLogger(__name__)
+
+#: In place of a response: there are no more.
+NOTHING = object()
+
+
+class AuthorsLoop:
+    """Runs what an author's code awaits; made when it is first needed."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def finish(self, result: Any, options: RunOptions = None) -> Any:
+        """`result`, or what it gives where it is awaitable. Raises what that raises,
+        Cancelled where the run is to end."""
+        if not inspect.isawaitable(result):
+            return result
+        import asyncio  # not needed by most, and slow to import
+
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        return self._run(self._loop, result, options)
+
+    def _run(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        awaitable: Awaitable[Any],
+        options: RunOptions,
+    ) -> Any:
+        import asyncio
+
+        async def waited() -> Any:
+            return await awaitable
+
+        task = loop.create_task(waited())
+        end = partial(_cancel, loop, task)
+        if options is not None:
+            options.tell(end)
+        try:
+            return loop.run_until_complete(task)
+        except asyncio.CancelledError:
+            if options is None or not options.terminate:
+                raise ExecutionFailed("the model cancelled its own call") from None
+            raise Cancelled("the run was terminated") from None
+        finally:
+            if options is not None:
+                options.forget(end)
+
+    def close(self) -> None:
+        """End what the author's code has left running."""
+        loop, self._loop = self._loop, None
+        if loop is None:
+            return
+        import asyncio
+
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        with contextlib.suppress(Exception):
+            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+    def __repr__(self) -> str:
+        return f"<AuthorsLoop {self._loop!r}>"
+
+
+def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> None:
+    """For any thread, at any time."""
+    with contextlib.suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(task.cancel)
+
+
+class Responses:
+    """The requests to a generator that have not had their last response.
+
+    `call` makes the iterator of a request. One that nobody asks for a response until
+    its deadline is closed.
+    """
+
+    def __init__(self, call: Callable[..., Any], loop: AuthorsLoop) -> None:
+        self._call, self._loop = call, loop
+        self._open: dict[int, tuple[Any, int]] = {}
+
+    def step(
+        self,
+        step: Array,
+        feed: Mapping[str, Array],
+        options: RunOptions,
+    ) -> Any:
+        """The next response of a request, or NOTHING. `step` and `feed` as STEP of
+        engine/programs/python_interface.py has them. Raises what the author raises."""
+        request, number, deadline = map(int, step)
+        self._close_late(time.monotonic_ns())
+        if number < 0:
+            self.end(request)
+            return NOTHING
+        if not number:
+            # The arrays are valid during this run, and there are others to come.
+            mine = {name: array.copy() for name, array in feed.items()}
+            self._open[request] = self._call(**mine), deadline
+        found = self._open.get(request)
+        if found is None:
+            raise ExecutionFailed("the responses of this request have ended")
+        try:
+            response = self._next(found[0], options)
+        except BaseException:
+            self.end(request)
+            raise
+        if response is NOTHING:
+            del self._open[request]
+        elif not request:  # a trial, of which nobody wants more
+            self.end(request)
+        return response
+
+    def _next(self, iterator: Any, options: RunOptions) -> Any:
+        if isinstance(iterator, AsyncIterator):
+            return self._loop.finish(anext(iterator, NOTHING), options)
+        return next(iterator, NOTHING)
+
+    def _close_late(self, now: int) -> None:
+        for request, (_, deadline) in list(self._open.items()):
+            if 0 < deadline < now:
+                self.end(request)
+
+    def end(self, request: int) -> None:
+        """Nobody wants more responses; what closing raises is logged."""
+        iterator, _ = self._open.pop(request, (None, 0))
+        close = getattr(iterator, "aclose", None) or getattr(iterator, "close", None)
+        if close is None:
+            return
+        try:
+            self._loop.finish(close())
+        except BaseException as error:
+            _log.error("%s", "".join(traceback.format_exception(error)).rstrip())
+
+    def close(self) -> None:
+        """`end` of all."""
+        for request in list(self._open):
+            self.end(request)
+
+    def __repr__(self) -> str:
+        return f"<Responses to {len(self._open)} requests>"

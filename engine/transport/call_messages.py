@@ -1,0 +1,130 @@
+"""Calls of a Python model to other models, and their answers, as messages.
+
+They travel on a socket of their own between the device process and its owner, who runs
+the models that are called. Small tensors lie in the message, others in an anonymous
+segment beside it (engine/transport/tensor_pack.py).
+
+    call     {call, model, version, deadline_ns, outputs, parameters, tensors | place}
+    cancel   {cancel}                          nobody waits for that call any more
+    answer   {call, tensors | place}           or {call, error, message}
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.errors import EngineBug, EngineError
+from engine.tensor import Tensor
+from engine.transport import control
+from engine.transport.control import Message
+from engine.transport.tensor_pack import pack_tensors, unpack_tensors
+from popef_io import DataType
+
+#: Bytes of all tensors together that lie in the message itself.
+INLINE = 16 * 1024
+#: Tensors that do, each of which takes some bytes to name.
+MOST_INLINE = 64
+
+
+def with_tensors(
+    message: Message, tensors: Mapping[str, Tensor]
+) -> tuple[Message, list[int]]:
+    """The message with the tensors in it or beside it; the descriptors are the
+    caller's to close."""
+    size = sum(tensor.nbytes + len(name) for name, tensor in tensors.items())
+    if size <= INLINE and len(tensors) <= MOST_INLINE:
+        table = [
+            [name, t.data_type.name, list(t.shape), bytes(t.buffer)]
+            for name, t in tensors.items()
+        ]
+        return {**message, "tensors": table}, []
+    place, memory = pack_tensors("call", tensors)
+    fd = os.dup(memory.fd)
+    memory.close()
+    return {**message, "place": place}, [fd]
+
+
+def tensors_of(message: Message, fds: Sequence[int]) -> dict[str, Tensor]:
+    """The tensors of a message; `fds` stay open. Raises EngineBug."""
+    if "place" in message:
+        if not fds:
+            raise EngineBug("the segment of a call is missing")
+        return unpack_tensors(message["place"], fds[0])
+    return {
+        str(name): Tensor(DataType[data_type], tuple(shape), (raw,), len(raw))
+        for name, data_type, shape, raw in message["tensors"]
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """A call as its owner gets it; `deadline_ns` is of `time.monotonic_ns`, 0: none,
+    `outputs` are the names that are wanted, None for all."""
+
+    number: int
+    model: str
+    version: str
+    deadline_ns: int
+    inputs: Mapping[str, Tensor]
+    outputs: tuple[str, ...] | None
+    parameters: Mapping[str, Any]
+
+
+class CallSocket:
+    """The owner's end of the calls of one process. Never blocks; for one thread."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+
+    def fileno(self) -> int:
+        """Readable when there is a call; -1 once closed."""
+        return self._sock.fileno()
+
+    def receive(self) -> ModelCall | int:
+        """The next call, or the number of one that was given up.
+
+        Raises BlockingIOError where there is none, EOFError at the end, EngineBug or
+        ValueError for what is no call.
+        """
+        message, fds = control.receive(self._sock)
+        try:
+            if "cancel" in message:
+                return int(message["cancel"])
+            outputs = message.get("outputs")
+            return ModelCall(
+                int(message["call"]),
+                str(message["model"]),
+                str(message["version"]),
+                int(message["deadline_ns"]),
+                tensors_of(message, fds),
+                None if outputs is None else tuple(map(str, outputs)),
+                dict(message.get("parameters") or {}),
+            )
+        except (KeyError, TypeError) as error:
+            raise EngineBug(f"a call that is none: {error!r}") from None
+        finally:
+            control.close_all(fds)
+
+    def answer(self, number: int, result: Mapping[str, Tensor] | EngineError) -> None:
+        """How a call has ended. Raises BlockingIOError where there is no room for it,
+        OSError where nobody listens any more."""
+        fds: list[int] = []
+        if isinstance(result, EngineError):
+            message = {"call": number, **control.from_error(result)}
+        else:
+            message, fds = with_tensors({"call": number}, result)
+        try:
+            control.send(self._sock, message, fds)
+        finally:
+            control.close_all(fds)
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def __repr__(self) -> str:
+        return f"<CallSocket {self._sock.fileno()}>"

@@ -1,0 +1,110 @@
+"""What `python -m build` makes works where nothing of the source tree is."""
+
+from __future__ import annotations
+
+import email
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Beside the root, where packages are.
+FOLDERS = (ROOT, ROOT / "compat")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+_NOT_COPIED = (".*", "build", "dist", "*.egg-info", "__pycache__", "*.so", "results")
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Made from the source archive, as `python -m build` does it."""
+    folder = tmp_path_factory.mktemp("dist")
+    source = folder / "source"
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(*_NOT_COPIED))
+    run(sys.executable, "-m", "build", "--no-isolation", "-o", folder, cwd=source)
+    (made,) = folder.glob("*.whl")
+    (archive,) = folder.glob("*.tar.gz")
+    assert archive.name == f"popgate-{PROJECT['version']}.tar.gz"
+    return made
+
+
+@pytest.fixture(scope="module")
+def binaries(wheel: Path) -> Path:
+    """Of an environment with the wheel, and the packages that it needs."""
+    folder = wheel.parent / "venv"
+    venv.create(folder, symlinks=True)
+    pip = (sys.executable, "-m", "pip", "--python", folder / "bin" / "python")
+    run(*pip, "install", "-q", "--no-deps", "--no-index", wheel, cwd=wheel.parent)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    # What stands in the .pth files there, this source tree for one, is not taken over.
+    others = folder / "lib" / version / "site-packages" / "others.pth"
+    others.write_text(sysconfig.get_path("purelib"))
+    return folder / "bin"
+
+
+def test_all_packages_and_their_data_are_in_it(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    found = {name for name in names if ".dist-info/" not in name}
+    packages = {name.split("/")[0] for name in found}
+    expected = {
+        path.relative_to(folder).as_posix()
+        for folder in FOLDERS
+        for package in packages
+        for path in (folder / package).rglob("*")
+        if path.is_file() and path.suffix not in (".c", ".pyc", ".so", ".pyi")
+    }
+    assert expected <= found
+    ours = "popgate app engine popef_io popir model_runtime popef popxl popart"
+    ours += " triton_python_backend_utils"
+    assert packages == set(ours.split())
+    assert {f"{name}/py.typed" for name in ("popgate", "app", "engine")} <= found
+
+
+def test_the_index_page_has_no_link_into_the_source_tree(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [n for n in archive.namelist() if n.endswith("/METADATA")]
+        metadata = email.message_from_string(archive.read(name).decode())
+    assert metadata["Keywords"] == ",".join(PROJECT["keywords"])
+    text = metadata.get_payload()
+    assert isinstance(text, str)
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert all(link.startswith(("https://", "#")) for link in links), links
+    assert "docs/python.md" in text
+
+
+def test_it_works_outside_the_source_tree(binaries: Path, tmp_path: Path) -> None:
+    said = run(binaries / "popgate", "--version", cwd=tmp_path)
+    assert said == f"popgate {PROJECT['version']}\n"
+    code = (
+        "import popgate, app, engine, model_runtime, popart, popef, popir, popxl\n"
+        "for package in (popgate, app, engine, model_runtime, popart, popir, popxl):\n"
+        "    print(package.__file__)\n"
+        "print(popgate.__version__)"
+    )
+    *files, version = run(binaries / "python", "-c", code, cwd=tmp_path).splitlines()
+    assert version == PROJECT["version"]
+    assert all(Path(file).is_relative_to(binaries.parent) for file in files), files
+    digits = ROOT / "examples" / "digits"
+    run(binaries / "popgate", "compile", digits / "digits.onnx", "-o", "d.popef",
+        cwd=tmp_path)  # fmt: skip
+    code = (
+        "import numpy, popgate\n"
+        f"images = numpy.load({str(digits / 'test_images.npy')!r})[:4]\n"
+        "with popgate.ModelRunner('d.popef') as runner:\n"
+        "    print(runner.execute(images)['digit'].tolist())"
+    )
+    assert run(binaries / "python", "-c", code, cwd=tmp_path) == "[2, 8, 2, 6]\n"
