@@ -5,7 +5,9 @@ package imports neither onnx nor the engine, lowering does. docs/popir.md descri
 """
 
 from popir import ops as _ops  # noqa: F401 - registers the operators
+from popir.aliases import changed_inputs, schedule
 from popir.autodiff import Connection, Gradients, differentiate
+from popir.dot import dot_of
 from popir.dtypes import (
     DTYPES,
     NP_FLOAT8_143,
@@ -15,11 +17,13 @@ from popir.dtypes import (
     from_carrier,
     to_carrier,
 )
-from popir.errors import IrError, NotYet
+from popir.errors import DeviceError, IrError, NotYet, RunError, ValueOutOfRange
+from popir.export import export_popef
 from popir.float8 import best_scale, decode, encode
 from popir.grouping import Groups, from_assignment, refined, strided
 from popir.ir import Graph, Ir, Operator, Order, Stream, Tensor
 from popir.records import Settings, Spec
+from popir.rewriting import decompose_sums, merge_exchanges
 from popir.seeds import (
     MAX_UINT64,
     create_seeds,
@@ -34,6 +38,7 @@ __all__ = (
     "NP_FLOAT8_152",
     "Connection",
     "DType",
+    "DeviceError",
     "Gradients",
     "Graph",
     "Groups",
@@ -42,19 +47,27 @@ __all__ = (
     "NotYet",
     "Operator",
     "Order",
+    "RunError",
     "Settings",
     "Spec",
     "Stream",
     "Tensor",
+    "ValueOutOfRange",
     "best_scale",
+    "changed_inputs",
     "create_seeds",
     "decode",
+    "decompose_sums",
     "differentiate",
+    "dot_of",
     "dtype_of",
     "encode",
+    "export_popef",
     "from_assignment",
     "from_carrier",
+    "merge_exchanges",
     "refined",
+    "schedule",
     "strided",
     "to_carrier",
     "two_uint32_to_uint64",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from heapq import heapify, heappop, heappush
+from math import prod
 
 from popir.errors import IrError
 from popir.ir import Graph, Operator, Tensor
@@ -17,7 +19,7 @@ def roots_of(graph: Graph) -> Roots:
     def roots(tensor: Tensor) -> frozenset[Tensor]:
         return found.get(tensor) or frozenset({tensor})
 
-    for operator in graph.operators:
+    for operator in _separate(graph.operators):
         if not operator.outputs:
             continue
         record = operator.record
@@ -30,6 +32,12 @@ def roots_of(graph: Graph) -> Roots:
     for tensor in graph.tensors.values():
         found.setdefault(tensor, frozenset({tensor}))
     return found
+
+
+def _separate(operators: Iterable[Operator]) -> Iterator[Operator]:
+    """The parts of merged exchanges in their place."""
+    for operator in operators:
+        yield from operator.attributes.get("parts", (operator,))
 
 
 def inner_graph(operator: Operator) -> tuple[Graph, int] | None:
@@ -62,7 +70,7 @@ def changed_roots(graph: Graph) -> set[Tensor]:
         root
         for operator in graph.operators
         for index in changed_inputs(operator)
-        for root in roots[operator.inputs[index]]
+        for root in roots.get(operator.inputs[index], ())
     }
 
 
@@ -97,7 +105,7 @@ def _contested(graph: Graph) -> dict[Tensor, list[tuple[Operator, bool]]]:
         changed = changed_inputs(operator)
         touched: dict[Tensor, bool] = {}
         for index, tensor in enumerate(operator.inputs):
-            for root in roots[tensor]:
+            for root in roots.get(tensor, ()):  # one may not be connected yet
                 touched[root] = touched.get(root, False) or index in changed
         for root, writes in touched.items():
             if writes or not _is_view(operator):
@@ -132,3 +140,50 @@ def _predecessors(graph: Graph) -> dict[Operator, int]:
                 found |= before[other] | bit[other]
         before[operator] = found
     return before
+
+
+def schedule(graph: Graph) -> list[Operator]:
+    """An order of a graph's operators that keeps data, `in_sequence` and the order of
+    changes to storage; where it is free, operators with small results come first."""
+    waits = orderings(graph)
+    size = {
+        op: sum(prod(t.shape) * t.dtype.carrier.itemsize for t in op.outputs)
+        for op in graph.operators
+    }
+    number = {op: n for n, op in enumerate(graph.operators)}
+    left = {op: len(before) for op, before in waits.items()}
+    after: dict[Operator, list[Operator]] = {}
+    for op, before in waits.items():
+        for each in before:
+            after.setdefault(each, []).append(op)
+    ready = [(size[op], number[op], op) for op in graph.operators if not left[op]]
+    heapify(ready)
+    found = []
+    while ready:
+        op = heappop(ready)[2]
+        found.append(op)
+        for each in after.get(op, ()):
+            left[each] -= 1
+            if not left[each]:
+                heappush(ready, (size[each], number[each], each))
+    return found
+
+
+def orderings(graph: Graph, in_sequence: bool = True) -> dict[Operator, set[Operator]]:
+    """For each operator those that must run before it; in_sequence: also because the
+    program says so, not only because of data and storage."""
+    waits: dict[Operator, set[Operator]] = {
+        op: {
+            other
+            for other in (
+                *(op.after if in_sequence else ()),
+                *(t.producer for t in op.inputs),
+            )
+            if other is not None
+        }
+        for op in graph.operators
+    }
+    for touching in _contested(graph).values():
+        for first, second in _pairs(touching):
+            waits[second].add(first)
+    return waits

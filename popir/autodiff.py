@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from popir.aliases import changed_inputs
-from popir.errors import IrError, NotYet
+from popir.errors import IrError
 from popir.ir import Graph, Operator, Tensor
 from popir.records import Call, Grad, GradRule, Record, Spec
 
@@ -136,31 +137,34 @@ class _Differentiation:
 
     def _given_by(self, operator: Operator, arriving: Iterable[Tensor]) -> list[int]:
         """The inputs to which `operator` passes gradients."""
-        if operator.type == "Call":
-            there = set(arriving)
-            (called,) = operator.called_graphs
-            outputs = [
-                inner
-                for inner, outer in zip(called.outputs, operator.outputs, strict=False)
-                if outer in there
-            ]
-            if called in self._known:
-                wanted = self._known[called].outputs
-                reached = {c.tensor for c in wanted}
-            else:
-                reached = reached_by(called, outputs)
+        if operator.type in ("Call", "If"):
             return [
                 n
-                for n, (inner, outer) in enumerate(
-                    zip(called.inputs, operator.inputs, strict=False)
-                )
-                if outer in self._depends and inner in reached
+                for called, skipped in _branches(operator)
+                for n in self._given_by_graph(operator, called, skipped, set(arriving))
             ]
         return [
             index
             for rule in self._rules(operator)
             for index in rule.gives
             if operator.inputs[index].dtype.is_float
+        ]
+
+    def _given_by_graph(
+        self, operator: Operator, called: Graph, skipped: int, arriving: set[Tensor]
+    ) -> list[int]:
+        """The inputs to which a graph that `operator` runs passes gradients."""
+        pairs = zip(called.outputs, operator.outputs, strict=False)
+        outputs = [inner for inner, outer in pairs if outer in arriving]
+        if called in self._known:
+            reached = {c.tensor for c in self._known[called].outputs}
+        else:
+            reached = reached_by(called, outputs)
+        given = operator.inputs[skipped : skipped + len(called.inputs)]
+        return [
+            n + skipped
+            for n, (inner, outer) in enumerate(zip(called.inputs, given, strict=True))
+            if outer in self._depends and inner in reached
         ]
 
     def _rules(self, operator: Operator) -> list[GradRule]:
@@ -198,8 +202,7 @@ class _Differentiation:
             self._call(operator)
             return
         if operator.type == "If":
-            if self._depends.intersection(operator.inputs):
-                raise NotYet("the gradient of a conditional is not there yet")
+            self._conditional(operator)
             return
         for rule in self._rules(operator):
             self._apply(operator, rule, gradients)
@@ -280,36 +283,9 @@ class _Differentiation:
 
     def _call(self, operator: Operator) -> None:
         (called,) = operator.called_graphs
-        arriving = [t for t in operator.outputs if self._total(t) is not None]
-        indices = self._given_by(operator, arriving)
-        if not indices:
-            return
-        inner = self._known.get(called)
+        inner, inputs = self._gradients_of(operator, called, 0)
         if inner is None:
-            if not called.can_be_differentiated:
-                raise IrError(
-                    f"graph {called.id!r}, called by {self._graph.id!r}, has been "
-                    "marked as unsafe to autodiff; give its gradient graph"
-                )
-            provided = [
-                called.outputs[n]
-                for n, outer in enumerate(operator.outputs)
-                if outer in arriving
-            ]
-            required = [called.inputs[n] for n in dict.fromkeys(indices)]
-            inner = self._inner(called, provided, required)
-        inputs = []
-        for connection in inner.inputs:
-            tensor = connection.tensor
-            outer = (
-                operator.inputs[called.inputs.index(tensor)]
-                if tensor in called.inputs and not connection.is_gradient
-                else operator.outputs[called.outputs.index(tensor)]
-            )
-            if connection.is_gradient:
-                inputs.append(self._total(outer) or self._zero(outer))
-            else:
-                inputs.append(self._here(outer))
+            return
         positions = [called.inputs.index(c.tensor) for c in inner.outputs]
         made = self._backward.add(
             "Call",
@@ -323,6 +299,109 @@ class _Differentiation:
         for n, result in zip(positions, made.outputs, strict=True):
             if operator.inputs[n] in self._depends:
                 self._arrived(operator.inputs[n], result)
+
+    def _conditional(self, operator: Operator) -> None:
+        """A conditional of the branches' gradients: of one branch they are its own, and
+        zeros for the inputs of the other."""
+        found = [
+            (called, skipped, *self._gradients_of(operator, called, skipped))
+            for called, skipped in _branches(operator)
+        ]
+        wanted: list[int] = []
+        for called, skipped, inner, _ in found:
+            if inner is not None:
+                wanted += [
+                    called.inputs.index(c.tensor) + skipped for c in inner.outputs
+                ]
+        if not wanted:
+            return
+        given = [self._here(operator.inputs[0])]
+        graphs = []
+        for called, skipped, inner, inputs in found:
+            given += inputs
+            graphs.append(self._branch(operator, called, skipped, inner, wanted))
+        made = self._backward.add(
+            "If",
+            given,
+            [self._name(operator.inputs[n]) for n in wanted],
+            {
+                "graphs": tuple(graphs),
+                "results": [operator.inputs[n].spec for n in wanted],
+            },
+        )
+        for n, result in zip(wanted, made.outputs, strict=True):
+            if operator.inputs[n] in self._depends:
+                self._arrived(operator.inputs[n], result)
+
+    def _branch(
+        self,
+        operator: Operator,
+        called: Graph,
+        skipped: int,
+        inner: Gradients | None,
+        wanted: list[int],
+    ) -> Graph:
+        """The gradients of the inputs `wanted` where the branch `called` was taken."""
+        graph = self._graph.ir.new_graph(f"{called.id}_bwd_branch")
+        results: dict[int, Tensor] = {}
+        if inner is not None:
+            inputs = [
+                graph.add_input(t.spec, t.name.rpartition("/")[2])
+                for t in inner.graph.inputs
+            ]
+            specs = [t.spec for t in inner.graph.outputs]
+            attributes = {"graphs": (inner.graph,), "results": specs}
+            made = graph.add("Call", inputs, [], attributes)
+            positions = [called.inputs.index(c.tensor) + skipped for c in inner.outputs]
+            results = dict(zip(positions, made.outputs, strict=True))
+        for n in wanted:
+            spec = operator.inputs[n].spec
+            zero: dict[str, Any] = {
+                "dtype": spec.dtype,
+                "shape": spec.shape,
+                "meta_shape": (),
+            }
+            graph.outputs.append(
+                results.get(n) or graph.add("Init", [], [], zero).outputs[0]
+            )
+        return graph
+
+    def _gradients_of(
+        self, operator: Operator, called: Graph, skipped: int
+    ) -> tuple[Gradients | None, list[Tensor]]:
+        """The gradients of a graph that `operator` runs and what they take, here; None
+        where nothing passes. Its inputs begin at `skipped`."""
+        arriving = [t for t in operator.outputs if self._total(t) is not None]
+        indices = self._given_by_graph(operator, called, skipped, set(arriving))
+        if not indices:
+            return None, []
+        inner = self._known.get(called)
+        if inner is None:
+            if not called.can_be_differentiated:
+                raise IrError(
+                    f"graph {called.id!r}, called by {self._graph.id!r}, has been "
+                    "marked as unsafe to autodiff; give its gradient graph"
+                )
+            provided = [
+                called.outputs[n]
+                for n, outer in enumerate(operator.outputs)
+                if outer in arriving
+            ]
+            required = [called.inputs[n - skipped] for n in dict.fromkeys(indices)]
+            inner = self._inner(called, provided, required)
+        inputs = []
+        for connection in inner.inputs:
+            tensor = connection.tensor
+            outer = (
+                operator.inputs[called.inputs.index(tensor) + skipped]
+                if tensor in called.inputs and not connection.is_gradient
+                else operator.outputs[called.outputs.index(tensor)]
+            )
+            if connection.is_gradient:
+                inputs.append(self._total(outer) or self._zero(outer))
+            else:
+                inputs.append(self._here(outer))
+        return inner, inputs
 
     def _inner(
         self, called: Graph, provided: list[Tensor], required: list[Tensor]

@@ -9,3 +9,15 @@ class IrError(Exception):
 
 class NotYet(NotImplementedError):
     """A name that exists and does not work yet; its text says what is missing."""
+
+
+class DeviceError(Exception):
+    """Something below the graphs went wrong."""
+
+
+class RunError(DeviceError):
+    """The device failed, or could not be had, while a program ran."""
+
+
+class ValueOutOfRange(RunError):
+    """A value of the program's own that its options do not allow."""

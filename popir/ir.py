@@ -9,9 +9,11 @@ from typing import Any, Literal, TypeAlias
 
 from popir.dtypes import Array, DType, Shape
 from popir.errors import IrError
-from popir.records import Call, Record, Settings, Spec, record_of
+from popir.records import TAKES_FLOAT8, Call, Record, Settings, Spec, record_of
 
-Kind: TypeAlias = Literal["result", "input", "variable", "constant", "stream"]
+Kind: TypeAlias = Literal[
+    "result", "input", "variable", "constant", "stream", "unconnected"
+]
 _ir_numbers = itertools.count()
 
 
@@ -76,6 +78,11 @@ class Operator:
             [t.spec for t in self.outputs],
             self.attributes,
         )
+
+    @property
+    def connected(self) -> list[Tensor]:
+        """Its inputs but those that are to be connected later."""
+        return [t for t in self.inputs if t.kind != "unconnected"]
 
     @property
     def called_graphs(self) -> tuple[Graph, ...]:
@@ -177,6 +184,8 @@ class Graph:
             if tensor.graph is not self:
                 raise IrError(f"{tensor.id!r} is not in graph {self.id!r}")
         record = record_of(type_) if isinstance(type_, str) else type_
+        if record.type not in TAKES_FLOAT8 and any(t.dtype.is_float8 for t in inputs):
+            raise IrError(f"{record.type} does not take float8: {list(inputs)}")
         given = dict(attributes or {})
         specs = record.infer(Call([t.spec for t in inputs], [], given))
         operator = Operator(
@@ -203,9 +212,23 @@ class Graph:
             hook(operator)
         return operator
 
-    def connect(self, operator: Operator, tensor: Tensor) -> None:
-        """Give `operator` a further input."""
-        operator.inputs.append(tensor)
+    def unconnected(self, spec: Spec) -> Tensor:
+        """A place for an input that will be connected later; part of no graph."""
+        return Tensor("", self, spec, "unconnected")
+
+    def connect(self, operator: Operator, index: int, tensor: Tensor) -> None:
+        """Connect the input `index` of `operator`. IrError where it does not fit."""
+        if tensor.graph is not self or not 0 <= index < len(operator.inputs):
+            raise IrError(f"{tensor} cannot be input {index} of {operator}")
+        old = operator.inputs[index]
+        if (old.shape, old.dtype) != (tensor.shape, tensor.dtype):
+            raise IrError(
+                f"{tensor} does not fit input {index} of {operator}, which is "
+                f"{old.dtype}{list(old.shape)}"
+            )
+        if operator in old.readers:
+            old.readers.remove(operator)
+        operator.inputs[index] = tensor
         tensor.readers.append(operator)
 
     def remove(self, operator: Operator) -> None:
@@ -214,6 +237,13 @@ class Graph:
         for tensor in operator.inputs:
             if operator in tensor.readers:
                 tensor.readers.remove(operator)
+
+    def forget(self, gone: Sequence[Operator], new: Operator) -> None:
+        """What is made next comes after `new` where it would come after `gone`."""
+        for previous in self._previous.values():
+            for some in (previous.operators, previous.before_block):
+                if any(each in gone for each in some):
+                    some[:] = [*(each for each in some if each not in gone), new]
 
     def add_hook(self, hook: Callable[[Operator], object]) -> int:
         """Call `hook` with every operator made from now on; a number to remove it."""
@@ -266,6 +296,9 @@ class Ir:
         """Slices that each host array brings to one run (`num_host_transfers`)."""
         self.is_prepared = False
         """A session was made: nothing may be added any more."""
+        self.options: Any = None
+        """The session options of whatever stands over it."""
+        self.data_flow: Any = None
 
     def free_id(self, wanted: str, taken: Mapping[str, object]) -> str:
         """`wanted`, with a suffix where it is taken."""

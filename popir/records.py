@@ -113,6 +113,43 @@ class Record:
 
 
 RECORDS: dict[str, Record] = {}
+#: Operators that take float8: they move elements, or are made for it. Others compute.
+TAKES_FLOAT8 = frozenset(
+    {
+        "Call",
+        "CastThenPow2Scale",
+        "Concat",
+        "ConcatInplace",
+        "ConvPow2Scaled",
+        "ConvTransposePow2Scaled",
+        "CopyVarUpdate",
+        "Detach",
+        "DetachInplace",
+        "DynamicSlice",
+        "DynamicUpdate",
+        "DynamicUpdateInplace",
+        "Gather",
+        "HostLoad",
+        "HostStore",
+        "Identity",
+        "If",
+        "IoTileCopy",
+        "IpuCopy",
+        "Loop",
+        "MatMulPow2Scaled",
+        "Pow2ScaleThenCast",
+        "PrintTensor",
+        "Reshape",
+        "ReshapeInplace",
+        "Slice",
+        "SliceInplace",
+        "Split",
+        "Subsample",
+        "TiedGather",
+        "Transpose",
+        "TransposeInplace",
+    }
+)
 
 
 def register(record: Record) -> Record:

@@ -6,59 +6,93 @@ it is attached, and come back when they are asked for: every run makes them stal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
 from popir.dtypes import Array, to_carrier
-from popir.errors import IrError
+from popir.errors import IrError, RunError, ValueOutOfRange
+from popir.float8 import MAX_SCALE, MIN_SCALE
 from popir.ir import Ir, Operator, Tensor
 
 if TYPE_CHECKING:
-    from engine import LocalSession
+    from engine import Device
     from popir.lowering.compile import Program
 
 Printer: TypeAlias = Callable[[Operator, Array], object]
 DETACHED = "the session is not attached to its device"
 
 
+class Runner(Protocol):
+    """What runs the programs: in this process or on a device of the pool."""
+
+    def run(
+        self,
+        programs: Iterable[int],
+        inputs: Mapping[str, Array] | None = None,
+        outputs: Mapping[str, Any] | None = None,
+    ) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class Session:
-    """One compiled program in the caller's process.
+    """One compiled program.
 
     check_order: refuse programs whose result depends on an order that nothing fixes.
+    check_scales: a scale of float8 that is out of range ends a run, ValueOutOfRange.
+    on_pool: it will be attached to devices of the pool; else it runs in the caller's
+    process.
     Raises IrError where the program is wrong, NotYet for what does not run yet.
     Not thread-safe.
     """
 
     def __init__(
-        self, ir: Ir, *, check_order: bool = True, printer: Printer | None = None
+        self,
+        ir: Ir,
+        *,
+        check_order: bool = True,
+        printer: Printer | None = None,
+        check_scales: bool = False,
+        on_pool: bool = False,
     ) -> None:
         # Where something is lowered, onnx and the engine are needed; not before.
         from popir.lowering.compile import compile_ir
 
-        self.program: Program = compile_ir(ir, check=check_order)
+        self.program: Program = compile_ir(
+            ir, check=check_order, check_scales=check_scales
+        )
         self.host_is_current = True
         """Whether the host's copies of the variables are what the device has."""
         self._printer = printer
-        self._device: LocalSession | None = None
+        self._on_pool = on_pool
+        self._device: Runner | None = None
+        self.is_lost = False
+        """A run ended before its time: what the device had is gone."""
 
     @property
     def is_attached(self) -> bool:
         """Whether it holds its device."""
         return self._device is not None
 
-    def attach(self) -> None:
-        """Take the device and bring the weights to it."""
-        from engine import LocalSession
+    def attach(self, device: Device | None = None) -> None:
+        """Take the device, one of the pool or None; the weights are to be brought."""
+        if self._device is not None:
+            return
+        program, self.is_lost = self.program, False
+        if self._on_pool:
+            from popir.device_session import DeviceSession
 
-        if self._device is None:
-            program = self.program
+            assert device is not None
+            self._device = DeviceSession(program, device)
+        else:
+            from engine import LocalSession
+
             self._device = LocalSession(program.executable, program.metadata)
-            self.weights_from_host()
 
     def detach(self) -> None:
-        """Give the device back; what it held is lost. Idempotent."""
+        """Leave the device; what it held is lost. Idempotent."""
         device, self._device = self._device, None
         if device is not None:
             device.close()
@@ -72,7 +106,8 @@ class Session:
         Arrays are by the tensor of the stream, with a first dimension of transfers and
         of the carrier's type. Outputs are filled.
         """
-        device, program = self._attached(), self.program
+        self._attached()
+        program = self.program
         given = {
             handle: to_carrier(inputs[tensor])
             for handle, tensor in program.inputs.items()
@@ -83,9 +118,22 @@ class Session:
         }
         for handle, operator in program.prints.items():
             taken[handle] = self._printing(operator)
+        taken |= dict.fromkeys(program.scales, _check_scale)
         if program.written:
             self.host_is_current = False
-        device.run(program.metadata.program_flow.main, given, taken)
+        self._run(program.metadata.program_flow.main, given, taken)
+
+    def _run(
+        self,
+        programs: Iterable[int],
+        given: Mapping[str, Array],
+        taken: Mapping[str, Any],
+    ) -> None:
+        try:
+            self._attached().run(programs, given, taken)
+        except (RunError, KeyboardInterrupt):
+            self.is_lost = self._on_pool
+            raise
 
     def weights_from_host(self) -> None:
         """Bring the host's copies to the device; what it had changed is lost."""
@@ -93,7 +141,7 @@ class Session:
         from popir.lowering.lower import input_handle
 
         data = {input_handle(t.id): _rows(t) for t in self.program.variables}
-        self._attached().run([LOAD], data)
+        self._run([LOAD], data, {})
         self.host_is_current = True
 
     def weights_to_host(self) -> None:
@@ -105,10 +153,10 @@ class Session:
             weight_handle(t.id): _rows(t) if t in self.program.written else _nothing
             for t in self.program.variables
         }
-        self._attached().run([SAVE], {}, places)
+        self._run([SAVE], {}, places)
         self.host_is_current = True
 
-    def _attached(self) -> LocalSession:
+    def _attached(self) -> Runner:
         if self._device is None:
             raise IrError(DETACHED)
         return self._device
@@ -121,6 +169,14 @@ class Session:
                 printer(operator, value)
 
         return show
+
+
+def _check_scale(value: Array) -> None:
+    scale = int(value)
+    if not MIN_SCALE <= scale <= MAX_SCALE:
+        raise ValueOutOfRange(
+            f"log2_scale is {scale}, it must be from {MIN_SCALE} to {MAX_SCALE}"
+        )
 
 
 def _rows(variable: Tensor) -> Array:

@@ -4,29 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import popir
+from popxl import current
+from popxl.current import settings, state
+from popxl.graph import Graph
+from popxl.ir import Ir
 from popxl.tensorlocation import ExecutionContext
-
-if TYPE_CHECKING:
-    from popxl.graph import Graph
-    from popxl.ir import Ir
-
-
-class _State:
-    """One for the process: programs are built by one thread."""
-
-    def __init__(self) -> None:
-        self.graphs: list[Graph] = []
-        self.ipus: list[int | None] = []
-        self.orders: list[popir.Order] = []
-        self.tile_sets: list[str] = []
-        self.scopes: list[str] = []
-        self.fragments: list[ExecutionContext] = []
-
-
-_state = _State()
 
 
 class Context:
@@ -50,7 +35,7 @@ class Context:
     @property
     def name_scopes(self) -> list[str]:
         """The names around, outermost first."""
-        return list(_state.scopes)
+        return list(state.scopes)
 
     def _get_op_settings(self, name: str) -> popir.Settings:
         return settings()
@@ -61,54 +46,22 @@ def get_current_context() -> Context:
     return Context()
 
 
-def settings() -> popir.Settings:
-    """Where an operator made now stands."""
-    order = _state.orders[-1] if _state.orders else None
-    if order is not None and order.mode not in (True, False, "pass"):
-        raise ValueError(f"Unknown mode of in_sequence: {order.mode!r}")
-    fragment = _state.fragments[-1].name if _state.fragments else "Normal"
-    return popir.Settings(
-        scopes=tuple(_state.scopes),
-        ipu=_state.ipus[-1] if _state.ipus else 0,
-        tile_set=_state.tile_sets[-1] if _state.tile_sets else "compute",
-        fragment=fragment,
-        order=order,
-    )
-
-
-def push(graph: Graph) -> None:
-    """Make `graph` the current one; RuntimeError for another Ir's."""
-    if _state.graphs and _state.graphs[0].ir is not graph.ir:
-        raise RuntimeError(
-            "Can only have graphs from the same Ir in the context at one time"
-        )
-    _state.graphs.append(graph)
-
-
-def pop() -> None:
-    """Make the graph before it the current one."""
-    _state.graphs.pop()
-
-
 def get_current_graph() -> Graph:
     """The graph that operators are made in; RuntimeError outside of all."""
-    if not _state.graphs:
-        raise RuntimeError(
-            "No graph is in context: use `with ir.main_graph:` around operators"
-        )
-    return _state.graphs[-1]
+    return Graph._of(current.graph())
 
 
 def get_main_graph() -> Graph:
     """The main graph of the current Ir."""
-    if not _state.graphs:
+    if not state.graphs:
         raise RuntimeError("No graph is in context: there is no main graph")
-    return _state.graphs[0].ir.main_graph
+    return Graph._of(state.graphs[0].ir.main)
 
 
 def get_ir() -> Ir:
     """The current Ir."""
-    return get_current_graph().ir
+    found: Ir = get_current_graph().ir
+    return found
 
 
 gcg, gmg, gir = get_current_graph, get_main_graph, get_ir
@@ -117,11 +70,11 @@ gcg, gmg, gir = get_current_graph, get_main_graph, get_ir
 @contextmanager
 def ipu(ipu: int | None) -> Iterator[int | None]:
     """Operators inside are on this device."""
-    _state.ipus.append(ipu)
+    state.ipus.append(ipu)
     try:
         yield ipu
     finally:
-        _state.ipus.pop()
+        state.ipus.pop()
 
 
 @contextmanager
@@ -130,40 +83,40 @@ def in_sequence(mode: bool | Literal["pass"] = True) -> Iterator[None]:
     after those before and before those after (False), or as data flows ('pass')."""
     if mode is None:
         raise TypeError("`None` cannot be passed to `in_sequence`")
-    _state.orders.append(popir.Order(mode))
+    state.orders.append(popir.Order(mode))
     try:
         yield
     finally:
-        _state.orders.pop()
+        state.orders.pop()
 
 
 @contextmanager
 def io_tiles() -> Iterator[None]:
     """Operators inside are on the tiles for exchange."""
-    _state.tile_sets.append("io")
+    state.tile_sets.append("io")
     try:
         yield
     finally:
-        _state.tile_sets.pop()
+        state.tile_sets.pop()
 
 
 @contextmanager
 def name_scope(name: str) -> Iterator[list[str]]:
     """Names inside begin with `name/`."""
-    _state.scopes.append(name)
+    state.scopes.append(name)
     try:
-        yield list(_state.scopes)
+        yield list(state.scopes)
     finally:
-        _state.scopes.pop()
+        state.scopes.pop()
 
 
 @contextmanager
 def _execution_context(context: ExecutionContext) -> Iterator[ExecutionContext]:
-    _state.fragments.append(context)
+    state.fragments.append(context.name)
     try:
         yield context
     finally:
-        _state.fragments.pop()
+        state.fragments.pop()
 
 
 def op_debug_context(name: Any) -> Any:

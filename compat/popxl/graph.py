@@ -3,62 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from popart.views import GraphView, OpView
 
 import popir
-from popxl.context import pop, push
+from popxl.current import pop, push
+from popxl.program import Program
 from popxl.tensor import Constant, Tensor, Variable
-
-if TYPE_CHECKING:
-    from popxl.ir import Ir
 
 
 class Graph:
     """A graph; one handle each. Made by an Ir."""
 
-    _pb_graph: popir.Graph
-    _ir: Ir
+    _below: popir.Graph
+    _ir: Program
 
     def __init__(self) -> None:
         raise TypeError("Cannot construct a popxl.Graph directly; use an Ir")
 
     @classmethod
-    def _from_pb(cls, below: popir.Graph) -> Graph:
-        from popxl.ir import Ir
-
-        ir = Ir._from_pb(below.ir)
-        found = ir._graphs.get(below)
+    def _of(cls, below: popir.Graph) -> Graph:
+        ir = Program._of(below.ir)
+        found: Graph | None = ir._graphs.get(below)
         if found is None:
             found = cls.__new__(cls)
-            found._pb_graph = below
+            found._below = below
             found._ir = ir
             ir._graphs[below] = found
         return found
 
+    @classmethod
+    def _from_pb(cls, pb: GraphView) -> Graph:
+        return cls._of(pb._below)
+
     @property
-    def ir(self) -> Ir:
+    def _pb_graph(self) -> GraphView:
+        return GraphView(self._below)
+
+    @property
+    def ir(self) -> Any:
         """The Ir it is part of."""
         return self._ir
 
     @property
     def id(self) -> str:
         """Unique in its Ir; empty for the main graph."""
-        return self._pb_graph.id
+        return self._below.id
 
     @property
     def name(self) -> str:
         """The same as its id."""
-        return self._pb_graph.id
+        return self._below.id
 
     @property
     def main_graph(self) -> Graph:
         """The main graph of its Ir."""
-        return self._ir.main_graph
+        return Graph._of(self._below.ir.main)
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
         """In order."""
-        return tuple(map(Tensor._from_pb_tensor, self._pb_graph.inputs))
+        return tuple(map(Tensor._of, self._below.inputs))
 
     @property
     def inputs_by_name(self) -> dict[str, Tensor]:
@@ -68,17 +74,17 @@ class Graph:
     @property
     def outputs(self) -> tuple[Tensor, ...]:
         """In order."""
-        return tuple(map(Tensor._from_pb_tensor, self._pb_graph.outputs))
+        return tuple(map(Tensor._of, self._below.outputs))
 
     @property
     def _by_ref_inputs(self) -> set[Tensor]:
-        below = self._pb_graph.inputs
-        return {Tensor._from_pb_tensor(t) for t in below if t.by_reference}
+        below = self._below.inputs
+        return {Tensor._of(t) for t in below if t.by_reference}
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All, hidden results too."""
-        return tuple(map(Tensor._from_pb_tensor, self._pb_graph.tensors.values()))
+        return tuple(map(Tensor._of, self._below.tensors.values()))
 
     @property
     def variables(self) -> tuple[Variable, ...]:
@@ -95,29 +101,29 @@ class Graph:
         """The graphs that it calls, each once."""
         called = dict.fromkeys(
             graph
-            for operator in self._pb_graph.operators
+            for operator in self._below.operators
             for graph in operator.called_graphs
         )
-        return tuple(map(Graph._from_pb, called))
+        return tuple(map(Graph._of, called))
 
     def get_tensor(self, tensor_id: str) -> Tensor:
         """The tensor of that id; ValueError if there is none."""
-        found = self._pb_graph.tensors.get(tensor_id)
+        found = self._below.tensors.get(tensor_id)
         if found is None:
             raise ValueError(f"There is no tensor {tensor_id!r} in graph {self.id!r}")
-        return Tensor._from_pb_tensor(found)
+        return Tensor._of(found)
 
     def register_op_created_hook(self, fn: Callable[[Any], Any]) -> int:
         """Call `fn` with every operator made from now on; a handle to remove it."""
-        return self._pb_graph.add_hook(fn)
+        return self._below.add_hook(lambda op: fn(OpView(op)))
 
     def remove_op_created_hook(self, handle: int) -> None:
         """Call it no more; ValueError for an unknown handle."""
-        if self._pb_graph.hooks.pop(handle, None) is None:
+        if self._below.hooks.pop(handle, None) is None:
             raise ValueError(f"There is no hook {handle}")
 
     def __enter__(self) -> Graph:
-        push(self)
+        push(self._below)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -126,12 +132,12 @@ class Graph:
     def __contains__(self, value: object) -> bool:
         if not isinstance(value, Tensor):
             raise TypeError(f"Value must be of type popxl.Tensor. Type: {type(value)}")
-        return value._pb_tensor.graph is self._pb_graph
+        return value._below.graph is self._below
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Graph):
             raise TypeError(f"Value must be of type popxl.Graph. Type: {type(other)}")
-        return self._pb_graph is other._pb_graph
+        return self._below is other._below
 
     def __hash__(self) -> int:
         return hash((self.id, self._ir))

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
-from weakref import WeakValueDictionary
+from pathlib import Path
+from typing import Any, Literal
+
+import popart
+from popart.views import IrView
 
 import popir
-from popxl.context import pop, push
+from popxl.current import pop, push
+from popxl.graph import Graph
 from popxl.module import Module
+from popxl.program import Program
 from popxl.replica_grouping import ReplicaGrouping
+from popxl.streams import DeviceToHostStream, HostToDeviceStream
 from popxl.tensor import Tensor, TensorByRef, TensorSpec, graph_input
-
-if TYPE_CHECKING:
-    from popxl.graph import Graph
-    from popxl.streams import DeviceToHostStream, HostToDeviceStream
 
 
 class SessionOptions:
     """Options that programs read and set; unknown ones are kept too."""
 
     def __init__(self) -> None:
-        self.virtualGraphMode: Any = "Manual"
+        self.virtualGraphMode: Any = popart.VirtualGraphMode.Manual
         self.useHostCopyOps = True
         self.aliasZeroCopy = True
         self.enableExplicitMainLoops = True
@@ -42,14 +45,13 @@ class SessionOptions:
         self.convolutionOptions: dict[str, str] = {}
         self.throwIfLog2ScaleTensorNotInRange = False
         self.constantWeights = True
-        self.enableEngineCaching = False
-        self.cachePath = ""
+        folder = os.environ.get("POPXL_CACHE_DIR") or os.environ.get("POPART_CACHE_DIR")
+        self.enableEngineCaching = folder is not None
+        self.cachePath = folder or ""
 
 
-class Ir:
+class Ir(Program):
     """All graphs of a program. Freed with the last of its graphs and tensors."""
-
-    _ir_cache: ClassVar[WeakValueDictionary[int, Ir]] = WeakValueDictionary()
 
     def __init__(self, replication: int | Literal["popdist"] = 1) -> None:
         if replication == "popdist":
@@ -58,37 +60,35 @@ class Ir:
         self.replication_factor = int(replication)
 
     def _begin(self, below: popir.Ir) -> None:
-        self._pb_ir = below
-        self._graphs: dict[popir.Graph, Graph] = {}
-        self._tensors: dict[popir.Tensor, Tensor] = {}
-        self._session_options = SessionOptions()
-        Ir._ir_cache[below.number] = self
+        super()._begin(below)
+        if below.options is None:
+            below.options = SessionOptions()
 
-    @classmethod
-    def _from_pb(cls, below: popir.Ir) -> Ir:
-        found = cls._ir_cache.get(below.number)
-        if found is None:
-            found = cls.__new__(cls)
-            found._begin(below)
-        return found
+    @property
+    def _pb_ir(self) -> IrView:
+        return IrView(self._below)
+
+    @staticmethod
+    def _from_pb(pb: IrView) -> Any:
+        return Program._of(pb._below)
+
+    @property
+    def _session_options(self) -> Any:
+        return self._below.options
 
     @property
     def id(self) -> int:
         """Counted from 0 in the process."""
-        return self._pb_ir.number
+        return self._below.number
 
     @property
     def main_graph(self) -> Graph:
         """The graph that a run executes."""
-        from popxl.graph import Graph
-
-        return Graph._from_pb(self._pb_ir.main)
+        return Graph._of(self._below.main)
 
     def create_empty_graph(self, name: str | None = None) -> Graph:
         """A graph without inputs, outputs and operators."""
-        from popxl.graph import Graph
-
-        return Graph._from_pb(self._pb_ir.new_graph(name or "graph"))
+        return Graph._of(self._below.new_graph(name or "graph"))
 
     def create_graph(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Graph:
         """A graph of what `fn` (or the `build` of a Module) does with its arguments:
@@ -103,14 +103,14 @@ class Ir:
             ) from error
         bound.apply_defaults()
         graph = self.create_empty_graph(name)
-        push(graph)
+        push(graph._below)
         try:
             for parameter in signature.parameters.values():
                 value = bound.arguments[parameter.name]
                 bound.arguments[parameter.name] = _as_inputs(parameter, value)
             results = call(*bound.args, **bound.kwargs)
             for each in _outputs(results, name):
-                graph._pb_graph.outputs.append(each._pb_tensor)
+                graph._below.outputs.append(each._below)
         finally:
             pop()
         return graph
@@ -118,27 +118,29 @@ class Ir:
     @property
     def num_host_transfers(self) -> int:
         """Slices that each host array brings to one run."""
-        return self._pb_ir.transfers
+        return self._below.transfers
 
     @num_host_transfers.setter
     def num_host_transfers(self, value: int) -> None:
-        self._pb_ir.transfers = int(value)
+        self._below.transfers = int(value)
 
     @property
     def replication_factor(self) -> int:
         """Replicas of all instances together."""
-        return self._session_options.replicatedGraphCount
+        if self._below.options.enableDistributedReplicatedGraphs:
+            return int(self._below.options.globalReplicationFactor)
+        return int(self._below.options.replicatedGraphCount)
 
     @replication_factor.setter
     def replication_factor(self, value: int) -> None:
-        if self._pb_ir.is_prepared:
+        if self._below.is_prepared:
             raise RuntimeError(
                 "The replication factor cannot be changed: the Ir is prepared already"
             )
         if value < 1:
             raise ValueError(f"replication must be 1 at least, found {value}")
-        self._session_options.replicatedGraphCount = int(value)
-        self._session_options.enableReplicatedGraphs = value > 1
+        self._below.options.replicatedGraphCount = int(value)
+        self._below.options.enableReplicatedGraphs = value > 1
 
     @property
     def instance_replication_factor(self) -> int:
@@ -161,27 +163,39 @@ class Ir:
 
     def get_all_h2d_streams(self) -> set[HostToDeviceStream]:
         """The streams that some operator loads."""
-        from popxl.streams import HostToDeviceStream
-
         return {
-            HostToDeviceStream._of(Tensor._from_pb_tensor(each.tensor), each)  # type: ignore[misc]
-            for each in self._pb_ir.streams.values()
+            HostToDeviceStream._of(Tensor._of(each.tensor), each)  # type: ignore[misc]
+            for each in self._below.streams.values()
             if each.is_input and each.uses
         }
 
     def get_all_d2h_streams(self) -> set[DeviceToHostStream]:
         """The streams that some operator stores."""
-        from popxl.streams import DeviceToHostStream
-
         return {
-            DeviceToHostStream._of(Tensor._from_pb_tensor(each.tensor), each)  # type: ignore[misc]
-            for each in self._pb_ir.streams.values()
+            DeviceToHostStream._of(Tensor._of(each.tensor), each)  # type: ignore[misc]
+            for each in self._below.streams.values()
             if not each.is_input and each.uses
         }
 
     def dot_checkpoint(self, check: str, save_dir: Any = None) -> None:
-        """Not there yet."""
-        raise popir.NotYet("dot files are not there yet")
+        """Write the graphs to `<check>.dot`, for graphviz, if that check is active.
+
+        Active are those of the option dotChecks and of POPART_DOT_CHECKS (names with
+        ':' between them, or ALL); where neither says anything, all.
+        """
+        options = self._below.options
+        if not options.dotChecks and "POPART_DOT_CHECKS" not in os.environ:
+            options.dotChecks = {"ALL"}
+        self._write_dot(check, save_dir)
+
+    def _write_dot(self, check: str, save_dir: Any = None) -> None:
+        options = self._below.options
+        given = os.environ.get("POPART_DOT_CHECKS", "").split(":")
+        active = {str(name).upper() for name in (*options.dotChecks, *given)} - {""}
+        if not active & {"ALL", check.upper()}:
+            return
+        folder = Path(options.logDir if save_dir is None else save_dir)
+        (folder / f"{check}.dot").write_text(popir.dot_of(self._below))
 
     def __hash__(self) -> int:
         return hash(self.id)

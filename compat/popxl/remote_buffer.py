@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import popir
-from popxl.context import get_ir
+from popxl import current
 from popxl.dtypes import dtype
 from popxl.tensor import Tensor
 
@@ -17,7 +17,7 @@ class RemoteBuffer:
     def __init__(
         self, tensor_shape: Iterable[int], tensor_dtype: dtype, entries: int
     ) -> None:
-        below = get_ir()._pb_ir
+        below = current.graph().ir
         self._id = below.new_remote_buffer()
         self._meta_shape: tuple[int, ...] = ()
         self.set_remote_buffer_info(tensor_dtype, tensor_shape, entries)

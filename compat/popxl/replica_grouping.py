@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import popir
-
-if TYPE_CHECKING:
-    from popxl.ir import Ir
+from popxl.program import Program
 
 
 class ReplicaGrouping:
     """Which replicas hold the same values. Made by an Ir."""
 
-    _ir: Ir
+    _ir: Program
     _groups: popir.Groups
 
     def __init__(self) -> None:
@@ -23,7 +19,7 @@ class ReplicaGrouping:
         )
 
     @classmethod
-    def _make(cls, ir: Ir, groups: popir.Groups) -> ReplicaGrouping:
+    def _make(cls, ir: Program, groups: popir.Groups) -> ReplicaGrouping:
         self = cls.__new__(cls)
         self._ir = ir
         self._groups = groups

@@ -7,14 +7,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import popart
 
 import popir
 from popir import session as running
+from popxl import utils
 from popxl.dtypes import dtype
 from popxl.ir import Ir
 from popxl.streams import DeviceToHostStream, HostToDeviceStream
 from popxl.tensor import Constant, Tensor, Variable
-from popxl.utils import downcast_np_dtypes
+from popxl.utils import _to_device_info, downcast_np_dtypes
 
 _Array: TypeAlias = np.ndarray[Any, Any]
 h2dStreamBufferMaps = Mapping[HostToDeviceStream, Any]  # noqa: N816
@@ -25,7 +27,8 @@ _UNREADABLE = ("int8", "uint8", "complex64", "complex128")
 class Session:
     """One program, ready to run.
 
-    device_desc: 'cpu' and 'ipu_model' run in this process; 'ipu_hw' is not there yet.
+    device_desc: 'cpu' and 'ipu_model' run in this process, 'ipu_hw' on a device of the
+    pool, which it has for itself while it is attached.
     """
 
     def __init__(
@@ -34,32 +37,57 @@ class Session:
         device_desc: Any = "cpu",
         weights_to_host_on_exit: bool = True,
     ) -> None:
-        if device_desc == "ipu_hw":
-            raise popir.NotYet(
-                "Sessions on 'ipu_hw' are not there yet; 'cpu' and 'ipu_model' are"
-            )
-        if device_desc not in ("cpu", "ipu_model"):
-            raise ValueError(f"Incorrect device type provided: {device_desc!r}")
+        device = device_desc
+        if not isinstance(device, popart.DeviceInfo):
+            device = _to_device_info(device_desc, ir.replication_factor)
         if ir.replication_factor > 1:
-            if device_desc == "cpu":
-                raise ValueError("A 'cpu' device has one unit, for one replica")
             raise popir.NotYet("Several replicas are not there yet")
         self._ir = ir
-        self._weights_to_host_on_exit = weights_to_host_on_exit
-        self._depth = 0
-        options = ir._session_options
+        self.weights_to_host_on_exit = weights_to_host_on_exit
+        self._was_attached: list[bool] = []
+        self._device = device
+        # Programs replace these two methods, to do without compiling and weights.
+        self._pb_session = popart.InferenceSession.fromIr(ir._pb_ir, device)
+        self._pb_session.printer = print_tensor
         try:
-            self._session = running.Session(
-                ir._pb_ir,
-                check_order=options.enableInplaceAmbiguityChecking,
-                printer=print_tensor,
-            )
+            self._pb_session.prepareDevice(loadEngine=device.isAttached)
         except popir.IrError as error:
             if "has no graphs" in str(error):
                 raise RuntimeError(str(error)) from None
             raise
-        ir._pb_ir.is_prepared = True
+        ir._below.is_prepared = True
+        # No graph changes any more.
+        self._h2d, self._d2h = ir.get_all_h2d_streams(), ir.get_all_d2h_streams()
+        ir._write_dot("FINAL")
         self._set_current(True)
+        if device.isAttached:
+            self.weights_from_host()
+
+    @property
+    def _session(self) -> running.Session:
+        """What runs; there is none where preparing was replaced."""
+        below = self._pb_session._running
+        if below is None:
+            raise popir.IrError("the session was not prepared")
+        return below
+
+    def _written(self) -> frozenset[popir.Tensor]:
+        below = self._pb_session._running
+        return frozenset() if below is None else below.program.written
+
+    def _set_device(self, device: popart.DeviceInfo) -> None:
+        """Another device to attach."""
+        self._device = device
+        self._pb_session._device = device
+
+    @property
+    def device(self) -> popart.DeviceInfo:
+        """The device; setting it does nothing."""
+        return self._device
+
+    @device.setter
+    def device(self, _: Any) -> None:
+        pass
 
     @property
     def ir(self) -> Ir:
@@ -71,7 +99,7 @@ class Session:
     @property
     def is_attached(self) -> bool:
         """Whether it holds its device."""
-        return self._session.is_attached
+        return self._device.isAttached
 
     def expected_inputs(self) -> set[HostToDeviceStream]:
         """The streams that `run` must be given data for."""
@@ -114,7 +142,7 @@ class Session:
         self._validate_run_inputs(given)
         self._validate_run_outputs(outputs or {})
         arrays = {
-            stream._tensor._pb_tensor: _as_type(self._rows(stream, data), stream.dtype)
+            stream._tensor._below: _as_type(self._rows(stream, data), stream.dtype)
             for stream, data in given.items()
         }
         into: dict[popir.Tensor, _Array] = {}
@@ -125,8 +153,8 @@ class Session:
             if not (fits and np.shares_memory(rows, array)):
                 late.append((array, np.empty(rows.shape, stream.dtype.as_numpy())))
                 rows = late[-1][1]
-            into[stream._tensor._pb_tensor] = rows
-        self._set_current(not self._session.program.written)
+            into[stream._tensor._below] = rows
+        self._set_current(not self._written())
         self._session.run(arrays, into)
         for array, made in late:
             array[...] = made.reshape(array.shape)
@@ -138,10 +166,10 @@ class Session:
         return array.reshape(1, *stream.shape)
 
     def _validate_run_inputs(self, inputs: Mapping[HostToDeviceStream, Any]) -> None:
-        self._validate(inputs, self._ir.get_all_h2d_streams(), "inputs")
+        self._validate(inputs, self._h2d, "inputs")
 
     def _validate_run_outputs(self, outputs: Mapping[DeviceToHostStream, Any]) -> None:
-        self._validate(outputs, self._ir.get_all_d2h_streams(), "outputs")
+        self._validate(outputs, self._d2h, "outputs")
 
     def _validate(self, given: Mapping[Any, Any], wanted: Any, word: str) -> None:
         if set(given) != set(wanted):
@@ -176,14 +204,14 @@ class Session:
     def weights_to_host(self) -> None:
         """Bring what the device has to the host's copies; ValueError if detached."""
         self._check_attached()
-        for variable in self._session.program.written:
+        for variable in self._written():
             assert variable.data is not None
             if not variable.data.flags.writeable:
                 raise Exception(
                     f"The memory-mapped data of {variable.id!r} are read-only"
                 )
-        self._session.weights_to_host()
-        for variable in self._session.program.written:
+        self._pb_session.weightsToHost()
+        for variable in self._written():
             if isinstance(variable.data, np.memmap):
                 variable.data.flush()
         self._set_current(True)
@@ -191,7 +219,7 @@ class Session:
     def weights_from_host(self) -> None:
         """Bring the host's copies to the device; ValueError if detached."""
         self._check_attached()
-        self._session.weights_from_host()
+        self._pb_session.weightsFromHost()
         self._set_current(True)
 
     def get_tensor_data(self, tensor: Variable | Constant) -> _Array:
@@ -208,11 +236,8 @@ class Session:
                 raise TypeError(f"{tensor} is not of type Constant or Variable")
             if tensor.dtype.name in _UNREADABLE:
                 raise ValueError(f"{tensor.id}: {tensor.dtype} cannot be read back")
-        stale = not self._session.host_is_current
-        if self.is_attached and stale:
-            variables = {
-                Tensor._from_pb_tensor(v) for v in self._session.program.written
-            }
+        if self.is_attached and not self._pb_session.areHostWeightsInSync():
+            variables = {Tensor._of(v) for v in self._written()}
             if variables.intersection(wanted):
                 self.weights_to_host()
         return {tensor: _host_copy(tensor) for tensor in wanted}
@@ -233,32 +258,45 @@ class Session:
     # Attaching
 
     def __enter__(self) -> Session:
-        self._depth += 1
-        if self._depth == 1:
+        was_attached = self.is_attached
+        if not was_attached:
+            self._device.setOnDemandAttachTimeout(
+                utils.HW_DEVICE_CONNECTION_TIMEOUT / 1000
+            )
+            if not self._device.tryAttachUntilTimeout():
+                raise popir.RunError(
+                    f"Failed to acquire {self._device!r}: no device was free for "
+                    f"{utils.HW_DEVICE_CONNECTION_TIMEOUT} ms"
+                )
             try:
-                self._session.attach()
+                self.weights_from_host()
             except BaseException:
-                self._depth = 0
+                self._detach()
                 raise
-            self._set_current(True)
+        self._was_attached.append(was_attached)
         return self
 
     def __exit__(self, kind: object, *_: object) -> Literal[False]:
-        self._depth -= 1
-        if self._depth == 0:
+        if not self._was_attached.pop():
             try:
-                if kind is None and self._weights_to_host_on_exit:
+                if kind is None and self.weights_to_host_on_exit:
                     self._leave()
             finally:
-                self._session.detach()
-                self._set_current(True)
+                self._detach()
         return False
+
+    def _detach(self) -> None:
+        self._device.detach()
+        self._set_current(True)
 
     def _leave(self) -> None:
         """Weights come back, but not into files that are only read."""
-        data = [variable.data for variable in self._session.program.written]
+        data = [variable.data for variable in self._written()]
         is_read_only = any(d is not None and not d.flags.writeable for d in data)
-        if not (self._session.host_is_current or is_read_only):
+        # What the device had is gone if a run was ended: that was said when it was.
+        below = self._pb_session._running
+        current = below is None or below.host_is_current or below.is_lost
+        if not (current or is_read_only):
             self.weights_to_host()
 
     def _check_attached(self) -> None:
@@ -268,7 +306,7 @@ class Session:
             )
 
     def _set_current(self, current: bool) -> None:
-        for variable in self._session.program.written:
+        for variable in self._written():
             variable.is_current = current
 
 
@@ -288,7 +326,7 @@ def _as_type(array: _Array, type_: dtype) -> _Array:
 
 
 def _host_copy(tensor: Tensor) -> _Array:
-    data = tensor._pb_tensor.data
+    data = tensor._below.data
     assert data is not None
     return data
 

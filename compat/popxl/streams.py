@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import popir
-from popxl.context import get_ir, settings
+from popxl import current
 from popxl.dtypes import dtype
 from popxl.tensor import Tensor, TensorSpec
 
@@ -23,10 +23,10 @@ class Stream:
     def _make(
         cls, shape: Iterable[int], type_: dtype, name: str, is_in: bool
     ) -> Stream:
-        ir = get_ir()
+        ir = current.graph().ir
         spec = popir.Spec(dtype.as_dtype(type_)._pb_dtype, tuple(map(int, shape)))
-        below = ir._pb_ir.add_stream(spec, name, is_in, settings().scopes)
-        return cls._of(Tensor._from_pb_tensor(below.tensor), below)
+        below = ir.add_stream(spec, name, is_in, current.settings().scopes)
+        return cls._of(Tensor._of(below.tensor), below)
 
     @classmethod
     def _of(cls, tensor: Tensor, below: popir.Stream) -> Stream:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NewType, NoReturn
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NewType, NoReturn
 
 import numpy as np
+from popart.views import TensorView
 
 import popir
-from popxl import context
+from popxl import current
 from popxl.dtypes import dtype
 from popxl.errors import UndefinedValue
+from popxl.program import Program
+from popxl.replica_grouping import ReplicaGrouping
 from popxl.utils import downcast_np_dtypes, to_numpy
-
-if TYPE_CHECKING:
-    from popxl.ir import Ir
-    from popxl.replica_grouping import ReplicaGrouping
 
 ScalarType = int | float | bool
 HostTensor = Any
@@ -56,6 +55,10 @@ class TensorSpec(Mapping[str, Any]):
         """Shape of what it is a shard of."""
         shape: tuple[int, ...] = self._entries["meta_shape"]
         return shape
+
+    @property
+    def _below(self) -> popir.Spec:
+        return popir.Spec(self.dtype._pb_dtype, self.shape, self.meta_shape)
 
     def to_dict(self) -> dict[str, Any]:
         """The three by name."""
@@ -106,8 +109,8 @@ class _Location:
 class Tensor:
     """A value of a graph; one handle each."""
 
-    _pb_tensor: popir.Tensor
-    _ir: Ir
+    _below: popir.Tensor
+    _ir: Program
 
     __iter__ = None
     __contains__ = None
@@ -120,53 +123,59 @@ class Tensor:
         )
 
     @classmethod
-    def _from_pb_tensor(cls, below: popir.Tensor) -> Tensor:
-        from popxl.ir import Ir
-
-        ir = Ir._from_pb(below.graph.ir)
-        found = ir._tensors.get(below)
+    def _of(cls, below: popir.Tensor) -> Tensor:
+        ir = Program._of(below.graph.ir)
+        found: Tensor | None = ir._tensors.get(below)
         if found is None:
             kind = {"variable": Variable, "constant": Constant}.get(below.kind, Tensor)
             found = kind.__new__(kind)
-            found._pb_tensor = below
+            found._below = below
             found._ir = ir
             ir._tensors[below] = found
         return found
 
+    @classmethod
+    def _from_pb_tensor(cls, pb: TensorView) -> Tensor:
+        return cls._of(pb._below)
+
+    @property
+    def _pb_tensor(self) -> TensorView:
+        return TensorView(self._below)
+
     @property
     def id(self) -> str:
         """Unique in its graph."""
-        return self._pb_tensor.id
+        return self._below.id
 
     @property
     def name(self) -> str:
         """The id without the graph's."""
-        return self._pb_tensor.name
+        return self._below.name
 
     @property
     def scope(self) -> str:
         """The id of its graph."""
-        return self._pb_tensor.graph.id
+        return self._below.graph.id
 
     @property
-    def ir(self) -> Ir:
+    def ir(self) -> Any:
         """The Ir it is part of."""
         return self._ir
 
     @property
     def dtype(self) -> dtype:
         """Type of elements."""
-        return dtype.as_dtype(self._pb_tensor.dtype)
+        return dtype.as_dtype(self._below.dtype)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape on a replica."""
-        return self._pb_tensor.shape
+        return self._below.shape
 
     @property
     def meta_shape(self) -> tuple[int, ...]:
         """Shape of what it is a shard of; empty if of none."""
-        return self._pb_tensor.spec.meta_shape
+        return self._below.spec.meta_shape
 
     @property
     def rank(self) -> int:
@@ -191,7 +200,7 @@ class Tensor:
     @property
     def in_sync_with_ipu(self) -> bool:
         """Whether the host's copy is current."""
-        return self._pb_tensor.is_current
+        return self._below.is_current
 
     def strides(self, shape: Iterable[int] | None = None) -> list[int]:
         """Bytes from element to element along each axis, row by row."""
@@ -203,7 +212,7 @@ class Tensor:
         return result[::-1]
 
     def _placed(self) -> popir.Settings:
-        below = self._pb_tensor
+        below = self._below
         if below.producer is not None:
             return below.producer.settings
         if below.kind in ("variable", "constant"):
@@ -286,7 +295,7 @@ class Tensor:
         return hash((self.id, self._ir))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Tensor) and other._pb_tensor is self._pb_tensor
+        return isinstance(other, Tensor) and other._below is self._below
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}[{self.id} {self.dtype} {self.shape}]"
@@ -364,16 +373,20 @@ class Tensor:
         return _op("logical_not", self)
 
     def __getitem__(self, key: Any) -> Tensor:
-        from popxl.ops._indexing import index
+        return _op("getitem", self, key)
 
-        return index(self, key)
+
+#: The operators, which stand over tensors: `popxl.ops` enters them.
+_operators: dict[str, Callable[..., Any]] = {}
+
+
+def enter_operators(operators: Mapping[str, Callable[..., Any]]) -> None:
+    """Make `operators` what the methods of tensors stand for."""
+    _operators.update(operators)
 
 
 def _op(name: str, *given: Any) -> Tensor:
-    # The operators stand over tensors, so they are looked up when they are used.
-    import popxl.ops
-
-    result: Tensor = getattr(popxl.ops, name)(*given)
+    result: Tensor = _operators[name](*given)
     return result
 
 
@@ -399,7 +412,8 @@ class Variable(Tensor):
     @property
     def replica_grouping(self) -> ReplicaGrouping:
         """Which replicas hold the same values: here all."""
-        return self._ir.replica_grouping()
+        groups: ReplicaGrouping = self.ir.replica_grouping()
+        return groups
 
     @property
     def retrieval_mode(self) -> Literal["one_per_group", "all_replicas"]:
@@ -445,8 +459,8 @@ def variable(
     nan_on_overflow: bool | None = None,
 ) -> Variable:
     """A variable of the main graph with `data`, which are copied."""
-    graph = context.get_current_graph()
-    if graph != graph.main_graph:
+    graph = current.graph()
+    if graph is not graph.ir.main:
         raise ValueError("Variables can only be made in the main graph")
     if retrieval_mode not in (None, "one_per_group", "all_replicas"):
         raise ValueError(f"Invalid retrieval_mode: {retrieval_mode}")
@@ -494,13 +508,11 @@ def constant(
 def _made(
     kind: Literal["variable", "constant"], data: np.ndarray[Any, Any], name: str | None
 ) -> Tensor:
-    graph = context.get_current_graph()
-    graph.ir._pb_ir.check_open()
+    graph = current.graph()
+    graph.ir.check_open()
     spec = popir.Spec(popir.dtype_of(data.dtype), data.shape)
-    scopes = context.settings().scopes
-    return Tensor._from_pb_tensor(
-        graph._pb_graph.new_tensor(spec, kind, name, scopes, data)
-    )
+    scopes = current.settings().scopes
+    return Tensor._of(graph.new_tensor(spec, kind, name, scopes, data))
 
 
 def graph_input(
@@ -511,20 +523,20 @@ def graph_input(
     meta_shape: Iterable[int] | None = None,
 ) -> Tensor:
     """A further input of the current graph."""
-    graph = context.get_current_graph()
+    graph = current.graph()
     spec = popir.Spec(
         dtype.as_dtype(dtype)._pb_dtype, tuple(shape), tuple(meta_shape or ())
     )
-    scopes = context.settings().scopes
-    return Tensor._from_pb_tensor(graph._pb_graph.add_input(spec, name, scopes, by_ref))
+    scopes = current.settings().scopes
+    return Tensor._of(graph.add_input(spec, name, scopes, by_ref))
 
 
 def graph_output(t: Tensor) -> None:
     """Make `t` a further output of the current graph; ValueError for another's."""
-    graph = context.get_current_graph()
-    if t not in graph:
+    graph = current.graph()
+    if t._below.graph is not graph:
         raise ValueError(f"Tensor {t.id!r} is not in the current graph {graph.id!r}")
-    graph._pb_graph.outputs.append(t._pb_tensor)
+    graph.outputs.append(t._below)
 
 
 def remote_variable(*args: Any, **kwargs: Any) -> NoReturn:

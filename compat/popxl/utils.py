@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import popart
 
 from popxl import dtypes
 from popxl.fp8_utils import (
@@ -32,6 +33,25 @@ downcast_np_dtypes: dict[np.dtype[Any], np.dtype[Any]] = {
     np.dtype("uint64"): np.dtype("uint32"),
     np.dtype("float64"): np.dtype("float32"),
 }
+
+
+def _to_device_info(
+    device_type: str, num_ipus: int = 1, use_popdist: bool = False
+) -> popart.DeviceInfo:
+    """The device that a text stands for, of `num_ipus` rounded up to a power of 2."""
+    units = 1 << max(num_ipus - 1, 0).bit_length()
+    manager = popart.DeviceManager()
+    if device_type == "cpu":
+        if units > 1:
+            raise ValueError(f"A 'cpu' device has one unit, {units} are needed")
+        return manager.createCpuDevice()
+    if device_type == "ipu_model":
+        return manager.createIpuModelDevice({"numIPUs": units})
+    if device_type == "ipu_hw":
+        return manager.acquireAvailableDevice(
+            units, connectionType=popart.DeviceConnectionType.OnDemand
+        )
+    raise ValueError(f"Incorrect device type provided: {device_type!r}")
 
 
 def to_numpy(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.programs import Executable, Node, Steps, StreamIn, StreamOut
 from popef_io import Anchor, Metadata, ProgramFlow, TensorInfo, TensorType
@@ -37,12 +37,23 @@ class Program:
     outputs: Mapping[str, Tensor]
     prints: Mapping[str, Operator]
     """Stream handle to the operator that prints what comes."""
+    scales: Mapping[str, Tensor]
+    """Stream handle to a scale of float8 that is to be checked."""
 
 
-def compile_ir(ir: Ir, *, check: bool = True, name: str = "popxl") -> Program:
+def compile_ir(
+    ir: Ir,
+    *,
+    check: bool = True,
+    name: str = "popxl",
+    host_effects: bool = True,
+    check_scales: bool = False,
+) -> Program:
     """Lower `ir`.
 
     check: refuse programs whose result depends on an order that nothing fixes.
+    host_effects: streams for what only the caller's process does: printing.
+    check_scales: streams of the scales of float8, which the caller's process checks.
     Raises IrError where the program is wrong, NotYet for what does not run yet.
     """
     if not any(graph.operators for graph in ir.reachable()):
@@ -50,7 +61,7 @@ def compile_ir(ir: Ir, *, check: bool = True, name: str = "popxl") -> Program:
     if check:
         for graph in ir.reachable():
             check_order(graph)
-    lowered = Lowering(ir).run()
+    lowered = Lowering(ir, host_effects, check_scales).run()
     assembly = Assembly(lowered.variables, lowered.region)
     main = assembly.program(lowered.region)
     tensors = ir.main.tensors
@@ -69,6 +80,7 @@ def compile_ir(ir: Ir, *, check: bool = True, name: str = "popxl") -> Program:
         lowered.inputs,
         lowered.outputs,
         lowered.prints,
+        lowered.scales,
     )
 
 
@@ -82,6 +94,14 @@ def _metadata(ir: Ir, lowered: Lowered, ids: list[str], name: str) -> Metadata:
         *(
             _anchor(tensor, handle, TensorType.OUTPUT, MAIN)
             for handle, tensor in lowered.outputs.items()
+        ),
+        *(
+            _anchor(operator.outputs[0], handle, TensorType.OUTPUT, MAIN)
+            for handle, operator in lowered.prints.items()
+        ),
+        *(
+            replace(_anchor(tensor, handle, TensorType.OUTPUT, MAIN), name=handle)
+            for handle, tensor in lowered.scales.items()
         ),
     ]
     for id_ in ids:

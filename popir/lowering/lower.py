@@ -17,6 +17,7 @@ from popir.errors import IrError, NotYet
 from popir.ir import Graph, Ir, Operator, Tensor
 from popir.lowering.regions import Assignment, Branch, Loop, Region
 from popir.lowering.storage import Cell, Storage, View
+from popir.ops.float8 import SCALED
 from popir.records import Spec
 
 Scope = dict[Tensor, Storage]
@@ -34,6 +35,8 @@ class Lowered:
     outputs: dict[str, Tensor] = field(default_factory=dict)
     prints: dict[str, Operator] = field(default_factory=dict)
     """Handle to the operator that prints."""
+    scales: dict[str, Tensor] = field(default_factory=dict)
+    """Handle to a scale of float8 whose range is checked."""
 
 
 def input_handle(id_: str) -> str:
@@ -52,10 +55,18 @@ def weight_handle(id_: str) -> str:
 
 
 class Lowering:
-    """Lowers the main graph of one Ir, once."""
+    """Lowers the main graph of one Ir, once.
 
-    def __init__(self, ir: Ir) -> None:
+    host_effects: what the caller's process does while it runs (printing) has streams;
+    otherwise it is left out. check_scales: scales of float8 have streams too.
+    """
+
+    def __init__(
+        self, ir: Ir, host_effects: bool = True, check_scales: bool = False
+    ) -> None:
         self._ir = ir
+        self._host_effects = host_effects
+        self._check_scales = check_scales
         self._b = Builder()
         self._region = Region([self._b.block])
         self._b.region = self._region
@@ -97,6 +108,8 @@ class Lowering:
             assert tensor.data is not None
             found = Cell(self._b.constant(to_carrier(tensor.data)))
             scope[tensor] = found
+        if tensor.kind == "unconnected":
+            raise IrError("an input of a call was never connected")
         if found is None:
             raise IrError(f"tensor {tensor.id!r} is read before anything computes it")
         return found
@@ -120,6 +133,10 @@ class Lowering:
         if record.lower is None:
             raise NotYet(f"the operator {operator.type} does not run yet")
         values = [each.get() for each in stored]
+        if self._check_scales and operator.type in SCALED:
+            handle = f"scale_{operator.id}"
+            self._result.scales[handle] = operator.inputs[-1]
+            self._b.block.stream_out.append((values[-1], handle))
         results = list(record.lower(self._b, operator.call, values))
         made = results[: len(operator.outputs)]
         for tensor, value in zip(operator.outputs, made, strict=True):
@@ -293,10 +310,15 @@ class Lowering:
 
     def _print(self, operator: Operator, scope: Scope) -> None:
         value = self._storage(operator.inputs[0], scope).get()
-        handle = f"print_{operator.outputs[0].id}"
-        self._result.prints[handle] = operator
-        self._b.block.stream_out.append((value, handle))
+        if self._host_effects:
+            handle = f"print_{operator.outputs[0].id}"
+            self._result.prints[handle] = operator
+            self._b.block.stream_out.append((value, handle))
         scope[operator.outputs[0]] = Cell(value)
+
+    def _exchange(self, operator: Operator, scope: Scope) -> None:
+        for part in operator.attributes["parts"]:
+            self._operator(part, scope)
 
     def _nothing(self, operator: Operator, scope: Scope) -> None:
         """Code is where it is needed already."""
@@ -308,5 +330,6 @@ class Lowering:
         "HostLoad": _host_load,
         "HostStore": _host_store,
         "PrintTensor": _print,
+        "MultiExchange": _exchange,
         "RemoteCodeLoad": _nothing,
     }

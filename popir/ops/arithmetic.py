@@ -252,7 +252,7 @@ register(Record("ScaledAdd", _infer_scaled_add, _scaled_add))
 register(Record("ScaledAddLhsInplace", _infer_scaled_add, _scaled_add, writes=True))
 
 
-def _infer_matmul(call: Call) -> list[Spec]:
+def infer_matmul(call: Call) -> list[Spec]:
     left, right = call.inputs
     if not left.shape or not right.shape:
         raise IrError("matmul does not take scalars")
@@ -309,7 +309,7 @@ def _matmul_right(g: Grad) -> Value:
 register(
     Record(
         "MatMul",
-        _infer_matmul,
+        infer_matmul,
         _matmul,
         rules(
             rule("MatMulLhsGrad", "g0 i0 i1", 0, _matmul_left),

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from popir.builder import Builder, Value
+from popir.dtypes import Shape
 from popir.errors import IrError
 from popir.ops.common import axis_of, rule, rules
 from popir.records import Call, Grad, Record, Spec, register
@@ -21,9 +22,36 @@ def _infer_gather(call: Call) -> list[Spec]:
     spec, indices = call.inputs
     if not indices.dtype.is_int:
         raise IrError(f"indices must be integers, found {indices.dtype}")
-    axis = _axis(call)
-    shape = (*spec.shape[:axis], *indices.shape, *spec.shape[axis + 1 :])
+    axis, groups = _axis(call), _groups(call)
+    if groups == 1:
+        shape = (*spec.shape[:axis], *indices.shape, *spec.shape[axis + 1 :])
+        return [Spec(spec.dtype, shape)]
+    _check_groups(groups, axis, spec, indices)
+    shape = (*spec.shape[:axis], *indices.shape[1:], *spec.shape[axis + 1 :])
     return [Spec(spec.dtype, shape)]
+
+
+def _groups(call: Call) -> int:
+    count: int = call.attributes.get("groups", 1)
+    return count
+
+
+def _check_groups(groups: int, axis: int, *specs: Spec) -> None:
+    """The first axis tells groups apart, and is not what indices choose from."""
+    if axis == 0 or any(spec.shape[:1] != (groups,) for spec in specs):
+        raise IrError(
+            f"{groups} groups need tensors whose first axis is theirs, and another "
+            f"axis for the indices; found {[list(s.shape) for s in specs]}, axis {axis}"
+        )
+
+
+def _each_group(b: Builder, value: Value, groups: int) -> list[Value]:
+    parts = b.split(value, [1] * groups, 0)
+    return [b.reshape(part, value.shape[1:]) for part in parts]
+
+
+def _together(b: Builder, values: list[Value]) -> Value:
+    return b.concat([b.reshape(v, (1, *v.shape)) for v in values], 0)
 
 
 def _legal(b: Builder, indices: Value, size: int) -> Value:
@@ -41,28 +69,47 @@ def _is_inside(b: Builder, indices: Value, size: int) -> Value:
 
 def _gather(b: Builder, call: Call, values: list[Value]) -> list[Value]:
     base, indices = values
-    axis = _axis(call)
+    axis, groups = _axis(call), _groups(call)
+    zero = call["zero_out_of_range"]
+    if groups == 1:
+        return [_taken(b, base, indices, axis, zero)]
+    pairs = zip(*(_each_group(b, v, groups) for v in values), strict=True)
+    return [_together(b, [_taken(b, x, i, axis - 1, zero) for x, i in pairs])]
+
+
+def _taken(b: Builder, base: Value, indices: Value, axis: int, zero: bool) -> Value:
     size = base.shape[axis]
     found = b.gather(base, _legal(b, indices, size), axis)
-    if not call["zero_out_of_range"]:
-        return [found]
+    if not zero:
+        return found
     inside = _is_inside(b, indices, size)
     trailing = len(base.shape) - axis - 1
     mask = b.reshape(inside, (*indices.shape, *[1] * trailing))
-    return [b.where(mask, found, 0)]
+    return b.where(mask, found, 0)
 
 
 def _gather_grad(g: Grad) -> Value:
-    b, axis, indices = g.b, _axis(g.call), g["i1"]
-    shape = g.shape(0)
+    b, axis, groups = g.b, _axis(g.call), _groups(g.call)
+    zero, shape = g.call["zero_out_of_range"], g.shape(0)
+    if groups == 1:
+        return _given_back(b, g["g0"], g["i1"], shape, axis, zero)
+    pairs = zip(*(_each_group(b, g[n], groups) for n in ("g0", "i1")), strict=True)
+    return _together(
+        b, [_given_back(b, dy, i, shape[1:], axis - 1, zero) for dy, i in pairs]
+    )
+
+
+def _given_back(
+    b: Builder, dy: Value, indices: Value, shape: Shape, axis: int, zero: bool
+) -> Value:
     at = _legal(b, indices, shape[axis])
-    dy = b.reshape(g["g0"], (*shape[:axis], indices.size, *shape[axis + 1 :]))
+    dy = b.reshape(dy, (*shape[:axis], indices.size, *shape[axis + 1 :]))
     column = b.reshape(at, (indices.size, *[1] * (len(shape) - axis - 1)))
-    if g.call["zero_out_of_range"]:
+    if zero:
         inside = _is_inside(b, b.reshape(indices, column.shape), shape[axis])
         dy = b.where(inside, dy, 0)
-    zero = b.full(shape, dy.dtype)
-    return b.scatter_elements(zero, b.expand(column, dy.shape), dy, axis, "add")
+    nothing = b.full(shape, dy.dtype)
+    return b.scatter_elements(nothing, b.expand(column, dy.shape), dy, axis, "add")
 
 
 for _type in ("Gather", "TiedGather"):
@@ -257,11 +304,15 @@ register(Record("DynamicUpdateInplace", _infer_update, _update, writes=True))
 
 def _infer_reduce(call: Call) -> list[Spec]:
     data, indices = call.inputs[:2]
-    axis = _axis(call)
-    if len(indices.shape) == 1 and len(data.shape) > 1 and call["spread"]:
-        if indices.shape[0] != data.shape[axis]:
+    axis, groups = _axis(call), _groups(call)
+    if groups > 1:
+        _check_groups(groups, axis, data, indices)
+    few = len(indices.shape) - (groups > 1)
+    if few == 1 and len(indices.shape) < len(data.shape) and call["spread"]:
+        if indices.shape[-1] != data.shape[axis]:
             raise IrError(
-                f"{indices.shape[0]} indices for {data.shape[axis]} rows of axis {axis}"
+                f"{indices.shape[-1]} indices for {data.shape[axis]} rows of axis "
+                f"{axis}"
             )
     elif indices.shape != data.shape:
         raise IrError(
@@ -286,7 +337,11 @@ def _rows(b: Builder, call: Call, indices: Value) -> Value:
     data, axis = call.inputs[0], _axis(call)
     if indices.shape == data.shape:
         return indices
-    column = b.reshape(indices, (indices.size, *[1] * (len(data.shape) - axis - 1)))
+    # Groups stand along the first axis of both: one more axis to be spread between.
+    lead = indices.shape[:-1]
+    between = [1] * (axis - len(lead))
+    behind = [1] * (len(data.shape) - axis - 1)
+    column = b.reshape(indices, (*lead, *between, indices.shape[-1], *behind))
     return b.expand(column, data.shape)
 
 

@@ -184,7 +184,7 @@ def _conv_window(call: Call) -> list[Any]:
     return _window(call, weight.shape[2:], x.shape[2:])
 
 
-def _infer_conv(call: Call) -> list[Spec]:
+def infer_conv(call: Call) -> list[Spec]:
     x, weight = call.inputs[:2]
     groups = call["groups"]
     if len(x.shape) < 3 or len(weight.shape) != len(x.shape):
@@ -208,7 +208,7 @@ def _convolve(
     return b.node("Conv", [x, weight], result, typed=(0, 1), **attributes)[0]
 
 
-def _conv(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+def conv(b: Builder, call: Call, values: list[Value]) -> list[Value]:
     shape = call.outputs[0].shape
     columns = _columns(_conv_window(call))
     return [_convolve(b, values[0], values[1], shape, group=call["groups"], **columns)]
@@ -273,13 +273,90 @@ def _conv_weight_grad(g: Grad) -> Value:
 register(
     Record(
         "Conv",
-        _infer_conv,
-        _conv,
+        infer_conv,
+        conv,
         rules(
             rule("ConvDataGrad", "g0 i0 i1", 0, _conv_data_grad),
             rule("ConvWeightsGrad", "g0 i0 i1", 1, _conv_weight_grad),
         ),
     )
+)
+
+
+def _transposed_window(call: Call) -> list[Any]:
+    """stride, pads before and after, output padding, result of each spatial axis."""
+    x, weight = call.inputs[:2]
+    spatial, kernel = x.shape[2:], weight.shape[2:]
+    rank = len(spatial)
+    strides = list(call["stride"]) or [1] * rank
+    pads = list(call["padding"]) or [0] * 2 * rank
+    extra = list(call["output_padding"]) or [0] * rank
+    given = list(call["output_shape"])[-rank:] if call["output_shape"] else []
+    if any(each != 1 for each in call["dilation"]):
+        raise IrError(f"conv_transpose needs dilations of 1, found {call['dilation']}")
+    lengths = {len(strides), len(extra), len(pads) / 2, len(given) or rank}
+    if lengths != {rank} or (call["auto_pad"] == "valid" and given):
+        raise IrError(
+            f"conv_transpose over {rank} axes: stride {strides}, padding {pads}, "
+            f"output_padding {extra}, output_shape {given}, {call['auto_pad']}"
+        )
+    found = []
+    for axis in range(rank):
+        full = strides[axis] * (spatial[axis] - 1) + extra[axis] + kernel[axis]
+        before, after = pads[axis], pads[rank + axis]
+        wanted = given[axis] if given else None
+        if wanted is None and call["auto_pad"] in ("same_upper", "same_lower"):
+            wanted = spatial[axis] * strides[axis]
+        if call["auto_pad"] == "valid":
+            before = after = 0
+        if wanted is not None:
+            total = full - wanted
+            small, large = total // 2, total - total // 2
+            upper = call["auto_pad"] == "same_upper"
+            before, after = (small, large) if upper else (large, small)
+        size = full - before - after
+        if size < 1 or min(before, after) < 0 or strides[axis] < 1:
+            raise IrError(
+                f"conv_transpose of {list(x.shape)} with {list(weight.shape)} cannot "
+                f"give {size} elements, padded by {before} and {after}"
+            )
+        found.append((strides[axis], before, after, extra[axis], size))
+    return found
+
+
+def infer_conv_transpose(call: Call) -> list[Spec]:
+    x, weight = call.inputs[:2]
+    groups = call["groups"]
+    if len(x.shape) < 3 or len(weight.shape) != len(x.shape):
+        raise IrError(
+            f"a convolution of {list(x.shape)} with {list(weight.shape)}: both need "
+            "one rank, three at least"
+        )
+    if x.shape[1] != weight.shape[0] or x.shape[1] % groups:
+        raise IrError(
+            f"{x.shape[1]} channels do not fit a weight of {list(weight.shape)} in "
+            f"{groups} groups"
+        )
+    sizes = [w[4] for w in _transposed_window(call)]
+    return [Spec(x.dtype, (x.shape[0], weight.shape[1] * groups, *sizes))]
+
+
+def conv_transpose(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+    window = _transposed_window(call)
+    return b.node(
+        "ConvTranspose",
+        values[:2],
+        [(values[0].dtype, call.outputs[0].shape)],
+        typed=(0, 1),
+        group=call["groups"],
+        strides=[w[0] for w in window],
+        pads=[*(w[1] for w in window), *(w[2] for w in window)],
+        output_padding=[w[3] for w in window],
+    )
+
+
+register(
+    Record("ConvTranspose", infer_conv_transpose, conv_transpose),
 )
 
 

@@ -78,7 +78,7 @@ def test_the_check_can_be_turned_off() -> None:
     ir = popxl.Ir()
     with ir.main_graph:
         two_writes(popxl.variable(np.ones(2, np.float32)))
-    ir._session_options.enableInplaceAmbiguityChecking = False
+    ir._below.options.enableInplaceAmbiguityChecking = False
     popxl.Session(ir)
 
 

@@ -2,7 +2,8 @@
 
 Covers: popir/autodiff.py, popir/ops/elementwise.py, popir/ops/arithmetic.py,
 popir/ops/reductions.py, popir/ops/shapes.py, popir/ops/indexing.py,
-popir/ops/losses.py, popir/ops/networks.py, popir/ops/randoms.py, popir/ops/common.py.
+popir/ops/losses.py, popir/ops/networks.py, popir/ops/randoms.py, popir/ops/common.py,
+popir/ops/resampling.py.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 import popxl
 import pytest
 from popxl import ops
+from popxl.ops.scatter_reduce import grouped_scatter_reduce
 from popxl.transforms import autodiff
 
 Build = Callable[..., Any]
@@ -97,6 +99,56 @@ case("subsample", lambda t: ops.subsample(t, [2, 3]), (5, 7))
 case("split", lambda t: ops.split(t, [1, 2], 1)[1], (2, 3))
 case("concat", lambda a, b: ops.concat([a, b, a], 1), (2, 3), (2, 1))
 case("concat_", lambda a, b: ops.concat_([a, b], 0), (2, 3), (1, 3))
+for _mode in ("nearest", "linear", "cubic"):
+    for _where in ("half_pixel", "align_corners", "asymmetric"):
+        case(
+            f"interpolate {_mode} {_where}",
+            partial(
+                ops.interpolate,
+                scale_factor=(1.0, 1.0, 2.0, 1.5),
+                mode=_mode,
+                coordinate_transformation_mode=_where,
+            ),
+            (1, 2, 3, 4),
+        )
+case(
+    "interpolate odd axes",
+    lambda t: ops.interpolate(t, (2.0, 1.0, 1.5), "linear"),
+    (2, 1, 4),
+)
+case(
+    "roi_align",
+    lambda t: ops.roi_align(
+        t,
+        popxl.constant(
+            np.array([[0, 0, 3, 2], [1, 1, 3.5, 2.7], [0.2, 0.1, 9, 9]], np.float32)
+        ),
+        index(0, 1, 0),
+        (2, 3),
+        1.0,
+        2,
+    ),
+    (2, 2, 3, 4),
+)
+case(
+    "groupedgather",
+    lambda t: ops.groupedgather(
+        t, popxl.constant(np.array([[0, 3], [1, 1]], np.int32)), 1, 2
+    ),
+    (2, 4, 3),
+)
+case(
+    "grouped_scatter_reduce",
+    lambda t: grouped_scatter_reduce(
+        t,
+        popxl.constant(np.array([[0, 2], [1, 1]], np.int32)),
+        "sum",
+        axis=1,
+        axis_size=3,
+        group_size=2,
+    ),
+    (2, 2, 3),
+)
 case("squeeze", ops.squeeze, (2, 1, 3, 1))
 case("item", lambda t: t[1, ::2], (2, 5))
 case("gather", lambda t: ops.gather(t, index(2, 0, 2), 1), (2, 3))
@@ -271,7 +323,7 @@ def test_what_has_no_gradient_is_refused() -> None:
         with pytest.raises(popart.popart_exception, match="Unable to provide"):
             autodiff(stopped)
         outer = ir.create_graph(lambda t: ops.call(stopped, t)[0] + t, x)
-        stopped._pb_graph.can_be_differentiated = False
+        stopped._below.can_be_differentiated = False
         autodiff(outer)  # nothing flows through it
 
 
@@ -301,3 +353,36 @@ def test_graphs_that_call_graphs() -> None:
     y = np.exp(u * u)
     expected = y + t * y * 2 * u * (u * 2 * t)
     np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("condition", [True, False])
+@pytest.mark.parametrize("one_graph", [True, False])
+def test_gradients_of_conditionals(condition: bool, one_graph: bool) -> None:
+    """Of the branch that was taken; zero for what only the other one reads."""
+    ir = popxl.Ir()
+    with ir.main_graph:
+        x, w = (popxl.variable(np.array(v, np.float32)) for v in ([1, 2], [3, 4]))
+        chosen = popxl.variable(np.array(condition))
+        then = ir.create_graph(lambda a, b: ops.exp(a) * b, x, w)
+        other = then if one_graph else ir.create_graph(lambda a: a * a * a, x)
+
+        def choose(x: Any, w: Any, chosen: Any) -> Any:
+            inputs = [x, w] if one_graph else [x]
+            return ops.conditional(chosen, then, other, [x, w], inputs)[0] * x
+
+        graph = ir.create_graph(choose, x, w, chosen)
+        call = ops.call_with_info(graph, x, w, chosen)
+        info: Any = autodiff(graph, grads_required=graph.inputs[:2])
+        one = popxl.constant(np.ones(2, np.float32))
+        made = ops.call(info.graph, one, inputs_dict=info.inputs_dict(call))
+        streams = [popxl.d2h_stream((2,), popxl.float32) for _ in made]
+        for stream, gradient in zip(streams, made, strict=True):
+            ops.host_store(stream, gradient)
+    with popxl.Session(ir) as session:
+        found = session.run()
+    t, v = np.array([1.0, 2.0]), np.array([3.0, 4.0])
+    expected = [np.exp(t) * v * (1 + t), np.exp(t) * t]
+    if not (condition or one_graph):
+        expected = [4 * t**3, 0 * t]
+    for stream, known in zip(streams, expected, strict=True):
+        np.testing.assert_allclose(found[stream], known, rtol=1e-5)

@@ -8,6 +8,7 @@ popir/records.py, popir/errors.py.
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import numpy as np
 import popxl
@@ -21,10 +22,11 @@ COUNT = int(os.environ.get("POPIR_PROGRAMS", "160"))
 GROUP = 40
 
 
-def check(seed: int) -> None:
+def check(seed: int, device: Any = "ipu_model") -> None:
+    """Run a random program on a device, and compare all it does with the oracle."""
     program = Program(seed)
-    oracle = Oracle(program.ir._pb_ir)
-    session = popxl.Session(program.ir, "ipu_model")
+    oracle = Oracle(program.ir._below)
+    session = popxl.Session(program.ir, device)
     with session:
         for number in range(2):
             inputs = program.inputs(number)
@@ -32,18 +34,19 @@ def check(seed: int) -> None:
             for array in outputs.values():
                 array[...] = 0
             session.run_with_outputs(inputs, outputs)
-            stored = oracle.run({s._tensor._pb_tensor: a for s, a in inputs.items()})
+            stored = oracle.run({s._tensor._below: a for s, a in inputs.items()})
             for stream, array in outputs.items():
                 expected = np.zeros_like(array)
-                for at, value in enumerate(stored.get(stream._tensor._pb_tensor, [])):
+                for at, value in enumerate(stored.get(stream._tensor._below, [])):
                     expected[at % TRANSFERS] = value
                 np.testing.assert_array_equal(array, expected, f"{seed} {stream}")
         for variable in program.variables:
             np.testing.assert_array_equal(
                 session.get_tensor_data(variable),
-                oracle.value(variable._pb_tensor),
+                oracle.value(variable._below),
                 f"{seed} {variable}",
             )
+    session._session.detach()
 
 
 @pytest.mark.parametrize("first", range(0, COUNT, GROUP))

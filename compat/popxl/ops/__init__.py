@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from popxl.ops import collectives, var_updates
+from popxl.ops._indexing import index as _index
 from popxl.ops.call import (
     CallSiteInfo,
     call,
@@ -19,7 +20,6 @@ from popxl.ops.elementwise import (
     abs,
     add,
     add_,
-    cast,
     ceil,
     clamp,
     clip,
@@ -69,6 +69,15 @@ from popxl.ops.elementwise import (
     tanh,
     where,
 )
+from popxl.ops.float8 import (
+    cast_then_pow2scale,
+    conv_pow2scaled,
+    conv_transpose_pow2scaled,
+    matmul_pow2scaled,
+    pow2scale_cast_from_fp8,
+    pow2scale_cast_to_fp8,
+    pow2scale_then_cast,
+)
 from popxl.ops.indexing import (
     dynamic_slice,
     dynamic_update,
@@ -80,25 +89,16 @@ from popxl.ops.indexing import (
     tied_gather,
 )
 from popxl.ops.missing import (
-    cast_then_pow2scale,
-    conv_pow2scaled,
-    conv_transpose,
-    conv_transpose_pow2scaled,
-    interpolate,
-    matmul_pow2scaled,
-    pow2scale_cast_from_fp8,
-    pow2scale_cast_to_fp8,
-    pow2scale_then_cast,
     remote_load,
     remote_load_,
     remote_store,
-    roi_align,
 )
 from popxl.ops.networks import (
     PadType,
     average_pool,
     batch_norm_inference,
     conv,
+    conv_transpose,
     group_norm,
     layer_norm,
     matmul,
@@ -133,6 +133,7 @@ from popxl.ops.reductions import (
     sumsquare,
     topk,
 )
+from popxl.ops.resampling import interpolate, roi_align
 from popxl.ops.scatter_reduce import (
     scatter_reduce,
 )
@@ -157,6 +158,8 @@ from popxl.ops.streams import (
     host_store,
     remote_code_load,
 )
+from popxl.ops.utils import cast
+from popxl.tensor import enter_operators as _enter_operators
 
 __all__ = (
     "CallSiteInfo",
@@ -294,3 +297,5 @@ __all__ = (
     "var_updates",
     "where",
 )
+
+_enter_operators({name: globals()[name] for name in __all__} | {"getitem": _index})

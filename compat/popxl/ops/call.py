@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+from popart.views import OpView
 
 import popir
-from popxl import context
+from popxl import context, current
 from popxl.graph import Graph
 from popxl.tensor import Tensor, constant
 from popxl.utils import table_to_string
@@ -35,8 +36,9 @@ def connected(
     inputs_dict: Mapping[Tensor, Any] | None,
     check_inputs: bool,
     word: str = "called",
-) -> list[Tensor]:
-    """The parent tensor of each input of `graph`, in order."""
+) -> list[popir.Tensor]:
+    """The parent tensor of each input of `graph`, in order; unless `check_inputs`,
+    those that are missing may be connected later."""
     parent = context.get_current_graph()
     wanted = graph.inputs
     given = flattened(inputs)
@@ -63,9 +65,12 @@ def connected(
             f"Not enough inputs have been provided: {len(found)} for the "
             f"{len(wanted)} of graph {graph.id!r}.\n{table_to_string(rows)}"
         )
-    if missing:
-        raise popir.NotYet("inputs that are connected later are not there yet")
-    return [_outer(parent, inner, found[inner]) for inner in wanted]
+    return [
+        _outer(parent, inner, found[inner])._below
+        if inner in found
+        else parent._below.unconnected(inner.spec._below)
+        for inner in wanted
+    ]
 
 
 def _outer(parent: Graph, inner: Tensor, given: Any) -> Tensor:
@@ -88,36 +93,41 @@ class CallSiteInfo:
     """A call or loop that was made: its inputs and outputs on both sides."""
 
     def __init__(self, op: popir.Operator, skipped: int = 0) -> None:
-        self._op = op
+        self._operator = op
         self._skipped = skipped
         # Handles live with their Ir: as long as the operator's is needed, so is it.
-        self._graph = Graph._from_pb(op.graph)
+        self._graph = Graph._of(op.graph)
+
+    @property
+    def _op(self) -> OpView:
+        return OpView(self._operator)
 
     @property
     def called_graph(self) -> Graph:
         """The graph that it runs; of a loop the wrapper."""
-        return Graph._from_pb(self._op.called_graphs[0])
+        return Graph._of(self._operator.called_graphs[0])
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
         """Of the parent graph."""
-        return tuple(map(Tensor._from_pb_tensor, self._op.inputs))
+        return tuple(Tensor._of(t) for t in self._operator.connected)
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
         """Of the parent graph; autodiff may add some."""
-        return tuple(map(Tensor._from_pb_tensor, self._op.outputs))
+        return tuple(map(Tensor._of, self._operator.outputs))
 
     def parent_input(self, idx: int) -> Tensor:
         """The input of that index."""
         at = idx - self._skipped
-        if not 0 <= at < len(self._op.inputs):
+        inputs = self._operator.inputs
+        if not 0 <= at < len(inputs) or inputs[at].kind == "unconnected":
             raise IndexError(f"There is no input {idx}")
-        return self.inputs[at]
+        return Tensor._of(inputs[at])
 
     def parent_output(self, idx: int) -> Tensor:
         """The output of that index."""
-        if not 0 <= idx < len(self._op.outputs):
+        if not 0 <= idx < len(self._operator.outputs):
             raise IndexError(f"There is no output {idx}")
         return self.outputs[idx]
 
@@ -154,7 +164,7 @@ class CallSiteInfo:
         """The first input of the graph that the parent's tensor feeds."""
         if parent_tensor not in self.inputs:
             raise ValueError(f"{parent_tensor} is not an input of the call")
-        index = self.inputs.index(parent_tensor) + self._skipped
+        index = self._operator.inputs.index(parent_tensor._below) + self._skipped
         return self.called_graph.inputs[self.parent_to_graph_input_index(index)]
 
     def set_parent_input_modified(
@@ -163,12 +173,12 @@ class CallSiteInfo:
         """The final value of that input is written back to the parent's tensor."""
         if parent_tensor not in self.inputs:
             raise ValueError(f"{parent_tensor} is not an input of the call")
-        for index, tensor in enumerate(self.inputs):
-            if tensor == parent_tensor:
-                self._op.modified.add(index)
+        for index, tensor in enumerate(self._operator.inputs):
+            if tensor is parent_tensor._below:
+                self._operator.modified.add(index)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}[{self._op} of {self.called_graph}]"
+        return f"{type(self).__name__}[{self._operator} of {self.called_graph}]"
 
 
 def call(
@@ -189,17 +199,17 @@ def call_with_info(
     return CallSiteInfo(add_call(graph, outer))
 
 
-def add_call(graph: Graph, outer: list[Tensor]) -> popir.Operator:
+def add_call(graph: Graph, outer: list[popir.Tensor]) -> popir.Operator:
     """The operator of a call in the current graph."""
-    below = graph._pb_graph
-    if below is context.get_current_graph()._pb_graph:
+    below = graph._below
+    if below is context.get_current_graph()._below:
         raise popir.IrError(f"Graph {graph.id!r} cannot call itself")
-    return context.get_current_graph()._pb_graph.add(
+    return context.get_current_graph()._below.add(
         "Call",
-        [each._pb_tensor for each in outer],
+        outer,
         [each.name for each in below.outputs],
         {"graphs": (below,), "results": [each.spec for each in below.outputs]},
-        context.settings(),
+        current.settings(),
     )
 
 
@@ -224,7 +234,7 @@ def repeat_with_info(
     """Call `graph` again and again; what connects it to the parent."""
     if repeat_count < 0:
         raise ValueError(f"Repeat count must be >= 0: {repeat_count}")
-    below = graph._pb_graph
+    below = graph._below
     if len(below.inputs) < len(below.outputs):
         raise ValueError(
             f"To repeat the subgraph ({graph.id}) the number of inputs must be >= the "
@@ -237,16 +247,16 @@ def repeat_with_info(
                 f"Output {made} of the repeated graph cannot be its input {taken}"
             )
     wrapper = _wrapper(below)
-    operator = context.get_current_graph()._pb_graph.add(
+    operator = context.get_current_graph()._below.add(
         "Loop",
-        [each._pb_tensor for each in outer],
+        outer,
         [each.name for each in below.outputs],
         {
             "graphs": (wrapper,),
             "results": [each.spec for each in below.outputs],
             "count": int(repeat_count),
         },
-        context.settings(),
+        current.settings(),
     )
     return CallSiteInfo(operator, 2)
 

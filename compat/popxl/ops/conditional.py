@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
+from popart.views import OpView
+
 import popir
-from popxl import context, dtypes
+from popxl import context, current, dtypes
 from popxl.graph import Graph
 from popxl.ops.call import connected
 from popxl.ops.utils import check_in_graph
@@ -17,39 +19,43 @@ class ConditionalSiteInfo:
     """A conditional that was made: its inputs and outputs on both sides."""
 
     def __init__(self, op: popir.Operator) -> None:
-        self._op = op
-        self._graph = Graph._from_pb(op.graph)
+        self._operator = op
+        self._graph = Graph._of(op.graph)
+
+    @property
+    def _op(self) -> OpView:
+        return OpView(self._operator)
 
     @property
     def called_graph(self) -> tuple[Graph, Graph]:
         """The graph for True and that for False."""
-        then, otherwise = map(Graph._from_pb, self._op.called_graphs)
+        then, otherwise = map(Graph._of, self._operator.called_graphs)
         return then, otherwise
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
         """The condition, then those of both branches."""
-        return tuple(map(Tensor._from_pb_tensor, self._op.inputs))
+        return tuple(Tensor._of(t) for t in self._operator.connected)
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
         """Of the parent graph."""
-        return tuple(map(Tensor._from_pb_tensor, self._op.outputs))
+        return tuple(map(Tensor._of, self._operator.outputs))
 
     def parent_input(self, idx: int) -> Tensor:
         """The input of that index; 0 is the condition."""
-        if not 0 <= idx < len(self._op.inputs):
+        if not 0 <= idx < len(self._operator.inputs):
             raise IndexError(f"There is no input {idx}")
         return self.inputs[idx]
 
     def parent_output(self, idx: int) -> Tensor:
         """The output of that index."""
-        if not 0 <= idx < len(self._op.outputs):
+        if not 0 <= idx < len(self._operator.outputs):
             raise IndexError(f"There is no output {idx}")
         return self.outputs[idx]
 
     def _sizes(self) -> tuple[int, int]:
-        then, otherwise = self._op.called_graphs
+        then, otherwise = self._operator.called_graphs
         return len(then.inputs), len(otherwise.inputs)
 
     def graph_to_parent_input_index(self, idx: int, then_branch: bool = True) -> int:
@@ -73,7 +79,7 @@ class ConditionalSiteInfo:
 
     def graph_to_parent_output_index(self, idx: int, then_branch: bool = True) -> int:
         """The index of a branch's output in the parent: the same."""
-        if not 0 <= idx < len(self._op.outputs):
+        if not 0 <= idx < len(self._operator.outputs):
             raise IndexError(f"There is no output {idx}")
         return idx
 
@@ -143,7 +149,7 @@ def conditional_with_info(
         raise popir.IrError(
             f"The condition must be one bool, found {cond.dtype}{list(cond.shape)}"
         )
-    graphs = then_branch._pb_graph, else_branch._pb_graph
+    graphs = then_branch._below, else_branch._below
     if any(each.by_reference for graph in graphs for each in graph.inputs):
         raise NotImplementedError("Inputs by reference of a conditional")
     then = connected(
@@ -161,11 +167,11 @@ def conditional_with_info(
     for a, b in zip(first, second, strict=True):
         if a.shape != b.shape or a.dtype is not b.dtype:
             raise popir.IrError(f"The outputs {a} and {b} of the branches differ")
-    operator = parent._pb_graph.add(
+    operator = parent._below.add(
         "If",
-        [each._pb_tensor for each in (cond, *then, *otherwise)],
+        [cond._below, *then, *otherwise],
         [f"{a.name}_or_{b.name}" for a, b in zip(first, second, strict=True)],
         {"graphs": graphs, "results": [each.spec for each in first]},
-        context.settings(),
+        current.settings(),
     )
     return ConditionalSiteInfo(operator)

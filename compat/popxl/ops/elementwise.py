@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from popxl import dtypes
-from popxl.dtypes import dtype
+from popxl.context import ipu
+from popxl.errors import UndefinedValue
 from popxl.ops.utils import cast_if_needed, emit, scalar
 from popxl.tensor import Tensor, constant
 
@@ -156,18 +157,6 @@ def increment_mod_(t: Tensor, increment: float, modulus: float) -> Tensor:
     return emit("IncrementModInplace", {"t": t}, [name], attributes)[0]
 
 
-def cast(t: Tensor, data_type: dtype) -> Tensor:
-    """`t` as another type."""
-    to = dtype.as_dtype(data_type)
-    if to in (dtypes.float8_143, dtypes.float8_152):
-        raise TypeError(
-            f"Cannot cast to {to}: use pow2scale_cast_to_fp8, which takes a scale"
-        )
-    attributes = {"to": to._pb_dtype}
-    names = [f"{t.name}_{to._name}" if isinstance(t, Tensor) else None]
-    return emit("Cast", {"t": t}, names, attributes, together=False)[0]
-
-
 def identity(t: Tensor, output_name: str | None = None) -> Tensor:
     """The same values under another name."""
     name = output_name
@@ -239,8 +228,6 @@ def print_tensor(
 
 def ipu_copy(t: Tensor, destination: int, source: int | None = None) -> Tensor:
     """The same on another device."""
-    from popxl.errors import UndefinedValue
-
     if source is None:
         try:
             source = t.ipu
@@ -248,8 +235,6 @@ def ipu_copy(t: Tensor, destination: int, source: int | None = None) -> Tensor:
             raise ValueError(
                 f"Could not infer the ipu of tensor {t.id!r}. Please specify `source`"
             ) from None
-    from popxl.context import ipu
-
     with ipu(destination):
         name = f"{t.name}_c{destination}"
         attributes = {"source": source, "destination": destination}

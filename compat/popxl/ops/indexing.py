@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 import numpy as np
 
-import popir
 from popxl.ops.utils import emit
 from popxl.tensor import Tensor
 
@@ -34,9 +33,15 @@ def tied_gather(
 
 
 def _gather(
-    type_: str, t: Tensor, indices: Tensor, axis: int, zero: bool, name: str
+    type_: str,
+    t: Tensor,
+    indices: Tensor,
+    axis: int,
+    zero: bool,
+    name: str,
+    groups: int = 1,
 ) -> Tensor:
-    attributes = {"axis": axis, "zero_out_of_range": zero}
+    attributes = {"axis": axis, "zero_out_of_range": zero, "groups": groups}
     return emit(type_, {"t": t, "indices": indices}, [name], attributes)[0]
 
 
@@ -48,10 +53,8 @@ def groupedgather(
     available_memory_proportion: float | None = None,
     zero_OOR: bool = False,
 ) -> Tensor:
-    """gather; with several groups not there yet."""
-    if group_size > 1:
-        raise popir.NotYet("groupedgather with several groups is not there yet")
-    return gather(t, indices, axis, available_memory_proportion, zero_OOR)
+    """gather; several groups lead both tensors, and each has elements of its own."""
+    return _gather("Gather", t, indices, axis, zero_OOR, "gather_out", group_size)
 
 
 def scatter(
@@ -68,7 +71,7 @@ def scatter(
 
 def onehot(t: Tensor, num_classes: Tensor, values: Tensor, axis: int) -> Tensor:
     """values[1] at each index along a new axis, values[0] elsewhere."""
-    classes = num_classes._pb_tensor.data
+    classes = num_classes._below.data
     if classes is None or np.size(classes) != 1:
         raise ValueError("num_classes must be a constant scalar tensor")
     attributes = {"axis": axis, "classes": int(np.reshape(classes, ()))}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -24,16 +24,26 @@ def matmul(
     partials_type: dtype | None = None,
 ) -> Tensor:
     """numpy's matmul."""
+    attributes: dict[str, Any] = {
+        "output_type": output_type and output_type._pb_dtype,
+        "partials_type": _partials(lhs, partials_type),
+    }
+    return emit("MatMul", {"lhs": lhs, "rhs": rhs}, ["matmul_out"], attributes)[0]
+
+
+def _partials(lhs: Tensor, partials_type: dtype | None) -> str:
     if partials_type not in (None, dtypes.float16, dtypes.float32):
         raise ValueError(
             f"partials_type must be float16 or float32, found {partials_type}"
         )
-    if partials_type is None and isinstance(lhs, Tensor):
-        text = str(lhs.ir._session_options.partialsTypeMatMuls)
-        if text.lower() not in ("", "float", "half"):
-            raise ValueError(f"partialsTypeMatMuls must be float or half: {text!r}")
-    attributes = {"output_type": output_type and output_type._pb_dtype}
-    return emit("MatMul", {"lhs": lhs, "rhs": rhs}, ["matmul_out"], attributes)[0]
+    if partials_type is not None:
+        return "HALF" if partials_type is dtypes.float16 else "FLOAT"
+    if not isinstance(lhs, Tensor):
+        return "FLOAT"
+    text = str(lhs.ir._below.options.partialsTypeMatMuls)
+    if text.lower() not in ("", "float", "half"):
+        raise ValueError(f"partialsTypeMatMuls must be float or half: {text!r}")
+    return text.upper() or "FLOAT"
 
 
 def softmax(t: Tensor, axis: int) -> Tensor:
@@ -88,14 +98,89 @@ def conv(
     enable_conv_dithering: Iterable[bool] | None = None,
 ) -> Tensor:
     """Convolution; padding as ONNX orders it: all begins, then all ends."""
-    attributes = {
+    attributes = conv_attributes(stride, padding, dilation, groups, pad_type)
+    attributes["hints"] = conv_hints(
+        available_memory_proportions, partials_types, enable_conv_dithering
+    )
+    return emit("Conv", {"t": t, "weight": weight}, ["conv_out"], attributes)[0]
+
+
+def conv_attributes(
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    pad_type: str,
+) -> dict[str, Any]:
+    """What all convolutions are told; ValueError for an unknown `pad_type`."""
+    return {
         "stride": tuple(stride),
         "padding": tuple(padding),
         "dilation": tuple(dilation),
         "groups": groups,
         "auto_pad": _pad_type(pad_type),
     }
-    return emit("Conv", {"t": t, "weight": weight}, ["conv_out"], attributes)[0]
+
+
+def conv_hints(
+    proportions: Sequence[float] | None,
+    partials: Sequence[Any] | None,
+    dithering: Iterable[bool] | None,
+) -> dict[str, Any]:
+    """Hints, which are kept and change nothing; ValueError for unknown partials."""
+    for each in partials or ():
+        if each not in (dtypes.float16, dtypes.float32, "half", "float"):
+            raise ValueError(f"partials_types must be float16 or float32: {each!r}")
+    return {
+        "proportions": list(proportions or []),
+        "partials": list(partials or []),
+        "dithering": list(dithering or []),
+    }
+
+
+def transposed_attributes(
+    t: Tensor,
+    weight: Tensor,
+    output_padding: Sequence[int],
+    output_shape: Sequence[int],
+    pad_type: str,
+) -> dict[str, Any]:
+    """What transposed convolutions are told beside; ValueError where it cannot be."""
+    spatial = t.rank - 2 if isinstance(t, Tensor) else 0
+    given = tuple(int(n) for n in output_shape)
+    if given and pad_type == "valid":
+        raise ValueError("output_shape cannot be given with pad_type 'valid'")
+    if given and len(given) not in (spatial, spatial + 2):
+        raise ValueError(
+            f"output_shape must have {spatial} or {spatial + 2} dimensions: {given}"
+        )
+    return {"output_padding": tuple(output_padding), "output_shape": given}
+
+
+def conv_transpose(
+    t: Tensor,
+    weight: Tensor,
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0, 0, 0),
+    dilation: Sequence[int] = (1, 1),
+    groups: int = 1,
+    pad_type: PadType = "not_set",
+    output_padding: Sequence[int] = (),
+    output_shape: Sequence[int] = (),
+    available_memory_proportions: Sequence[float] | None = None,
+    partials_types: Sequence[dtype] | None = None,
+    enable_conv_dithering: Iterable[bool] | None = None,
+) -> Tensor:
+    """The transpose of a convolution; output_shape: paddings follow from it."""
+    attributes = conv_attributes(stride, padding, dilation, groups, pad_type)
+    attributes |= transposed_attributes(
+        t, weight, output_padding, output_shape, pad_type
+    )
+    attributes["hints"] = conv_hints(
+        available_memory_proportions, partials_types, enable_conv_dithering
+    )
+    inputs = {"t": t, "weight": weight}
+    return emit("ConvTranspose", inputs, ["convtranspose_out"], attributes)[0]
 
 
 def _pool(

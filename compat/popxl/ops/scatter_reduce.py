@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import popir
 from popxl.ops.utils import emit
 from popxl.tensor import Tensor
 
@@ -20,21 +19,17 @@ def scatter_reduce(
     available_memory_proportion: float | None = None,
 ) -> Tensor:
     """Rows of `data` reduced into the row that `indices` says."""
-    if reduction not in ("sum", "min", "max", "none"):
-        raise ValueError(f"Not a valid reduction: {reduction!r}")
-    if initial_values is None and axis_size is None:
-        raise ValueError("scatter_reduce needs initial_values or axis_size")
-    inputs = {"data": data, "indices": indices}
-    if initial_values is not None:
-        inputs["initial_values"] = initial_values
-        axis_size = axis_size or initial_values.shape[axis]
-    attributes = {
-        "reduction": reduction,
-        "axis": axis,
-        "size": axis_size,
-        "spread": enable_index_broadcast,
-    }
-    return emit("ScatterReduce", inputs, ["scatterreduce_out"], attributes)[0]
+    return grouped_scatter_reduce(
+        data,
+        indices,
+        reduction,
+        initial_values,
+        axis,
+        axis_size,
+        1,
+        enable_index_broadcast,
+        available_memory_proportion,
+    )
 
 
 def grouped_scatter_reduce(
@@ -48,16 +43,20 @@ def grouped_scatter_reduce(
     enable_index_broadcast: bool = True,
     available_memory_proportion: float | None = None,
 ) -> Tensor:
-    """scatter_reduce; with several groups not there yet."""
-    if group_size > 1:
-        raise popir.NotYet("grouped_scatter_reduce with several groups is not there")
-    return scatter_reduce(
-        data,
-        indices,
-        reduction,
-        initial_values,
-        axis,
-        axis_size,
-        enable_index_broadcast,
-        available_memory_proportion,
-    )
+    """scatter_reduce; several groups lead both tensors, each with rows of its own."""
+    if reduction not in ("sum", "min", "max", "none"):
+        raise ValueError(f"Not a valid reduction: {reduction!r}")
+    if initial_values is None and axis_size is None:
+        raise ValueError("scatter_reduce needs initial_values or axis_size")
+    inputs = {"data": data, "indices": indices}
+    if initial_values is not None:
+        inputs["initial_values"] = initial_values
+        axis_size = axis_size or initial_values.shape[axis]
+    attributes = {
+        "reduction": reduction,
+        "axis": axis,
+        "size": axis_size,
+        "spread": enable_index_broadcast,
+        "groups": group_size,
+    }
+    return emit("ScatterReduce", inputs, ["scatterreduce_out"], attributes)[0]

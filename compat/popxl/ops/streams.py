@@ -14,7 +14,7 @@ def host_load(h2d_stream: HostToDeviceStream, name: str | None = None) -> Tensor
     """The next data of the stream."""
     base = name or h2d_stream._tensor.name
     start = init(h2d_stream.shape, h2d_stream.dtype, f"{base}_init", init_type="undef")
-    attributes = {"stream": h2d_stream._tensor._pb_tensor}
+    attributes = {"stream": h2d_stream._tensor._below}
     made = emit("HostLoad", {"t": start}, [f"{base}_hostload"], attributes)[0]
     h2d_stream._stream.uses += 1
     return made
@@ -31,7 +31,7 @@ def host_store(d2h_stream: DeviceToHostStream, t: Tensor) -> None:
         raise ValueError(
             f"The stream has shape {d2h_stream.shape}, the tensor {t.shape}"
         )
-    attributes = {"stream": d2h_stream._tensor._pb_tensor}
+    attributes = {"stream": d2h_stream._tensor._below}
     emit_op("HostStore", {"t": t}, [], attributes)
     d2h_stream._stream.uses += 1
 
@@ -45,4 +45,4 @@ def remote_code_load(graph: Graph, destination: str) -> None:
         )
     if destination != "executable":
         raise NotImplementedError(f"destination {destination!r}: only 'executable' is")
-    emit_op("RemoteCodeLoad", {}, [], {"graph": graph._pb_graph})
+    emit_op("RemoteCodeLoad", {}, [], {"graph": graph._below})

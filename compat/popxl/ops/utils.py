@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import popir
-from popxl import context
+from popxl import context, current, dtypes
 from popxl.dtypes import dtype
 from popxl.errors import UndefinedValue
 from popxl.graph import Graph
@@ -44,10 +44,20 @@ def check_tensor_ipu_and_tile_set(**tensors: Tensor) -> None:
             raise ValueError(f"{pair} tile sets: {first[2]} and {tile_set}")
 
 
+def cast(t: Tensor, data_type: dtype) -> Tensor:
+    """`t` as another type."""
+    to = dtype.as_dtype(data_type)
+    if to in (dtypes.float8_143, dtypes.float8_152):
+        raise TypeError(
+            f"Cannot cast to {to}: use pow2scale_cast_to_fp8, which takes a scale"
+        )
+    attributes = {"to": to._pb_dtype}
+    names = [f"{t.name}_{to._name}" if isinstance(t, Tensor) else None]
+    return emit("Cast", {"t": t}, names, attributes, together=False)[0]
+
+
 def cast_if_needed(t: Tensor, data_type: dtype) -> Tensor:
     """`t`, cast where it is of another type."""
-    from popxl.ops.elementwise import cast
-
     return t if t.dtype is data_type else cast(t, data_type)
 
 
@@ -66,6 +76,26 @@ def convert_optional_int64_list(values: Iterable[int] | int | None) -> list[int]
 convert_optional_int_list = convert_optional_int64_list
 
 
+def convert_optional_bool(value: bool | None) -> bool | None:
+    """As it is."""
+    return value
+
+
+convert_optional_float = convert_optional_int = convert_optional_dtype = (
+    convert_optional_bool
+)
+
+
+def convert_optional_bool_list(values: Iterable[bool] | None) -> list[bool]:
+    """A list; None: empty."""
+    return [bool(each) for each in values or ()]
+
+
+def convert_optional_float_list(values: Iterable[float] | None) -> list[float]:
+    """A list; None: empty."""
+    return [float(each) for each in values or ()]
+
+
 def emit(
     type_: str,
     inputs: Mapping[str, Tensor] | Sequence[Tensor],
@@ -79,7 +109,7 @@ def emit(
     together: check that the inputs are in one place, as far as that is known.
     """
     return tuple(
-        Tensor._from_pb_tensor(t)
+        Tensor._of(t)
         for t in emit_op(type_, inputs, names, attributes, together=together).outputs
     )
 
@@ -102,12 +132,12 @@ def emit_op(
     check_in_graph(graph, **named)
     if together:
         check_tensor_ipu_and_tile_set(**named)
-    return graph._pb_graph.add(
+    return graph._below.add(
         type_,
-        [tensor._pb_tensor for tensor in named.values()],
+        [tensor._below for tensor in named.values()],
         names,
         attributes,
-        context.settings(),
+        current.settings(),
     )
 
 

@@ -37,7 +37,7 @@ class ExpectedConnection:
     @property
     def fwd_tensor(self) -> Tensor:
         """The forward tensor."""
-        return Tensor._from_pb_tensor(self._tensor)
+        return Tensor._of(self._tensor)
 
     @property
     def connection_type(self) -> ExpectedConnectionType:
@@ -72,13 +72,13 @@ class GradGraphInfo:
     def _of(cls, below: popir.Gradients) -> GradGraphInfo:
         self = cls.__new__(cls)
         self._gradients = below
-        self._forward = Graph._from_pb(below.forward)
+        self._forward = Graph._of(below.forward)
         return self
 
     @property
     def graph(self) -> Graph:
         """The gradient graph."""
-        return Graph._from_pb(self._gradients.graph)
+        return Graph._of(self._gradients.graph)
 
     @property
     def forward_graph(self) -> Graph:
@@ -166,18 +166,18 @@ def autodiff(
     provided = None if grads_provided is None else list(grads_provided)
     required = None if grads_required is None else list(grads_required)
     known = {
-        each._pb_graph: info._gradients
+        each._below: info._gradients
         for each, info in (called_graphs_grad_info or {}).items()
     }
     made = popir.differentiate(
-        graph._pb_graph,
-        None if provided is None else [t._pb_tensor for t in provided],
-        None if required is None else [t._pb_tensor for t in required],
+        graph._below,
+        None if provided is None else [t._below for t in provided],
+        None if required is None else [t._below for t in required],
         known,
     )
     if not return_all_grad_graphs:
-        return GradGraphInfo._of(made[graph._pb_graph])
+        return GradGraphInfo._of(made[graph._below])
     return {
-        Graph._from_pb(below): GradGraphInfo._of(found)
+        Graph._of(below): GradGraphInfo._of(found)
         for below, found in {**known, **made}.items()
     }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import Enum
-from typing import Any, NoReturn
+from functools import partial
 
 import popir
+from popxl.context import get_ir
+from popxl.ops.missing import missing
+from popxl.replica_grouping import ReplicaGrouping
 
 
 class CommGroupType(Enum):
@@ -18,16 +20,40 @@ class CommGroupType(Enum):
     Ungrouped = 3
 
 
-def _missing(name: str) -> Callable[..., Any]:
-    def operator(*_: Any, **__: Any) -> NoReturn:
-        raise popir.NotYet(f"collectives.{name} is not there yet: one replica runs")
+class CommGroup:
+    """Which replicas work together: by a kind and, for two kinds, a size."""
 
-    operator.__name__ = operator.__qualname__ = name
-    operator.__doc__ = "Not there yet."
-    return operator
+    def __init__(
+        self, type: CommGroupType | None = None, replicaGroupSize: int | None = None
+    ) -> None:
+        self._type = CommGroupType.All if type is None else CommGroupType(type)
+        self._size = int(replicaGroupSize or 0)
+
+    @property
+    def type(self) -> CommGroupType:
+        """How replicas are grouped."""
+        return self._type
+
+    @property
+    def replicaGroupSize(self) -> int:  # noqa: N802 - the original's name
+        """Members of each group."""
+        return self._size
+
+    def toReplicaGrouping(self, numReplicas: int) -> ReplicaGrouping:  # noqa: N802
+        """The groups among so many replicas, of the current Ir."""
+        kind, size, stride = self._type, self._size, 1
+        if kind is CommGroupType.All:
+            size = numReplicas
+        elif kind is CommGroupType.Ungrouped:
+            size = 1
+        elif kind is CommGroupType.Orthogonal:
+            stride = numReplicas // size
+        groups = popir.strided(numReplicas, stride, size)
+        return ReplicaGrouping._make(get_ir(), groups)
 
 
-CommGroup = _missing("CommGroup")
+_missing = partial(missing, where="collectives", why=": one replica runs")
+
 all_reduce = _missing("all_reduce")
 all_reduce_identical_inputs = _missing("all_reduce_identical_inputs")
 all_reduce_identical_grad_inputs = _missing("all_reduce_identical_grad_inputs")

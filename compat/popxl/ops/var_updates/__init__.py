@@ -127,7 +127,7 @@ def _updater(
     if attributes["time_step"] is not None:
         attributes["changes"] = (attributes["time_step"],)
     operator = emit_op("AdamUpdater", inputs, ["Updater"], attributes)
-    return Tensor._from_pb_tensor(operator.outputs[0])
+    return Tensor._of(operator.outputs[0])
 
 
 def _decay(weight: Tensor | None, decay: _Scalar | None) -> _Scalar | None:

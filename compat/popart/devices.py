@@ -1,0 +1,196 @@
+"""Devices: descriptions that can be attached."""
+
+# ruff: noqa: N802, N803 - the names are the original's
+from __future__ import annotations
+
+import itertools
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from popir import DeviceError, IrError
+from popir.session import Session
+
+if TYPE_CHECKING:
+    from engine import Device
+
+_numbers = itertools.count()
+#: Seconds between two tries to get a device.
+_PAUSE = 0.05
+
+
+class DeviceType(Enum):
+    """Kinds of devices."""
+
+    Cpu = 0
+    IpuModel = 1
+    Ipu = 2
+    OfflineIpu = 3
+    Sim = 4
+
+
+class SyncPattern(Enum):
+    """Accepted, without effect."""
+
+    Full = 0
+    SinglePipeline = 1
+    ReplicaAndLadder = 2
+
+
+class DeviceConnectionType(Enum):
+    """When a device is attached."""
+
+    Always = 0
+    OnDemand = 1
+    Never = 2
+
+
+class DeviceSelectionCriterion(Enum):
+    """Accepted, without effect."""
+
+    First = 0
+    Random = 1
+
+
+class DeviceInfo:
+    """One device. Ipu: a device of the pool, while it is attached; other kinds run in
+    the caller's process."""
+
+    def __init__(self, type_: DeviceType, units: int = 1, wait: float = 0.0) -> None:
+        self.type = type_
+        self.numIpus = units
+        self.id = next(_numbers)
+        self.isAttached = False
+        self._wait = wait
+        self._device: Device | None = None
+        #: What runs on it and must leave it first.
+        self._users: WeakSet[Session] = WeakSet()
+
+    @property
+    def is_on_pool(self) -> bool:
+        """Whether programs run in a process of its own."""
+        return self.type is DeviceType.Ipu
+
+    def attach(self) -> bool:
+        """Take it; whether it could be had."""
+        if self.isAttached:
+            return True
+        if self.type is DeviceType.OfflineIpu:
+            raise DeviceError("An offline device cannot be attached")
+        if self.is_on_pool:
+            # The engine takes time to import: not before a device is wanted.
+            from engine import (
+                DeviceManager as Pool,
+            )
+            from engine import (
+                DeviceWaitConfig,
+                DeviceWaitTimeout,
+                NoDeviceAvailable,
+            )
+
+            config = DeviceWaitConfig.with_timeout(self._wait, _PAUSE)
+            try:
+                self._device = Pool().get_device(self.numIpus, config)
+            except (NoDeviceAvailable, DeviceWaitTimeout):
+                return False
+        self.isAttached = True
+        return True
+
+    def tryAttachUntilTimeout(self) -> bool:
+        """Take it, waiting as long as the manager was told to."""
+        return self.attach()
+
+    def detach(self) -> None:
+        """Give it back. Idempotent."""
+        for session in list(self._users):
+            session.detach()
+        self._users.clear()
+        device, self._device = self._device, None
+        self.isAttached = False
+        if device is not None:
+            device.close()
+
+    def setOnDemandAttachTimeout(self, seconds: float) -> None:
+        """How long attaching waits."""
+        self._wait = float(seconds)
+
+    def __enter__(self) -> DeviceInfo:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.detach()
+
+    def __repr__(self) -> str:
+        return f"<DeviceInfo {self.type.name} {self.id} of {self.numIpus} IPUs>"
+
+
+_SYSTEMS = frozenset({"ipu1", "ipu2", "ipu21", "ipu-pod16", "ipu-pod64", "pod16"})
+
+
+class DeviceManager:
+    """Makes descriptions of devices."""
+
+    def __init__(self) -> None:
+        self._wait = 0.0
+
+    def setOnDemandAttachTimeout(self, seconds: float) -> None:
+        """How long devices that it makes wait when they are attached."""
+        self._wait = float(seconds)
+
+    def createCpuDevice(self) -> DeviceInfo:
+        """The caller's own process."""
+        return DeviceInfo(DeviceType.Cpu)
+
+    def createIpuModelDevice(self, options: dict[str, Any] | None = None) -> DeviceInfo:
+        """Software of so many IPUs, in the caller's own process."""
+        return DeviceInfo(DeviceType.IpuModel, int((options or {}).get("numIPUs", 1)))
+
+    def createSimDevice(self, options: dict[str, Any] | None = None) -> DeviceInfo:
+        """As `createIpuModelDevice`."""
+        return DeviceInfo(DeviceType.Sim, int((options or {}).get("numIPUs", 1)))
+
+    def createOfflineIpuFromSystemString(self, system: str, numIpus: int) -> DeviceInfo:
+        """A device to compile for."""
+        if str(system).lower() not in _SYSTEMS:
+            raise IrError(f"Unknown system {system!r}: one of {sorted(_SYSTEMS)}")
+        return DeviceInfo(DeviceType.OfflineIpu, numIpus)
+
+    def createOfflineIpuFromDeviceInfo(self, info: DeviceInfo) -> DeviceInfo:
+        """A device to compile for, like another one."""
+        return DeviceInfo(DeviceType.OfflineIpu, info.numIpus)
+
+    def createHostDevice(self, type_: DeviceType, options: Any = None) -> DeviceInfo:
+        """A device in the caller's own process."""
+        return DeviceInfo(type_, int((options or {}).get("numIPUs", 1)))
+
+    def enumerateDevices(
+        self, pattern: Any = None, numIpus: int = 1, **_: Any
+    ) -> list[DeviceInfo]:
+        """The devices of the pool, if it has any of that size."""
+        from engine import DeviceManager as Pool
+
+        count = len(Pool().units) // max(numIpus, 1)
+        return [DeviceInfo(DeviceType.Ipu, numIpus, self._wait) for _ in range(count)]
+
+    def acquireAvailableDevice(
+        self,
+        numIpus: int = 1,
+        tilesPerIpu: int = 0,
+        pattern: Any = None,
+        connectionType: DeviceConnectionType = DeviceConnectionType.Always,
+        selectionCriterion: Any = None,
+    ) -> DeviceInfo:
+        """A device of the pool; attached at once unless it is to be on demand."""
+        info = DeviceInfo(DeviceType.Ipu, numIpus, self._wait)
+        if connectionType is DeviceConnectionType.Always and not info.attach():
+            raise IrError(f"No device of {numIpus} IPUs is available")
+        return info
+
+    def acquireDeviceById(
+        self,
+        id: int,  # noqa: A002
+        pattern: Any = None,
+        connectionType: DeviceConnectionType = DeviceConnectionType.Always,
+    ) -> DeviceInfo:
+        """A device of the pool."""
+        return self.acquireAvailableDevice(connectionType=connectionType)

@@ -1,0 +1,114 @@
+"""Logging as the original's environment variables say.
+
+POPART_LOG_LEVEL, POPART_LOG_DEST, POPART_LOG_CONFIG and POPART_LOG_FORMAT are read
+whenever something is logged, so that a running process may set them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from datetime import datetime
+
+LEVELS = ("TRACE", "DEBUG", "INFO", "WARN", "ERR", "CRITICAL", "OFF")
+_DEFAULT = "WARN"
+_FORMAT = "[%Y-%m-%d %H:%M:%S.%e] [%n] [%L] %v"
+
+
+def _rank(level: str) -> int:
+    name = {"WARNING": "WARN", "ERROR": "ERR"}.get(level.upper(), level.upper())
+    return LEVELS.index(name) if name in LEVELS else LEVELS.index(_DEFAULT)
+
+
+def _level_of(module: str) -> int:
+    path = os.environ.get("POPART_LOG_CONFIG")
+    if path:
+        try:
+            with open(path, encoding="utf-8") as file:
+                given = json.load(file)
+            if isinstance(given, dict):
+                found = given.get(module, given.get("all"))
+                if isinstance(found, str):
+                    return _rank(found)
+        except (OSError, ValueError):
+            pass  # as if it were not there
+    return _rank(os.environ.get("POPART_LOG_LEVEL", _DEFAULT))
+
+
+def log(module: str, level: str, text: str, least: str | None = None) -> None:
+    """Write `text` if the environment lets this level of this module through.
+
+    least: a level that was set for a logger, in place of the environment's.
+    """
+    if _rank(level) < (_level_of(module) if least is None else _rank(least)):
+        return
+    now = datetime.now()
+    line = os.environ.get("POPART_LOG_FORMAT", _FORMAT)
+    for mark, value in (
+        ("%Y", f"{now:%Y}"),
+        ("%m", f"{now:%m}"),
+        ("%d", f"{now:%d}"),
+        ("%H", f"{now:%H}"),
+        ("%M", f"{now:%M}"),
+        ("%S", f"{now:%S}"),
+        ("%e", f"{now.microsecond // 1000:03}"),
+        ("%n", f"popart:{module}"),
+        ("%l", level.lower()),
+        ("%L", level[0]),
+        ("%^", ""),
+        ("%$", ""),
+        ("%v", text),
+    ):
+        line = line.replace(mark, value)
+    _write(f"{line}\n")
+
+
+def _write(line: str) -> None:
+    where = os.environ.get("POPART_LOG_DEST", "stderr")
+    if where in ("stdout", "stderr"):
+        stream = sys.stdout if where == "stdout" else sys.stderr
+        stream.write(line)
+        stream.flush()
+        return
+    try:
+        with open(where, "a", encoding="utf-8") as file:
+            file.write(line)
+    except OSError:
+        sys.stderr.write(line)
+
+
+class Logger:
+    """Writes lines of one module."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._level: str | None = None
+
+    def setLevel(self, level: str) -> None:  # noqa: N802 - the original's name
+        """Lines of lower levels are left out, whatever the environment says."""
+        self._level = level
+
+    def debug(self, text: str) -> None:
+        """A line for who looks for a fault."""
+        log(self._name, "DEBUG", text, self._level)
+
+    def info(self, text: str) -> None:
+        """A line for who wants to know."""
+        log(self._name, "INFO", text, self._level)
+
+    def warn(self, text: str) -> None:
+        """A line that should be read."""
+        log(self._name, "WARN", text, self._level)
+
+    def error(self, text: str) -> None:
+        """A line on something that went wrong."""
+        log(self._name, "ERR", text, self._level)
+
+
+_loggers: dict[str, Logger] = {}
+
+
+def getLogger(name: str = "all") -> Logger:  # noqa: N802 - the original's name
+    """The logger of a module; one each."""
+    return _loggers.setdefault(name, Logger(name))

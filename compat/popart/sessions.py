@@ -1,0 +1,179 @@
+"""Sessions as `popart` has them: a program on a device, by the ids of streams."""
+
+# ruff: noqa: N802, N803 - the names are the original's
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+import popir
+from popart.devices import DeviceInfo
+from popart.logs import log
+from popart.views import IrView
+from popir.session import Printer, Session
+
+_Array = np.ndarray[Any, Any]
+
+
+class AnchorReturnType:
+    """Which of a stream's tensors are returned."""
+
+    def __init__(self, value: str, period: int = 1) -> None:
+        self.value = value
+        self.period = period
+
+
+class DataFlow:
+    """What a run takes and gives; here the streams say it."""
+
+    def __init__(
+        self,
+        batchesPerStep: int = 1,
+        anchorTensors: Mapping[str, AnchorReturnType] | None = None,
+    ) -> None:
+        self._batches = batchesPerStep
+        self._anchors = dict(anchorTensors or {})
+
+    def batchesPerStep(self) -> int:
+        """Transfers of one run."""
+        return self._batches
+
+    def anchors(self) -> list[str]:
+        """The ids of streams."""
+        return list(self._anchors)
+
+
+class PyStepIO:
+    """The arrays of one run, by the ids of streams."""
+
+    def __init__(
+        self, inputs: Mapping[str, _Array], outputs: Mapping[str, _Array]
+    ) -> None:
+        self.inputs = dict(inputs)
+        self.outputs = dict(outputs)
+
+    def enableRuntimeAsserts(self, enable: bool) -> None:
+        """Accepted: arrays are always checked."""
+
+
+class InferenceSession:
+    """A program on a device. Made by `fromIr`."""
+
+    _ir: popir.Ir
+    _device: DeviceInfo
+    _running: Session | None
+    printer: Printer | None
+    """Shows what operators print."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise popir.IrError(
+            "an InferenceSession of an ONNX model is not there; use fromIr"
+        )
+
+    @classmethod
+    def fromIr(
+        cls, ir: IrView, deviceInfo: DeviceInfo, name: str = "fromIr"
+    ) -> InferenceSession:
+        """A session of a program that was built."""
+        self = cls.__new__(cls)
+        self._ir = ir._below
+        self._device = deviceInfo
+        self._running = None
+        self.printer = None
+        return self
+
+    def prepareDevice(self, loadEngine: bool = True) -> None:
+        """Compile the program."""
+        options = self._ir.options
+        log("session", "DEBUG", "Starting compilation")
+        self._running = Session(
+            self._ir,
+            check_order=getattr(options, "enableInplaceAmbiguityChecking", True),
+            check_scales=getattr(options, "throwIfLog2ScaleTensorNotInRange", False),
+            printer=self.printer,
+            on_pool=self._device.is_on_pool,
+        )
+        self._ir.is_prepared = True
+        log("session", "DEBUG", "Compilation complete")
+
+    def _prepared(self) -> Session:
+        if self._running is None:
+            raise popir.IrError("the session is not prepared: call prepareDevice")
+        if not self._running.is_attached and self._device.isAttached:
+            self._running.attach(self._device._device)
+            self._device._users.add(self._running)
+        return self._running
+
+    def weightsFromHost(self) -> None:
+        """Bring the host's copies of the weights to the device."""
+        running = self._prepared()
+        count = len(running.program.variables)
+        log("session", "DEBUG", f"Writing weights from host, {count} tensors")
+        running.weights_from_host()
+        log("session", "DEBUG", "Writing weights from host complete.")
+
+    def weightsToHost(self) -> None:
+        """Bring what the device has to the host's copies."""
+        running = self._prepared()
+        log("session", "DEBUG", "Writing weights to host")
+        running.weights_to_host()
+        for variable in running.program.variables:
+            id_ = variable.id
+            text = f"Reusing TensorData for d2hWeightBuffer of tensor {id_}"
+            log("session", "TRACE", text)
+        log("session", "DEBUG", "Writing weights to host complete.")
+
+    def copyDeviceWeightsToHost(self) -> None:
+        """As `weightsToHost`."""
+        self.weightsToHost()
+
+    def areHostWeightsInSync(self) -> bool:
+        """Whether the host's copies are what the device has."""
+        return self._running is None or self._running.host_is_current
+
+    def markHostWeightsOutOfSync(self) -> None:
+        """The host's copies are to be brought again before they are read."""
+        if self._running is not None:
+            self._running.host_is_current = False
+
+    def markHostWeightsInSync(self) -> None:
+        """The host's copies are taken for current."""
+        if self._running is not None:
+            self._running.host_is_current = True
+
+    def _streams(self, is_input: bool) -> dict[str, popir.Stream]:
+        return {
+            id_: each
+            for id_, each in self._ir.streams.items()
+            if each.is_input is is_input and each.uses
+        }
+
+    def initAnchorArrays(self) -> dict[str, _Array]:
+        """An empty array for each output stream, by its id."""
+        lead = (self._ir.transfers,) if self._ir.transfers > 1 else ()
+        return {
+            id_: np.empty((*lead, *each.tensor.shape), each.tensor.dtype.numpy)
+            for id_, each in self._streams(is_input=False).items()
+        }
+
+    def run(self, stepio: PyStepIO, debugName: str = "") -> None:
+        """Run the main graph once."""
+        running = self._prepared()
+        transfers = self._ir.transfers
+        inputs, outputs, late = {}, {}, []
+        for id_, each in self._streams(is_input=True).items():
+            if id_ not in stepio.inputs:
+                raise popir.IrError(f"there are no data for the stream {id_!r}")
+            shape = (transfers, *each.tensor.shape)
+            data = np.ascontiguousarray(stepio.inputs[id_], each.tensor.dtype.numpy)
+            inputs[each.tensor] = data.reshape(shape)
+        for id_, each in self._streams(is_input=False).items():
+            rows = np.empty((transfers, *each.tensor.shape), each.tensor.dtype.numpy)
+            outputs[each.tensor] = rows
+            if id_ in stepio.outputs:
+                late.append((stepio.outputs[id_], rows))
+        running.run(inputs, outputs)
+        for target, rows in late:
+            target[...] = rows.reshape(target.shape)

@@ -1,0 +1,251 @@
+"""A `TritonPythonModel` as the models that PopGate runs."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import threading
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+import triton_python_backend_utils as pb_utils
+from engine import Array, Context, ExecutionFailed, InvalidInput, InvalidModel
+
+#: What the class of a file for Triton is called.
+CLASS = "TritonPythonModel"
+#: Seconds between looks whether a request is still wanted whose response comes from a
+#: thread.
+LOOK = 0.05
+
+
+def adapt(module: ModuleType, config: Mapping[str, Any]) -> type[Any] | None:
+    """The model in a module; None where it is none of Triton's. `config` is the model
+    configuration, as Triton has it in JSON. Raises InvalidModel."""
+    theirs = getattr(module, CLASS, None)
+    if not inspect.isclass(theirs):
+        return None
+    if not callable(getattr(theirs, "execute", None)):
+        raise InvalidModel(f"{CLASS} has no execute")
+    complete = dict(config)
+    auto_complete = getattr(theirs, "auto_complete_config", None)
+    if auto_complete is not None:
+        made = auto_complete(pb_utils.ModelConfig(config))
+        if not isinstance(made, pb_utils.ModelConfig):
+            raise InvalidModel("auto_complete_config must return its argument")
+        complete = made.as_dict()
+    inputs, outputs = _tensors(complete, "input"), _tensors(complete, "output")
+    inputs |= _controls(complete)
+    if not inputs or not outputs:
+        raise InvalidModel(
+            f"config.pbtxt names no input and output, and {CLASS} has no "
+            "auto_complete_config that does"
+        )
+    decoupled = pb_utils.using_decoupled_model_transaction_policy(complete)
+    batches = "dynamic_batching" in complete or "sequence_batching" in complete
+    rows = int(complete.get("max_batch_size") or 0)
+    members = {
+        "__module__": module.__name__,
+        "inputs": inputs,
+        "outputs": outputs,
+        "batching": bool(rows and batches and not decoupled),
+        "theirs": theirs,
+        "model_config": complete,
+    }
+    return type("Triton", (_Decoupled if decoupled else _Ordinary,), members)
+
+
+def _tensors(config: Mapping[str, Any], kind: str) -> dict[str, str]:
+    found = {t["name"]: _written(config, t) for t in config.get(kind, ())}
+    states = config.get("sequence_batching", {}).get("state", ())
+    return found | {s[f"{kind}_name"]: _written(config, s) for s in states}
+
+
+def _controls(config: Mapping[str, Any]) -> dict[str, str]:
+    found = {}
+    for item in config.get("sequence_batching", {}).get("control_input", ()):
+        for control in item.get("control", ()):
+            kind = control.get("data_type", "TYPE_INVALID")
+            for values, name in (
+                ("int32_false_true", "TYPE_INT32"),
+                ("fp32_false_true", "TYPE_FP32"),
+                ("bool_false_true", "TYPE_BOOL"),
+            ):
+                kind = name if control.get(values) else kind
+            tensor = {"data_type": kind, "dims": [1]}
+            found[item["name"]] = _written(config, tensor)
+    return found
+
+
+def _written(config: Mapping[str, Any], tensor: Mapping[str, Any]) -> str:
+    """A tensor as `popgate.Model` writes it."""
+    kind = str(tensor["data_type"]).removeprefix("TYPE_").replace("STRING", "BYTES")
+    rows = [-1] if config.get("max_batch_size") else []
+    dims = ",".join(str(int(dim)) for dim in [*rows, *tensor["dims"]])
+    return f"{kind}[{dims}]"
+
+
+class _Adapted:
+    """What both kinds have in common. For one thread."""
+
+    theirs: type[Any]
+    model_config: Mapping[str, Any]
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+
+    def load(self, context: Context) -> Any:
+        self.context = context
+        pb_utils.HOST.models = context.models
+        pb_utils.HOST.folder = Path(context.folder)
+        self.model = self.theirs()
+        initialize = getattr(self.model, "initialize", None)
+        if initialize is None:
+            return None
+        folder = Path(context.folder)
+        name = str(self.model_config.get("name") or folder.parent.name)
+        return initialize(
+            {
+                "model_config": json.dumps(self.model_config),
+                "model_instance_kind": "CPU",
+                "model_instance_name": f"{name}_{context.device}",
+                "model_instance_device_id": "0",
+                "model_repository": str(folder.parent),
+                "model_version": folder.name if folder.name.isdecimal() else "1",
+                "model_name": name,
+            }
+        )
+
+    def close(self) -> Any:
+        finalize = getattr(self.model, "finalize", None)
+        return None if finalize is None else finalize()
+
+    def request(self, feed: Mapping[str, Array]) -> pb_utils.InferenceRequest:
+        return pb_utils.InferenceRequest(
+            inputs=[pb_utils.Tensor(name, array) for name, array in feed.items()],
+            requested_output_names=list(self.outputs),
+            model_name=str(self.model_config.get("name", "")),
+        )
+
+    def outputs_of(self, response: Any) -> dict[str, Array]:
+        """Raises how a request failed."""
+        if not isinstance(response, pb_utils.InferenceResponse):
+            kind = type(response).__name__
+            raise ExecutionFailed(f"expected an InferenceResponse, got {kind}")
+        error = response.error()
+        if error is not None:
+            if error.code() == pb_utils.TritonError.INVALID_ARG:
+                raise InvalidInput(error.message())
+            raise ExecutionFailed(error.message())
+        return {t.name(): t.as_numpy() for t in response.output_tensors()}
+
+
+class _Ordinary(_Adapted):
+    """One response to each request."""
+
+    def __call__(self, **feed: Array) -> Any:
+        requests = [self.request(part) for part in self._parts(feed)]
+        waits = [_Wait() for _ in requests]
+        for request, wait in zip(requests, waits, strict=True):
+            request.sender = pb_utils.InferenceResponseSender(
+                wait.give, lambda: self.context.cancelled
+            )
+        found = self.model.execute(requests)
+        if inspect.isawaitable(found):
+            return self._later(found, waits)
+        return self._joined(found, waits)
+
+    async def _later(self, found: Any, waits: Sequence[_Wait]) -> dict[str, Array]:
+        return self._joined(await found, waits)
+
+    def _parts(self, feed: Mapping[str, Array]) -> list[dict[str, Array]]:
+        """The rows of each request, as Triton hands them over."""
+        rows = self.context.rows
+        if len(rows) < 2:
+            return [dict(feed)]
+        ends = np.cumsum(rows)
+        return [
+            {name: array[end - count : end] for name, array in feed.items()}
+            for count, end in zip(rows, ends, strict=True)
+        ]
+
+    def _joined(self, found: Any, waits: Sequence[_Wait]) -> dict[str, Array]:
+        if found is None:
+            found = [wait.response(self.context) for wait in waits]
+        if not isinstance(found, list) or len(found) != len(waits):
+            count = len(found) if isinstance(found, list) else type(found).__name__
+            raise ExecutionFailed(
+                f"execute gave {count}, expected a list of {len(waits)} responses, one "
+                "for each request"
+            )
+        parts = [self.outputs_of(response) for response in found]
+        if len(parts) == 1:
+            return parts[0]
+        return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
+
+
+class _Wait:
+    """The response to a request that comes by its sender."""
+
+    def __init__(self) -> None:
+        self._responses: list[Any] = []
+        self._done = threading.Event()
+
+    def give(self, response: Any) -> None:
+        if response is not None:
+            self._responses.append(response)
+        self._done.set()
+
+    def response(self, context: Context) -> Any:
+        while not self._done.wait(LOOK):
+            if context.cancelled:
+                raise ExecutionFailed("nobody waits for it any more")
+        if len(self._responses) != 1:
+            raise ExecutionFailed(
+                f"there are {len(self._responses)} responses, expected 1: a model that "
+                "gives others needs model_transaction_policy { decoupled: true }"
+            )
+        return self._responses[0]
+
+
+class _Decoupled(_Adapted):
+    """Any number of responses, from any thread."""
+
+    async def __call__(self, **feed: Array) -> AsyncIterator[dict[str, Array]]:
+        loop = asyncio.get_running_loop()
+        given: asyncio.Queue[Any] = asyncio.Queue()
+        gone = threading.Event()
+
+        def give(response: Any) -> None:
+            if not gone.is_set():
+                loop.call_soon_threadsafe(given.put_nowait, response)
+
+        request = self.request(feed)
+        request.sender = pb_utils.InferenceResponseSender(give, gone.is_set)
+        running: Any = None
+        try:
+            running = self.model.execute([request])
+            if inspect.isawaitable(running):
+                running = asyncio.ensure_future(running)
+                running.add_done_callback(lambda task: _tell_failure(task, given))
+            elif running is not None:
+                raise ExecutionFailed(
+                    "execute of a decoupled model must return None: its responses go "
+                    "to the sender of the request"
+                )
+            while (response := await given.get()) is not None:
+                if isinstance(response, BaseException):
+                    raise response
+                yield self.outputs_of(response)
+        finally:
+            gone.set()
+            if isinstance(running, asyncio.Future):
+                running.cancel()
+
+
+def _tell_failure(task: asyncio.Future[Any], given: asyncio.Queue[Any]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        given.put_nowait(task.exception())

@@ -1,0 +1,177 @@
+"""A program as a PopEF file that devices run and the gateway serves.
+
+Names, numbers and anchors are those of the original's files: programs 0 (weights from
+host), 5 (the program) and 7 (weights to host), anchors by the ids of tensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+
+from popir.dtypes import Array, to_carrier
+from popir.errors import IrError
+from popir.ir import Ir, Tensor
+
+if TYPE_CHECKING:
+    from engine.compiler import BatchDecision, CompileReport
+    from popef_io import Anchor, Metadata
+    from popir.lowering.compile import Program
+
+
+class HasIr(Protocol):
+    """What stands over an Ir, as `popxl.Ir` does."""
+
+    @property
+    def _below(self) -> Ir: ...
+
+
+def export_popef(
+    program: Ir | HasIr,
+    target: str | Path,
+    *,
+    name: str = "",
+    batch: Literal["auto", "off"] = "auto",
+    user_metadata: Mapping[str, str] | None = None,
+    description: str = "",
+    check_order: bool = True,
+    threads: int = 1,
+) -> CompileReport:
+    """Write `program` to `target`, which it replaces.
+
+    Variables go with the values of the host's copies: what a session that is still
+    attached has changed since is in them after `weights_to_host`. Inputs and outputs
+    are called as the tensors of their streams. What it prints is left out.
+
+    name: of the executable; empty: a hash of the program.
+    batch: auto: rows of different requests share a run where a check shows that they
+    may; off: never.
+    Raises IrError where the program is wrong, NotYet for what does not run yet, OSError
+    where the file cannot be written.
+    """
+    from engine.compiler import CompileReport, TensorReport
+    from popef_io import TensorType
+    from popir.lowering.compile import MAIN, compile_ir
+
+    ir = program if isinstance(program, Ir) else program._below
+    compiled = compile_ir(ir, check=check_order, host_effects=False)
+    decision = _rows(compiled, batch, threads)
+    content = compiled.executable.encode()
+    rest = _rest(ir, compiled)
+    metadata = _metadata(
+        compiled.metadata,
+        name or _hash_of(content, compiled.metadata),
+        decision,
+        [_unstreamed(t) for t in rest],
+        {**(user_metadata or {})},
+        description,
+    )
+    data = {t.id: _data(t) for t in (*compiled.variables, *rest)}
+    _write(Path(target), metadata, content, data)
+    anchors = [a for a in metadata.anchors if MAIN in a.programs]
+    inputs, outputs = (
+        tuple(TensorReport(a.name, a.tensor_info) for a in anchors if a.type is kind)
+        for kind in (TensorType.INPUT, TensorType.OUTPUT)
+    )
+    total = sum(array.nbytes for array in data.values())
+    size = Path(target).stat().st_size
+    return CompileReport(
+        Path(target), inputs, outputs, decision, len(data), total, size
+    )
+
+
+def package(compiled: Program, target: Path) -> None:
+    """Write what a session runs, for a device process; its host serves all streams."""
+    _write(target, compiled.metadata, compiled.executable.encode(), {})
+
+
+def _rows(compiled: Program, batch: str, threads: int) -> BatchDecision:
+    from engine.compiler import BatchDecision, CompileOptions, decide_rows
+    from popir.lowering.compile import MAIN
+
+    if compiled.metadata.device_iterations > 1:
+        return BatchDecision(False, 0, "a run takes several transfers")
+    weights = {t.id: _data(t) for t in compiled.variables if t not in compiled.written}
+    options = CompileOptions(batch="off" if batch == "off" else "auto", threads=threads)
+    return decide_rows(compiled.executable, MAIN, weights, options)
+
+
+def _rest(ir: Ir, compiled: Program) -> list[Tensor]:
+    """Variables that no operator uses."""
+    used = set(compiled.variables)
+    return [
+        t for t in ir.main.tensors.values() if t.kind == "variable" and t not in used
+    ]
+
+
+def _data(variable: Tensor) -> Array:
+    assert variable.data is not None
+    if variable.dtype.is_complex:
+        raise IrError(f"{variable.id!r} is complex, which no file holds")
+    return np.ascontiguousarray(to_carrier(variable.data)).reshape(variable.data.shape)
+
+
+def _unstreamed(variable: Tensor) -> Anchor:
+    from popef_io import Anchor, TensorInfo, TensorType
+    from popir.lowering.assembly import data_type_of
+
+    data = _data(variable)
+    info = TensorInfo(data.shape, data_type_of(data.dtype))
+    return Anchor(variable.id, "", info, TensorType.UNKNOWN)
+
+
+def _hash_of(content: bytes, metadata: Metadata) -> str:
+    digest = hashlib.sha256(content)
+    digest.update(repr((metadata.anchors, metadata.device_iterations)).encode())
+    return str(int.from_bytes(digest.digest()[:8], "big"))
+
+
+def _metadata(
+    metadata: Metadata,
+    name: str,
+    decision: BatchDecision,
+    unstreamed: list[Anchor],
+    user: Mapping[str, str],
+    description: str,
+) -> Metadata:
+    from popef_io import Option
+
+    options = [
+        Option("popgate.batching", "rows" if decision.rows else "none"),
+        Option("popgate.batch_size", str(decision.size)),
+        Option("popgate.batching_reason", decision.reason),
+        Option("popgate.producer", "popxl"),
+        *([Option("popgate.description", description)] if description else []),
+        *(Option(f"user.{key}", value) for key, value in user.items()),
+    ]
+    return replace(
+        metadata,
+        executable=name,
+        anchors=(*metadata.anchors, *unstreamed),
+        engine_options=tuple(options),
+    )
+
+
+def _write(
+    target: Path, metadata: Metadata, content: bytes, data: Mapping[str, Array]
+) -> None:
+    from popef_io import TensorDataInfo, TensorInfo, Writer
+    from popir.lowering.assembly import data_type_of
+
+    with Writer(target) as writer:
+        writer.write(metadata)
+        with writer.create_executable(metadata.executable) as blob:
+            blob.write(content)
+        for name, array in data.items():
+            info = TensorInfo(array.shape, data_type_of(array.dtype))
+            with writer.create_tensor_data(TensorDataInfo(name, info)) as blob:
+                blob.write(array.reshape(-1).view(np.uint8))
+        about: dict[str, Any] = {"format": "popxl", "programs": [0, 5, 7]}
+        with writer.create_opaque_blob("popart", metadata.executable) as blob:
+            blob.write(json.dumps(about).encode())

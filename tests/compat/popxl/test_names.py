@@ -1,0 +1,202 @@
+"""Every name of the original's `popxl` and what its programs use of `popart`.
+
+tests/compat/popxl/names.txt lists them. docs/popxl-names.md is made of that list, of
+the modules and of the notes here: `python -m tests.compat.popxl.test_names` writes it.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import popxl
+import pytest
+
+import popir
+
+HERE = Path(__file__).parent
+PAGE = HERE.parents[2] / "docs" / "popxl-names.md"
+NAMES = (HERE / "names.txt").read_text().split()
+
+SECOND = "second half"
+#: By pattern: how names differ.
+DIFFERS = {
+    "popxl.ipu": "recorded; results do not depend on it",
+    "popxl.io_tiles": "recorded; results do not depend on it",
+    "popxl.ops.ipu_copy": "a copy; there is one place",
+    "popxl.ops.io_tile_copy": "a copy; there is one place",
+    "popxl.ops.remote_code_load": "accepted: code is where it is needed",
+    "popxl.ops.dropout": "masks are functions of the seed, not the bits of an IPU",
+    "popxl.ops.shaped_dropout": "as dropout",
+    "popxl.ops.random_*": "functions of the seed, not the bits of an IPU",
+    "popxl.ops.split_random_seed": "functions of the seed, not the bits of an IPU",
+    "popxl.transforms.autodiff": "not of graphs that hold gradient operators",
+    "popxl.transforms.merge_exchange": "one operator; nothing runs in another order",
+    "popxl.transforms.io_tile_exchange": "one operator; nothing runs in another order",
+    "popxl.context.op_debug_context": "accepted: names of places are not recorded",
+    "popxl.context.debug_context_frame_offset": "accepted, without effect",
+    "popxl.context._execution_context": "recorded; such operators do not run yet",
+    "popxl.tensor.Tensor.location_info": "always on the chip, whole",
+    "popxl.tensor.Variable.replica_grouping": "all replicas: there is one",
+    "popxl.tensor.Variable.retrieval_mode": "one_per_group",
+    "popxl.Ir.replication_factor": "a session runs one replica",
+    "popart.DeviceManager.createSimDevice": "software, as createIpuModelDevice",
+    "popart.DataFlow": "kept; streams say what is anchored",
+    "popart.views.IrView.set*": "kept, without effect",
+    "popart.views.IrView.updateVertices": "accepted, without effect",
+    "popart.views.OpView.*Conv*": "kept, without effect",
+    "popart.views.OpView.getPartialsType": "kept, without effect",
+}
+#: By pattern: names whose programs need what comes later.
+LATER = {
+    "popxl.ops.remote_load*": "remote memory",
+    "popxl.ops.remote_store": "remote memory",
+    "popxl.remote_variable": "remote memory",
+    "popxl.tensor.remote_variable": "remote memory",
+    "popxl*remote_replica_sharded_variable": "remote memory, replicas",
+    "popxl*.replica_sharded_variable": "replicas",
+    "popxl.replica_sharded_buffer": "replicas",
+    "popxl.ops.collectives.all_reduce*": "replicas",
+    "popxl.ops.collectives.repl*": "replicas",
+}
+#: By pattern: names that are not there, and why.
+WITHOUT = {
+    "popdist.*": "several instances come with the second half",
+    "popart._internal": "classes of operators come later; views answer by their types",
+    "popxl.dtype.__init__": "",
+}
+
+
+HEAD = """\
+# Names of `popxl` and `popart`
+
+Every name of the original's index and of what its programs import, and how it is here.
+This page is made by [test_names.py](../tests/compat/popxl/test_names.py).
+"""
+TAIL = """\
+*second half*: it is there and raises `NotImplementedError` with what is missing.
+Cannot be: C++ custom operators, profiles and cycle counts, tile mapping, the bits of an
+IPU's random numbers.
+
+| Name | | |
+| --- | --- | --- |
+"""
+
+
+def _note(name: str, notes: dict[str, str]) -> str | None:
+    for pattern, text in notes.items():
+        if fnmatch.fnmatchcase(name, pattern):
+            return text
+    return None
+
+
+def found(name: str) -> Any:
+    """What a dotted name leads to; AttributeError where there is nothing."""
+    parts = name.split(".")
+    value: Any = None
+    for count in range(len(parts) - 1, 0, -1):
+        try:
+            value = importlib.import_module(".".join(parts[:count]))
+        except ImportError:
+            continue
+        try:
+            for part in parts[count:]:
+                value = _member(value, part)
+        except AttributeError:
+            continue
+        return value
+    raise AttributeError(name)
+
+
+def _member(value: Any, part: str) -> Any:
+    if inspect.isclass(value) and part in getattr(value, "__annotations__", {}):
+        return value.__annotations__[part]
+    try:
+        return inspect.getattr_static(value, part)
+    except AttributeError:
+        # What instances have from `__init__` on.
+        source = inspect.getsource(value) if inspect.isclass(value) else ""
+        if f"self.{part} = " in source or f"self.{part}: " in source:
+            return part
+        return getattr(value, part)
+
+
+def rows() -> list[tuple[str, str, str]]:
+    """Each name, how it is with it, and a remark."""
+    result = []
+    for name in NAMES:
+        if (why := _note(name, WITHOUT)) is not None:
+            status = "no"
+            if name == "popxl.dtype.__init__":
+                status, why = "works", "refuses, as the original does"
+        elif (why := _note(name, LATER)) is not None:
+            status = SECOND
+        elif (why := _note(name, DIFFERS)) is not None:
+            status = "differs"
+        else:
+            status, why = "works", ""
+        result.append((name, status, why))
+    return result
+
+
+def page() -> str:
+    """The documentation page."""
+    counts: dict[str, int] = {}
+    for _, status, _ in rows():
+        counts[status] = counts.get(status, 0) + 1
+    totals = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
+    lines = [f"{HEAD}\n{len(NAMES)} names: {totals}.", *TAIL.splitlines()]
+    lines += [f"| `{name}` | {status} | {why} |" for name, status, why in rows()]
+    return "\n".join([*lines, ""])
+
+
+@pytest.mark.parametrize("start", range(0, len(NAMES), 100))
+def test_names_are_there(start: int) -> None:
+    missing = []
+    for name, status, _ in rows()[start : start + 100]:
+        try:
+            found(name)
+        except AttributeError:
+            if status in ("works", "differs"):
+                missing.append(name)
+        else:
+            if status == "no":
+                missing.append(f"{name} is there")
+    assert missing == []
+
+
+def test_what_comes_later_says_so() -> None:
+    ir = popxl.Ir()
+    for name, status, _ in rows():
+        if status != SECOND or not callable(value := found(name)):
+            continue
+        with ir.main_graph:
+            t = popxl.variable(1.0)
+            call: Callable[..., Any] = value
+            with pytest.raises(popir.NotYet, match="not there"):
+                call(t, t, t)
+
+
+def test_the_page_is_current() -> None:
+    assert PAGE.read_text() == page()
+
+
+def test_importing_popxl_imports_neither_onnx_nor_the_engine() -> None:
+    text = (
+        "import sys, popxl; names = ('onnx', 'onnxruntime', 'engine')\n"
+        "print([name for name in names if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
