@@ -1,4 +1,4 @@
-"""PopGate for Python programs: run models in this process, and pack them.
+"""PopGate for Python programs: run models in this process, pack them, call servers.
 
     from popgate import ModelRunner
 
@@ -8,6 +8,11 @@
     from popgate import compile_model
 
     print(compile_model("model.onnx", "model.popef"))
+
+    from popgate import Client
+
+    with Client("http://127.0.0.1:8000") as client:
+        print(client.infer("digits", image=pixels)["digit"])
 
 `popgate` on the command line, and ``python -m popgate``, serve them over HTTP.
 What is more special (devices, sessions, queues) is in `engine`, the files in
@@ -31,6 +36,7 @@ if TYPE_CHECKING:
         ModelRunnerConfig,
     )
     from engine.compiler import CompileOptions, CompileReport, compile_model
+    from popgate.client import AsyncClient, Client, ClientError
     from popgate.runner import ModelRunner, Result
 
 try:
@@ -39,6 +45,9 @@ except metadata.PackageNotFoundError:  # run from a source tree that is not inst
     __version__ = "0+source"
 
 _PLACES = {
+    "AsyncClient": "popgate.client",
+    "Client": "popgate.client",
+    "ClientError": "popgate.client",
     "CompileOptions": "engine.compiler",
     "CompileReport": "engine.compiler",
     "Context": "engine",
@@ -53,6 +62,9 @@ _PLACES = {
 }
 
 __all__ = [
+    "AsyncClient",
+    "Client",
+    "ClientError",
     "CompileOptions",
     "CompileReport",
     "Context",
@@ -72,7 +84,8 @@ def __getattr__(name: str) -> Any:
     place = _PLACES.get(name)
     if place is None:
         raise AttributeError(f"module 'popgate' has no attribute {name!r}")
-    check_packages()
+    if place != "popgate.client":  # which needs none of them
+        check_packages()
     value = globals()[name] = getattr(import_module(place), name)
     return value
 

@@ -1,0 +1,103 @@
+"""What can go wrong with a call, by who must act."""
+
+from __future__ import annotations
+
+
+class ClientError(Exception):
+    """A call that did not give a result; the base of all that a client raises.
+
+    `status` is that of HTTP, 0 where no answer came. `code` is the server's word for
+    programs ("" where it has none; PopGate's are in docs/errors.md). `request_id` is
+    the request's, where one is known. `retry_after`: seconds after which the server
+    would take the call, None where it did not say. `sent`: the server may have begun
+    to run the request.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 0,
+        code: str = "",
+        request_id: str = "",
+        retry_after: float | None = None,
+        sent: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.code = code
+        self.request_id = request_id
+        self.retry_after = retry_after
+        self.sent = sent
+
+    def __str__(self) -> str:
+        notes = [f"status {self.status}"] if self.status else []
+        notes += [f"request {self.request_id}"] if self.request_id else []
+        return f"{self.message} ({', '.join(notes)})" if notes else self.message
+
+
+class InvalidRequest(ClientError, ValueError):
+    """You: the inputs or options do not fit. The same call fails again."""
+
+
+class NotFound(ClientError, LookupError):
+    """You: there is no such model, version or path."""
+
+
+class AuthenticationError(ClientError):
+    """You: a key or a header is missing or wrong, or this caller may not do it."""
+
+
+class Unavailable(ClientError):
+    """Nobody: the server cannot take the call now (full, loading, lost a device)."""
+
+
+class ConnectionFailed(Unavailable, ConnectionError):
+    """Nobody: there is no connection, or it ended before the answer was complete.
+
+    Where `sent` is False the server has seen nothing of the request.
+    """
+
+
+class DeadlineExceeded(ClientError, TimeoutError):
+    """Nobody: the result was not there in time, as the server or this side says."""
+
+
+class ServerError(ClientError):
+    """Who runs the server: the model failed, or what came back cannot be read."""
+
+
+#: Statuses that name who must act; 400 to 499 besides are the caller's, the rest the
+#: server's.
+_BY_STATUS: dict[int, type[ClientError]] = {
+    401: AuthenticationError,
+    403: AuthenticationError,
+    404: NotFound,
+    408: DeadlineExceeded,
+    429: Unavailable,
+    502: Unavailable,
+    503: Unavailable,
+    504: DeadlineExceeded,
+}
+#: Triton answers these with 400.
+_UNKNOWN_MODEL = "Request for unknown model"
+
+
+def error_of(
+    status: int, text: str, code: str, request_id: str, retry_after: float | None
+) -> ClientError:
+    """The error that an answer other than 200 means."""
+    kind = _BY_STATUS.get(status)
+    if kind is None:
+        kind = InvalidRequest if 400 <= status < 500 else ServerError
+    if kind is InvalidRequest and text.startswith(_UNKNOWN_MODEL):
+        kind = NotFound
+    return kind(
+        text or f"the server answered with status {status}",
+        status=status,
+        code=code,
+        request_id=request_id,
+        retry_after=retry_after,
+        sent=True,
+    )
