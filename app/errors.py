@@ -17,8 +17,8 @@ RequestError            the request cannot be answered as it was asked
   BodyTooLarge            more bytes than the limits allow
   BodyStopped             the body stopped coming before its end
   TransferMemoryFull      all bodies and answers together take too much now
-  UnsupportedMediaType    nobody here reads this content type or encoding
-  NotAcceptable           nobody here writes what Accept asks for
+  UnsupportedMediaType    no decoder for this content type or encoding
+  NotAcceptable           no encoder for what Accept asks for
   NotRepresentable        the answer exists, but not in the encoding asked for
   HttpError               any other status (not found, forbidden, …)
 
@@ -35,6 +35,7 @@ import itertools
 import logging
 import math
 from collections.abc import Iterable
+from contextvars import ContextVar
 from typing import NamedTuple
 
 import orjson
@@ -52,6 +53,7 @@ from engine import (
     InvalidInput,
     InvalidModel,
     NoDeviceAvailable,
+    OutOfMemory,
     Overloaded,
     QueueFull,
     Refused,
@@ -63,6 +65,9 @@ from engine import (
 logger = logging.getLogger(__name__)
 
 Header = tuple[bytes, bytes]
+
+#: The id of the request that the running task answers (app/http/front.py).
+current_request: ContextVar[bytes] = ContextVar("current_request", default=b"")
 
 
 class FailureReason(enum.Enum):
@@ -318,6 +323,8 @@ ERRORS: dict[type[BaseException], Row] = {
     InvalidModel: Row(400, "invalid_model", _BACKEND),
     Invalid: Row(400, "invalid_request", _OTHER),
     ExecutionFailed: Row(500, "execution_failed", _BACKEND),
+    OutOfMemory: Row(503, "out_of_memory", _BACKEND),
+    MemoryError: Row(503, "out_of_memory", _REJECTED),
     WrongProcess: Row(500, "wrong_process", _OTHER),
     EngineError: Row(500, "internal_error", _OTHER),
     Exception: Row(500, "internal_error", _OTHER),
@@ -325,7 +332,14 @@ ERRORS: dict[type[BaseException], Row] = {
 
 # Seconds after which a client may ask again: a device is respawned within that.
 RETRY_AFTER_DEVICE_LOST = 1
-_PASSING = (Gone, NoDeviceAvailable, ModelNotReady, TransferMemoryFull)
+_PASSING = (
+    Gone,
+    NoDeviceAvailable,
+    ModelNotReady,
+    TransferMemoryFull,
+    OutOfMemory,
+    MemoryError,
+)
 _INTERNAL = Row(500, "internal_error", _OTHER)
 _CALLERS_FAULT = Row(400, "invalid_input", _BACKEND)
 
@@ -373,8 +387,11 @@ class ErrorResponse:
         ]
 
     @classmethod
-    def of(cls, error: BaseException, *, close: bool = False) -> ErrorResponse:
-        """The answer to a request that failed with `error`.
+    def of(
+        cls, error: BaseException, request_id: bytes = b"", *, close: bool = False
+    ) -> ErrorResponse:
+        """The answer to a request that failed with `error`; `request_id` is its id, by
+        default that of the request that this task answers.
 
         `close` asks the server to close the connection, because a body is left
         unread on it. What is our own fault is logged with its traceback, and the
@@ -382,8 +399,14 @@ class ErrorResponse:
         """
         row = row_of(error)
         message = str(error) or type(error).__name__
+        if isinstance(error, MemoryError):
+            message = "the server has no memory for the request now; try again"
+        shown = (request_id or current_request.get()).decode()
         if row.code == "internal_error":
-            logger.error("request failed: %s", message, exc_info=error)
+            extra_fields = {"request_id": shown} if shown else {}
+            logger.error(
+                "request failed: %s", message, exc_info=error, extra=extra_fields
+            )
             if not isinstance(error, EngineError):
                 message = "internal error; the server's log has the details"
         extra = retry_after(error)
@@ -396,19 +419,22 @@ class ErrorResponse:
             status = getattr(error, "triton_status", None) or _statuses.get(
                 status, status
             )
-        return cls(status, error_body(message, row.code), extra)
+        return cls(status, error_body(message, row.code, shown), extra)
 
     def __repr__(self) -> str:
         return f"<ErrorResponse {self.status} {self.body.decode()}>"
 
 
-def error_body(message: str, code: str) -> bytes:
+def error_body(message: str, code: str, request_id: str = "") -> bytes:
     """The JSON of every error this server answers with."""
+    body = {"error": message, "code": code}
+    if request_id:
+        body["request_id"] = request_id
     try:
-        return orjson.dumps({"error": message, "code": code})
+        return orjson.dumps(body)
     except orjson.JSONEncodeError:  # a lone surrogate quoted from a bad request
-        text = message.encode("utf-8", "backslashreplace").decode()
-        return orjson.dumps({"error": text, "code": code})
+        body["error"] = message.encode("utf-8", "backslashreplace").decode()
+        return orjson.dumps(body)
 
 
 def retry_after(error: BaseException) -> tuple[Header, ...]:

@@ -7,6 +7,7 @@ devices are attached, models loaded, and readiness says what is still missing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -16,9 +17,12 @@ from typing import TypeVar
 from app.background import DaemonPool
 from app.codec.shared_memory import RegionTable
 from app.limits import DEFAULT_LIMITS
+from app.observe.access_log import AccessLog, parse_ratio
+from app.observe.journal import Journal
 from app.observe.log import LogControl
 from app.observe.machine import Processors
 from app.observe.metrics import MetricsRegistry
+from app.observe.spans import spans_of_environment
 from app.observe.tracing import Tracing
 from app.repository.assembly import TimeLimits
 from app.repository.compile_cache import CompileCache
@@ -31,6 +35,8 @@ from app.repository.on_demand import OnDemandLoader
 from app.repository.places import ModelPlaces
 from app.repository.repository import ModelRepository
 from app.repository.uploads import Uploads
+from app.serving.keys import Keys
+from app.serving.model_calls import ModelCalls
 from app.serving.patience import Patience
 from app.serving.table import ModelTable
 from app.settings import Settings
@@ -43,6 +49,8 @@ T = TypeVar("T")
 # Never the bound, and started as needed: to attach the devices, and for each of them a
 # ping and bringing it back, none of which must wait for another one that hangs.
 DEVICE_THREADS = 2048
+# Seconds between looks at the file of keys.
+KEYS_LOOK = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +89,14 @@ class Gateway:
             clock_offset=time.time_ns() - time.monotonic_ns(),
             on_change=lambda: self.table.renew_tracers(),
         )
+        self._spans = spans_of_environment()
+        self.journal = Journal(
+            AccessLog(parse_ratio(settings.access_log)),
+            None if self._spans is None else self._spans.record,
+        )
         self.processors = Processors()
+        key = settings.api_key
+        self.keys = Keys(settings.keys, None if key is None else key.get_secret_value())
         self.regions = _regions(settings)
         self.table = ModelTable(
             replace(DEFAULT_LIMITS, max_body_bytes=settings.max_body_size),
@@ -116,6 +131,11 @@ class Gateway:
         self._cache = CompileCache(
             settings.cache_dir, settings.compile_timeout, settings.compile_memory
         )
+        self.calls = ModelCalls(
+            self.table,
+            lambda name: self.repository.needs_of(name),
+            settings.request_timeout,
+        )
         self.repository = ModelRepository(
             places_of(settings),
             ModelLoader(
@@ -124,6 +144,7 @@ class Gateway:
                 settings.max_body_size,
                 TimeLimits(settings.load_timeout, settings.run_timeout),
                 settings.allow_python,
+                self.calls.attach,
             ),
             self._load_pool,
             self.table,
@@ -142,11 +163,14 @@ class Gateway:
             ControlMode(settings.model_control_mode),
             startup=settings.load_model,
             poll_seconds=settings.repository_poll_secs,
+            follows=settings.reload,
             lazily=settings.lazy,
             uploads=self._uploads,
         )
         self.on_demand = OnDemandLoader(self.repository)
         self._start: asyncio.Task[None] | None = None
+        self._reload = asyncio.Event()
+        self._watch: asyncio.Task[None] | None = None
         self._phase = "starting"
 
     @property
@@ -155,12 +179,15 @@ class Gateway:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a thread still works, which nobody should wait for at exit."""
+        """Whether a thread still works, which exit should not wait for."""
         return any(pool.is_busy for pool in self._pools)
 
     def start(self) -> None:
         """Begins to attach and load, beside what the event loop does."""
-        self._start = asyncio.get_running_loop().create_task(self._run_start())
+        loop = asyncio.get_running_loop()
+        self._start = loop.create_task(self._run_start())
+        if self.keys.path is not None:
+            self._watch = loop.create_task(self._watch_keys())
 
     async def wait_started(self) -> None:
         """Returns when everything is attached and loaded, or has failed."""
@@ -171,10 +198,14 @@ class Gateway:
         """Runs `call` in one of the threads that load models."""
         return await self._load_pool.run(call)
 
+    def reload(self) -> None:
+        """Look now whether the keys have changed, not only in a second."""
+        self._reload.set()
+
     def begin_drain(self) -> None:
         """From now on not ready. May be called from a signal handler."""
         self._phase = "shutting down"
-        # What loads now is of no use to anybody, and its requests would be waited for.
+        # What loads now is of no use, and its requests would be waited for.
         self._cache.close()
 
     async def abort(self) -> None:
@@ -187,16 +218,21 @@ class Gateway:
         self.begin_drain()
         if self._start is not None:
             self._start.cancel()
+        if self._watch is not None:
+            self._watch.cancel()
         self.control.stop()
         self.on_demand.close()
         await self.repository.save()
         self.repository.close()
+        self.calls.close()
         self.devices.unwatch()
         await self._device_pool.run(self.devices.close)
         self._uploads.close()
         for pool in self._pools:
             pool.close()
         self.tracing.close()
+        if self._spans is not None:
+            await asyncio.to_thread(self._spans.close)
         if self.regions is not None:
             self.regions.unregister()
 
@@ -207,9 +243,10 @@ class Gateway:
         failed = self.repository.problems()
         if self._phase != "serving":
             reasons.append(f"the gateway is {self._phase}")
-        if self.devices.lost:
-            lost = ", ".join(self.devices.lost)
-            reasons.append(f"devices are lost and being restarted: {lost}")
+        lost = self.repository.without_replica()
+        if lost:
+            names = ", ".join(lost)
+            reasons.append(f"devices are lost and being restarted; models: {names}")
         serving = self.repository.names_in(State.READY, State.ON_DEMAND)
         if self._phase == "serving" and failed and not serving:
             reasons.append("none of the models could be loaded")
@@ -222,16 +259,25 @@ class Gateway:
     def explain(self, name: str, version: str | None) -> str | None:
         """Why a model, or a version, is not served; None if there is none."""
         if self._phase != "serving" and not self.repository.models():
-            return f"the gateway is {self._phase}"  # nobody has looked what there is
+            return f"the gateway is {self._phase}"  # the repository has not been read
         return self.repository.explain(name, version)
 
     def offers(self, name: str, version: str | None) -> bool:
-        """Whether a request to it would have it loaded."""
+        """Returns whether a request to it would have it loaded."""
         return self.on_demand.offers(name, version)
 
     async def ensure(self, name: str, version: str | None, patience: Patience) -> None:
         """Has it loaded; raises what `OnDemandLoader.ensure` raises."""
         await self.on_demand.ensure(name, version, patience)
+
+    async def _watch_keys(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._reload.wait(), KEYS_LOOK)
+            self._reload.clear()
+            config = await self.in_background(self.keys.read_again)
+            if config is not None:
+                self.keys.take_over(config)
 
     async def _run_start(self) -> None:
         begin = time.monotonic()
@@ -239,6 +285,7 @@ class Gateway:
             self._phase = "waiting for a device"
             await self._device_pool.run(self.devices.attach)
             self.devices.watch()
+            self.calls.open()
             self._phase = "loading models"
             await self.control.start()
         except (EngineError, OSError) as e:

@@ -21,7 +21,7 @@ class Limits:
 
     256 MiB carries a batch of 445 float32 images of 3x224x224 and is still a size that
     64 clients may send at once to a machine with 16 GiB. The check uses Content-Length
-    before a byte of the body is read, and counts where there is none.
+    before a byte of the body is read, and counts if there is none.
     """
 
     max_json_bytes: int = 64 * MIB

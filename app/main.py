@@ -29,11 +29,14 @@ from app.api.routes import (
     metrics,
     models,
     oip,
+    pages,
+    requests,
     shared_memory,
     trace_settings,
 )
 from app.codec.compression import CompressResponses
 from app.gateway import Gateway
+from app.http.access import Access
 from app.http.front import InferFront
 from app.http.handlers import AllowedMethods, install_error_handlers
 from app.serving.service import Service
@@ -43,7 +46,7 @@ from app.settings import Settings
 ROUTERS = [
     part.router
     for part in (
-        infer, models, health, metrics, oip, docs_page,
+        infer, models, health, metrics, oip, docs_page, pages, requests,
         generate, kserve_v1, log_settings, trace_settings, shared_memory,
     )
 ]  # fmt: skip
@@ -66,13 +69,14 @@ def create_app(
         gateway.table,
         timeout=settings.request_timeout,
         transfers=TransferMemory(settings.transfer_memory),
+        journal=gateway.journal,
     )
     front = InferFront(
         api,
         service,
         operations=(*generate.OPERATIONS, *kserve_v1.OPERATIONS),
         base_path=settings.base_path,
-        restrictions=settings.restrictions,
+        access=Access(settings.restrictions, gateway.keys),
         origins=settings.allow_origin,
         methods_of=api.state.allowed.of,
         compress_responses=CompressResponses(settings.compress_responses),
@@ -109,7 +113,7 @@ def create_api(gateway: Gateway) -> FastAPI:
 
     @functools.cache
     def base_of_all() -> dict[str, Any]:
-        # Made when somebody reads it: it takes a seventh of the start.
+        # Made when it is first read: it takes a seventh of the start.
         return base_document(api, gateway.settings.restrictions.groups)
 
     @api.get("/openapi.json", include_in_schema=False)

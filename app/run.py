@@ -14,8 +14,9 @@ from app.errors import use_statuses
 from app.gateway import Gateway
 from app.http.metrics_port import MetricsFront
 from app.http.server import GatewayServer, ListenError, listen_tcp, listen_unix
+from app.http.tls import Certificate, TlsError
 from app.main import create_app
-from app.observe.log import set_up_logging
+from app.observe.log import is_written, set_up_logging
 from app.settings import Settings
 from engine import (
     NoDeviceAvailable,
@@ -45,6 +46,7 @@ def run_gateway(
     attached and models loaded; `on_failed` when that is impossible. Raises
     `app.http.server.ListenError` and `engine.InvalidConfig` before anything is started.
     """
+    certificate = _certificate(settings)
     listeners, metrics, url = _listen(settings)
 
     def started(gateway: Gateway) -> None:
@@ -64,13 +66,16 @@ def run_gateway(
             app,
             drain_grace=settings.drain_grace,
             shutdown_timeout=settings.shutdown_timeout,
+            header_timeout=settings.header_timeout,
             upload_timeout=settings.upload_timeout,
             send_timeout=settings.send_timeout,
+            certificate=certificate,
             side=(MetricsFront(app), metrics),
             on_drain=gateway.begin_drain,
+            on_reload=gateway.reload,
             abort=gateway.abort,
         )
-        at = [_url(settings.host, listener.getsockname()[1]) for listener in metrics]
+        at = [_url(settings, listener) for listener in metrics]
         on_listening(url, at[0] if at else None)
         server.run(sockets=listeners)
     finally:
@@ -78,12 +83,11 @@ def run_gateway(
             listener.close()
         if settings.uds is not None:
             settings.uds.unlink(missing_ok=True)
-    if server.force_exit or gateway.is_busy:
-        # A thread still compiles or waits for a device: nobody waits for it.
+    if not is_written() or server.force_exit or gateway.is_busy:
+        # A thread still writes, compiles or waits for a device: it is not waited for.
         if sys.stdout is not None:  # it was closed before the process began
             with contextlib.suppress(OSError, ValueError):
                 sys.stdout.flush()
-        logging.shutdown()
         os._exit(server.exit_code)
     return server.exit_code
 
@@ -97,6 +101,17 @@ def _prepare_process(settings: Settings) -> None:
     raise_descriptor_limit()
 
 
+def _certificate(settings: Settings) -> Certificate | None:
+    """What to speak TLS with. Raises `ListenError`."""
+    if settings.tls_cert is None:
+        return None
+    try:
+        return Certificate(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+    except TlsError as e:
+        msg = f"cannot speak TLS with {e}"
+        raise ListenError(msg) from None
+
+
 def _listen(
     settings: Settings,
 ) -> tuple[list[socket.socket], list[socket.socket], str]:
@@ -108,7 +123,7 @@ def _listen(
         main, url = listen_unix(settings.uds), f"unix:{settings.uds}"
     else:
         main = listen_tcp(settings.host, settings.port)
-        url = _url(settings.host, main.getsockname()[1])
+        url = _url(settings, main)
     port = settings.metrics_port
     if port is None or (settings.uds is None and port == settings.port != 0):
         return [main], [], url
@@ -131,8 +146,10 @@ def _spare_the_collector() -> None:
     gc.set_threshold(GC_THRESHOLD)
 
 
-def _url(host: str, port: int) -> str:
+def _url(settings: Settings, listener: socket.socket) -> str:
+    host, port = settings.host, listener.getsockname()[1]
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
     if ":" in shown and not shown.startswith("["):
         shown = f"[{shown}]"
-    return f"http://{shown}:{port}"
+    scheme = "http" if settings.tls_cert is None else "https"
+    return f"{scheme}://{shown}:{port}"

@@ -29,9 +29,12 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from app.config.config_keys import KeyProblem
 from app.config.extensions import check_extensions
+from app.config.keys import read_keys
 from app.config.profiles import PROFILES
 from app.config.restrictions import Restrictions
+from app.observe.access_log import parse_ratio
 from app.observe.tracing import TraceSettings
 from app.sizes import parse_size
 from engine import (
@@ -113,7 +116,7 @@ class Settings(BaseSettings):
 
     This is the one place that states them: the options of `popgate serve` and the table
     of `docs/configuration.md` are made of the fields and of the texts below them, in
-    this order: what everybody sets comes first.
+    this order: what most users set comes first.
     """
 
     model_config = SettingsConfigDict(
@@ -121,7 +124,6 @@ class Settings(BaseSettings):
         frozen=True,
         extra="forbid",
         env_ignore_empty=True,
-        use_attribute_docstrings=True,
     )
 
     model_repository: Annotated[Path, Shown("DIR", names=("-m",))] = Path("models")
@@ -155,6 +157,8 @@ class Settings(BaseSettings):
     request_timeout: Annotated[Positive, Field(le=1e6)] = 60.0
     """A request that takes longer fails with 504. It may ask for less, and for more
     only where its model says so (timeout, max_timeout)."""
+    header_timeout: Seconds = 30.0
+    """How long the head of a request may take to come; 0: for ever."""
     upload_timeout: Seconds = 30.0
     """How long the body of a request may stop coming before it is given up; 0: for
     ever."""
@@ -174,6 +178,9 @@ class Settings(BaseSettings):
     api_key: Annotated[SecretStr | None, Shown("KEY")] = None
     """Needed to load and unload models; without it only this machine may. Better set as
     POPGATE_API_KEY."""
+    keys: Annotated[Path | None, Shown("FILE")] = None
+    """A TOML file of keys, each with what it may do (popgate key makes one): every
+    request but health needs one then. Read again when it changes."""
     restricted_api: Annotated[
         tuple[SecretStr, ...],
         Shown("GROUP[,GROUP]:HEADER=VALUE", names=("--http-restricted-api",)),
@@ -181,6 +188,13 @@ class Settings(BaseSettings):
     """Parts of the API that need a header, as in
     model-repository,logging:admin-key=secret; may be given several times (in the
     environment: a JSON list)."""
+    tls_cert: Annotated[Path | None, Shown("FILE")] = None
+    """Speak HTTPS, on the port for metrics too, with this certificate (PEM, with those
+    between it and its authority). Read again when it changes."""
+    tls_key: Annotated[Path | None, Shown("FILE", "in the file of --tls-cert")] = None
+    """The certificate's key, without a password."""
+    tls_client_ca: Annotated[Path | None, Shown("FILE")] = None
+    """Take only clients with a certificate by one of these authorities (mutual TLS)."""
     shutdown_timeout: Seconds = 30.0
     """How long requests in flight may take once the server is told to end."""
     drain_grace: Seconds = 0.0
@@ -203,13 +217,16 @@ class Settings(BaseSettings):
     """Where compiled ONNX files are kept. The default follows XDG_CACHE_HOME."""
     model_control_mode: ControlModeName = "managed"
     """Which models are loaded, and when: all at the start and then by request; all and
-    no requests; whatever the folder holds, looked at again and again; those named with
+    no requests; what the folder holds, looked at again and again; those named with
     load-model and by request."""
     load_model: Annotated[Names, Shown("NAME")] = ()
     """Load this model at the start, with the mode explicit; may be repeated, or name
     several with commas; * is all."""
     repository_poll_secs: Annotated[Seconds, Field(ge=0.1, le=86400)] = 15.0
     """How often the mode poll looks for changes."""
+    reload: bool = False
+    """For development: look for changes four times a second, and take them over; what
+    cannot be loaded is said, and the version before serves on."""
     lazy: bool = False
     """Load a model when the first request to it comes: many models, few in use."""
     model_memory: Bytes = 0
@@ -227,7 +244,7 @@ class Settings(BaseSettings):
     """The extensions that /v2 lists, separated by commas."""
     allow_python: bool = False
     """Run models that are Python code (NAME/VERSION/model.py), with the rights of the
-    server: whoever can write into the model repository can then run anything."""
+    server: anyone who can write into the model repository can then run anything."""
     allow_shared_memory: bool = False
     """Let clients of this machine register POSIX shared memory for tensors."""
     shared_memory_limit: Annotated[Bytes, Field(gt=0)] = 16 * 1024**3
@@ -257,6 +274,11 @@ class Settings(BaseSettings):
     """Statuses of errors. triton: 400 for what is too large (413 otherwise) and for
     inference with an unknown model (404), 503 where a queue is full (429), 500 for a
     shape that is none (400)."""
+    access_log: Annotated[str, Shown("off|errors|RATIO|all")] = "errors"
+    """Which requests get a line in the log: those that fail; besides them a share of
+    the others, as in 0.01; all."""
+    no_pages: bool = False
+    """Serve no pages for people at / and list no requests at /v1/requests."""
     log_level: LogLevel = "info"
     """What is logged: of this importance or more."""
     log_format: LogFormat = "text"
@@ -319,12 +341,32 @@ class Settings(BaseSettings):
     def _lower(cls, value: object) -> object:
         return value.lower() if isinstance(value, str) else value
 
+    @field_validator("access_log")
+    @classmethod
+    def _check_access_log(cls, value: str) -> str:
+        parse_ratio(value)
+        return value
+
     @field_validator("api_key")
     @classmethod
     def _check_api_key(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None and not value.get_secret_value().strip():
             msg = "an empty key protects nothing; leave it out instead"
             raise ValueError(msg)
+        return value
+
+    @field_validator("keys")
+    @classmethod
+    def _check_keys(cls, value: Path | None) -> Path | None:
+        if value is not None:
+            try:
+                read_keys(value)
+            except OSError as e:
+                msg = f"cannot read {value}: {e.strerror or e}"
+                raise ValueError(msg) from None
+            except KeyProblem as e:
+                msg = f"{value}: {e}"
+                raise ValueError(msg) from None
         return value
 
     @field_validator("load_model")
@@ -349,6 +391,13 @@ class Settings(BaseSettings):
     def restrictions(self) -> Restrictions:
         """What parts of the API need a header."""
         return Restrictions(rule.get_secret_value() for rule in self.restricted_api)
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> Self:
+        if self.tls_cert is None and (self.tls_key or self.tls_client_ca):
+            msg = "TLS needs a certificate: set tls_cert"
+            raise ValueError(msg)
+        return self
 
     @model_validator(mode="after")
     def _check_trace_file(self) -> Self:

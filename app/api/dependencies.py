@@ -18,9 +18,8 @@ from app.errors import (
     larger_than_allowed,
 )
 from app.gateway import Gateway
-from app.http.access import check_management
 from app.limits import DEFAULT_LIMITS
-from app.repository.load_request import LoadRequest, parse_load_request
+from app.repository.load_overrides import LoadOverrides, parse_load_overrides
 from app.repository.loader import LoadedModel
 from app.repository.model_record import ModelRecord, RepositoryError
 
@@ -42,18 +41,11 @@ _KEY = HTTPBearer(
 )
 
 
-def require_management(request: Request, _: Annotated[Any, Security(_KEY)]) -> None:
-    """Lets only those in who may load and unload (`app/http/access.py`)."""
-    settings = get_gateway(request).settings
-    key = settings.api_key.get_secret_value() if settings.api_key else None
-    client = request.client.host if request.client is not None else None
-    check_management(request.headers, client, key)
-
-
 GatewayOf = Annotated[Gateway, Depends(get_gateway)]
 ModelName = Annotated[str, Path(description="Name of a model of the repository.")]
 Version = Annotated[str, Path(description="One of the model's versions, a number.")]
-MANAGEMENT = [Depends(require_management)]
+#: For the document alone: who may is decided in front (app/http/access.py).
+MANAGEMENT = [Security(_KEY)]
 
 
 def find_model(gateway: Gateway, name: str) -> ModelRecord:
@@ -80,16 +72,16 @@ def find_version(record: ModelRecord, version: str | None) -> LoadedModel | None
 def refusal(error: RepositoryError, code: str, unknown: str = "") -> HttpError:
     """The answer to a load or unload that did not succeed; `unknown` is the code where
     there is no such model, if that is another one."""
-    if error.is_passing:
+    if error.passing:
         after = (b"retry-after", b"%d" % RETRY_AFTER_DEVICE_LOST)
-        return HttpError(503, str(error), "device_lost", (after,))
+        return HttpError(503, str(error), error.passing, (after,))
     if not error.found:
         return HttpError(404, str(error), unknown or code)
     return HttpError(400, str(error), code)
 
 
 async def read_object(request: Request) -> dict[str, Any]:
-    """The body as a JSON object, whatever its content type; `{}` if it is empty.
+    """The body as a JSON object, of any content type; `{}` if it is empty.
 
     Raises `MalformedBody`, `BodyTooLarge`, or `InvalidRequest` for any other JSON.
     """
@@ -102,7 +94,7 @@ async def read_object(request: Request) -> dict[str, Any]:
 
 async def read_load_request(
     gateway: Gateway, request: Request, name: str
-) -> LoadRequest:
+) -> LoadOverrides:
     """What a load of model `name` asks for; it may bring files, so it may be large.
 
     Raises what `read_object` raises.
@@ -113,9 +105,9 @@ async def read_load_request(
         size = request.headers.get("content-length") or f"{len(body)} or more"
         raise larger_than_allowed(size, limit, is_json=True)
 
-    def parse() -> LoadRequest:
+    def parse() -> LoadOverrides:
         parameters = _parse_object(body).get("parameters", {})
-        return parse_load_request(name, as_object(parameters, "'parameters'"))
+        return parse_load_overrides(name, as_object(parameters, "'parameters'"))
 
     if len(body) <= PARSED_AT_ONCE:
         return parse()

@@ -22,8 +22,9 @@ from app.repository.model_life import State
 from app.repository.model_record import ModelRecord, VersionRecord
 from app.serving.ensemble_graph import Step
 from app.serving.ensembles import EnsembleRunner
+from app.serving.steps import StepScheduler
 from app.spec import TensorSpec
-from engine import DeviceState, DeviceWaitTimeout, NoDeviceAvailable
+from engine import DeviceState, DeviceWaitTimeout, ModelRunner, NoDeviceAvailable
 
 LOST = "its device is lost and being restarted"
 NOT_BACK = "its device was restarted and has not loaded it again (yet)"
@@ -35,12 +36,16 @@ _BACKENDS = {
     "popgate_popef": "popgate",
     "popgate_python": "python",
 }
+# Of what a file says of itself: so much is shown, and these have a place of their own.
+_LONGEST_PROPERTY, _MOST_PROPERTIES = 500, 50
+_NO_PROPERTIES = ("batching", "batch_size", "batching_reason", "popgate.example")
 # The protocol's datatypes in the words of Triton's model configuration.
 _CONFIG_TYPES = {"BYTES": "TYPE_STRING"}
 
 
 def is_serving(loaded: LoadedModel | None) -> bool:
-    """Whether a version answers now: loaded, also on one of its devices at least."""
+    """Returns whether a version answers now: loaded, also on one of its devices at
+    least."""
     return loaded is not None and loaded.runner.serving
 
 
@@ -94,9 +99,34 @@ def model_details(record: ModelRecord, loaded: LoadedModel | None) -> ModelDetai
         outputs=[_tensor(loaded, t) for t in spec.outputs],
         batching=spec.is_batched,
         max_batch_size=spec.max_batch_size,
-        instances=loaded.config.instances,
         example=example_request(spec, loaded.example, loaded.fill),
+        batching_reason=_batching_reason(loaded),
+        properties=_properties(loaded),
+        memory=loaded.memory,
     )
+
+
+def _batching_reason(loaded: LoadedModel) -> str:
+    """Why rows of different requests may be mixed, or not."""
+    if loaded.config.batching is not None:
+        return "the model's config.toml says so"
+    if isinstance(loaded.runner, ModelRunner):
+        metadata = loaded.runner.model.metadata
+        return metadata.option("popgate.batching_reason", "") or ""
+    return "it is an ensemble: each of its models decides"
+
+
+def _properties(loaded: LoadedModel) -> dict[str, str]:
+    """What the file says of itself, but for what has a place of its own."""
+    if not isinstance(loaded.runner, ModelRunner):
+        return {}
+    options = loaded.runner.model.metadata.engine_options
+    told = {o.name.removeprefix("popgate."): o.value for o in options}
+    return {
+        name: value[:_LONGEST_PROPERTY]
+        for name, value in list(told.items())[:_MOST_PROPERTIES]
+        if not name.endswith(_NO_PROPERTIES)
+    }
 
 
 def model_metadata(record: ModelRecord, loaded: LoadedModel) -> ModelMetadata:
@@ -113,7 +143,8 @@ def model_metadata(record: ModelRecord, loaded: LoadedModel) -> ModelMetadata:
 def model_config(loaded: LoadedModel) -> dict[str, Any]:
     """Triton's model configuration document, as far as it applies."""
     spec, config, files = loaded.spec, loaded.config, loaded.source.files
-    is_decoupled = config.responses is not None and bool(config.responses.more)
+    scheduler = loaded.scheduler
+    is_decoupled = isinstance(scheduler, StepScheduler) and bool(scheduler.config.more)
     document: dict[str, Any] = {
         "name": spec.name,
         "platform": platform_of(loaded),
@@ -217,6 +248,7 @@ def _summary(record: ModelRecord) -> dict[str, Any]:
         "reason": reason,
         "version": None if number is None else str(number),
         "versions": [version_status(v) for _, v in sorted(record.versions.items())],
+        "instances": 0 if default is None else default.config.instances,
         "url": f"/v1/models/{quote(record.name)}/infer",
     }
 

@@ -58,12 +58,6 @@ _TYPES = {
 _CACHE = {"cache-control": "max-age=3600"}
 
 
-@router.get("/", response_class=RedirectResponse)
-async def root() -> RedirectResponse:
-    """A person who opens the address finds the page."""
-    return RedirectResponse("docs")  # relative: it works below any prefix
-
-
 @router.get("/docs", response_class=HTMLResponse)
 async def docs() -> HTMLResponse:
     return HTMLResponse(_PAGE, headers={"content-security-policy": _POLICY})

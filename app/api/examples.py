@@ -28,7 +28,7 @@ def example_request(
     `given` are values by input; `fill` is the size of free dimensions.
     """
     given = given or {}
-    shapes = {t.name: _shape(spec, t, fill) for t in spec.inputs}
+    shapes = example_shapes(spec, fill)
     made = (math.prod(shape) for name, shape in shapes.items() if name not in given)
     if sum(made) > MAX_EXAMPLE_ELEMENTS:
         return None
@@ -38,6 +38,11 @@ def example_request(
             for t in spec.inputs
         }
     }
+
+
+def example_shapes(spec: ModelSpec, fill: int = 1) -> dict[str, list[int]]:
+    """The shapes of what is made up, by input."""
+    return {t.name: _shape(spec, t, fill) for t in spec.inputs}
 
 
 def example_oip_request(spec: ModelSpec, fill: int = 1) -> dict[str, Any] | None:
@@ -70,7 +75,8 @@ def shown_shape(spec: ModelSpec, tensor: TensorSpec) -> list[int]:
 
 
 def is_large(spec: ModelSpec, tensors: Iterable[TensorSpec]) -> bool:
-    """Whether even one row of these is more than a page can show, or a person type."""
+    """Returns whether even one row of these is more than a page can show, or a person
+    type."""
     sizes = (math.prod(_shape(spec, tensor, 1)) for tensor in tensors)
     return sum(sizes) > MAX_EXAMPLE_ELEMENTS
 

@@ -18,7 +18,7 @@ from app.codec.json_text import parse_json
 from app.codec.messages import Body, NanPolicy, Response, json_response
 from app.codec.nesting import check_depth
 from app.codec.oip_json import check_json_size
-from app.codec.outputs import Output, strings_of
+from app.codec.outputs import Output, strings_of, write_strings
 from app.codec.shapes import discover
 from app.errors import InvalidRequest, InvalidTensor, NotRepresentable, RepeatedKey
 from app.limits import Limits
@@ -163,7 +163,7 @@ def _check_kinds(tensor: TensorSpec, data: list[Any]) -> None:
 def _value(output: Output, tensor: Tensor, nan: NanPolicy) -> bytes:
     if output.kind == "s":
         try:
-            text = orjson.dumps([item.decode() for item in strings_of(tensor)])
+            text = write_strings([item.decode() for item in strings_of(tensor)])
         except UnicodeDecodeError:
             msg = (
                 f"output '{output.name}' is not UTF-8, which a flat JSON object cannot "

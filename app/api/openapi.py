@@ -41,13 +41,14 @@ Post tensors to a model as JSON, msgpack, the Open Inference Protocol's binary f
 stock clients.
 """
 NPY = "application/x-npy"
-# More operations than this make the page slow and help nobody find one.
+# More operations than this make the page slow and hard to search.
 MAX_MODELS_SHOWN = 100
 
 _TAGS = (
     ("inference", "Run a model by its name."),
     ("models", "What is served, how it is doing, load and unload."),
     ("devices", "What the models run on."),
+    ("requests", "What became of the last requests."),
     ("health", "For load balancers and supervisors."),
     ("metrics", "For Prometheus."),
     ("kserve v1", "The protocol before that, of KServe and TensorFlow Serving."),
@@ -72,7 +73,7 @@ def documented_methods(routers: Iterable[APIRouter]) -> dict[str, set[str]]:
 
 
 def base_document(app: FastAPI, restricted: Collection[str] = ()) -> dict[str, Any]:
-    """The document of the application, whatever is loaded.
+    """The document of the application, without its models.
 
     `restricted` are the groups of the API that need a header
     (`app/config/restrictions.py`).
@@ -115,6 +116,10 @@ def _finish_operation(path: str, operation: dict[str, Any]) -> None:
         errors["404"] = "There is no such model or version."
     if path.startswith("/v2/models/{name}"):
         errors["503"] = "It is not served now."
+    if "{request_id}" in path:
+        errors["404"] = "It is none of the last requests."
+    if any(each["in"] == "query" for each in operation.get("parameters", ())):
+        errors["400"] = "A parameter of the query is not what it should be."
     if "requestBody" in operation or _LOADING.search(path):
         errors["400"] = "The request is malformed, or it could not be done."
         errors["413"] = "The body is larger than allowed."

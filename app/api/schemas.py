@@ -29,6 +29,9 @@ class ErrorBody(Body):
 
     error: str = Field(description="What was expected and what came, for a person.")
     code: str = Field(description="A short constant word, for a program.")
+    request_id: str = Field(
+        default="", description="That of the header x-request-id, for the log."
+    )
 
 
 class RequestInput(Body):
@@ -147,6 +150,7 @@ class ModelSummary(Body):
     reason: str = Field(default="", description="Why it is not ready; else empty.")
     version: str | None = None
     versions: list[VersionStatus]
+    instances: int = Field(default=0, description="Replicas; 0 where none is loaded.")
     url: str
 
 
@@ -162,10 +166,48 @@ class ModelDetails(ModelSummary):
         default=False, description="Whether rows of different requests run together."
     )
     max_batch_size: int = Field(default=0, description="Rows; 0 without batching.")
-    instances: int = 0
     example: dict[str, Any] | None = Field(
         default=None, description="A request body that this model answers."
     )
+    batching_reason: str = Field(
+        default="", description="Why rows of different requests may be mixed, or not."
+    )
+    properties: dict[str, str] = Field(
+        default={}, description="What its file says of it."
+    )
+    memory: int = Field(default=0, description="Bytes, as --model-memory counts it.")
+
+
+class RequestRecord(Body):
+    """What became of a request."""
+
+    id: str = Field(description="Its `x-request-id`.")
+    model: str | None = None
+    version: str | None = None
+    path: str = Field(default="", description="Of a request that failed.")
+    status: int = Field(description="499: its client had gone.")
+    code: str = ""
+    error: str = ""
+    at: float = Field(description="When it ended, in seconds since 1970.")
+    total_ms: float
+    phases: dict[str, float] = Field(
+        default={},
+        description="Milliseconds: receive, decode, queue, compute, wake, encode.",
+    )
+    device: str = ""
+    rows: int = 0
+    batch_rows: int = Field(default=0, description="Of the batch that it was run in.")
+    mates: list[str] | None = Field(
+        default=None,
+        description="The requests in the same batch, as far as they are kept; null in "
+        "lists.",
+    )
+
+
+class RequestList(Body):
+    answered: list[RequestRecord]
+    slow: list[RequestRecord]
+    failed: list[RequestRecord]
 
 
 class DurationStatistic(Body):

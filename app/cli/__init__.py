@@ -9,14 +9,17 @@ from __future__ import annotations
 import io
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
 
+from app.cli import batch as batch_command
 from app.cli import bench as bench_commands
 from app.cli import compile as compile_command
-from app.cli import devices, dump, infer, openapi, run, serve, validate
-from app.cli.errors import EXIT_FAILED, CommandError
+from app.cli import devices, dump, infer, key, openapi, pack, run, serve, top, validate
+from app.cli import perf as perf_command
+from app.cli.commands import Command
+from app.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, CommandError
 
 app = typer.Typer(
     name="popgate",
@@ -25,21 +28,26 @@ app = typer.Typer(
         "Compile an ONNX model into a PopEF file, put it into a folder, serve the "
         "folder over HTTP, and post tensors to it."
     ),
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("compile")(compile_command.compile_models)
+app.command("compile", cls=Command)(compile_command.compile_models)
 app.command("serve", cls=serve.ServeCommand)(serve.serve)
-app.command("validate")(validate.validate)
-app.command("infer")(infer.infer)
-app.command("run")(run.run)
+app.command("pack", cls=Command)(pack.pack)
+app.command("validate", cls=Command)(validate.validate)
+app.command("infer", cls=Command)(infer.infer)
+app.command("batch", cls=Command)(batch_command.batch)
+app.command("perf", cls=Command)(perf_command.perf)
+app.command("run", cls=Command)(run.run)
 app.add_typer(bench_commands.bench, name="bench")
-app.command("dump")(dump.dump)
-app.command("devices")(devices.devices)
-app.command("openapi")(openapi.openapi)
+app.command("dump", cls=Command)(dump.dump)
+app.command("devices", cls=Command)(devices.devices)
+app.command("top", cls=Command)(top.top)
+app.command("key", cls=Command)(key.key)
+app.command("openapi", cls=Command)(openapi.openapi)
 
 
 def _show_version(wanted: bool) -> None:
@@ -97,10 +105,29 @@ def _run(command: typer.Typer, name: str) -> None:
         if isinstance(stream, io.TextIOWrapper):  # names of files may be any bytes
             stream.reconfigure(errors="backslashreplace")
     try:
-        command(prog_name=name)
+        code = command(prog_name=name, standalone_mode=False)
     except CommandError as e:
         typer.echo(f"{name}: error: {e}", err=True)
         sys.exit(e.exit_code)
     except OSError as e:  # a full disk under standard output, say
         typer.echo(f"{name}: error: {e}", err=True)
         sys.exit(EXIT_FAILED)
+    except typer.Abort:
+        sys.exit(EXIT_INTERRUPTED)
+    except Exception as e:
+        # Which class says that a command was used wrongly depends on typer's version.
+        if not hasattr(e, "format_message"):
+            raise
+        _explain(e, name)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _explain(error: Any, name: str) -> NoReturn:
+    """A command that was used wrongly; without any, the help."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+    else:
+        message = error.format_message().rstrip(".")
+        where = f"{error.ctx.command_path} -h" if getattr(error, "ctx", None) else name
+        typer.echo(f"{name}: error: {message}; see {where}", err=True)
+    sys.exit(error.exit_code)

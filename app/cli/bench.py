@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from app.cli.commands import Command
 from app.cli.errors import EXIT_INTERRUPTED, EXIT_USAGE, CommandError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ bench = typer.Typer(
 
 _Files = Annotated[
     list[Path],
-    typer.Argument(metavar="FILE...", help="A PopEF file, the files of one model, or "
+    typer.Argument(metavar="FILE", help="A PopEF file, the files of one model, or "
                    "an ONNX file, which is compiled first."),
 ]  # fmt: skip
 _Compiled = Annotated[
@@ -39,15 +40,20 @@ _Compiled = Annotated[
 ]  # fmt: skip
 _Threads = Annotated[str, typer.Option(metavar="N,...", help="How many threads.")]
 _Seconds = Annotated[
-    float, typer.Option(min=0.01, max=3600, help="How long to measure each line.")
+    float,
+    typer.Option(
+        metavar="SECONDS", min=0.01, max=3600, help="How long to measure each line."
+    ),
 ]
-_Seed = Annotated[int, typer.Option(min=0, help="Seed for generated inputs.")]
+_Seed = Annotated[
+    int, typer.Option(metavar="N", min=0, help="Seed for generated inputs.")
+]
 _Executable = Annotated[
     str, typer.Option(metavar="NAME", help="Which model, where the file has several.")
 ]
 
 
-@bench.command()
+@bench.command(cls=Command)
 def callbacks(
     files: _Files,
     batch: Annotated[
@@ -91,7 +97,7 @@ def callbacks(
     )  # fmt: skip
 
 
-@bench.command()
+@bench.command(cls=Command)
 def queues(
     files: _Files,
     batch: Annotated[

@@ -123,10 +123,10 @@ class Traffic:
         self._manager: QueueManager | None = None
 
     def timed_out(self, ring: object) -> None:
-        """A run waits for data: complete the batch, if nobody is about to."""
+        """A run waits for data: complete the batch, unless that is under way."""
         if self._manager is not None and self._mutex.acquire(blocking=False):
             try:
-                # A full queue has what the run waits for, or nobody empties it.
+                # A full queue has what the run waits for, or is not being emptied.
                 with contextlib.suppress(QueueFull):
                     self._manager.flush_all()
             finally:

@@ -1,4 +1,4 @@
-"""`popgate compile`: from ONNX files to PopEF files."""
+"""`popgate compile`: from ONNX files, and programs of popxl, to PopEF files."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ import typer
 
 from app.cli.errors import EXIT_FAILED, EXIT_USAGE, CommandError
 from app.cli.pairs import parse_pairs, parse_shapes
+from app.cli.popxl_program import compile_program, split_name
 
 if TYPE_CHECKING:
     from engine.compiler import (
-        CompileLimits,
+        Compilations,
         CompileOptions,
         CompileReport,
         TensorReport,
@@ -29,8 +30,10 @@ Progress: TypeAlias = Callable[[str, float], None]
 Compiler: TypeAlias = "Callable[[Path, Path, CompileOptions, Progress], CompileReport]"
 
 _Models = Annotated[
-    list[Path], typer.Argument(metavar="MODEL.onnx...", help="What to compile.")
-]
+    list[Path],
+    typer.Argument(metavar="MODEL", help="What to compile: ONNX models, or "
+                   "PROGRAM.py[:NAME], which is run: a program of popxl and its Ir."),
+]  # fmt: skip
 _Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="FILE",
@@ -92,7 +95,9 @@ _Memory = Annotated[
     typer.Option(metavar="SIZE", help="A model that takes more memory to compile "
                  "fails; 0: three quarters of the machine's."),
 ]  # fmt: skip
-_Threads = Annotated[int, typer.Option(help="Threads of the check of --batch.")]
+_Threads = Annotated[
+    int, typer.Option(metavar="N", help="Threads of the check of --batch.")
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,17 +133,24 @@ def compile_models(
     popgate compile model.onnx -o models/model.popef
 
     popgate compile a.onnx b.onnx --out-dir models/
+
+    popgate compile program.py:ir -o models/program.popef
     """
-    limits = _limits(timeout, memory)
+    compilations = _compilations(timeout, memory)
+    if output is not None and not output.parent.is_dir():
+        msg = f"there is no folder {output.parent} to write {output.name} into"
+        raise CommandError(msg, EXIT_USAGE)
     if fuse is None:
         jobs: list[tuple[Path, Path, Compiler]] = [
-            (source, target, partial(_compile_one, limits))
+            (source, target, _compiler(source, compilations))
             for source, target in _targets(models, output, out_dir).items()
         ]
+    elif any(split_name(model) for model in models):
+        raise CommandError("--fuse puts ONNX models together, no programs", EXIT_USAGE)
     elif output is None:
         raise CommandError("--fuse needs --output for the one file", EXIT_USAGE)
     else:
-        jobs = [(models[0], output, _fuser(models, fuse, limits))]
+        jobs = [(models[0], output, _fuser(models, fuse, compilations))]
     options = _options(
         batch=batch,
         weights=weights,
@@ -151,18 +163,28 @@ def compile_models(
         description=description,
         threads=threads,
     )
+    if out_dir is not None:
+        _make(out_dir)
     outcomes = []
-    for source, target, compiler in jobs:
-        with _progress(source.name) as stage:
-            outcome = _compile(source, target, options, stage, compiler)
-        # The line of the progress is gone: nothing may be written while it stands.
-        outcomes.append(outcome)
-        _tell(outcome)
+    with compilations:
+        for source, target, compiler in jobs:
+            with _progress(source.name) as stage:
+                outcome = _compile(source, target, options, stage, compiler)
+            # The line of the progress is gone: nothing may be written while it stands.
+            outcomes.append(outcome)
+            _tell(outcome)
     if len(outcomes) > 1:
         failed = sum(bool(outcome.reason) for outcome in outcomes)
         typer.echo(f"{len(outcomes) - failed} compiled, {failed} failed")
     if any(outcome.reason for outcome in outcomes):
         raise typer.Exit(EXIT_FAILED)
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise CommandError(f"{folder}: {e.strerror}") from None
 
 
 def _targets(
@@ -206,18 +228,32 @@ def _options(*, batch: str, weights_from: str, **values: Any) -> CompileOptions:
         raise CommandError(str(e), EXIT_USAGE) from None
 
 
-def _limits(timeout: float, memory: str) -> CompileLimits:
+def _compilations(timeout: float, memory: str) -> Compilations:
     from app.sizes import parse_size
-    from engine.compiler import CompileLimits
+    from engine.compiler import Compilations, CompileLimits
 
     try:
-        return CompileLimits(timeout, parse_size(memory))
+        return Compilations(CompileLimits(timeout, parse_size(memory)))
     except ValueError as e:
         raise CommandError(f"--memory: {e}", EXIT_USAGE) from None
 
 
+def _compiler(source: Path, compilations: Compilations) -> Compiler:
+    program = split_name(source)
+    if program is None:
+        return partial(_compile_one, compilations)
+    path, name = program
+
+    def compile_it(
+        _: Path, target: Path, options: CompileOptions, progress: Progress
+    ) -> CompileReport:
+        return compile_program(path, name, target, options, progress)
+
+    return compile_it
+
+
 def _compile_one(
-    limits: CompileLimits,
+    compilations: Compilations,
     source: Path,
     target: Path,
     options: CompileOptions,
@@ -226,10 +262,10 @@ def _compile_one(
     from engine.compiler import compile_in_process
 
     _check_kept([source], target)
-    return compile_in_process(source, target, options, progress, limits)
+    return compile_in_process(source, target, options, progress, compilations)
 
 
-def _fuser(models: list[Path], selector: str, limits: CompileLimits) -> Compiler:
+def _fuser(models: list[Path], selector: str, compilations: Compilations) -> Compiler:
     """Compiles all of `models` into one file."""
 
     def fuse(
@@ -239,7 +275,9 @@ def _fuser(models: list[Path], selector: str, limits: CompileLimits) -> Compiler
 
         _check_kept(models, target)
         sources = [(model.stem, model) for model in models]
-        return fuse_in_process(sources, target, selector, options, progress, limits)
+        return fuse_in_process(
+            sources, target, selector, options, progress, compilations
+        )
 
     return fuse
 
@@ -263,7 +301,6 @@ def _compile(
 
     start = time.monotonic()
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
         report = compiler(source, target, options, progress)
     except (EngineError, PopefError, CommandError) as e:
         return Outcome(source, time.monotonic() - start, reason=str(e))
@@ -281,7 +318,7 @@ def _compile(
 
 @contextmanager
 def _progress(name: str) -> Iterator[Progress]:
-    """Shows what is being done, to a person; does nothing where nobody looks."""
+    """Shows what is being done if standard error is a terminal."""
     if not sys.stderr.isatty():
         yield lambda stage, done: None
         return

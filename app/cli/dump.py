@@ -13,7 +13,7 @@ from app.cli.errors import CommandError
 def dump(
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE...", help="One file, or the files of one model."),
+        typer.Argument(metavar="FILE", help="One file, or the files of one model."),
     ],
     metadata_only: Annotated[
         bool, typer.Option("-m", "--metadata", help="Metadata only, no blobs.")

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from app.cli.errors import EXIT_USAGE, CommandError
+from app.cli.errors import EXIT_FAILED, EXIT_USAGE, CommandError
 from app.cli.pairs import parse_pairs
 
 if TYPE_CHECKING:
-    import httpx
-
-    from app.cli.tensors import NamedTensor
+    from popgate.client import Client, Outputs, Tensor
 
 # Long enough for a large model's first answer.
 TIMEOUT = 300.0
@@ -53,61 +52,76 @@ def infer(
 
     For example: popgate infer digits --input image=digit.npy
     """
-    import httpx
+    from popgate.client import Client, ClientError, ConnectionFailed, InvalidRequest
 
     wanted = parse_pairs(outputs, "--output")
+    _check_encoding(encoding)
     try:
-        client = httpx.Client(base_url=url, timeout=timeout, trust_env=False)
-    except httpx.InvalidURL as e:
-        raise CommandError(f"--url {url}: {e}", EXIT_USAGE) from None
-    path = f"/v1/models/{name}" + (f"/versions/{version}" if version else "")
-    with client:
-        try:
-            model = _json(client.get(path))
-            tensors = _read_inputs(model, _given(inputs))
-            response, results = _post(client, f"{path}/infer", tensors, encoding)
-        except httpx.TransportError as e:
-            msg = f"no answer from {url}: {e}; is `popgate serve` running there?"
-            raise CommandError(msg) from None
-    if len(results) == 1 and encoding == "npy":
-        results = [_renamed(results[0], model)]
+        client = Client(url, timeout=timeout, encoding=encoding, retries=0)
+    except InvalidRequest as e:
+        raise CommandError(f"--url {e}", EXIT_USAGE) from None
+    try:
+        with client:
+            metadata = _metadata(client, name, version or "")
+            tensors = _read_inputs(metadata, _given(inputs))
+            started = time.perf_counter()
+            results = client.infer(name, tensors, version=version or "")
+            milliseconds = 1e3 * (time.perf_counter() - started)
+    except ConnectionFailed as e:
+        msg = f"no answer from {url}: {e}; is `popgate serve` running there?"
+        raise CommandError(msg) from None
+    except InvalidRequest as e:
+        raise CommandError(str(e), EXIT_FAILED if e.status else EXIT_USAGE) from None
+    except ClientError as e:
+        raise CommandError(str(e)) from None
     _deliver(results, wanted)
-    milliseconds = response.elapsed.total_seconds() * 1000
-    typer.echo(f"{name} version {model['version']}, {milliseconds:.1f} ms", err=True)
+    shown = results.model_version or metadata["versions"][-1]
+    typer.echo(f"{name} version {shown}, {milliseconds:.1f} ms", err=True)
 
 
-def _json(response: httpx.Response) -> dict[str, Any]:
+def _check_encoding(encoding: str) -> None:
+    from popgate.client import Encoding
+
+    known = [e.value for e in Encoding]
+    if encoding not in known:
+        msg = f"--encoding {encoding}: expected one of {', '.join(known)}"
+        raise CommandError(msg, EXIT_USAGE)
+
+
+def _metadata(client: Client, name: str, version: str) -> dict[str, Any]:
+    """What the model takes, or why it takes nothing."""
+    from popgate.client import ClientError, ConnectionFailed
+
     try:
-        document = response.json()
-    except ValueError:
-        document = {}
-    if response.is_success and isinstance(document, dict):
-        return document
-    text = document.get("error") if isinstance(document, dict) else None
-    raise CommandError(f"{text or response.text} (status {response.status_code})")
+        document: dict[str, Any] = client.metadata(name, version=version)
+    except ConnectionFailed:
+        raise
+    except ClientError as error:
+        for item in client.models():
+            if item["name"] == name and item.get("reason"):
+                which = f"version {item['version']}: " if item.get("version") else ""
+                msg = f"{name} is {item['state']}: {which}{item['reason']}"
+                raise CommandError(msg) from None
+        raise error from None
+    return document
 
 
 def _given(inputs: list[str] | None) -> dict[str, str]:
     """What is said of each input; all that a file without a name holds."""
-    from app.cli.tensors import TensorError, read_archive
+    from app.cli.tensors import read_archive
 
     texts = inputs or []
     archives = [t for t in texts if "=" not in t and t.endswith(".npz")]
     found: dict[str, str] = {}
-    try:
-        for path in archives:
-            found |= dict.fromkeys(read_archive(path), path)
-    except TensorError as e:
-        raise CommandError(str(e), EXIT_USAGE) from None
+    for path in archives:
+        found |= dict.fromkeys(read_archive(path), path)
     return found | parse_pairs([t for t in texts if t not in archives], "--input")
 
 
-def _read_inputs(model: dict[str, Any], given: dict[str, str]) -> list[NamedTensor]:
-    from app.cli.tensors import TensorError, read_value
+def _read_inputs(model: dict[str, Any], given: dict[str, str]) -> dict[str, Tensor]:
+    from app.cli.tensors import read_value
     from app.spec import notation
 
-    if not model["outputs"]:  # what is not loaded is not known; each model has some
-        raise CommandError(f"{model['name']} is {model['state']}: {model['reason']}")
     known = {item["name"]: item for item in model["inputs"]}
     shown = ", ".join(
         f"{n} {notation(i['datatype'], i['shape'])}" for n, i in known.items()
@@ -118,68 +132,34 @@ def _read_inputs(model: dict[str, Any], given: dict[str, str]) -> list[NamedTens
         wrong += [f"--input {n}=… is missing" for n in sorted(missing)]
         msg = f"{'; '.join(wrong)}. {model['name']} takes: {shown}"
         raise CommandError(msg, EXIT_USAGE)
-    try:
-        return [
-            read_value(given[n], n, i["datatype"], i["shape"]) for n, i in known.items()
-        ]
-    except TensorError as e:
-        raise CommandError(str(e), EXIT_USAGE) from None
+    return {
+        n: read_value(given[n], n, i["datatype"], i["shape"]) for n, i in known.items()
+    }
 
 
-def _post(
-    client: httpx.Client, path: str, tensors: list[NamedTensor], encoding: str
-) -> tuple[httpx.Response, list[NamedTensor]]:
-    from app.cli.tensors import Encoding, TensorError, decode_response, encode_request
-
-    try:
-        headers, body = encode_request(tensors, Encoding(encoding))
-    except ValueError:
-        known = ", ".join(e.value for e in Encoding)
-        msg = f"--encoding {encoding}: expected one of {known}"
-        raise CommandError(msg, EXIT_USAGE) from None
-    except TensorError as e:
-        raise CommandError(str(e), EXIT_USAGE) from None
-    response = client.post(path, content=body, headers=headers)
-    if not response.is_success:
-        _json(response)
-    try:
-        return response, decode_response(response.headers, response.content)
-    except TensorError as e:
-        raise CommandError(str(e)) from None
-
-
-def _renamed(result: NamedTensor, model: dict[str, Any]) -> NamedTensor:
-    """An .npy body carries no name: it is the model's first output."""
-    from app.cli.tensors import NamedTensor
-
-    output = model["outputs"][0]
-    return NamedTensor(output["name"], output["datatype"], result.array)
-
-
-def _deliver(results: list[NamedTensor], wanted: dict[str, str]) -> None:
+def _deliver(results: Outputs, wanted: dict[str, str]) -> None:
     import numpy as np
 
     from app.cli.tensors import text_of
     from app.spec import notation
+    from popgate.client import Tensor
 
-    names = [result.name for result in results]
     for name in wanted:
-        if name not in names:
-            msg = f"no output {name!r}; there are {', '.join(names)}"
+        if name not in results:
+            msg = f"no output {name!r}; there are {', '.join(results)}"
             raise CommandError(msg, EXIT_USAGE)
-    for result in results:
-        head = f"{result.name}  {notation(result.datatype, result.shape)}"
-        if result.name in wanted:
-            target = Path(wanted[result.name])
-            array = result.array
-            if result.datatype == "BYTES":
-                array = array.astype(np.bytes_)
+    for name, array in results.items():
+        datatype = results.datatypes[name]
+        head = f"{name}  {notation(datatype, array.shape)}"
+        if name in wanted:
+            target = Path(wanted[name])
+            saved = array.astype(np.bytes_) if datatype == "BYTES" else array
             try:
                 with target.open("wb") as file:
-                    np.save(file, array, allow_pickle=False)
+                    np.save(file, saved, allow_pickle=False)
             except OSError as e:
                 raise CommandError(f"{target}: {e.strerror}") from None
             typer.echo(f"{head} → {target}")
         else:
             typer.echo(head)
-            typer.echo(text_of(result))
+            typer.echo(text_of(Tensor(name, datatype, array)))

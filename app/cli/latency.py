@@ -55,7 +55,7 @@ class Measured:
 
 
 def quantile(ordered: Sequence[float], fraction: float) -> float:
-    """The nearest-rank quantile of ordered values; 0 where there are none."""
+    """The nearest-rank quantile of ordered values; 0 if there are none."""
     if not ordered:
         return 0.0
     rank = -int(-fraction * len(ordered) // 1)  # rounded up

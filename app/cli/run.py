@@ -24,7 +24,7 @@ _FILL_NS = 1_000_000
 
 _Files = Annotated[
     list[Path],
-    typer.Argument(metavar="FILE...", help="A PopEF file, the files of one model, or "
+    typer.Argument(metavar="FILE", help="A PopEF file, the files of one model, or "
                    "an ONNX file, which is compiled first."),
 ]  # fmt: skip
 _Inputs = Annotated[
@@ -45,7 +45,7 @@ _Batch = Annotated[
                  help="Rows of made-up inputs. [default: what fills a run, or 1]"),
 ]  # fmt: skip
 _Iterations = Annotated[
-    int, typer.Option("--iterations", "-n", min=1, max=MAX_ITERATIONS,
+    int, typer.Option("--iterations", "-n", metavar="N", min=1, max=MAX_ITERATIONS,
                       help="How many requests to make, all with the same data."),
 ]  # fmt: skip
 _InFlight = Annotated[
@@ -55,15 +55,17 @@ _InFlight = Annotated[
                  "which waits for its result before the next]"),
 ]  # fmt: skip
 _Replicas = Annotated[
-    int, typer.Option(min=1, max=1024, help="Number of replicas, each on a device of "
-                      "its own; requests go to them in turn."),
+    int, typer.Option(metavar="N", min=1, max=1024, help="Number of replicas, each on "
+                      "a device of its own; requests go to them in turn."),
 ]  # fmt: skip
 _Save = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Write the outputs of the last request to a .npz "
                  "file (or .npy, of a single one) instead of printing them."),
 ]  # fmt: skip
-_Seed = Annotated[int, typer.Option(min=0, help="Seed for generated inputs.")]
+_Seed = Annotated[
+    int, typer.Option(metavar="N", min=0, help="Seed for generated inputs.")
+]
 _Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Do not print the outputs.")
 ]
@@ -96,7 +98,9 @@ def run(
     executable: _Executable = "",
     devices: _Devices = None,
 ) -> None:
-    """Run a model here, without a gateway, and show its outputs and how long it takes.
+    """Run a model here, without a gateway.
+
+    Shows its outputs, and how long it takes.
 
     popgate run model.popef
 

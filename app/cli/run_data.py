@@ -13,17 +13,12 @@ import numpy.typing as npt
 
 from app.cli.errors import EXIT_USAGE, CommandError
 from app.cli.pairs import parse_pairs, parse_shapes
-from app.cli.tensors import (
-    NamedTensor,
-    TensorError,
-    pick,
-    read_archive,
-    read_value,
-    text_of,
-)
+from app.cli.tensors import pick, read_archive, read_value, text_of
 from app.spec import datatype_of, notation
 from engine import DataDesc, Tensor
 from popef_io import DataType
+from popgate.client import InvalidRequest, array_of, tensor_of
+from popgate.client import Tensor as NamedTensor
 
 #: Elements that made-up data may have: more is a mistake, as in --batch 1e9.
 MAX_ELEMENTS = 1 << 30
@@ -99,7 +94,7 @@ def _read_given(
 def _as_usage() -> Iterator[None]:
     try:
         yield
-    except TensorError as e:
+    except InvalidRequest as e:
         raise CommandError(str(e), EXIT_USAGE) from None
 
 
@@ -107,8 +102,8 @@ def _fitting(desc: DataDesc, array: npt.NDArray[Any], path: str) -> npt.NDArray[
     if desc.data_type.numpy_dtype == array.dtype:
         return array
     try:
-        tensor = NamedTensor(desc.name, datatype_name(desc), array).cast()
-    except TensorError as e:
+        tensor = tensor_of(desc.name, array, datatype_name(desc))
+    except InvalidRequest as e:
         raise CommandError(f"{path}: {e}", EXIT_USAGE) from None
     return _carried(desc, tensor)
 
@@ -117,7 +112,7 @@ def _read(desc: DataDesc, text: str) -> npt.NDArray[Any]:
     try:
         shape = list(desc.shape or ())
         tensor = read_value(text, desc.name, datatype_name(desc), shape)
-    except TensorError as e:
+    except InvalidRequest as e:
         raise CommandError(str(e), EXIT_USAGE) from None
     return _carried(desc, tensor)
 
@@ -125,7 +120,7 @@ def _read(desc: DataDesc, text: str) -> npt.NDArray[Any]:
 def _carried(desc: DataDesc, tensor: NamedTensor) -> npt.NDArray[Any]:
     """As the engine carries it: BF16 as the bits."""
     if desc.data_type is DataType.BF16:
-        return np.frombuffer(tensor.to_bytes(), "<u2").reshape(tensor.array.shape)
+        return np.asarray(tensor.raw()).reshape(tensor.array.shape)
     return tensor.array
 
 
@@ -190,11 +185,14 @@ def named(
 ) -> list[NamedTensor]:
     """The outputs in the model's order."""
     return [
-        NamedTensor.from_bytes(
+        NamedTensor(
             desc.name,
             datatype_name(desc),
-            list(outputs[desc.name].shape),
-            outputs[desc.name].tobytes(),
+            array_of(
+                datatype_name(desc),
+                outputs[desc.name].shape,
+                outputs[desc.name].tobytes(),
+            ),
         )
         for desc in descs
         if desc.name in outputs

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
+from app.cli.commands import Command
 from app.cli.errors import EXIT_USAGE, CommandError
 from app.cli.started import print_failed, print_listening, print_started
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from app.settings import Settings
 
 
-class ServeCommand(TyperCommand):
+class ServeCommand(Command):
     """Its options are made of the settings, once they are needed."""
 
     def get_params(self, ctx: Any) -> list[Any]:

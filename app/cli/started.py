@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 from typing import TYPE_CHECKING
 
 import typer
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from app.repository.places import ModelPlaces
 
 MAX_MODELS_LISTED = 20
+MAX_REASON = 60  # letters of why a model is not there
 #: The library that the compiled modules share (docs/compiled.md).
 COMPILED = "popgate__mypyc"
 
@@ -48,7 +50,9 @@ def print_started(url: str, gateway: Gateway) -> None:
     models.sort(key=lambda m: m.state == "READY")
     width = max((len(m.name) for m in models[:MAX_MODELS_LISTED]), default=0)
     for m in models[:MAX_MODELS_LISTED]:
-        place = f"{url}{m.url}" if m.state == "READY" else m.reason
+        # In full it is a line of the log, above.
+        why = textwrap.shorten(m.reason, MAX_REASON, placeholder=" …")
+        place = f"{url}{m.url}" if m.state == "READY" else why
         say(f"    {m.name:<{width}}  {m.state.lower():<11}  {place}")
     if len(models) > MAX_MODELS_LISTED:
         rest = len(models) - MAX_MODELS_LISTED
@@ -56,6 +60,8 @@ def print_started(url: str, gateway: Gateway) -> None:
     if not models:
         say("    none; put a .popef or .onnx file into the folder, then load it with")
         say(f"    curl -X POST {url}/v1/models/NAME/load")
+    if not gateway.settings.no_pages:
+        say(f"  pages    {url}/")
     say(f"  docs     {url}/docs")
 
 
@@ -67,7 +73,7 @@ def print_failed(error: Exception) -> None:
 
 
 def say(line: str) -> None:
-    """Tells whoever reads standard output; a server runs on where nobody does."""
+    """Writes to standard output; a server runs on if that cannot be written to."""
     try:
         print(line, flush=True)
     except OSError:

@@ -38,7 +38,7 @@ def validate(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:  # fmt: skip
-    """Explain what a folder of models would serve, and what is wrong with it.
+    """Explain what a folder of models would serve, and what is wrong.
 
     Names, versions, tensors, batching, instances and memory of every model; ONNX files
     are compiled, which the server then need not do. No device of the pool is used;

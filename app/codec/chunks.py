@@ -80,7 +80,7 @@ def beginning(chunks: Body, size: int) -> bytes:
 def in_parts(pieces: Sequence[Buffer], total: int) -> Sequence[Buffer]:
     """A response body of `total` bytes in few parts, none of the large ones copied.
 
-    A small one stays in pieces: whoever sends it joins them with its head.
+    A small one stays in pieces: the sender joins them with its head.
     """
     if total <= JOIN_BELOW:
         return pieces

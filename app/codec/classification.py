@@ -29,7 +29,7 @@ def classify(
     """The BYTES tensor of the `count` highest values: of each row, where `batched`.
 
     Its shape is ``[rows, n]`` or ``[n]``, with n at most the number of values.
-    Raises NotRepresentable for more strings than anybody reads.
+    Raises NotRepresentable for more strings than can be of use.
     """
     array = output.array(tensor) if tensor.nbytes else np.empty(0, output.dtype)
     rows = tensor.shape[0] if batched and tensor.shape else 1

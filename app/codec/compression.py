@@ -10,7 +10,7 @@ import enum
 import zlib
 
 from app.codec.chunks import in_parts
-from app.codec.messages import Body, Buffer, Header, Response
+from app.codec.messages import Body, Buffer, Response, lines_of
 from app.codec.remember import remember
 from app.errors import MalformedBody, UnsupportedMediaType, larger_than_allowed
 
@@ -18,6 +18,8 @@ _STEP = 1 << 20  # bytes inflated at once
 _EITHER = 32 + zlib.MAX_WBITS  # zlib's word for "gzip or zlib, look at the header"
 _PLAIN = (b"", b"identity")
 _INFLATED = (b"gzip", b"x-gzip", b"deflate")
+# As Python writes zlib's Z_MEM_ERROR.
+_NO_MEMORY = "Error -4 "
 # Members of one gzip body: each costs something, even if it is empty.
 _MAX_MEMBERS = 1000
 # The fastest level: a fifth of the time of zlib's default for nearly the same size.
@@ -62,6 +64,8 @@ def inflate(encoding: bytes, chunks: Body, limit: int) -> Body:
     try:
         return _inflate(chunks, limit)
     except zlib.error as error:
+        if str(error).startswith(_NO_MEMORY):
+            raise MemoryError from None
         msg = f"the body is not valid {name.decode()}: {error}"
         raise MalformedBody(msg) from None
 
@@ -153,12 +157,11 @@ def compress(response: Response, coding: Coding) -> Response:
     pieces: list[Buffer] = [packer.compress(part) for part in response.parts]
     pieces.append(packer.flush())
     total = sum(map(len, pieces))
-    headers: list[Header] = [
-        header for header in response.headers if header[0] != b"content-length"
-    ]
+    headers = [header for header in response.headers if header[0] != b"content-length"]
     headers += [
         (b"content-length", b"%d" % total),
         (b"content-encoding", coding.value),
         (b"vary", b"accept-encoding"),
     ]
-    return Response(response.status, headers, in_parts(pieces, total), total)
+    lines = lines_of(headers)
+    return Response(response.status, lines, in_parts(pieces, total), total)

@@ -1,4 +1,4 @@
-"""The inference document, whatever it was written in, to a validated request.
+"""The inference document, of any encoding, to a validated request.
 
 JSON, msgpack and the header of a binary request all parse to the same dictionary; here
 are its rules. The long form is the protocol's, the shorthand ours: `inputs` as a
@@ -102,7 +102,7 @@ class DocumentReader:
         return request
 
     def _are_enough(self, request: InferRequest) -> bool:
-        """Whether what is missing may be; it gets what it is by default."""
+        """Returns whether what is missing may be; it gets what it is by default."""
         given, spec = request.inputs, self.spec
         if spec.optional_inputs:
             return len(given) > 0

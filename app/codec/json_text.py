@@ -3,7 +3,7 @@
 - ``NaN`` and ``Infinity`` literals, which stock clients send, are read by the standard
   library's parser; orjson refuses them.
 - A key that stands twice in one object is refused. A parser keeps the last one
-  silently, and then somebody wonders where an input went. Counting colons tells at
+  silently, and the client wonders where an input went. Counting colons tells at
   once that there is none in all but odd documents. In odd ones the keys of the text are
   compared with those of what was read, and there may not be very many.
 - Half of a surrogate pair is refused, as orjson does: nothing could write it again.
@@ -22,6 +22,7 @@ import numpy as np
 import orjson
 
 from app.codec.nesting import LIST_WEIGHT, too_deep, too_many_values
+from app.codec.room import ensure_room
 from app.errors import InvalidRequest, RepeatedKey, malformed_json
 from app.limits import Limits
 
@@ -29,8 +30,18 @@ from app.limits import Limits
 _SMALL = 1024
 # What orjson's message has about nesting, depending on its release.
 _TOO_DEEP = ("depth", "ecursion")
+_NO_MEMORY = "Not enough memory"
 # Up to this size a text is parsed without counting first: it cannot become much.
 _LARGE = 1 << 20
+#: Up to this size nobody needs to ask for its memory either.
+UNBOUNDED = 1 << 14
+# Bytes that parsing takes at most: by byte where nothing is counted; then by byte,
+# twelve of them the parser's own, by value in a list, by list and by object.
+_WEIGHT_UNCOUNTED = 40
+_WEIGHTS = (18, 32, 96, 256)
+# Bytes that writing takes for a byte that was read: numbers get longer ("1e9"), and
+# the writer's memory grows by doubling.
+_WRITTEN = 12
 _QUOTE, _COLON = ord('"'), ord(":")
 # Bytes that are looked at together: their flags take as many bytes again, four times.
 _BLOCK = 1 << 18
@@ -46,10 +57,13 @@ _PAUSE_AFTER = 1 << 14
 
 def parse_json(text: bytes, limits: Limits) -> Any:
     """The value of a JSON text. MalformedBody or InvalidRequest where it is none."""
-    check_values(text, limits)
+    if len(text) > UNBOUNDED:
+        ensure_room(check_values(text, limits))
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
+        if _NO_MEMORY in str(error):
+            raise MemoryError from None
         if any(word in str(error) for word in _TOO_DEEP):
             raise too_deep(limits) from None
         if b"NaN" not in text and b"Infinity" not in text:
@@ -57,21 +71,30 @@ def parse_json(text: bytes, limits: Limits) -> Any:
         return _parse_with_literals(text, limits)
     if type(value) is dict:
         keys = _count_usual_keys(value)
-        if _count_colons(text) > keys:
+        # There are as many colons as keys, and more where strings hold some. Numbers,
+        # which may be megabytes, follow the last string; count() is slow on them.
+        last_string = text.rfind(b'"')
+        colons = text.count(b":", 0, last_string)
+        if colons + (text.find(b":", last_string) >= 0) > keys:
             _refuse_repeated_keys(text, value, keys, limits)
     return value
 
 
-def check_values(text: bytes, limits: Limits) -> None:
+def check_values(text: bytes, limits: Limits) -> int:
     """Bounds what a large text becomes: an empty list takes 24 times its text, a short
-    string 14 times, and many keys take the parser long, which lets nobody else work."""
+    string 14 times, and many keys take the parser long, which holds up all others.
+
+    Returns the bytes that it takes at most.
+    """
     if len(text) <= _LARGE:
-        return
+        return _WEIGHT_UNCOUNTED * len(text)
     _check_colons(text, limits)
-    lists = text.count(b"[") + text.count(b"{")
+    lists, objects = text.count(b"["), text.count(b"{")
     values = text.count(b",") + text.count(b'"')
-    if values + LIST_WEIGHT * lists > limits.max_document_values:
+    if values + LIST_WEIGHT * (lists + objects) > limits.max_document_values:
         raise too_many_values(limits)
+    counts = (len(text), values, lists, objects)
+    return sum(count * weight for count, weight in zip(counts, _WEIGHTS, strict=True))
 
 
 def _parse_with_literals(text: bytes, limits: Limits) -> Any:
@@ -149,39 +172,27 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _count_colons(text: bytes) -> int:
-    """At least as many as there are keys, and more where strings hold colons.
-
-    Numbers, which may be megabytes, follow the last string; count() is slow on them.
-    """
-    last_string = text.rfind(b'"')
-    return text.count(b":", 0, last_string) + (text.find(b":", last_string) >= 0)
-
-
 def _count_usual_keys(document: dict[str, Any]) -> int:
     """The keys where a request has some."""
-    keys = len(document)
-    inputs = document.get("inputs")
-    if type(inputs) is list:
-        for item in inputs:
-            keys += _count_with_parameters(item)
-    elif type(inputs) is dict:
-        keys += len(inputs)
-    outputs = document.get("outputs")
-    if type(outputs) is list:
-        for item in outputs:
-            keys += _count_with_parameters(item)
+    keys = len(document) + _count_keys_of(document.get("inputs"))
+    if "outputs" in document:
+        keys += _count_keys_of(document["outputs"])
     parameters = document.get("parameters")
-    if type(parameters) is dict:
-        keys += len(parameters)
+    return keys + len(parameters) if type(parameters) is dict else keys
+
+
+def _count_keys_of(items: object) -> int:
+    keys = 0
+    if type(items) is list:
+        for item in items:
+            if type(item) is dict:
+                keys += len(item)
+                parameters = item.get("parameters")
+                if type(parameters) is dict:
+                    keys += len(parameters)
+    elif type(items) is dict:
+        keys = len(items)
     return keys
-
-
-def _count_with_parameters(item: object) -> int:
-    if type(item) is not dict:
-        return 0
-    parameters = item.get("parameters")
-    return len(item) + (len(parameters) if type(parameters) is dict else 0)
 
 
 def _refuse_repeated_keys(
@@ -196,6 +207,7 @@ def _refuse_repeated_keys(
     if written <= keys:
         return
     _check_keys(written, limits)
+    ensure_room(_WRITTEN * len(text))
     try:
         read = _keys_in(orjson.dumps(document))
     except orjson.JSONEncodeError:
@@ -234,7 +246,7 @@ def _keys_in(text: bytes) -> int:
 
 
 def may_hold_booleans(text: bytes, inputs: list[Any] | dict[str, Any]) -> bool:
-    """Whether a boolean may stand in the values of the inputs.
+    """Returns whether a boolean may stand in the values of the inputs.
 
     Between a key and the next quotation mark a list of numbers has neither a ``u`` nor
     an ``s``, which ``true`` and ``false`` have. Says True where it cannot tell.

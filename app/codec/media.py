@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from app.codec.messages import Encoding, NanPolicy, Reply
+from app.codec.chunks import beginning
+from app.codec.messages import Body, Encoding, NanPolicy, Reply
 from app.codec.remember import remember
 from app.errors import InvalidRequest, MalformedBody, NotAcceptable
 from app.errors import UnsupportedMediaType as Unsupported
 
 NPY_MAGIC = b"\x93NUMPY"
+_RECOGNISED_BY = 64  # bytes, enough for white space before a JSON object
 
 _READ: dict[bytes, Encoding | None] = {
     b"application/json": Encoding.JSON,
@@ -50,8 +52,8 @@ _content_types: dict[bytes, Encoding | None] = {}
 _replies: dict[tuple[bytes, Encoding], Reply] = {}
 
 
-def encoding_of(content_type: bytes | None, first: bytes) -> Encoding:
-    """The encoding of a body without a binary header; `first` are its first bytes.
+def encoding_of(content_type: bytes | None, body: Body) -> Encoding:
+    """The encoding of a body without a binary header.
 
     Raises UnsupportedMediaType for a content type that is not read here,
     MalformedBody where the content type leaves it open and the bytes do not tell.
@@ -63,11 +65,11 @@ def encoding_of(content_type: bytes | None, first: bytes) -> Encoding:
             known = _remember_content_type(content_type)
         if known is not None:
             return known
-    return _recognise(first)
+    return _recognise(beginning(body, _RECOGNISED_BY))
 
 
 def is_json_only(headers: Mapping[bytes, bytes]) -> bool:
-    """Whether a body is JSON from end to end, as far as its headers tell."""
+    """Returns whether a body is JSON from end to end, as far as its headers tell."""
     if b"inference-header-content-length" in headers or b"content-encoding" in headers:
         return False
     content_type = headers.get(b"content-type", b"")

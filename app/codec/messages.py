@@ -7,10 +7,10 @@ times as much to construct.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from app.codec.shared_memory import HeldPlaces, Place
+from app.codec.shared_memory import Extent, HeldPlaces
 from engine import Tensor
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -67,7 +67,7 @@ class InferRequest:
     binary: bool = False
     binary_by_name: Mapping[str, bool] | None = None
     classes: Mapping[str, int] | None = None
-    places: Mapping[str, Place] | None = None
+    places: Mapping[str, Extent] | None = None
     held: HeldPlaces | None = None
     region_bytes: int = 0
     read_from: tuple[str, ...] = ()
@@ -105,41 +105,35 @@ class InferRequest:
         )
 
 
-class ResponseHead:
-    """The headers of responses that have the same, also as they are sent."""
-
-    __slots__ = ("headers", "lines")
-
-    def __init__(self, headers: list[Header]) -> None:
-        self.headers = headers
-        self.lines = b"".join([b"%b: %b\r\n" % header for header in headers])
-
-    def __repr__(self) -> str:
-        return f"<ResponseHead {self.lines!r}>"
-
-
 class Response:
     """A response in parts, which are sent one after the other.
 
-    Whoever sends a small one joins them. `nbytes` is the sum of all parts, `head` the
-    headers once more where they were made before.
+    The sender joins those of a small one. `nbytes` is the sum of all parts, `lines` the
+    headers as they are sent: each with its line end.
     """
 
-    __slots__ = ("head", "headers", "nbytes", "parts", "status")
+    __slots__ = ("lines", "nbytes", "parts", "status")
 
     def __init__(
         self,
         status: int,
-        headers: list[Header],
+        lines: bytes,
         parts: Sequence[Buffer],
         nbytes: int | None = None,
-        head: ResponseHead | None = None,
     ) -> None:
         self.status = status
-        self.headers = headers
+        self.lines = lines
         self.parts = parts
         self.nbytes = sum(map(len, parts)) if nbytes is None else nbytes
-        self.head = head
+
+    @property
+    def headers(self) -> list[Header]:
+        """The headers, one by one."""
+        headers: list[Header] = []
+        for line in self.lines.split(b"\r\n")[:-1]:
+            name, _, value = line.partition(b": ")
+            headers.append((name, value))
+        return headers
 
     @property
     def body(self) -> bytes:
@@ -150,10 +144,16 @@ class Response:
         return f"<Response {self.status} {self.nbytes} bytes>"
 
 
+def lines_of(headers: Iterable[Header]) -> bytes:
+    """Headers as they are sent."""
+    return b"".join([b"%b: %b\r\n" % header for header in headers])
+
+
+def sized_lines(media_type: bytes, size: int) -> bytes:
+    """The headers of a body of `size` bytes."""
+    return b"content-type: %b\r\ncontent-length: %d\r\n" % (media_type, size)
+
+
 def json_response(text: bytes) -> Response:
     """A response that is a JSON text."""
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", b"%d" % len(text)),
-    ]
-    return Response(200, headers, [text])
+    return Response(200, sized_lines(Encoding.JSON.value, len(text)), [text])

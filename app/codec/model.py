@@ -27,7 +27,6 @@ from engine import Tensor
 DECODED_AT_ONCE = 256 * 1024
 DECODED_AT_ONCE_AT_MOST = 1 << 20
 _PEEKED = 4096
-_RECOGNISED_BY = 64  # bytes, enough for white space before a JSON object
 
 
 class ModelCodec:
@@ -95,7 +94,7 @@ class ModelCodec:
         """
         if header_length is not None:
             return self._decode_framed(content_type, header_length, accept, body)
-        encoding = encoding_of(content_type, beginning(body, _RECOGNISED_BY))
+        encoding = encoding_of(content_type, body)
         reply = reply_to(accept, encoding)
         if encoding is Encoding.JSON:
             request = decode_json(self._reader, self.limits, body, reply)
@@ -125,7 +124,7 @@ class ModelCodec:
             )
         first = beginning(body, _PEEKED)
         try:
-            encoding = encoding_of(headers.get(b"content-type"), first)
+            encoding = encoding_of(headers.get(b"content-type"), [first])
         except RequestError:
             return False
         if encoding is Encoding.MSGPACK:
@@ -140,7 +139,7 @@ class ModelCodec:
         body: Body,
     ) -> InferRequest:
         if content_type:
-            encoding = encoding_of(content_type, b"{")
+            encoding = encoding_of(content_type, [b"{"])
             if encoding is not Encoding.JSON:
                 msg = (
                     "Inference-Header-Content-Length belongs to a JSON header with "

@@ -19,7 +19,15 @@ from app.codec.chunks import Chunks
 from app.codec.document import count_rows, new_request
 from app.codec.inputs import Input
 from app.codec.media import NPY_MAGIC
-from app.codec.messages import Body, Buffer, Encoding, InferRequest, Reply, Response
+from app.codec.messages import (
+    Body,
+    Buffer,
+    Encoding,
+    InferRequest,
+    Reply,
+    Response,
+    sized_lines,
+)
 from app.codec.outputs import Output, strings_of
 from app.codec.remember import remember
 from app.codec.shapes import Shape, count_elements
@@ -235,11 +243,8 @@ def encode_npy(output: Output, tensor: Tensor) -> Response:
         parts, size = tensor.parts, tensor.nbytes
     head = write_header(descr, tensor.shape)
     total = len(head) + size
-    headers = [
-        (b"content-type", Encoding.NPY.value),
-        (b"content-length", b"%d" % total),
-    ]
-    return Response(200, headers, [head, *parts], total)
+    lines = sized_lines(Encoding.NPY.value, total)
+    return Response(200, lines, [head, *parts], total)
 
 
 def write_header(descr: str, shape: Shape) -> bytes:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.codec.json_text import check_values, parse_json
+from app.codec.json_text import UNBOUNDED, check_values, parse_json
 from app.codec.shapes import Shape
 from app.limits import Limits
 
@@ -66,7 +66,7 @@ class NumberList:
 
 
 def may_have_lists(text: bytes) -> bool:
-    """Whether `parse_with_lists` is worth trying."""
+    """Returns whether `parse_with_lists` is worth trying."""
     return pack is not None and len(text) >= SMALL
 
 
@@ -79,7 +79,8 @@ def parse_with_lists(text: bytes, limits: Limits) -> dict[str, Any]:
     rest = _without(text, found)
     if rest.count(b'"data"') != len(found) or b"\\" in rest:
         raise Unusual
-    check_values(text, limits)
+    if len(text) > UNBOUNDED:
+        check_values(text, limits)
     document = parse_json(rest, limits)
     _put_back(document, found)
     return document  # type: ignore[no-any-return]

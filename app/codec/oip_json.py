@@ -6,22 +6,20 @@ requests of that form are read by `oip_binary`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeAlias
 
 import orjson
 
-from app.codec.chunks import in_parts, join
+from app.codec.chunks import JOIN_BELOW, in_parts, join
 from app.codec.document import DocumentReader
 from app.codec.json_text import may_hold_booleans, parse_json
 from app.codec.messages import (
     Body,
     Buffer,
-    Header,
     InferRequest,
     Reply,
     Response,
-    ResponseHead,
 )
 from app.codec.number_lists import Unusual, may_have_lists, parse_with_lists
 from app.codec.outputs import Output, json_strings, strings_of
@@ -31,11 +29,11 @@ from app.limits import Limits
 from app.spec import ModelSpec
 from engine import Tensor
 
-_CONTENT_TYPE: dict[bool, Header] = {
-    False: (b"content-type", b"application/json"),
-    True: (b"content-type", b"application/octet-stream"),
-}
-
+_JSON_LINES: Final = b"content-type: application/json\r\ncontent-length: %d\r\n"
+_BINARY_LINES: Final = (
+    b"content-type: application/octet-stream\r\ncontent-length: %d\r\n"
+    b"inference-header-content-length: %d\r\n"
+)
 
 Outputs: TypeAlias = Mapping[str, Tensor]
 
@@ -55,7 +53,8 @@ def decode_json(
 ) -> InferRequest:
     """The request of a body that is JSON from end to end."""
     text = join(body)
-    check_json_size(len(text), limits)
+    if len(text) > limits.max_json_bytes:
+        check_json_size(len(text), limits)
     if may_have_lists(text):
         request = _decode_usual(reader, limits, text, reply)
         if request is not None:
@@ -136,7 +135,7 @@ class JsonWriter:
             known = _Known(*self._compose(request, tensors))
             remember(self._known, key, known)
         parts = [known.json, *tail]
-        return Response(200, known.head.headers, parts, known.total, known.head)
+        return Response(200, known.lines, parts, known.total)
 
     def _compose(
         self, request: InferRequest, tensors: Outputs
@@ -156,7 +155,7 @@ class JsonWriter:
             tensor = tensors[name]
             output = self._outputs[name]
             pieces.append(comma)
-            pieces.append(output.head(tensor.shape))
+            pieces.append(output.heads.get(tensor.shape) or output.head(tensor.shape))
             comma = b","
             if held is not None and name in held:
                 place = orjson.dumps(held.put(name, tensor))
@@ -188,26 +187,23 @@ def _string_data(tensor: Tensor) -> bytes:
 def _response(pieces: list[bytes], tail: list[Buffer], tail_size: int) -> Response:
     head_size = sum(map(len, pieces))
     total = head_size + tail_size
-    headers = _headers(head_size, tail_size)
-    return Response(200, headers, in_parts([*pieces, *tail], total), total)
+    parts: Sequence[Buffer] = [*pieces, *tail] if tail else pieces
+    if total > JOIN_BELOW:
+        parts = in_parts(parts, total)
+    return Response(200, _lines(head_size, tail_size), parts, total)
 
 
-def _headers(head_size: int, tail_size: int) -> list[Header]:
-    headers: list[Header] = [
-        _CONTENT_TYPE[tail_size > 0],
-        (b"content-length", b"%d" % (head_size + tail_size)),
-    ]
-    if tail_size:
-        headers.append((b"inference-header-content-length", b"%d" % head_size))
-    return headers
+def _lines(head_size: int, tail_size: int) -> bytes:
+    total = head_size + tail_size
+    return (_BINARY_LINES % (total, head_size)) if tail_size else _JSON_LINES % total
 
 
 class _Known:
     """What is the same in all responses with binary tensors of these shapes."""
 
-    __slots__ = ("head", "json", "total")
+    __slots__ = ("json", "lines", "total")
 
     def __init__(self, pieces: list[bytes], tail: list[Buffer], tail_size: int) -> None:
         self.json = b"".join(pieces)
         self.total = len(self.json) + tail_size
-        self.head = ResponseHead(_headers(len(self.json), tail_size))
+        self.lines = _lines(len(self.json), tail_size)

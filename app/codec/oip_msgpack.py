@@ -16,7 +16,15 @@ import msgpack
 
 from app.codec.chunks import in_parts, join
 from app.codec.document import DocumentReader
-from app.codec.messages import Body, Buffer, Encoding, InferRequest, Reply, Response
+from app.codec.messages import (
+    Body,
+    Buffer,
+    Encoding,
+    InferRequest,
+    Reply,
+    Response,
+    sized_lines,
+)
 from app.codec.nesting import LIST_WEIGHT, too_deep, too_many_values
 from app.codec.outputs import Output, strings_of
 from app.codec.remember import remember
@@ -188,11 +196,8 @@ class MsgpackWriter:
             else:
                 pieces.append(_pack(output.values(output.array(tensor)).tolist()))
         total = sum(map(len, pieces))
-        headers = [
-            (b"content-type", Encoding.MSGPACK.value),
-            (b"content-length", b"%d" % total),
-        ]
-        return Response(200, headers, in_parts(pieces, total), total)
+        lines = sized_lines(Encoding.MSGPACK.value, total)
+        return Response(200, lines, in_parts(pieces, total), total)
 
     def _head(self, name: str, shape: tuple[int, ...]) -> bytes:
         """The map of an output up to its data. Packing costs 3 us, so it is kept."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,16 @@ import orjson
 from app.codec.halves import BF16, FP16, unpack_bf16
 from app.codec.messages import NanPolicy
 from app.codec.remember import remember
+from app.codec.room import ensure_room
 from app.errors import NotRepresentable
 from app.spec import TensorSpec
 from engine import Tensor
 
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
+# Bytes that writing takes at most for a number, and for a byte of a string: the
+# writer's memory grows by doubling.
+_NUMBER = 80
+_CHARACTER = 18
 _WORDS = {
     NanPolicy.LITERAL: (b"NaN", b"Infinity", b"-Infinity"),
     NanPolicy.STRING: (b'"NaN"', b'"Infinity"', b'"-Infinity"'),
@@ -27,12 +33,12 @@ class Output:
     """Everything that is known of an output before a response is written."""
 
     __slots__ = (
-        "_heads",
         "_prefix",
         "_short",
         "data_type",
         "datatype",
         "dtype",
+        "heads",
         "kind",
         "name",
     )
@@ -49,14 +55,15 @@ class Output:
             orjson.dumps(spec.name),
             orjson.dumps(spec.datatype),
         )
-        self._heads: dict[tuple[int, ...], bytes] = {}
+        #: Those that `head` remembers.
+        self.heads: dict[tuple[int, ...], bytes] = {}
 
     def head(self, shape: tuple[int, ...]) -> bytes:
         """The JSON of an output up to its shape, with the comma behind it."""
-        found = self._heads.get(shape)
+        found = self.heads.get(shape)
         if found is None:
             found = self._prefix + orjson.dumps(shape) + b","
-            remember(self._heads, shape, found)
+            remember(self.heads, shape, found)
         return found
 
     def array(self, tensor: Tensor) -> npt.NDArray[Any]:
@@ -70,8 +77,11 @@ class Output:
 
         Raises NotRepresentable under the policy that refuses non-finite numbers.
         """
-        array = self.array(tensor)
+        parts = tensor.parts
+        data = parts[0] if len(parts) == 1 else tensor.buffer
+        array = np.frombuffer(data, self.dtype)
         if self._short is None:
+            ensure_room(_NUMBER * array.size)
             text = orjson.dumps(array, option=_NUMPY)
         else:
             text = self._short.join(array.view(np.uint16).tolist())
@@ -114,10 +124,19 @@ def json_strings(elements: list[bytes]) -> tuple[bytes, bool]:
     All of them are base64 as soon as one is not UTF-8: the flag is for the tensor.
     """
     try:
-        return orjson.dumps([element.decode() for element in elements]), False
+        return write_strings([element.decode() for element in elements]), False
     except UnicodeDecodeError:
         encoded = [base64.b64encode(element).decode() for element in elements]
-        return orjson.dumps(encoded), True
+        return write_strings(encoded), True
+
+
+def write_strings(texts: list[str]) -> bytes:
+    """The JSON list of strings."""
+    try:
+        ensure_room(_CHARACTER * (sum(map(len, texts)) + len(texts)))
+    except MemoryError:  # seldom needed that much, and this says so if it cannot do it
+        return json.dumps(texts, ensure_ascii=False, separators=(",", ":")).encode()
+    return orjson.dumps(texts)
 
 
 def strings_of(tensor: Tensor) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""What a body says about its request before anybody knows the model."""
+"""What a body says about its request before the model is known."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _document(
         header = Chunks(body, total).take_bytes(length)
         return parse_json(header, limits) if length else None
     text = join(body)
-    encoding = encoding_of(content_type, text)
+    encoding = encoding_of(content_type, [text])
     if encoding is Encoding.JSON:
         check_json_size(len(text), limits)
         return parse_json(text, limits)

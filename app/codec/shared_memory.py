@@ -4,7 +4,7 @@ A client makes a POSIX segment, registers a part of it here under a name, and le
 requests name places in it in place of their data. Nothing of it is believed: a segment
 is never mapped but read and written by system calls, so that one that its owner cuts
 short gives an error and no SIGBUS; offsets and sizes are checked at registration and at
-every use. Input is copied before it is validated, so nobody can change it in between.
+every use. Input is copied before it is validated, so it cannot change in between.
 
 Everything belongs to the event loop's thread.
 """
@@ -34,7 +34,7 @@ _RESERVED = ("triton_python_backend_shm_region_", "sem.")
 _ONCE = 1 << 30  # bytes of one system call, which takes no more than 2 GiB
 
 
-class Place(NamedTuple):
+class Extent(NamedTuple):
     """Where in which region the bytes of a tensor are, or are to go."""
 
     region: str
@@ -92,7 +92,7 @@ class Region:
             self._end()
 
     def retire(self) -> None:
-        """Ends it as soon as nobody uses it."""
+        """Ends it once no request uses it."""
         self._is_leaving = True
         if not self._users:
             self._end()
@@ -181,7 +181,7 @@ class HeldPlaces:
     __slots__ = ("_places", "_regions")
 
     def __init__(
-        self, places: dict[str, tuple[Region, Place]], regions: Iterable[Region]
+        self, places: dict[str, tuple[Region, Extent]], regions: Iterable[Region]
     ) -> None:
         self._places = places
         self._regions = tuple(regions)
@@ -223,7 +223,7 @@ class RegionTable:
 
     A region that no request has used for `lease` seconds (0: never) is unregistered.
     All together may have `max_bytes`; keys must begin with `prefix`. `later` calls a
-    function after some seconds; without it leases end when somebody looks.
+    function after some seconds; without it leases end when the table is next used.
     """
 
     def __init__(
@@ -358,12 +358,12 @@ class RegionTable:
             raise UnknownRegion(name, "system ")
         return [region.status]
 
-    def read(self, place: Place) -> bytes:
+    def read(self, place: Extent) -> bytes:
         """A copy of what is there. Raises `UnknownRegion` or `InvalidRequest`."""
         return self._find(place.region).read(place.offset, place.byte_size)
 
     def hold(
-        self, places: Mapping[str, Place] | None = None, read: Iterable[str] = ()
+        self, places: Mapping[str, Extent] | None = None, read: Iterable[str] = ()
     ) -> HeldPlaces:
         """Keeps the places of outputs, and the regions that inputs were `read` from,
         for as long as their request takes.

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from app.codec.messages import InferRequest
-from app.codec.shared_memory import Place
+from app.codec.shared_memory import Extent
 from app.errors import HttpError, InvalidRequest
 from app.limits import Limits
 from app.spec import ModelSpec, TensorSpec
@@ -95,7 +95,7 @@ def _read_classes(request: InferRequest, output: TensorSpec, count: object) -> N
     request.classes = {**(request.classes or {}), output.name: count}
 
 
-def place_of(what: str, parameters: dict[str, Any]) -> Place:
+def place_of(what: str, parameters: dict[str, Any]) -> Extent:
     """The place in shared memory that parameters name. Raises InvalidRequest."""
     region = parameters["shared_memory_region"]
     if type(region) is not str:
@@ -120,7 +120,7 @@ def place_of(what: str, parameters: dict[str, Any]) -> Place:
             f"{what} is more than {_MOST_BYTES}"
         )
         raise InvalidRequest(msg)
-    return Place(region, offset, size)
+    return Extent(region, offset, size)
 
 
 def not_allowed() -> HttpError:

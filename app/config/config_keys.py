@@ -7,7 +7,7 @@ its default and what it is for. Adding an option is adding a field::
     @section
     @dataclass(frozen=True, slots=True)
     class Warmup:
-        count: Annotated[int, whole(1, 100)] = key(1, "runs of each batch size")
+        count: Annotated[int, between(1, 100)] = key(1, "runs of each batch size")
 
     @section
     @dataclass(frozen=True, slots=True)
@@ -139,11 +139,9 @@ def _problem(kind: type[Any], error: ErrorDetails) -> str:
 
 
 def _unknown(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name[:100], known, n=1)
-    hint = f" (did you mean {close[0]}?)" if close else ""
-    return (
-        f"unknown key {_shown(name)}{hint}; known keys are {', '.join(sorted(known))}"
-    )
+    if close := difflib.get_close_matches(name[:100], known, n=1):
+        return f"unknown key {_shown(name)} (did you mean {close[0]}?)"
+    return f"unknown key {_shown(name)}; known keys are {', '.join(sorted(known))}"
 
 
 def _shown_part(part: str | int) -> str:
@@ -179,13 +177,8 @@ def must_be(wanted: str) -> PydanticCustomError:
     return PydanticCustomError("must_be", "{wanted}", {"wanted": wanted})
 
 
-def whole(low: int, high: int) -> Any:
-    """A whole number between two, both included."""
-    return pydantic.Field(strict=True, ge=low, le=high)
-
-
-def number(low: float, high: float) -> Any:
-    """A number between two, both included; NaN is none."""
+def between(low: float, high: float) -> Any:
+    """A number between two, both included; whole if the key is an `int`, never NaN."""
     return pydantic.Field(strict=True, ge=low, le=high)
 
 

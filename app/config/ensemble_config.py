@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
-from app.config.config_keys import DISTINCT, entries, key, section, text, whole
+from app.config.config_keys import DISTINCT, between, entries, key, section, text
 
 MAX_STEPS = 100
 
@@ -26,7 +26,7 @@ class StepConfig:
     """
 
     model: Annotated[str, text(200)] = key("", "the model that runs")
-    version: Annotated[int, whole(1, 1 << 62)] = key(
+    version: Annotated[int, between(1, 1 << 62)] = key(
         0, "its version; without it, the one for such requests"
     )
     inputs: Mapping[str, _Name] = key(

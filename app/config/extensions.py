@@ -21,7 +21,7 @@ SHARED_MEMORY = "system_shared_memory"
 def check_extensions(chosen: str) -> str:
     """A choice of extensions, separated by commas.
 
-    Raises ValueError for one that never works: nobody gains by its being listed.
+    Raises ValueError for one that never works: listing it would help no client.
     """
     known = (*ALWAYS, SHARED_MEMORY)
     unknown = [name for name in split_extensions(chosen) if name not in known]

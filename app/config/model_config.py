@@ -20,16 +20,15 @@ from pydantic import Strict
 from app.config.config_keys import (
     DISTINCT,
     KeyProblem,
+    between,
     checked,
     default_of,
     entries,
     key,
-    number,
     read_section,
     section,
     size,
     text,
-    whole,
 )
 from app.config.ensemble_config import EnsembleConfig
 from app.config.frozen_inputs import check_frozen, with_frozen_files
@@ -49,7 +48,7 @@ ENSEMBLE_KEYS = frozenset(
 )
 # What can be said of a model in Python, and of no other.
 PYTHON_KEYS = frozenset(
-    {"environment", "memory_limit", "parameters", "python", "requirements"}
+    {"environment", "memory_limit", "models", "parameters", "python", "requirements"}
     | {"start_timeout", "working_folder"}
 )
 MAX_CONFIG_BYTES = 1 << 20  # a page of options; bounds what a stray file can cost
@@ -132,6 +131,12 @@ def _environment(value: Any) -> Mapping[str, str]:
     return value
 
 
+def _models(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise ValueError('a list of models, as in ["classifier"]')
+    return tuple(value)
+
+
 def _requirements(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
         raise ValueError('a list of packages, as in ["numpy>=2"]')
@@ -154,7 +159,7 @@ class ModelConfig:
     executable: Annotated[str, text(4000)] = key(
         "", "the model's name in a file that holds several"
     )
-    instances: Annotated[int, whole(1, MAX_INSTANCES)] = key(
+    instances: Annotated[int, between(1, MAX_INSTANCES)] = key(
         1, "replicas, over the attached devices or those of `devices`"
     )
     devices: Annotated[tuple[int, ...], checked(_devices)] = key(
@@ -169,23 +174,25 @@ class ModelConfig:
     optional_inputs: Annotated[
         bool | tuple[str, ...] | None, checked(_optional_inputs)
     ] = key(None, "whether requests may leave inputs out, or which")
-    max_batch_size: Annotated[int, whole(0, 65536)] = key(0, "rows in a batch at most")
-    max_request_rows: Annotated[int, whole(0, 1 << 31)] = key(
+    max_batch_size: Annotated[int, between(0, 65536)] = key(
+        0, "rows in a batch at most"
+    )
+    max_request_rows: Annotated[int, between(0, 1 << 31)] = key(
         0, "rows of a request at most; more are refused"
     )
     preferred_batch_sizes: Annotated[
-        tuple[Annotated[int, whole(1, 65536)], ...], entries(1000, 1), DISTINCT
+        tuple[Annotated[int, between(1, 65536)], ...], entries(1000, 1), DISTINCT
     ] = key((), "rows of a batch, where so many wait")
-    max_queue_delay: Annotated[float, number(0, 60)] = key(
+    max_queue_delay: Annotated[float, between(0, 60)] = key(
         0.0, "how long a free device waits for more rows"
     )
-    max_queue_size: Annotated[int, whole(1, 65536)] = key(
+    max_queue_size: Annotated[int, between(1, 65536)] = key(
         1024, "requests that may be in one instance"
     )
-    priority_levels: Annotated[int, whole(0, MAX_PRIORITY_LEVELS)] = key(
+    priority_levels: Annotated[int, between(0, MAX_PRIORITY_LEVELS)] = key(
         0, "levels of requests, 1 goes first; 0: none"
     )
-    default_priority: Annotated[int, whole(1, MAX_PRIORITY_LEVELS)] = key(
+    default_priority: Annotated[int, between(1, MAX_PRIORITY_LEVELS)] = key(
         0, "the level of requests that name none"
     )
     priority: Annotated[tuple[PriorityLevel, ...], entries(100)] = key(
@@ -197,11 +204,11 @@ class ModelConfig:
     memory: Annotated[int, size(1, 1 << 50)] | None = key(
         None, "what it takes when loaded, for --model-memory"
     )
-    timeout: Annotated[float, number(0.001, 86400)] | None = key(
+    timeout: Annotated[float, between(0.001, 86400)] | None = key(
         None, "how long a request may take that does not say"
     )
-    max_timeout: Annotated[float, number(0.001, 86400)] | None = key(
-        None, "how long a request may take, whatever it says"
+    max_timeout: Annotated[float, between(0.001, 86400)] | None = key(
+        None, "how long a request may take, even if it asks for longer"
     )
     check_package_hash: Annotated[bool, Strict()] = key(
         True, "compare what is loaded with the digests recorded in the file"
@@ -218,6 +225,9 @@ class ModelConfig:
     requirements: Annotated[tuple[str, ...], checked(_requirements)] = key(
         (), "packages that a model in Python needs; they are looked for, not installed"
     )
+    models: Annotated[
+        tuple[Annotated[str, text(255)], ...] | None, checked(_models)
+    ] = key(None, "the models that a model in Python calls; empty: any")
     parameters: Annotated[Mapping[str, Any], checked(_parameters)] = key(
         dict, "what a model in Python gets as `context.config`"
     )
@@ -230,7 +240,7 @@ class ModelConfig:
     memory_limit: Annotated[int | None, size(1 << 26, 1 << 50)] = key(
         None, "what the process of a model in Python may take"
     )
-    start_timeout: Annotated[float, number(0.001, 86400)] = key(
+    start_timeout: Annotated[float, between(0.001, 86400)] = key(
         60.0, "how long the process of a model in Python may take to start"
     )
     versions: Annotated[VersionPolicy, checked(check_versions)] = key(

@@ -1,6 +1,6 @@
 """Reading the small files beside a model: options, labels, values of tensors.
 
-Whoever can write into a repository can put anything in their place, at any time. So
+Anyone who can write into a repository can put anything in their place, at any time. So
 nothing is waited for (a pipe), nothing but regular files is read, at most as much as
 was agreed, and nothing of them stays mapped: a mapped file that is cut short ends the
 process that looks at it.

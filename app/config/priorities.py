@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
-from app.config.config_keys import key, number, section, whole
+from app.config.config_keys import between, key, section
 from engine import MAX_PRIORITY_LEVELS, ModelRunnerConfig
 
 Timeouts: TypeAlias = Mapping[int, float | None]
@@ -17,13 +17,13 @@ Timeouts: TypeAlias = Mapping[int, float | None]
 class PriorityLevel:
     """What is different for the requests of one level; None: as for the others."""
 
-    level: Annotated[int, whole(1, MAX_PRIORITY_LEVELS)] = key(
+    level: Annotated[int, between(1, MAX_PRIORITY_LEVELS)] = key(
         0, "which one, 1 is the highest"
     )
-    max_queue_size: Annotated[int, whole(1, 65536)] | None = key(
+    max_queue_size: Annotated[int, between(1, 65536)] | None = key(
         None, "its requests that may be in one instance"
     )
-    timeout: Annotated[float, number(0.001, 86400)] | None = key(
+    timeout: Annotated[float, between(0.001, 86400)] | None = key(
         None, "how long its requests may take"
     )
 

@@ -20,13 +20,13 @@ _GROUPS: tuple[tuple[str, str], ...] = (
     ("inference", rf"{_MODEL}:predict"),
     ("model-repository", rf"/v2/repository/.*|{_MODEL}/(load|unload)"),
     ("model-config", rf"{_MODEL}/config"),
-    ("statistics", rf"{_MODEL}/stats|/v2/models/stats"),
+    ("statistics", rf"{_MODEL}/stats|/v2/models/stats|/v1/requests(/.*)?"),
     ("trace", rf"/v2/trace/setting|{_MODEL}/trace/setting"),
     ("logging", r"/v2/logging"),
     ("shared-memory", r"/v2/(system|cuda)sharedmemory/.*"),
     ("metadata", r"/v[12](/.*)?"),
 )
-_PATTERNS = tuple((name, re.compile(pattern)) for name, pattern in _GROUPS)
+_PATTERNS = tuple((name, re.compile(pattern, re.DOTALL)) for name, pattern in _GROUPS)
 GROUPS = tuple(dict.fromkeys(name for name, _ in _GROUPS))
 _RULE = re.compile(
     r"(?P<groups>[a-z,-]+):(?P<header>[A-Za-z0-9!#$%&'*+.^_`|~-]+)=(?P<value>.+)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from app.config.config_keys import entries, key, number, section, text, whole
+from app.config.config_keys import between, entries, key, section, text
 from app.config.state_config import StateConfig
 
 
@@ -25,16 +25,16 @@ class SequenceConfig:
     state: Annotated[tuple[StateConfig, ...], entries(100)] = key(
         (), "outputs that are inputs of the next request"
     )
-    max_idle: Annotated[float, number(0.001, 604800)] = key(
+    max_idle: Annotated[float, between(0.001, 604800)] = key(
         1.0, "a sequence without a request for so long is ended"
     )
-    max_sequences: Annotated[int, whole(1, 1 << 20)] = key(
+    max_sequences: Annotated[int, between(1, 1 << 20)] = key(
         1024, "sequences at the same time"
     )
-    max_active: Annotated[int, whole(1, 1 << 20)] = key(
+    max_active: Annotated[int, between(1, 1 << 20)] = key(
         0, "sequences of an instance that may run; others wait until one of them ends"
     )
-    max_waiting: Annotated[int, whole(0, 65536)] = key(
+    max_waiting: Annotated[int, between(0, 65536)] = key(
         64, "requests of one sequence that may wait for their turn"
     )
 

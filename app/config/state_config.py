@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
-from app.config.config_keys import entries, key, section, text, whole
+from app.config.config_keys import between, entries, key, section, text
 from app.limits import DEFAULT_LIMITS
 
-Shape: TypeAlias = Annotated[
-    tuple[Annotated[int, whole(0, DEFAULT_LIMITS.max_elements)], ...],
+ShapeKey: TypeAlias = Annotated[
+    tuple[Annotated[int, between(0, DEFAULT_LIMITS.max_elements)], ...],
     entries(DEFAULT_LIMITS.max_rank),
 ]
 
@@ -27,7 +27,7 @@ class StateConfig:
     initial: Annotated[str, text(255)] = key(
         "", "an .npy file beside the model with the first value; else zeros"
     )
-    shape: Shape | None = key(
+    shape: ShapeKey | None = key(
         None, "of the zeros, where the input leaves dimensions free"
     )
     data_file: Annotated[str, text(255)] = key(

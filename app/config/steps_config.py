@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
-from app.config.config_keys import checked, entries, key, section, text, whole
+from app.config.config_keys import between, checked, entries, key, section, text
 from app.config.state_config import StateConfig
 
 Parameter: TypeAlias = bool | int | float | str
@@ -53,7 +53,7 @@ class StepsConfig:
     parameters: Annotated[Mapping[str, Parameter], checked(_parameters)] = key(
         dict, "inputs that request parameters fill, with their defaults"
     )
-    max_steps: Annotated[int, whole(1, 1 << 20)] = key(
+    max_steps: Annotated[int, between(1, 1 << 20)] = key(
         4096, "steps of one request at most"
     )
 

@@ -9,15 +9,8 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Strict
 
-from app.config.config_keys import (
-    DISTINCT,
-    entries,
-    key,
-    section,
-    text,
-    whole,
-)
-from app.config.state_config import Shape
+from app.config.config_keys import DISTINCT, between, entries, key, section, text
+from app.config.state_config import ShapeKey
 
 Fill: TypeAlias = Literal["ones", "zeros", "random"]
 
@@ -27,7 +20,9 @@ Fill: TypeAlias = Literal["ones", "zeros", "random"]
 class WarmupInput:
     """What one input gets. Shapes are without the batch dimension."""
 
-    shape: Shape = key((), "where the input leaves dimensions free; without the batch")
+    shape: ShapeKey = key(
+        (), "where the input leaves dimensions free; without the batch"
+    )
     data: Fill = key("ones", "what it is filled with")
     file: Annotated[str, text(255)] = key(
         "", "a file in the model's folder `warmup`, .npy or raw bytes"
@@ -44,10 +39,10 @@ class WarmupSample:
     """One request that is made up; inputs that are not named get ones."""
 
     name: Annotated[str, text(200)] = key("", "for the message when it fails")
-    batch_size: Annotated[int, whole(0, 65536)] = key(
+    batch_size: Annotated[int, between(0, 65536)] = key(
         0, "rows, where the model is batched"
     )
-    count: Annotated[int, whole(1, 1000)] = key(1, "how often it is run")
+    count: Annotated[int, between(1, 1000)] = key(1, "how often it is run")
     inputs: Annotated[Mapping[str, WarmupInput], entries(1000)] = key(
         dict, "what single inputs get"
     )
@@ -65,10 +60,10 @@ class WarmupConfig:
 
     enabled: Annotated[bool, Strict()] = key(True, "whether anything is run")
     batch_sizes: Annotated[
-        tuple[Annotated[int, whole(1, 65536)], ...], entries(1000, 1), DISTINCT
+        tuple[Annotated[int, between(1, 65536)], ...], entries(1000, 1), DISTINCT
     ] = key((), "instead of 1, the preferred ones and the largest")
     data: Fill = key("ones", "what inputs are filled with")
-    count: Annotated[int, whole(1, 1000)] = key(1, "how often each is run")
+    count: Annotated[int, between(1, 1000)] = key(1, "how often each is run")
     samples: Annotated[tuple[WarmupSample, ...], entries(100)] = key(
         (), "requests to run instead"
     )

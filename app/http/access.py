@@ -1,24 +1,36 @@
-"""Who may load, unload and otherwise manage: one rule, in one place.
+"""Who may do what: one rule for every route, asked once for each request.
 
-With a key set (`--api-key`), a management call has to carry it. With none, it has to
-come from this machine: from a loopback address or a Unix socket, not through a proxy
-(which would make everybody look local), and not from a web page of somebody else's
-(which a browser on this machine would send for it).
+Every path belongs to a group (`Group` of app/config/keys.py), or to health, which is
+open to all.
+
+- With keys (`--keys`), a request needs one that allows its group, and its model; what
+  the file calls anonymous needs none.
+- With `--api-key` alone, management needs that key, and all else needs none.
+- With neither, management has to come from this machine: from a loopback address or a
+  Unix socket, not through a proxy (which would make all clients look local), and not
+  from a web page of another origin (which a browser on this machine would send for it).
+
+Triton's restrictions (app/config/restrictions.py) hold besides.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
-import hmac
 import ipaddress
+import re
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
+from app.config.keys import Group
+from app.config.restrictions import Restrictions, group_of
 from app.errors import Header, HttpError
+from app.serving.keys import Key, Keys, KeyTable, given_key
 
-_CHALLENGE: tuple[Header, ...] = ((b"www-authenticate", b"Bearer"),)
-_FORWARDING = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
+_BEARER: Header = (b"www-authenticate", b"Bearer")
+#: For what people open in a browser, which asks for it: a key is its password.
+_BASIC: Header = (b"www-authenticate", b'Basic realm="PopGate", charset="UTF-8"')
+_FORWARDING = (b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via")
+_MODEL = re.compile(r"/v[12]/(?:repository/(?:[^/]+/)?)?models/([^/]+)", re.DOTALL)
+_STATISTICS = re.compile(r"/v2/models/stats")
 
 KEY_HINT = (
     "send the key as 'Authorization: Bearer KEY' or 'X-API-Key: KEY', "
@@ -28,65 +40,156 @@ LOCAL_HINT = (
     "without an API key, management calls are taken from this machine only; "
     "start the gateway with --api-key (or POPGATE_API_KEY) to allow others"
 )
+_DOES: Mapping[Group, str] = {
+    "infer": "inference",
+    "metadata": "metadata",
+    "manage": "management",
+    "metrics": "metrics",
+    "pages": "the pages",
+}
+#: Triton's groups and ours; those that are not here are metadata.
+_OF_TRITON: Mapping[str | None, Group | None] = {
+    None: "pages",
+    "health": None,
+    "inference": "infer",
+    "model-repository": "manage",
+    "shared-memory": "manage",
+}
+#: What GET only shows, and POST changes.
+_SETTINGS = frozenset({"trace", "logging"})
 
 
-def check_management(
-    headers: Mapping[str, str], client: str | None, api_key: str | None
-) -> None:
-    """Lets a management call pass or raises `HttpError` (401, 403).
+def key_group(path: str, method: str) -> Group | None:
+    """The group of a request; None for health.
 
-    `headers` are looked up in lower case; `client` is the peer's address, None on a
-    Unix socket.
+    What is no path of ours is with the pages, so that nothing is outside.
     """
-    if api_key is not None:
-        _check_key(headers, api_key)
-        return
-    why = _not_local(headers, client)
-    if why:
-        raise HttpError(403, f"{why}: {LOCAL_HINT}", "management_is_local")
+    if path == "/metrics":
+        return "metrics"
+    group = group_of(path)
+    if group in _SETTINGS:
+        return "manage" if method == "POST" else "metadata"
+    if group == "model-repository" and path.endswith("/index"):
+        return "metadata"
+    return _OF_TRITON.get(group, "metadata")
 
 
-def _check_key(headers: Mapping[str, str], api_key: str) -> None:
-    given = _given_key(headers)
-    if given is None:
-        msg = f"management calls need the API key: {KEY_HINT}"
-        raise HttpError(401, msg, "api_key_missing", _CHALLENGE)
-    if not hmac.compare_digest(given.encode(), api_key.encode()):
-        msg = "the API key is not the right one"
-        raise HttpError(401, msg, "api_key_wrong", _CHALLENGE)
+def model_of(path: str) -> str | None:
+    """The model that a path is about."""
+    found = _MODEL.match(path)
+    if found is None or _STATISTICS.fullmatch(path):
+        return None
+    return found[1].partition(":")[0]
 
 
-def _given_key(headers: Mapping[str, str]) -> str | None:
-    key = headers.get("x-api-key")
-    if key is not None:
-        return key
-    scheme, _, value = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer":
-        return value.strip()
-    if scheme.lower() == "basic":
-        try:
-            decoded = base64.b64decode(value.strip(), validate=True).decode()
-        except (binascii.Error, UnicodeDecodeError):
+class Access:
+    """Decides for each request, by the event loop's thread.
+
+    `api_key` says that there is one, which `keys` has; a table of `keys` counts only
+    where `keys.path` names a file.
+    """
+
+    def __init__(
+        self, restrictions: Restrictions | None = None, keys: Keys | None = None
+    ) -> None:
+        self.restrictions = restrictions or Restrictions()
+        self.keys = keys or Keys(None)
+        #: Whether every group needs a key, not only management.
+        self._for_all = self.keys.path is not None
+        self.guards_inference = self._for_all or "inference" in self.restrictions.groups
+
+    @property
+    def rules(self) -> KeyTable:
+        """What verdicts are made by: they hold while this is the same object."""
+        return self.keys.table
+
+    def check_inference(self, path: str, headers: Mapping[bytes, bytes]) -> Key | None:
+        """As `check`, for inference at an infer path of the model table."""
+        self.restrictions.check(path, headers)
+        return self._check_key("infer", path, headers) if self._for_all else None
+
+    def check(
+        self,
+        path: str,
+        method: str,
+        headers: Mapping[bytes, bytes],
+        client: str | None,
+    ) -> Key | None:
+        """The key that a request is let in by, and counted for, but for inference,
+        which is counted when it begins; None where it needs none.
+
+        `headers` are in lower case; `client` is the peer's address, None on a Unix
+        socket. Raises `HttpError` (401, 403, 429).
+        """
+        self.restrictions.check(path, headers)
+        group = key_group(path, method)
+        if group is None:
             return None
-        return decoded.partition(":")[2]
-    return None
+        if self._for_all or (group == "manage" and self.keys.table.keys):
+            key = self._check_key(group, path, headers)
+            if key is not None and group != "infer":
+                key.take()
+            return key
+        if group == "manage":
+            why = _not_local(headers, client)
+            if why:
+                raise HttpError(403, f"{why}: {LOCAL_HINT}", "management_is_local")
+        return None
+
+    def _check_key(
+        self, group: Group, path: str, headers: Mapping[bytes, bytes]
+    ) -> Key | None:
+        table = self.keys.table
+        given = given_key(headers)
+        key = None if given is None else table.find(given)
+        if key is None:
+            # A wrong key is told, even where none is needed: it was meant to count.
+            if given is None and group in table.anonymous:
+                return None
+            challenge = (_BASIC,) if group == "pages" else (_BEARER,)
+            if given is None:
+                msg = f"an API key is needed for {_DOES[group]}: {KEY_HINT}"
+                raise HttpError(401, msg, "api_key_missing", challenge)
+            msg = "the API key is not the right one"
+            raise HttpError(401, msg, "api_key_wrong", challenge)
+        if group in table.anonymous or key.allows(group):
+            model = model_of(path)
+            if model is None or key.allows_model(model):
+                return key
+            why = f"model '{model:.100}'"
+        else:
+            why = _DOES[group]
+        msg = f"key '{key.config.name}' does not allow {why}"
+        raise HttpError(403, msg, "key_not_allowed")
+
+    def __repr__(self) -> str:
+        return f"<Access {self.restrictions!r} {self.keys!r}>"
 
 
-def _not_local(headers: Mapping[str, str], client: str | None) -> str:
+def _not_local(headers: Mapping[bytes, bytes], client: str | None) -> str:
     """Why a call is not taken for one from this machine; empty if it is."""
     if client is not None and not _is_loopback(client):
         return f"the call comes from {client}"
     for name in _FORWARDING:
         if name in headers:
-            return f"the call came through a proxy (header {name})"
-    host = headers.get("host", "")
+            return f"the call came through a proxy (header {name.decode()})"
+    host = headers.get(b"host", b"").decode("latin-1")
     if host and not _is_local_host(host):
         # A page that has its own name resolve to this machine (DNS rebinding).
         return f"the call is addressed to host {host!r}"
-    origin = headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != host:
-        return f"the call was made by a web page of {origin}"
+    origin = headers.get(b"origin")
+    if origin is not None:
+        page = origin.decode("latin-1")
+        if _host_of(page) != host:
+            return f"the call was made by a web page of {page}"
     return ""
+
+
+def _host_of(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
 
 
 def _is_local_host(host: str) -> bool:

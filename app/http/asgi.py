@@ -17,7 +17,7 @@ ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class ClientGone(Exception):
-    """The client has disconnected; there is nobody to answer."""
+    """The client has disconnected; there is no one to answer."""
 
 
 async def send_response(send: Send, response: Response) -> None:

@@ -22,6 +22,8 @@ from engine import Tensor
 class AsgiCall(Call):
     """A call whose task waits for it."""
 
+    #: The address of its client.
+    peer: str = ""
     _answer: Response | None = None
     _woken: asyncio.Future[None] | None = None
     _watcher: asyncio.Task[None] | None = None
@@ -39,7 +41,7 @@ class AsgiCall(Call):
         self._receive = receive
 
     async def answer(self) -> Response | None:
-        """The response; None where nobody reads it. The body is complete.
+        """The response; None if the client is gone. The body is complete.
 
         If the waiting task is cancelled, so is the request.
         """
@@ -54,6 +56,9 @@ class AsgiCall(Call):
     def respond(self, response: Response | None) -> None:
         self._answer = response
         self._wake()
+
+    def client(self) -> str:
+        return self.peer
 
     def count_body(self, size: int) -> None:
         self.share.take(size)
@@ -90,7 +95,7 @@ class EventCall(AsgiCall):
 
     Each device iteration of a model is one. The next is asked for when the one before
     it has been given to the connection, so a slow reader slows its own request down and
-    nobody else's.
+    no other's.
     """
 
     def __init__(
@@ -149,7 +154,9 @@ class EventCall(AsgiCall):
 
     def end_with(self, error: Exception) -> None:
         """The last event has said how it failed."""
-        self._end(row_of(error).reason)
+        row = row_of(error)
+        self._end(row.reason)
+        self.log_failed(error, row.status)
 
     def disconnect(self, why: str = "the client has disconnected") -> None:
         super().disconnect(why)

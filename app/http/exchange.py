@@ -34,7 +34,7 @@ class _Event:
     """What uvicorn sets on a cycle to wake its task; there is none here."""
 
     def set(self) -> None:
-        """Nobody waits."""
+        """The client is gone."""
 
 
 class Exchange(Call):
@@ -57,6 +57,10 @@ class Exchange(Call):
         self.connection = connection
         self.keep_alive = keep_alive
 
+    def client(self) -> str:
+        peer = self.connection.transport.get_extra_info("peername")
+        return peer[0] if isinstance(peer, tuple) and peer else ""
+
     def give_up(self) -> None:
         """The rest of its body will not come, and it has been answered."""
         self.body = []
@@ -72,7 +76,7 @@ class Exchange(Call):
             try:
                 self._send(transport, response)
             except Exception:
-                # Nobody knows how much of the answer has gone.
+                # How much of the answer has gone is unknown.
                 transport.abort()
                 raise
         if self._stamps is not None:
@@ -80,15 +84,15 @@ class Exchange(Call):
 
     def _send(self, transport: asyncio.Transport, response: Response) -> None:
         connection = self.connection
-        pieces: list[Buffer] = [STATUS_LINE[response.status], connection.common_head()]
-        if response.head is not None:
-            pieces.append(response.head.lines)
-        else:
-            for name, value in response.headers:
-                pieces += (name, b": ", value, b"\r\n")
-        if not self.keep_alive:
-            pieces.append(b"connection: close\r\n")
-        pieces.append(b"\r\n")
+        pieces: list[Buffer] = [
+            STATUS_LINE[response.status],
+            connection.common_head(),
+            response.lines,
+            b"" if self.keep_alive else b"connection: close\r\n",
+            b"x-request-id: ",
+            self.request_id,
+            b"\r\n\r\n",
+        ]
         parts = response.parts
         if response.nbytes <= JOIN_BELOW:
             pieces += parts

@@ -23,7 +23,6 @@ from app.codec.compression import (
 from app.codec.media import is_json_only
 from app.codec.messages import Body, Response
 from app.codec.model import DECODED_AT_ONCE
-from app.config.restrictions import Restrictions
 from app.errors import (
     BodyTooLarge,
     ErrorResponse,
@@ -33,6 +32,7 @@ from app.errors import (
     TransferMemoryFull,
     larger_than_allowed,
 )
+from app.http.access import Access
 from app.http.asgi import (
     ASGIApp,
     ClientGone,
@@ -45,6 +45,7 @@ from app.http.asgi import (
 from app.http.asgi_call import AsgiCall, EventCall
 from app.http.origins import AnyMethod, for_origins
 from app.http.streaming import send_events, wants_events
+from app.http.told import KEY, Told
 from app.serving.call import Form
 from app.serving.service import Service
 from app.serving.table import infer_path_of
@@ -83,7 +84,7 @@ class BodyRefused(Exception):
 class InferFront:
     """Serves inference; everything else goes to `fallback`.
 
-    `restrictions` hold for all requests, also those that go on to `fallback`.
+    `access` is asked for all requests, also those that go on to `fallback`.
     """
 
     def __init__(
@@ -94,15 +95,14 @@ class InferFront:
         operations: Sequence[Operation] = (),
         compress_responses: CompressResponses = CompressResponses.ASKED,
         base_path: str = "",
-        restrictions: Restrictions | None = None,
+        access: Access | None = None,
         origins: Sequence[str] = (),
         methods_of: Callable[[str], set[str]] = lambda path: set(),
     ) -> None:
         self.fallback = fallback
         self.service = service
         self.base_path = base_path.encode()
-        self.restrictions = restrictions or Restrictions()
-        self.restricts_inference = "inference" in self.restrictions.groups
+        self.access = access or Access()
         self._operations = operations
         self._any_method = AnyMethod(self._serve, methods_of)
         #: Answers requests of pages, which browsers send with an Origin.
@@ -117,7 +117,16 @@ class InferFront:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.fallback(scope, receive, send)
-        elif self.for_pages is not None:
+            return
+        told = Told(scope, send, self.service.journal)
+        try:
+            await self.answer(told.scope, receive, told.send)
+        finally:
+            told.end()
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request over HTTP, whose id is in its scope."""
+        if self.for_pages is not None:
             await self.for_pages(scope, receive, send)
         else:
             await self._any_method(scope, receive, send)
@@ -127,22 +136,25 @@ class InferFront:
         root: str = scope.get("root_path", "")
         if root and path.startswith(root):
             path = path[len(root) :]
-        if self.restrictions:
-            try:
-                self.restrictions.check(path, dict(scope["headers"]))
-            except HttpError as error:
-                # Whatever body there is stays unread.
-                is_post = scope["method"] == "POST"
-                await send_error(send, ErrorResponse.of(error, close=is_post))
-                return
-        if scope["method"] != "POST":
+        is_post = scope["method"] == "POST"
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        client = scope.get("client")
+        peer = None if client is None else client[0]
+        try:
+            key = self.access.check(path, scope["method"], headers, peer)
+        except HttpError as error:
+            # A body stays unread.
+            await send_error(send, ErrorResponse.of(error, close=is_post))
+            return
+        if not is_post:
             await self.fallback(scope, receive, send)
             return
         models = self.service.models
-        headers: dict[bytes, bytes] = dict(scope["headers"])
         if path in models.paths or models.offers(path):
             kind = EventCall if wants_events(headers) else AsgiCall
-            await self._run(kind(self.service, path, headers, receive), receive, send)
+            call = kind(self.service, path, headers, receive)
+            call.key = key
+            await self._run(call, scope, receive, send)
             return
         missing = models.missing(path)
         if missing is not None:
@@ -154,17 +166,23 @@ class InferFront:
                 kind = EventCall if operation.in_events else AsgiCall
                 form = operation.form()
                 call = kind(self.service, target, headers, receive, form)
-                await self._run(call, receive, send)
+                call.key = key
+                await self._run(call, scope, receive, send)
                 return
         await self.fallback(scope, receive, send)
 
-    async def _run(self, call: AsgiCall, receive: Receive, send: Send) -> None:
+    async def _run(
+        self, call: AsgiCall, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         """Reads the body of a call, and sends its answer."""
+        told: Told = scope[KEY]
         try:
             call.arrived = time.monotonic_ns()
+            call.peer = told.client
             body = await self._body_or_refusal(call.headers, receive, send, call.share)
             if body is None:
                 return
+            told.is_told = True
             call.body = body
             call.is_large = call.share.size > DECODED_AT_ONCE
             if isinstance(call, EventCall):

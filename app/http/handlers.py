@@ -61,7 +61,7 @@ class ErrorGuard:
         try:
             await self._app(scope, receive, watched_send)
         except ClientDisconnect:
-            pass  # while its body was read: there is nobody to answer
+            pass  # while its body was read: the client is gone
         except Exception as e:
             if started:
                 raise

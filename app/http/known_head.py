@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from app.serving.keys import Key, KeyTable
+
 _END = b"\r\n\r\n"
 # Longer ones are not worth their memory, and a large body is worth more than its head.
 _LONGEST = 4096
@@ -20,22 +22,38 @@ _LARGEST_BODY = 64 * 1024
 
 
 class KnownHead:
-    """`size` bytes that ask for inference at `path`; `total` with their body."""
+    """`size` bytes that ask for inference at `path`; `total` with their body.
 
-    __slots__ = ("head", "headers", "path", "size", "total")
+    `key` let it in, by these `rules`.
+    """
+
+    __slots__ = ("head", "headers", "key", "path", "rules", "size", "total")
 
     def __init__(
-        self, head: bytes, total: int, path: str, headers: Mapping[bytes, bytes]
+        self,
+        head: bytes,
+        total: int,
+        path: str,
+        headers: Mapping[bytes, bytes],
+        key: Key | None,
+        rules: KeyTable,
     ) -> None:
         self.head = head
         self.size = len(head)
         self.total = total
         self.path = path
         self.headers = headers
+        self.key = key
+        self.rules = rules
 
     @classmethod
     def of(
-        cls, data: bytes, path: str, headers: Mapping[bytes, bytes]
+        cls,
+        data: bytes,
+        path: str,
+        headers: Mapping[bytes, bytes],
+        key: Key | None,
+        rules: KeyTable,
     ) -> KnownHead | None:
         """The head of the one request that `data` was parsed as; None if in doubt."""
         length = int(headers[b"content-length"])
@@ -50,7 +68,7 @@ class KnownHead:
             b"\r\n"
         ):
             return None
-        return cls(head, total, path, headers)
+        return cls(head, total, path, headers, key, rules)
 
     def __repr__(self) -> str:
         return f"<KnownHead {self.size} bytes, {self.path}>"

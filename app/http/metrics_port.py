@@ -23,17 +23,21 @@ class MetricsFront(InferFront):
     def __init__(self, whole: InferFront) -> None:
         super().__init__(
             whole.fallback,
-            Service(ModelTable(), transfers=whole.service.transfers),
+            Service(
+                ModelTable(),
+                transfers=whole.service.transfers,
+                journal=whole.service.journal,
+            ),
             base_path=whole.base_path.decode(),
-            restrictions=whole.restrictions,
+            access=whole.access,
         )
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in PATHS:
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] not in PATHS:
             msg = "Not Found: this port has /metrics and health only"
             error = HttpError(404, msg, "not_found")
-            # Whatever body there is stays unread.
+            # A body stays unread.
             is_post = scope["method"] == "POST"
             await send_error(send, ErrorResponse.of(error, close=is_post))
             return
-        await super().__call__(scope, receive, send)
+        await super().answer(scope, receive, send)

@@ -32,18 +32,22 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from app.codec.messages import Buffer, Header
 from app.codec.model import DECODED_AT_ONCE
-from app.errors import BodyStopped, ErrorResponse, HttpError
+from app.errors import BodyStopped, ErrorResponse, HttpError, row_of
 from app.http.exchange import Exchange
 from app.http.front import InferFront
 from app.http.known_head import KnownHead
 from app.http.stalls import Stall
 from app.http.streaming import wants_events
+from app.observe.journal import Asked, Failed
+from app.observe.request_ids import id_of
 
 logger = logging.getLogger(__name__)
 
 # Of a request line with its headers, or of what stands between chunks and behind them.
 _MOST_HEAD = 64 * 1024
 _MOST_URL = 16 * 1024
+# Of a message that the parser gets in one piece.
+_MOST_AT_ONCE = 16 * 1024
 # What asks for another protocol, which is never spoken here.
 _UPGRADES = (b"upgrade", b"http2-settings")
 _VERSIONS = ("1.1", "1.0")
@@ -63,17 +67,15 @@ _UNLIKE = 8
 class CommonHead:
     """The headers of every answer, as bytes; uvicorn renews them each second."""
 
-    __slots__ = ("_bytes", "_of")
+    __slots__ = ("headers", "lines")
 
     def __init__(self) -> None:
-        self._of: list[Header] | None = None
-        self._bytes = b""
+        self.headers: list[Header] | None = None
+        self.lines = b""
 
-    def of(self, headers: list[Header]) -> bytes:
-        if headers is not self._of:
-            self._of = headers
-            self._bytes = b"".join(b"%b: %b\r\n" % header for header in headers)
-        return self._bytes
+    def renew(self, headers: list[Header]) -> None:
+        self.headers = headers
+        self.lines = b"".join(b"%b: %b\r\n" % header for header in headers)
 
 
 class Reading(FlowControl):
@@ -98,6 +100,9 @@ class GatewayProtocol(HttpToolsProtocol):
         # The connections of one server may have different ones.
         self.app = self.front = front
         self._service = front.service
+        self._access = front.access
+        # Where requests can go the short way, if any can.
+        self._short = {} if self.root_path else front.service.models.paths
         self._common = common
         self._exchange: Exchange | None = None
         self._idle_since = self.loop.time()
@@ -141,7 +146,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         exchange = self._exchange
         if exchange is None:
-            if not self._answer_known(data):
+            if self._known is None or not self._answer_known(data):
                 self._take(data, 0)
         elif exchange.is_past_parser or exchange.missing >= _PAST_THE_PARSER_FROM:
             self._take_past_parser(exchange, data)
@@ -175,7 +180,7 @@ class GatewayProtocol(HttpToolsProtocol):
             elif self._missing:
                 end = at + self._missing
             else:
-                end = self._end_of_head(data, at)
+                end = self._end_of_piece(data, at)
             piece = data if at == 0 and end >= size else data[at:end]
             self._unused += len(piece)
             try:
@@ -209,10 +214,16 @@ class GatewayProtocol(HttpToolsProtocol):
         begun = self._begun
         if begun is not None and self._ended == 1 and begun.keep_alive:
             self._unlike += 1
-            self._known = KnownHead.of(data, begun.path, begun.headers)
+            key, rules = begun.key, self._access.rules
+            self._known = KnownHead.of(data, begun.path, begun.headers, key, rules)
 
-    def _end_of_head(self, data: bytes, at: int) -> int:
-        """Where a head that goes on at `data[at:]`, or a body in chunks, may end."""
+    def _end_of_piece(self, data: bytes, at: int) -> int:
+        """Where a head that goes on at `data[at:]`, or a body in chunks, may end; or
+        the whole message, if the rest of `data` is a small one.
+
+        It is if its head has a line that says so: the parser takes the body to be that
+        long as well, or refuses the head, for lengths that contradict each other.
+        """
         tail = self._tail
         if tail:
             seam = (tail + data[at : at + 3]).find(_END)
@@ -224,7 +235,16 @@ class GatewayProtocol(HttpToolsProtocol):
             self._tail = (tail + data[-3:])[-3:]
             return len(data)
         self._tail = b""
-        return end + len(_END)
+        end += len(_END)
+        size = len(data)
+        if end < size <= _MOST_AT_ONCE + at and not self._in_message:
+            line = b"ontent-Length: %d\r\n" % (size - end)
+            if (
+                data.find(b"\r\nC" + line, at, end) >= 0
+                or data.find(b"\r\nc" + line.lower(), at, end) >= 0
+            ):
+                return size
+        return end
 
     def _hold(self, data: bytes, at: int) -> None:
         """Keep `data[at:]` until the request before it is answered."""
@@ -237,7 +257,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._go_on_soon()
 
     def _go_on_soon(self) -> None:
-        """Take up what waits, if its turn has come: after everybody else's."""
+        """Take up what waits, if its turn has come: after all others'."""
         if self._behind and not self._goes_on and self._is_idle():
             self._goes_on = True
             self.loop.call_soon(self._go_on)
@@ -270,7 +290,7 @@ class GatewayProtocol(HttpToolsProtocol):
         transfers.held += taken
         self._held += taken
         if transfers.is_full:
-            self._end_with(ErrorResponse.of(transfers.refusal(), close=True))
+            self._end_with(transfers.refusal())
             self._give_back()
             return
         if exchange.missing:
@@ -283,18 +303,21 @@ class GatewayProtocol(HttpToolsProtocol):
             self._hold(bytes(data[missing:]), 0)
 
     def _answer_known(self, data: bytes) -> bool:
-        """Whether `data` was a whole request like the last one, which is under way."""
+        """Returns whether `data` was a whole request like the last one, which is under
+        way."""
         known = self._known
         if (
             known is None
             or len(data) != known.total
             or not data.startswith(known.head)
             or not self._is_free()
-            or known.path not in self._service.models.paths
+            or known.path not in self._short
+            or known.rules is not self._access.rules
         ):
             return False
         self._unlike = 0
         exchange = Exchange(self._service, known.path, known.headers, self, True)
+        exchange.key = known.key
         exchange.body.append(data[known.size :])
         self.cycle = exchange  # type: ignore[assignment]
         try:
@@ -304,13 +327,17 @@ class GatewayProtocol(HttpToolsProtocol):
         return True
 
     def _is_idle(self) -> bool:
-        """Whether an answer would be the next that goes out, and at once."""
+        """Returns whether an answer would be the next that goes out, and at once."""
         cycle = self.cycle
         return (cycle is None or cycle.response_complete) and not self.flow.write_paused
 
     def _is_free(self) -> bool:
-        """Whether what comes now is the next to be looked at."""
-        return not self._behind and self._is_idle()
+        """Whether what comes now is the next to be looked at: `_is_idle`, and nothing
+        waits behind."""
+        if self._behind or self.flow.write_paused:
+            return False
+        cycle = self.cycle
+        return cycle is None or cycle.response_complete
 
     def _answer_failed(self, error: BaseException) -> None:
         """Answers what was raised in a callback of the parser, and ends it there.
@@ -320,7 +347,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if isinstance(error, httptools.HttpParserInvalidURLError):
             self.send_400_response("")
         else:
-            self._end_with(ErrorResponse.of(error, close=True))
+            self._end_with(error)
 
     # -- the parser's callbacks
 
@@ -331,7 +358,6 @@ class GatewayProtocol(HttpToolsProtocol):
         # uvicorn makes the scope here; it is made later, where it is needed.
         self.url = b""
         self.headers = []
-        self.expect_100_continue = False
 
     # As uvicorn's own two, but compiled with the rest of this.
     def on_url(self, url: bytes) -> None:
@@ -339,60 +365,73 @@ class GatewayProtocol(HttpToolsProtocol):
         self.url = self.url + url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        name = name.lower()
-        if name == b"expect" and value.lower() == b"100-continue":
-            self.expect_100_continue = True
-        if value and value[-1] <= 32:  # white space around a value is not part of it
+        if value[-1:] <= b" ":  # white space around a value is not part of it
             value = value.rstrip(b" \t")
-        self.headers.append((name, value))
+        self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         if self._unused > _MOST_HEAD:
             raise _too_long("head")
         self._unused = 0
-        if self.parser.should_upgrade():
+        parser, front = self.parser, self.front
+        if parser.should_upgrade():
             self._declined = self._head_without_upgrade()
             return
-        if len(self.url) > _MOST_URL:
+        url = self.url
+        if len(url) > _MOST_URL:
             raise _too_long("URL")
-        if self.url[:1] != b"/":
-            self.url = _origin_form(self.url)
-        if self.front.base_path:
-            self.url = _below(self.front.base_path, self.url)
+        if url[:1] != b"/":
+            self.url = _origin_form(url)
+        if front.base_path:
+            self.url = _below(front.base_path, self.url)
         path = self._infer_path()
         if path:
+            service = self._service
             headers = dict(self.headers)
             length = headers.get(b"content-length", b"")
-            # Whatever is unusual is uvicorn's and the front's.
-            limit = self._service.limits.max_body_bytes
+            # What is unusual is left to uvicorn and the front.
             if (
                 length.isdigit()
                 and len(length) < 16
-                and int(length) <= limit
+                and (missing := int(length)) <= service.limits.max_body_bytes
                 and b"content-encoding" not in headers
-                and not wants_events(headers)
-                and self.front.coding_for(headers) is None
-                and (self.front.for_pages is None or b"origin" not in headers)
+                and b"expect" not in headers
+                and (b"accept" not in headers or not wants_events(headers))
+                and (
+                    b"accept-encoding" not in headers
+                    or front.coding_for(headers) is None
+                )
+                and (front.for_pages is None or b"origin" not in headers)
             ):
-                keep_alive = self.parser.should_keep_alive()
-                exchange = Exchange(self._service, path, headers, self, keep_alive)
-                exchange.missing = int(length)
-                exchange.is_large = exchange.missing > DECODED_AT_ONCE
-                if self._service.models.paths[path].tracer is not None:
+                keep_alive = parser.should_keep_alive()
+                exchange = Exchange(service, path, headers, self, keep_alive)
+                if self._access.guards_inference:
+                    exchange.key = self._access.check_inference(path, headers)
+                exchange.missing = missing
+                if missing > DECODED_AT_ONCE:
+                    exchange.is_large = True
+                if self._short[path].tracer is not None:
                     exchange.arrived = monotonic_ns()
                 self._exchange = self._begun = exchange
                 self._has_cycle = True
                 self.cycle = exchange  # type: ignore[assignment]
                 return
         self._exchange = None
+        self._begin_cycle()
+
+    def _begin_cycle(self) -> None:
+        """Uvicorn's way, where the head of a request is complete."""
         version = self.parser.get_http_version()
         if version not in _VERSIONS:
             msg = f"HTTP/{version} is not spoken here; expected HTTP/1.1 or HTTP/1.0"
             raise HttpError(505, msg, "http_version_not_supported")
-        url, given, expect = self.url, self.headers, self.expect_100_continue
+        url, given = self.url, self.headers
         super().on_message_begin()
-        self.url, self.expect_100_continue = url, expect
+        self.url = url
         self.headers[:] = given
+        for name, value in given:
+            if name == b"expect" and value.lower() == b"100-continue":
+                self.expect_100_continue = True
         super().on_headers_complete()
         self._has_cycle = True
         for name, value in given:
@@ -442,8 +481,6 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _infer_path(self) -> str:
         """The path of the request where it can go the short way, else empty."""
-        if self.expect_100_continue:
-            return ""
         parser = self.parser
         if parser.get_method() != b"POST" or parser.get_http_version() != "1.1":
             return ""
@@ -454,16 +491,15 @@ class GatewayProtocol(HttpToolsProtocol):
             self._last_path = unquote(path) if "%" in path else path
             self._last_url = url
         path = self._last_path
-        if self.root_path or path not in self._service.models.paths:
-            return ""
-        if self.front.restricts_inference:
-            return ""
-        return path
+        return path if path in self._short else ""
 
     # -- the connection
 
     def common_head(self) -> bytes:
-        return self._common.of(self.server_state.default_headers)
+        common, headers = self._common, self.server_state.default_headers
+        if headers is not common.headers:
+            common.renew(headers)
+        return common.lines
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -520,10 +556,17 @@ class GatewayProtocol(HttpToolsProtocol):
         self._idle_since = self.loop.time()
         self._go_on_soon()
 
-    def look_after(self, now: float, patience: float, send_patience: float) -> None:
-        """Close the connection if nothing has happened on it for too long, if a body
-        has stopped coming for more than `patience` seconds, or if its client has taken
-        nothing of what is there for it for `send_patience`.
+    def look_after(
+        self,
+        now: float,
+        head_patience: float,
+        patience: float,
+        send_patience: float,
+    ) -> None:
+        """Close the connection if nothing has happened on it for too long, if a head
+        is not complete after `head_patience` seconds, if a body has stopped coming for
+        more than `patience`, or if its client has taken nothing of what is there for it
+        for `send_patience`.
 
         One look at all connections every few seconds, where uvicorn sets and cancels a
         timer for every request.
@@ -538,7 +581,14 @@ class GatewayProtocol(HttpToolsProtocol):
             self._send_stall.forget()
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
-            self._stall.forget()
+            if self._in_message and not self._has_cycle:
+                # The list of headers is another one for each message.
+                stood = self._stall.stands_still(self.headers, 0, now)
+                if stood > head_patience:
+                    self._end_with(_too_slow(stood))
+                    return
+            else:
+                self._stall.forget()
             if now - self._idle_since >= self.timeout_keep_alive:
                 self.transport.close()
         elif self._exchange is not None or getattr(cycle, "more_body", False):
@@ -548,15 +598,15 @@ class GatewayProtocol(HttpToolsProtocol):
                 self._give_up(stood)
         else:
             self._stall.forget()
-            # Nobody notices on a connection that is not read from.
+            # That goes unnoticed on a connection that is not read from.
             if self.flow.read_paused and _has_gone(self.transport):
                 self.transport.abort()
 
     def _give_up(self, stood: float) -> None:
         """End a request whose body has stopped coming, and its connection."""
-        self._end_with(ErrorResponse.of(BodyStopped(stood), close=True))
+        self._end_with(BodyStopped(stood))
 
-    def _end_with(self, answer: ErrorResponse) -> None:
+    def _end_with(self, error: BaseException) -> None:
         """Send the connection's last answer: to the message that is being parsed."""
         cycle = self.cycle if self._has_cycle else None
         if cycle is not None and (
@@ -564,12 +614,27 @@ class GatewayProtocol(HttpToolsProtocol):
         ):
             self.transport.close()  # it has its answer, or half of one
             return
+        headers = dict(self.headers) if self._in_message else {}
+        request_id = cycle.request_id if isinstance(cycle, Exchange) else id_of(headers)
+        answer = ErrorResponse.of(error, request_id, close=True)
         head = b"".join(b"%b: %b\r\n" % header for header in answer.headers)
         status = STATUS_LINE[answer.status]
-        self.transport.write(b"%b%b\r\n%b" % (status, head, answer.body))
+        self.transport.write(
+            b"%b%bx-request-id: %b\r\n\r\n%b" % (status, head, request_id, answer.body)
+        )
+        asked = Asked(
+            request_id,
+            self.parser.get_method().decode() if self._has_cycle else "-",
+            self.url.decode("latin-1") if self._in_message else "-",
+            str(self.client[0]) if self.client else "",
+            headers.get(b"traceparent", b""),
+        )
+        now, why = monotonic_ns(), str(error)
+        failed = Failed(asked, None, answer.status, row_of(error).code, why, now, 0.0)
+        self._service.journal.fail(failed)
         if isinstance(cycle, Exchange):
             cycle.give_up()
-        elif cycle is not None:  # whoever reads its body is told that there is no more
+        elif cycle is not None:  # its reader is told that there is no more
             cycle.disconnected = True
             cycle.message_event.set()
         self._close_gently()
@@ -578,7 +643,8 @@ class GatewayProtocol(HttpToolsProtocol):
         """Close the connection when its client has had time to read the last answer."""
         self._exchange = self._known = None
         self._behind = b""
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # not over TLS
+            self.transport.write_eof()
         self._reading.is_full = False
         self._reading.resume_reading()
         self._closing = self.loop.call_later(_LINGER, self.transport.close)
@@ -593,7 +659,12 @@ class GatewayProtocol(HttpToolsProtocol):
         text = "the request is not valid HTTP/1.1"
         if msg:
             text += f": {msg}"
-        self._end_with(ErrorResponse.of(HttpError(400, text, "bad_http"), close=True))
+        self._end_with(HttpError(400, text, "bad_http"))
+
+
+def _too_slow(seconds: float) -> HttpError:
+    msg = f"the head of the request was not complete after {seconds:.0f} seconds"
+    return HttpError(408, msg, "head_too_slow")
 
 
 def _too_long(what: str) -> HttpError:
@@ -621,7 +692,7 @@ def _below(base: bytes, url: bytes) -> bytes:
 
 
 def _has_gone(transport: asyncio.Transport) -> bool:
-    """Whether the other end has closed a connection that nobody reads from."""
+    """Returns whether the other end has closed a connection that is not read from."""
     look = select.poll()
     look.register(transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
     return bool(look.poll(0))

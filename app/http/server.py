@@ -19,6 +19,8 @@ import math
 import signal
 import socket
 import struct
+import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -30,6 +32,7 @@ from uvicorn.lifespan.on import LifespanOn
 from app.http.exchange import Exchange
 from app.http.front import InferFront
 from app.http.protocol import GatewayProtocol
+from app.http.tls import Certificate
 
 logger = logging.getLogger(__name__)
 
@@ -127,11 +130,14 @@ def refuse_new_connections(listener: socket.socket) -> None:
 class GatewayServer(uvicorn.Server):
     """Runs one ASGI application on sockets that already listen.
 
-    A body that does not get on for `upload_timeout` seconds is given up, and so is an
-    answer of which nothing is taken for `send_timeout` (0: never).
+    A request whose head is not complete after `header_timeout` seconds is given up, so
+    is one whose body does not get on for `upload_timeout`, and an answer of which
+    nothing is taken for `send_timeout` (0: never).
+    With a `certificate` all sockets speak TLS.
     `side` is another application with sockets of its own, which lives as long.
     `on_drain` is called when the end begins (from a signal handler: it may only set
-    things), `abort` when the time is up: it must make every request in flight end soon.
+    things), `on_reload` when files should be read again, `abort` when the time is up:
+    it must make every request in flight end soon.
     `exit_code` is what the process should return.
     """
 
@@ -141,10 +147,13 @@ class GatewayServer(uvicorn.Server):
         *,
         drain_grace: float = 0.0,
         shutdown_timeout: float = 30.0,
+        header_timeout: float = 30.0,
         upload_timeout: float = 30.0,
         send_timeout: float = 30.0,
+        certificate: Certificate | None = None,
         side: tuple[InferFront, list[socket.socket]] | None = None,
         on_drain: Callable[[], None] = lambda: None,
+        on_reload: Callable[[], None] = lambda: None,
         abort: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         config = uvicorn.Config(
@@ -161,15 +170,21 @@ class GatewayServer(uvicorn.Server):
             server_header=False,
             date_header=True,
             timeout_keep_alive=75,
+            ssl_context_factory=(
+                None if certificate is None else lambda *_: certificate.context
+            ),
         )
         super().__init__(config)
         self.exit_code = 0
         self._drain_grace = drain_grace
         self._shutdown_timeout = shutdown_timeout
+        self._header_timeout = header_timeout or math.inf
         self._upload_timeout = upload_timeout or math.inf
         self._send_timeout = send_timeout or math.inf
+        self._certificate = certificate
         self._side_app, self._side_sockets = side or (app, [])
         self._on_drain = on_drain
+        self._on_reload = on_reload
         self._abort = abort
         self._draining_since = 0.0
 
@@ -189,8 +204,23 @@ class GatewayServer(uvicorn.Server):
             self.should_exit = True
             self.exit_code = 1
             return
-        logger.info("%s: shutting down", signal.Signals(sig).name)
+        name, left = signal.Signals(sig).name, self._unfinished()
+        waits = (
+            f", waiting for {left} request{'s' if left > 1 else ''} in flight, at most "
+            f"{self._shutdown_timeout:g} s; a second signal ends it at once"
+        )
+        logger.info("%s: shutting down%s", name, waits if left else "")
         self.begin_drain()
+
+    def handle_hangup(self) -> None:
+        """SIGHUP: the terminal has gone, or, for a service, read again what can be."""
+        if sys.stdin is not None and sys.stdin.isatty():
+            self.handle_exit(signal.SIGHUP, None)
+            return
+        logger.info("SIGHUP: looking for changed keys and certificates")
+        if self._certificate is not None:
+            self._certificate.renew()
+        self._on_reload()
 
     def begin_drain(self) -> None:
         """Starts the orderly end. Loop thread or signal handler; at most once."""
@@ -207,18 +237,25 @@ class GatewayServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         loop = asyncio.get_running_loop()
+        ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # as nohup has it
+        if not ignored and threading.current_thread() is threading.main_thread():
+            loop.add_signal_handler(signal.SIGHUP, self.handle_hangup)
         protocol = GatewayProtocol.serving(self._side_app)
         make = functools.partial(
             protocol, config=self.config, server_state=self.server_state,
             app_state=self.lifespan.state, _loop=loop,
         )  # fmt: skip
         for listener in self._side_sockets:
-            self.servers.append(await loop.create_server(make, sock=listener))
+            tls = self.config.ssl
+            server = await loop.create_server(make, sock=listener, ssl=tls)
+            self.servers.append(server)
 
     async def on_tick(self, counter: int) -> bool:
         stop = await super().on_tick(counter)
         if counter % LOOK_TICKS == 0:
             self._look_after_connections()
+            if self._certificate is not None:
+                self._certificate.renew()
         if self.draining:
             self._announce_close()
             stop |= time.monotonic() >= self._draining_since + self._drain_grace
@@ -280,21 +317,27 @@ class GatewayServer(uvicorn.Server):
         now = asyncio.get_running_loop().time()
         for connection in list(self.server_state.connections):
             if isinstance(connection, GatewayProtocol):
-                connection.look_after(now, self._upload_timeout, self._send_timeout)
+                connection.look_after(
+                    now, self._header_timeout, self._upload_timeout, self._send_timeout
+                )
 
-    async def _abort_requests(self) -> None:
-        tasks = self.server_state.tasks
+    def _unfinished(self) -> int:
+        """How many requests have not been answered."""
         direct = sum(
             isinstance(c, GatewayProtocol)
             and isinstance(c.cycle, Exchange)
             and not c.cycle.response_complete
             for c in self.server_state.connections
         )
-        if self.force_exit or not (tasks or direct):
+        return len(self.server_state.tasks) + direct
+
+    async def _abort_requests(self) -> None:
+        tasks, left = self.server_state.tasks, self._unfinished()
+        if self.force_exit or not left:
             return
         logger.error(
             "%d requests are not finished after %g seconds: failing them",
-            len(tasks) + direct,
+            left,
             self._shutdown_timeout,
         )
         if self._abort is not None:

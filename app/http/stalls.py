@@ -1,4 +1,4 @@
-"""Request bodies that stop coming: nobody may hold a connection by sending nothing."""
+"""Request bodies that stop coming: sending nothing does not hold a connection."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 class Stall:
     """How the body that a connection receives gets on, looked at every few seconds.
 
-    Whoever receives it counts anyway, so this costs a request nothing.
+    The receiver counts them anyway, so this costs a request nothing.
     """
 
     __slots__ = ("_arrived", "_request", "_since")

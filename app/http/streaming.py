@@ -20,7 +20,8 @@ _HEADERS = [
 
 
 def wants_events(headers: Mapping[bytes, bytes]) -> bool:
-    """Whether server-sent events are what Accept likes best; of equals, the first."""
+    """Returns whether server-sent events are what Accept likes best; of equals, the
+    first."""
     accept = headers.get(b"accept")
     if accept is None or EVENT_STREAM not in accept:
         return False

@@ -14,6 +14,8 @@ from typing import Any
 
 import orjson
 
+from app.observe.log_writer import LogWriter
+
 _TEXT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _CHATTY = ("uvicorn", "uvicorn.error", "uvicorn.access")
 _CLIENTS = ("httpx", "httpcore", "asyncio")
@@ -58,12 +60,12 @@ def _iso_8601(record: logging.LogRecord) -> str:
 
 
 def set_up_logging(level: str, style: str = "text") -> None:
-    """Sends every logger's records to standard error, in one style.
+    """Sends every logger's records to standard error, in one style, by a thread.
 
     uvicorn's chatter about its own start and end is shown from `debug` on only:
     `popgate serve` prints what a person wants to know.
     """
-    handler = logging.StreamHandler(sys.stderr)
+    handler = LogWriter(sys.stderr)
     handler.setFormatter(_formatter(style))
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -73,6 +75,15 @@ def set_up_logging(level: str, style: str = "text") -> None:
         logger.handlers.clear()
         logger.propagate = True
     _set_chatter(verbose=level == "debug")
+
+
+def is_written() -> bool:
+    """Returns whether all that was logged is written, after a moment at most.
+
+    If not, nobody reads the log, and a thread holds the lock of standard error.
+    """
+    writers = [h for h in logging.getLogger().handlers if isinstance(h, LogWriter)]
+    return all(writer.is_written() for writer in writers)
 
 
 def _formatter(style: str) -> logging.Formatter:
@@ -120,7 +131,8 @@ class LogSettings:
         )
 
     def shows(self, level: int) -> bool:
-        """Whether records of a level are written. What is critical always is."""
+        """Returns whether records of a level are written. What is critical always
+        is."""
         if level >= logging.CRITICAL:
             return True
         if level >= logging.ERROR:

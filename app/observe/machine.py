@@ -12,7 +12,7 @@ _STAT, _MEMINFO = "/proc/stat", "/proc/meminfo"
 class Processors:
     """How busy the processors are, between two looks at least `seconds` apart.
 
-    Who asks sooner gets the last answer again, so that several who ask do not spoil
+    Asked sooner it gives the last answer again, so that several readers do not spoil
     each other's. The first answer is of the time since this was made.
     """
 

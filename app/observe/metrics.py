@@ -11,6 +11,7 @@ takes a lock. Everything is cumulative and never goes down, except the gauges.
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,11 +24,14 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 NS_PER_SECOND = 1_000_000_000
 NS_PER_US = 1_000
 
+#: Upper bounds of batches in their histogram, in rows.
+BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
 # Sizes of batches that are told apart for a model; few run more than a hundred.
 MAX_BATCH_SIZES = 4096
 
 # Upper bounds in seconds. From below the cost of one request of the smallest model to
-# the slowest answer that anybody waits for; about 2.3 times from one to the next.
+# the slowest answer that a client waits for; about 2.3 times from one to the next.
 LATENCY_BUCKETS = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05,
     0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
@@ -140,6 +144,11 @@ class ModelMetrics:
         return sum(batch.output_ns for batch in self.batches.values())
 
     @property
+    def busy_ns(self) -> float:
+        """How long devices have run it: a batch of several requests counts once."""
+        return sum(batch.compute_ns for batch in self.batches.values())
+
+    @property
     def failure_count(self) -> int:
         return sum(self.failures.values())
 
@@ -194,7 +203,7 @@ class ModelMetrics:
         return self.batches.setdefault(rows, BatchMetrics())
 
     def failure(self, reason: FailureReason, total_ns: int = 0) -> None:
-        """Ends a request that was answered with an error, or that nobody waits for."""
+        """Ends a request that was answered with an error, or whose client is gone."""
         self.pending -= 1
         self.failures[reason] += 1
         self.failure_ns += total_ns
@@ -370,12 +379,37 @@ def render_models(
         lines = [f"# HELP {name} {text}", f"# TYPE {name} gauge"]
         lines += [f"{name}{{{labels[id(m)]}}} {value(m)}" for m in models]
         yield "\n".join(lines) + "\n"
+    name = "popgate_model_busy_seconds"
+    text = "Time that devices have run the model: a batch counts once"
+    lines = [f"# HELP {name} {text}", f"# TYPE {name} counter"]
+    lines += [f"{name}{{{labels[id(m)]}}} {m.busy_ns / 1e9:.9f}" for m in models]
+    yield "\n".join(lines) + "\n"
     busy = [m for m in models if m.successes]
+    name = "popgate_batch_rows"
+    text = "Rows of the batches that the model has run"
+    lines = [f"# HELP {name} {text}", f"# TYPE {name} histogram"]
+    for m in busy:
+        lines += _batch_lines(name, labels[id(m)], m.batches)
+    yield "\n".join(lines) + "\n"
     for name, text, histogram in _HISTOGRAMS:
         lines = [f"# HELP {name} {text}", f"# TYPE {name} histogram"]
         for m in busy:
             lines += _histogram_lines(name, labels[id(m)], histogram(m))
         yield "\n".join(lines) + "\n"
+
+
+def _batch_lines(
+    name: str, labels: str, batches: Mapping[int, BatchMetrics]
+) -> Iterator[str]:
+    sizes = sorted(batches.items())
+    for bound in (*BATCH_BUCKETS, math.inf):
+        # Not `str`: compiled, they are all of one type, and 4 is 4.0.
+        le = "+Inf" if bound == math.inf else f"{bound:.0f}"
+        count = sum(batch.share for rows, batch in sizes if rows <= bound)
+        yield f'{name}_bucket{{{labels},le="{le}"}} {count:.6f}'
+    rows_run = sum(rows * batch.share for rows, batch in sizes)
+    yield f"{name}_sum{{{labels}}} {rows_run:.6f}"
+    yield f"{name}_count{{{labels}}} {count:.6f}"
 
 
 def _histogram_lines(name: str, labels: str, histogram: Histogram) -> Iterator[str]:

@@ -135,7 +135,7 @@ class Tracer:
         self._traces = 0
 
     def wants(self) -> bool:
-        """Whether the next request is in the sample. Counts it."""
+        """Returns whether the next request is in the sample. Counts it."""
         self._seen += 1
         if self.left == 0 or self._seen % self.settings.rate:
             return False

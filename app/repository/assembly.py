@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import numpy as np
 
@@ -15,18 +15,17 @@ from app.config.frozen_inputs import frozen_arrays
 from app.config.model_config import ModelConfig
 from app.config.priorities import queue_sizes
 from app.config.triton import GraphChanges
+from app.repository.python_models import is_generator
 from app.repository.scan import VersionSource
+from app.serving.generators import GeneratorScheduler, ReplicaRunner
 from app.serving.sequences import SequenceScheduler
 from app.serving.steps import StepScheduler
-from app.serving.table import Runner
 from app.spec import DescribesTensors, ModelSpec
 from engine import Array, Device, ModelRunnerConfig, Tensor
 from popef_io import Model
 
 #: `channel_memory` of models that do not say, at least and at most.
 CHANNEL_MEMORY, MOST_CHANNEL_MEMORY = 256 << 20, 1 << 38
-
-Scheduler: TypeAlias = SequenceScheduler | StepScheduler
 
 
 class DescribesModel(DescribesTensors, Protocol):
@@ -108,7 +107,7 @@ class Assembled:
 
     spec: ModelSpec
     visible: ModelSpec
-    scheduler: Scheduler | None
+    scheduler: SequenceScheduler | StepScheduler | None
 
 
 def graph_changes(source: VersionSource, config: ModelConfig) -> GraphChanges:
@@ -130,7 +129,7 @@ def assemble(
     source: VersionSource,
     config: ModelConfig,
     model: DescribesModel,
-    runner: Runner,
+    runner: ReplicaRunner,
     defaults: Mapping[str, Array | None],
 ) -> Assembled:
     """What requests see of a version that `runner` runs.
@@ -164,7 +163,7 @@ def _defaults(
         tensor = spec.inputs_by_name.get(name)
         if tensor is None:
             continue
-        if array is None:  # which nobody looks at
+        if array is None:  # which is not read
             shape = [max(1, dim) for dim in tensor.shape or ()]
             array = np.zeros(shape, tensor.type.dtype)
             if not tensor.type.item_size:
@@ -182,10 +181,12 @@ def _defaults(
 
 
 def _scheduler(
-    spec: ModelSpec, runner: Runner, source: VersionSource, config: ModelConfig
-) -> Scheduler | None:
+    spec: ModelSpec, runner: ReplicaRunner, source: VersionSource, config: ModelConfig
+) -> SequenceScheduler | StepScheduler | None:
     """What fills in the inputs that requests do not see. Raises ValueError."""
     folder = source.files[0].parent
+    if is_generator(spec, source, config):
+        return GeneratorScheduler(spec, runner, folder)
     if config.sequence is not None:
         return SequenceScheduler(
             spec,

@@ -59,7 +59,7 @@ class CompileCache:
 
         `changes` are made to the model. Blocks as long as compiling takes, which is
         done in a process of its own: what is in the file may take no more time and
-        memory than the limits say, and crash nobody. Raises what `compile_model`
+        memory than the limits say, and not crash us. Raises what `compile_model`
         raises, ValueError for changes that do not fit, OSError where a file cannot be
         read or written.
         """
@@ -191,7 +191,7 @@ def external_files(source: Path) -> list[Path]:
 
 
 def _load(source: Path, **options: Any) -> Any:
-    """The model in a file. Raises OSError, ValueError where there is none."""
+    """The model in a file. Raises OSError, ValueError if there is none."""
     import onnx
 
     _check_regular(source)

@@ -1,6 +1,6 @@
 """The devices of a gateway: attached at start, driven by its event loop, brought back.
 
-A device needs somebody who drives it (`Device.poll`), who notices that its process has
+A device needs an owner that drives it (`Device.poll`), who notices that its process has
 died (`Device.check`) and who starts a lost one again (`Device.recover`, which blocks).
 Here that is the event loop, and a thread for what blocks. Requests that are late are
 given up where they are looked after (app/serving/deadlines.py).
@@ -98,16 +98,6 @@ class GatewayDevices:
     def plan(self) -> ThreadPlan:
         """How the cores are shared out."""
         return self._manager.plan
-
-    @property
-    def lost(self) -> list[str]:
-        """The ids of the devices that are gone, or do not have their models back."""
-        recovering = {w.device.id for w in self._watches if w.is_recovering}
-        return [
-            d.id
-            for d in self._devices
-            if d.state is not DeviceState.READY or d.id in recovering
-        ]
 
     def attach(self) -> None:
         """Attaches the named devices, or one free one; waits as configured.
@@ -278,13 +268,8 @@ class DeviceWatch:
             self._pings = loop.create_task(self._ping(device.ping_timeout))
         self._looks = loop.create_task(self._look_at_runs())
 
-    @property
-    def is_recovering(self) -> bool:
-        """Whether its process is being replaced, or its models loaded again."""
-        return self._recovery is not None and not self._recovery.done()
-
     def bring_back(self) -> None:
-        """Where the device is lost, even if nobody has noticed: start it again now. For
+        """If the device is lost, noticed or not: start it again now. For
         a thread; blocks."""
         asyncio.run_coroutine_threadsafe(self._notice(), self._loop).result()
         self.device.recover()
@@ -324,7 +309,7 @@ class DeviceWatch:
             fd = self.device.lost_fileno()
             if fd < 0:
                 return
-            # One of our own: whoever else notices the death closes the device's, whose
+            # One of our own: what else notices the death closes the device's, whose
             # number the next connection has.
             self._lost_fd = os.dup(fd)
         self._loop.add_reader(self._lost_fd, self._check)

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from app.config.ensemble_config import EnsembleConfig, StepConfig
+from app.config.ensemble_config import StepConfig
 from app.config.model_config import ModelConfig
 from app.repository.loader import LoadedModel, LoadError, explained
 from app.repository.model_life import State
@@ -16,9 +16,10 @@ from app.repository.model_record import ModelRecord, VersionRecord
 from app.repository.scan import VersionSource
 from app.serving.ensemble_graph import EnsembleGraph, compose, described, label_of
 from app.serving.ensembles import EnsembleRunner, EnsembleScheduler
+from app.serving.model_calls import leads_to
 from app.serving.sequences import SequenceScheduler
 from app.serving.steps import StepScheduler
-from app.serving.table import ModelTable, infer_path
+from app.serving.table import ModelEntry, ModelTable, infer_path
 from app.spec import ModelSpec
 
 NO_PLACE = "its requests go by [sequence] or [responses], which have no place here"
@@ -88,15 +89,27 @@ class EnsembleLoader:
             scheduler=EnsembleScheduler(runner),
         )
 
+    async def require(self, name: str, models: Sequence[str]) -> None:
+        """Returns when the models that `name` calls are loaded. Raises `LoadError`."""
+        for model in models:
+            await self._present(name, model)
+
     async def _member(self, ensemble: str, step: StepConfig) -> ModelSpec:
         """What the model of a step takes and gives, once it is loaded."""
+        entry = await self._present(ensemble, step.model, step.version)
+        if isinstance(entry.scheduler, SequenceScheduler | StepScheduler):
+            raise LoadError(NO_PLACE)
+        return entry.spec
+
+    async def _present(self, user: str, model: str, version: int = 0) -> ModelEntry:
+        """What answers for a model that `user` needs, once it is loaded."""
         asked = False
         while True:
-            self._check_circle(ensemble, step.model)
-            member = self._members.get(step.model)
+            self._check_circle(user, model)
+            member = self._members.get(model)
             if member is None:
-                raise LoadError(f"there is no model {step.model!r} in the repository")
-            offered = member.on_demand(str(step.version) if step.version else None)
+                raise LoadError(f"there is no model {model!r} in the repository")
+            offered = member.on_demand(str(version) if version else None)
             if member.is_pending or member.state is State.LOADING:
                 await asyncio.sleep(_TICK)
             elif offered is not None:
@@ -106,27 +119,24 @@ class EnsembleLoader:
                 break
             else:
                 asked = True
-                await self._load_member(step.model)
-        entry = self._table.paths.get(infer_path(step.model, step.version))
+                await self._load_member(model)
+        entry = self._table.paths.get(infer_path(model, version))
         if entry is None:
-            missing = self._table.missing(infer_path(step.model, step.version))
+            missing = self._table.missing(infer_path(model, version))
             raise LoadError(str(missing))
-        if isinstance(entry.scheduler, SequenceScheduler | StepScheduler):
-            raise LoadError(NO_PLACE)
-        return entry.spec
+        return entry
 
-    def _check_circle(self, ensemble: str, member: str) -> None:
-        """Raises `LoadError` where `member` is made of `ensemble`, however far down."""
-        seen: set[str] = set()
-        below = [member]
-        while below:
-            name = below.pop()
-            if name == ensemble:
-                way = "itself" if member == ensemble else f"{member!r}, which runs it"
-                raise LoadError(f"the ensemble would run {way}")
-            if name in seen:
-                continue
-            seen.add(name)
-            found = self._members.get(name)
-            config: EnsembleConfig | None = found.config.ensemble if found else None
-            below += [step.model for step in config.step] if config else []
+    def needs_of(self, name: str) -> list[str]:
+        """The models that one needs, as its options say."""
+        found = self._members.get(name)
+        if found is None:
+            return []
+        config = found.config.ensemble
+        steps = [step.model for step in config.step] if config else []
+        return [*steps, *(found.config.models or ())]
+
+    def _check_circle(self, user: str, member: str) -> None:
+        """Raises `LoadError` where `member` needs `user`, however far down."""
+        if leads_to(member, user, self.needs_of):
+            way = "itself" if member == user else f"{member!r}, which runs it"
+            raise LoadError(f"{user!r} would run {way}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import threading
@@ -35,11 +36,13 @@ from app.serving.table import RequestScheduler
 from app.spec import ModelSpec
 from engine import (
     Array,
+    CallSocket,
     Device,
     DeviceFailed,
     DeviceLost,
     EngineError,
     ModelRunner,
+    OutOfMemory,
     open_model,
 )
 from popef_io import PopefError
@@ -56,8 +59,14 @@ class LoadError(Exception):
 
 
 class LoadCutOff(LoadError):
-    """Its device was lost while it was loaded, by no doing of its own that is known: it
-    may be tried again."""
+    """Something that passes kept it from being loaded, by no doing of its own that is
+    known: it may be tried again. `code` is that of the answer; `at_once` says that the
+    next request may, as it does not begin the same work in vain."""
+
+    def __init__(self, message: str, code: str, *, at_once: bool = True) -> None:
+        super().__init__(message)
+        self.code = code
+        self.at_once = at_once
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +75,8 @@ class LoadedModel:
 
     `memory` is what it takes, in bytes, as far as `--model-memory` is concerned;
     `loaded_at` a `time.time()`; `warmed` says that it has run before it was ready, with
-    free dimensions of `fill`; `example` are values by input that suit it, if anybody
-    has given any.
+    free dimensions of `fill`; `example` are values by input that suit it, if any were
+    given.
     """
 
     spec: ModelSpec
@@ -86,7 +95,7 @@ class LoadedModel:
         return self.spec.version
 
     def is_from(self, source: VersionSource, config: ModelConfig) -> bool:
-        """Whether loading that again would make no difference."""
+        """Returns whether loading that again would make no difference."""
         return self.config == config and self.source == source
 
     def save(self) -> None:
@@ -102,7 +111,8 @@ class ModelLoader:
     """Loads versions onto the devices of a gateway. Thread-safe.
 
     `largest_body`: how many bytes a request may have. `limits`: how long loading and a
-    run may take. `allow_python`: whether a folder of models may be code.
+    run may take. `allow_python`: whether a folder of models may be code,
+    and who takes its calls to others.
     """
 
     def __init__(
@@ -112,7 +122,9 @@ class ModelLoader:
         largest_body: int = 0,
         limits: TimeLimits = NO_LIMITS,
         allow_python: bool = False,
+        on_calls: Callable[[str, CallSocket], None] | None = None,
     ) -> None:
+        self._on_calls = on_calls
         self._allow_python = allow_python
         self._devices = devices
         self._cache = cache
@@ -205,12 +217,13 @@ class ModelLoader:
         until: float,
     ) -> LoadedModel:
         """On processes of its own, which end with its runner. One that ends while it
-        loads is not tried again: nobody else can have been at fault."""
+        loads is not tried again: no other model can have been at fault."""
         label, seconds = f"{name}/{source.version}", self._limits.load
         options = process_options(label, source, config)
         devices = self._devices.start_python(options, config.instances)
         try:
-            model = read_model(label, source, config, devices[0], seconds)
+            on_calls = self._on_calls and partial(self._on_calls, name)
+            model = read_model(label, source, config, devices[0], seconds, on_calls)
             placement = dict(enumerate(devices))
             runner_options = runner_config(
                 config, model.interface, placement, self._largest_body, self._limits
@@ -261,7 +274,7 @@ class ModelLoader:
             compiled_files(source, config, self._cache)
 
     def is_prepared(self, source: VersionSource, config: ModelConfig) -> bool:
-        """Whether `prepare` has nothing to do, or nothing that helps."""
+        """Returns whether `prepare` has nothing to do, or nothing that helps."""
         if not source.is_onnx or source.problem:
             return True
         with explained(str(source.version)):
@@ -326,16 +339,21 @@ def input_defaults(
 
 @contextmanager
 def explained(label: str) -> Iterator[None]:
-    """Turns whatever goes wrong into a `LoadError` that an operator understands."""
+    """Turns what goes wrong into a `LoadError` that an operator understands."""
     try:
         yield
     except LoadError:
         raise
     except DeviceLost as e:
-        raise LoadCutOff(str(e)) from e
+        raise LoadCutOff(str(e), "device_lost") from e
+    except (MemoryError, OutOfMemory) as e:
+        why = str(e) or "there is no memory to load it"
+        raise LoadCutOff(why, "out_of_memory", at_once=False) from e
     except (EngineError, PopefError, ValueError, WarmupFailed) as e:
         raise LoadError(str(e)) from e
     except OSError as e:
+        if e.errno == errno.ENOMEM:
+            raise LoadCutOff(str(e), "out_of_memory", at_once=False) from e
         raise LoadError(f"cannot be read: {e}") from e
     except Exception as e:
         logger.exception("model %s: unexpected", label)
@@ -374,7 +392,7 @@ def _warm_up(
         return warm_up(spec, runner, config.warmup, source.folder, sizes, until)
     except WarmupFailed as e:
         if runner.failure is not None or e.is_late:
-            raise  # whatever its values: others would wait for its runs
+            raise  # with any values: others would wait for its runs
         if config.warmup is not None or (replaces is not None and replaces.warmed):
             raise
         logger.warning(

@@ -2,7 +2,7 @@
 
     managed    all at the start, then by request
     none       all at the start, and nothing after that
-    poll       whatever the folder holds, looked at again and again
+    poll       what the folder holds, looked at again and again
     explicit   those named by `--load-model`, then by request
 
 The last three are Triton's. What polling finds changed is taken when it has stayed the
@@ -19,24 +19,24 @@ from functools import partial
 from pathlib import Path
 
 from app.background import DaemonPool
+from app.config.file_stamps import Stamp
 from app.errors import HttpError
-from app.repository.load_request import LoadRequest
+from app.repository.load_overrides import LoadOverrides
 from app.repository.model_record import ModelRecord, RepositoryError
 from app.repository.repository import ModelRepository
-from app.repository.scan import (
-    ModelSource,
-    Stamp,
-    is_model_name,
-    scan_model,
-)
+from app.repository.scan import ModelSource, is_model_name, scan_model
 from app.repository.uploads import Uploads
 
 logger = logging.getLogger(__name__)
 
 ALL_MODELS = "*"
-FROM_THE_FOLDER = LoadRequest()
+FROM_THE_FOLDER = LoadOverrides()
 # Seconds until polling looks again at what has changed, to see whether it still does.
 SETTLE = 1.0
+
+
+#: The same for those who change models and look at once what becomes of it.
+FOLLOW_SECONDS = 0.25
 
 
 class ControlMode(Enum):
@@ -66,7 +66,10 @@ class ControlRefused(HttpError):
 
 
 class ModelControl:
-    """Keeps a repository as its mode has it. For the event loop's thread."""
+    """Keeps a repository as its mode has it. For the event loop's thread.
+
+    `follows`: it takes over changes in the folder as soon as it can, in every mode.
+    """
 
     def __init__(
         self,
@@ -77,6 +80,7 @@ class ModelControl:
         *,
         startup: tuple[str, ...] = (),
         poll_seconds: float = 15.0,
+        follows: bool = False,
         lazily: bool = False,
         uploads: Uploads,
     ) -> None:
@@ -85,7 +89,8 @@ class ModelControl:
         self._pool = pool
         self._scan_pool = scan_pool
         self._startup = startup
-        self._poll_seconds = poll_seconds
+        self._polls = follows or mode is ControlMode.POLL
+        self._poll_seconds = FOLLOW_SECONDS if follows else poll_seconds
         self._lazily = lazily
         self._uploads = uploads
         self._uploaded: dict[str, list[Path]] = {}
@@ -108,13 +113,13 @@ class ModelControl:
         for name in wanted:
             repository.record(name).is_pending = True
         await asyncio.gather(*(self._load_quietly(name) for name in sorted(wanted)))
-        if self.mode is ControlMode.POLL:
+        if self._polls:
             self._polling = asyncio.get_running_loop().create_task(self._poll())
 
     async def load(
-        self, name: str, request: LoadRequest = FROM_THE_FOLDER
+        self, name: str, request: LoadOverrides = FROM_THE_FOLDER
     ) -> ModelRecord:
-        """Brings a model to what the folder holds now, on somebody's request.
+        """Brings a model to what the folder holds now, on a client's request.
 
         Files of the request are taken instead of the folder's. Raises
         `RepositoryError`, or `ControlRefused` where the mode has no requests.
@@ -131,12 +136,12 @@ class ModelControl:
         record = self._repository.record(name)
         if record.problem:
             logger.error("failed to load '%s': %s", name, record.problem)
-            raise RepositoryError(_failure(record), is_passing=record.is_passing)
+            raise RepositoryError(_failure(record), passing=record.passing)
         logger.info("model %s is loaded: %s", name, sorted(record.serving))
         return record
 
     async def unload(self, name: str, *, dependents: bool = False) -> ModelRecord:
-        """Stops serving a model, after its last request, on somebody's request.
+        """Stops serving a model, after its last request, on a client's request.
 
         With `dependents` the models that an ensemble is made of are unloaded too, where
         no other ensemble that is served needs them. Raises `RepositoryError`, or
@@ -169,7 +174,7 @@ class ModelControl:
         if self._polling is not None:
             self._polling.cancel()
 
-    async def _store(self, name: str, request: LoadRequest) -> Path:
+    async def _store(self, name: str, request: LoadOverrides) -> Path:
         """A folder with the files of the request. Raises `RepositoryError`."""
         if not is_model_name(name):
             msg = f"failed to load '{name}': a model cannot be called that"
@@ -202,7 +207,7 @@ class ModelControl:
     async def _scan(
         self, name: str, root: Path | None = None, config: str | None = None
     ) -> ModelSource:
-        """The model in the folder. Raises `RepositoryError` where there is none."""
+        """The model in the folder. Raises `RepositoryError` if there is none."""
         scan = partial(self._repository.places.scan, name, config)
         if root is not None:
             scan = partial(scan_model, root, name, config, is_upload=True)
@@ -230,7 +235,7 @@ class ModelControl:
             problem = record.problem
         except (RepositoryError, OSError) as e:
             problem = record.reason = str(e)
-        except Exception as e:  # whatever is wrong with one keeps no other away
+        except Exception as e:  # what is wrong with one model stops no other
             logger.exception("model %s: unexpected", name)
             problem = record.reason = f"{type(e).__name__}: {e}; this is a bug"
         record.is_pending = False
@@ -257,6 +262,8 @@ class ModelControl:
         for name in sorted(known | set(sources)):
             source = sources.get(name)
             record = self._repository.get(name)
+            if self.mode is ControlMode.EXPLICIT and not (record and record.stamp):
+                continue  # nobody has asked for it
             stamp = source.stamp if source is not None else None
             before = record.stamp if record is not None else None
             if stamp == before:

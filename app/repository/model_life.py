@@ -49,7 +49,7 @@ class Event(Enum):
     REQUEST = "a request to what is not in memory"
     LOADED = "it is loaded and has warmed up"
     FAIL = "loading or warming up has failed"
-    CUT_OFF = "loading was cut off by the loss of its device"
+    CUT_OFF = "its device was lost, or memory was short, while it was loaded"
     NO_ROOM = "no memory is free for it at the start"
     EVICT = "it is idle, and its memory is needed"
     FAULT = "it was found at fault while it ran"

@@ -22,23 +22,21 @@ RETRY_SECONDS = 10.0
 
 class RepositoryError(Exception):
     """A load or unload that did not succeed; `found` is False for an unknown model,
-    `is_passing` says that the same may succeed now."""
+    `passing` is the code of what passes, so that the same may succeed soon."""
 
-    def __init__(
-        self, message: str, *, found: bool = True, is_passing: bool = False
-    ) -> None:
+    def __init__(self, message: str, *, found: bool = True, passing: str = "") -> None:
         super().__init__(message)
         self.found = found
-        self.is_passing = is_passing
+        self.passing = passing
 
 
 @dataclass(slots=True)
 class VersionRecord:
     """One version, loaded or not. `loaded` is what serves now, if anything does.
 
-    `reason` is what has gone wrong, if anything has; `is_passing` says that it is no
-    doing of the model's, which may be tried again at once. A version that is loaded on
-    demand keeps what it is loaded from in `source` and `config`.
+    `reason` is what has gone wrong, if anything has; `passing` is its code where it is
+    no doing of the model's, which may be tried again at once. A version that is loaded
+    on demand keeps what it is loaded from in `source` and `config`.
     """
 
     version: int
@@ -48,7 +46,7 @@ class VersionRecord:
     source: VersionSource | None = None
     config: ModelConfig = field(default_factory=ModelConfig)
     retry_at: float = 0.0
-    is_passing: bool = False
+    passing: str = ""
 
     @property
     def is_on_demand(self) -> bool:
@@ -67,18 +65,24 @@ class VersionRecord:
         return ON_DEMAND if self.state is State.ON_DEMAND else ""
 
     def on(
-        self, event: Event, *, loaded: LoadedModel | None = None, reason: str = ""
+        self,
+        event: Event,
+        *,
+        loaded: LoadedModel | None = None,
+        reason: str = "",
+        passing: str = "",
     ) -> LoadedModel | None:
         """Something has happened: do what the table of `model_life` says.
 
-        `loaded` is what was loaded, `reason` what went wrong. Returns what serves no
-        longer, to be drained and closed. A KeyError is a mistake of ours.
+        `loaded` is what was loaded, `reason` what went wrong, `passing` its code where
+        that passes. Returns what serves no longer, to be drained and closed. A KeyError
+        is a mistake of ours.
         """
         self.state, action = LIFE[self.state][event]
         if action is Action.LOAD:
-            return None  # whoever says so loads it, and then says how that went
+            return None  # the caller loads it, and then says how that went
         before, self.reason = self.loaded, reason
-        self.is_passing = event is Event.CUT_OFF
+        self.passing = passing
         if action is Action.KEEP:
             assert before is not None
             self.source, self.config = before.source, before.config
@@ -98,7 +102,7 @@ class ModelRecord:
     """Everything known about one model of the repository.
 
     `stamp` is what the folder held when it was last brought up; `is_pending` says that
-    nobody has looked into it yet.
+    it has not been read yet.
     """
 
     name: str
@@ -166,10 +170,10 @@ class ModelRecord:
         return "; ".join(f"version {r.version}: {r.reason}" for r in bad)
 
     @property
-    def is_passing(self) -> bool:
-        """Whether all that is wrong may be gone by now."""
-        bad = [r for r in self.versions.values() if r.reason]
-        return not self.reason and all(r.is_passing for r in bad)
+    def passing(self) -> str:
+        """The code of what is wrong if all of it may be gone by now, else empty."""
+        codes = [r.passing for r in self.versions.values() if r.reason]
+        return codes[0] if codes and all(codes) and not self.reason else ""
 
     def on_demand(self, version: str | None) -> VersionRecord | None:
         """The version that a request would have loaded first; None if there is none."""

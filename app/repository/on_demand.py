@@ -23,7 +23,8 @@ class OnDemandLoader:
         self._waiting: dict[int, int] = {}
 
     def offers(self, name: str, version: str | None = None) -> bool:
-        """Whether a request to a version (None: the default) would have it loaded."""
+        """Returns whether a request to a version (None: the default) would have it
+        loaded."""
         return self._entry(name, version) is not None
 
     async def ensure(self, name: str, version: str | None, patience: Patience) -> None:

@@ -1,4 +1,4 @@
-"""Where the models that are served lie: in one folder, and wherever somebody names.
+"""Where the models that are served lie: in one folder, and at named paths.
 
 popgate serve --model-repository models      what the folder holds
 popgate serve model.onnx                     one file, called `model`
@@ -60,7 +60,7 @@ class ModelPlaces:
         return sorted({*found, *self.named})
 
     def scan(self, name: str, override: str | None = None) -> ModelSource | None:
-        """The model as it lies there now; None where there is none. Raises OSError."""
+        """The model as it lies there now; None if there is none. Raises OSError."""
         if name in self.named:
             return scan_named(self.named[name], name, override)
         return scan_model(self.folder, name, override) if self.folder else None

@@ -55,7 +55,10 @@ from popef_io import Model, Reader
 
 @dataclass(frozen=True, slots=True)
 class VersionPreview:
-    """One version that would be served; `spec` is None where it would not."""
+    """One version that would be served; `spec` is None where it would not.
+
+    `is_scheduled`: its requests go by [sequence] or [responses], or it is a generator.
+    """
 
     version: int
     files: tuple[str, ...] = ()
@@ -63,6 +66,7 @@ class VersionPreview:
     memory: int = 0
     problem: str = ""
     notes: tuple[str, ...] = ()
+    is_scheduled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,8 @@ ALLOWED = "letters, digits and '_.,+-'"
 class _NoRunner:
     """In place of a `Runner`, where nothing is run. (No subclass: that is compiled.)"""
 
+    devices = ()
+
     def submit(self, *arguments: object, **options: object) -> Submitted:
         raise RunnerClosed("nothing is run here")
 
@@ -152,7 +158,7 @@ class _Previewer:
         return RepositoryPreview(models, tuple(problems))
 
     def _model(self, name: str) -> ModelPreview | None:
-        """The model of that name; None where there is none."""
+        """The model of that name; None if there is none."""
         if name in self._models:
             return self._models[name]
         source = scan_model(self._root, name)
@@ -202,19 +208,25 @@ class _Previewer:
                 with explained(f"{name}/{source.version}"):
                     return replace(preview, spec=self._ensemble(name, source, config))
             with explained(f"{name}/{source.version}"):
-                spec, memory = self._loadable(name, source, config)
-                notes = tuple(_needed(spec, config))
+                made, memory = self._loadable(name, source, config)
+                notes = tuple(_needed(made.visible, config))
                 if source.is_python:
                     notes += (f"{PYTHON_MODEL} is code, run with the server's rights",)
         except LoadError as e:
             text = str(e).replace(f"{self._root.resolve()}/", "")
             return replace(preview, problem=text)
-        return replace(preview, spec=spec, memory=memory, notes=notes)
+        return replace(
+            preview,
+            spec=made.visible,
+            memory=memory,
+            notes=notes,
+            is_scheduled=made.scheduler is not None,
+        )
 
     def _loadable(
         self, name: str, source: VersionSource, config: ModelConfig
-    ) -> tuple[ModelSpec, int]:
-        """What requests see, and what it takes. Raises anything."""
+    ) -> tuple[Assembled, int]:
+        """The version, and what it takes. Raises anything."""
         if source.problem:
             raise LoadError(source.problem)
         check_kind(source, config, allowed=self._allow_python)
@@ -233,7 +245,7 @@ class _Previewer:
         if memory is None:
             used = min(config.instances, len(config.devices) or self._devices)
             memory = used * sum(path.stat().st_size for path in files)
-        return made.visible, memory
+        return made, memory
 
     def _ensemble(
         self, name: str, source: VersionSource, config: ModelConfig
@@ -256,15 +268,14 @@ class _Previewer:
             spec = wanted[-1].spec
             assert spec is not None
             specs.append(spec)
-            assert member is not None
-            if member.config.sequence or member.config.responses:
+            if wanted[-1].is_scheduled:
                 raise LoadError(f"{label_of(number, step)}: {NO_PLACE}")
         with explained(f"{name}/{source.version}"):
             return assemble_ensemble(name, source, config, specs).spec
 
 
-def _python(name: str, source: VersionSource, config: ModelConfig) -> ModelSpec:
-    """What a model in Python takes and gives, which its code says: it is imported, and
+def _python(name: str, source: VersionSource, config: ModelConfig) -> Assembled:
+    """A model in Python, which its code describes: it is imported, and
     run if a warm-up says so, in a process of its own. Raises anything."""
     label = f"{name}/{source.version}"
     options = process_options(label, source, config)
@@ -275,14 +286,13 @@ def _python(name: str, source: VersionSource, config: ModelConfig) -> ModelSpec:
             described = describe_model(
                 model.interface, runner_config(alone, model.interface, {})
             )
-            made = assemble(name, source, config, described, _NoRunner(), {})
-            return made.visible
+            return assemble(name, source, config, described, _NoRunner(), {})
         settings = runner_config(alone, model.interface, {0: device})
         with ModelRunner(model, settings, name=label) as runner:
             made = assemble(name, source, config, runner, runner, {})
             sizes = config.preferred_batch_sizes
             warm_up(made.spec, runner, config.warmup, source.folder, sizes)
-            return made.visible
+            return made
 
 
 def _python_memory(source: VersionSource, config: ModelConfig) -> int:
@@ -302,7 +312,7 @@ def _warmed_up(
     """The version, which has run what it is told to run before it is ready.
 
     Whether it can shows only when it does: here, in a process of its own, which takes
-    no device from anybody. Raises anything.
+    no device from other processes. Raises anything.
     """
     device = DeviceManager("cpu:1").create_ipu_model_device(model)
     try:
@@ -346,7 +356,7 @@ def _placed(name: str, text: str, place: str = "") -> str:
 
 
 def _odd_entries(folder: Path) -> Iterator[str]:
-    """Notes on what lies in a model's folder and looks as if somebody meant it."""
+    """Notes on what lies in a model's folder and was probably meant for us."""
     try:
         entries = sorted(folder.iterdir())
     except OSError:  # there is none, or it is told elsewhere

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from app.config.model_config import ModelConfig, python_keys_set
 from app.repository.scan import PYTHON_MODEL, VersionSource
-from engine import Device, PythonModel, PythonOptions, read_python_model
+from app.spec import ModelSpec
+from engine import (
+    PYTHON_STEP,
+    CallSocket,
+    Device,
+    PythonModel,
+    PythonOptions,
+    read_python_model,
+)
 
 NOT_ALLOWED = (
     f"{PYTHON_MODEL} is Python code, which is run only where the server was started "
@@ -17,16 +27,27 @@ def check_kind(source: VersionSource, config: ModelConfig, *, allowed: bool) -> 
     model."""
     if not source.is_python:
         wrong = python_keys_set(config)
+        if source.declared.document.get("backend") == "python":
+            raise ValueError(f"config.pbtxt: backend python needs a {PYTHON_MODEL}")
         if wrong:
             msg = f"{wrong[0]} is for models in Python, and there is no {PYTHON_MODEL}"
             raise ValueError(msg)
         return
     if not allowed:
         raise ValueError(NOT_ALLOWED)
+    if source.declared.reshapes:
+        raise ValueError("config.pbtxt: reshape needs an .onnx file")
     if config.devices:
         raise ValueError("devices: a model in Python has processes of its own")
-    if config.sequence is not None or config.responses is not None:
-        raise ValueError("a model in Python has neither [sequence] nor [responses]")
+
+
+def is_generator(spec: ModelSpec, source: VersionSource, config: ModelConfig) -> bool:
+    """Whether it gives several responses. ValueError for options that it cannot have
+    then."""
+    found = source.is_python and PYTHON_STEP in spec.inputs_by_name
+    if found and (config.sequence is not None or config.responses is not None):
+        raise ValueError("a generator has neither [sequence] nor [responses]")
+    return found
 
 
 def process_options(
@@ -50,14 +71,18 @@ def read_model(
     config: ModelConfig,
     device: Device,
     timeout: float,
+    on_calls: Callable[[CallSocket], None] | None = None,
 ) -> PythonModel:
     """What it takes and gives, as `device`, which is its own, tells. Blocks; raises
-    what `engine.read_python_model` raises."""
+    what `engine.read_python_model` raises. `on_calls` takes its calls to others."""
     return read_python_model(
         device,
         source.files[0],
         name=label,
         parameters=config.parameters,
         requirements=config.requirements,
+        models=config.models,
+        on_calls=on_calls,
+        declared={**source.declared.document, "name": label.rpartition("/")[0]},
         timeout=timeout or None,
     )

@@ -39,8 +39,11 @@ ROOM_TIMEOUT = 30.0
 ROOM_TICK = 0.02
 
 
-class NoRoom(LoadError):
+class NoRoom(LoadCutOff):
     """There is no memory left for it now, because others use it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "model_memory_full")
 
 
 class ModelRepository:
@@ -98,6 +101,17 @@ class ModelRepository:
                 return entry.explanation or record.problem or record.absence
         return None
 
+    def without_replica(self) -> list[str]:
+        """The models that are ready and have no live replica at the moment."""
+        return [
+            record.name
+            for record in self.models()
+            if any(
+                isinstance(loaded.runner, ModelRunner) and not loaded.runner.serving
+                for loaded in record.serving.values()
+            )
+        ]
+
     def problems(self) -> dict[str, str]:
         """The models of which something failed to load, with the reasons."""
         return {r.name: r.problem for r in self.models() if r.problem}
@@ -116,6 +130,10 @@ class ModelRepository:
                     found[record.name] = record
                     names.append(record.name)
         return list(found.values())
+
+    def needs_of(self, name: str) -> list[str]:
+        """The models that one needs, as its options say."""
+        return self._ensembles.needs_of(name)
 
     # -- changing it
 
@@ -151,7 +169,7 @@ class ModelRepository:
             record.config = source.config
             changed = [v for v in source.versions if _is_new(record, v, source)]
             for version in source.versions:
-                if version not in changed:  # it serves, whatever has failed since
+                if version not in changed:  # it serves, even if later loads failed
                     record.versions[version.version].reason = ""
             later = [v for v in changed if lazily and not _is_loaded(record, v)]
             for version in changed:
@@ -231,7 +249,8 @@ class ModelRepository:
             if isinstance(result, NoRoom) and not make_room:
                 entry.on(Event.NO_ROOM)
             elif isinstance(result, LoadCutOff):
-                entry.on(Event.CUT_OFF, reason=why)
+                event = Event.CUT_OFF if result.at_once else Event.FAIL
+                entry.on(event, reason=why, passing=result.code)
             else:
                 entry.on(Event.FAIL, reason=why)
         return leaving
@@ -255,6 +274,8 @@ class ModelRepository:
         try:
             if config.ensemble is not None:
                 return await self._ensembles.load(record, source)
+            if config.models:
+                await self._ensembles.require(record.name, config.models)
             ready = partial(self._loader.is_prepared, source, config)
             if source.is_onnx and not await self._pool.run(ready):
                 # Elsewhere: models that take long to compile keep no other waiting.
@@ -269,7 +290,7 @@ class ModelRepository:
         except LoadError as e:
             self.budget.give(reserved)
             return e
-        except Exception as e:  # whatever is wrong with one keeps no other away
+        except Exception as e:  # what is wrong with one model stops no other
             self.budget.give(reserved)
             logger.exception("model %s/%s: unexpected", record.name, source.version)
             return LoadError(f"{type(e).__name__}: {e}; this is a bug")
@@ -278,7 +299,7 @@ class ModelRepository:
             blame = partial(self._blame, record, loaded)
 
             def on_failure(error: EngineError) -> None:
-                if _is_running(loop):  # before anybody asks for it again
+                if _is_running(loop):  # before the next request for it
                     blame(error)
                 else:
                     loop.call_soon_threadsafe(blame, error)
@@ -299,7 +320,7 @@ class ModelRepository:
         self, record: ModelRecord, loaded: LoadedModel, error: EngineError
     ) -> None:
         """A version that serves was found at fault: it is not served any more, until
-        somebody loads it again."""
+        it is loaded again."""
         for entry in record.versions.values():
             if entry.loaded is loaded:
                 logger.error("model %s/%s: %s", record.name, entry.version, error)
@@ -356,7 +377,8 @@ class ModelRepository:
         return found[1:] if found is not None else None
 
     def _is_pending(self, record: ModelRecord) -> bool:
-        """Whether requests to it, or to an ensemble that it is in, are under way."""
+        """Returns whether requests to it, or to an ensemble that it is in, are under
+        way."""
         return any(
             self._metrics.model(user.name, loaded.version).pending
             for user in (record, *self.users_of(record.name))
@@ -418,7 +440,7 @@ class ModelRepository:
 
 
 def _is_running(loop: asyncio.AbstractEventLoop) -> bool:
-    """Whether this is its thread, and it is at work."""
+    """Returns whether this is its thread, and it is at work."""
     try:
         return asyncio.get_running_loop() is loop
     except RuntimeError:
@@ -426,7 +448,7 @@ def _is_running(loop: asyncio.AbstractEventLoop) -> bool:
 
 
 def _without_root(text: str, places: ModelPlaces, version: VersionSource) -> str:
-    """A reason as everybody may see it: no path from outside the repository."""
+    """A reason as any client may see it: no path from outside the repository."""
     folders = [version.folder and version.folder.parent, places.folder]
     for folder in (*folders, *(file.parent for file in version.files)):
         if folder is not None:
@@ -440,7 +462,8 @@ def _is_loaded(record: ModelRecord, version: VersionSource) -> bool:
 
 
 def _is_new(record: ModelRecord, version: VersionSource, source: ModelSource) -> bool:
-    """Whether a version has to be loaded, or offered, for `source` to be served."""
+    """Returns whether a version has to be loaded, or offered, for `source` to be
+    served."""
     entry = record.versions.get(version.version)
     if entry is None or entry.loaded is None:
         return True

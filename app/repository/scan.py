@@ -10,7 +10,7 @@
     models/<name>/config.toml           alone, that of an ensemble of other models
 
 A model is found by listing the folder and comparing names; a name from a request never
-becomes part of a path. Whatever resolves to a place outside the folder (a symbolic
+becomes part of a path. What resolves to a place outside the folder (a symbolic
 link) is not served.
 """
 
@@ -19,13 +19,12 @@ from __future__ import annotations
 import logging
 import os
 import re
-import stat
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TypeAlias
 
+from app.config.file_stamps import Stamp, stamp_of
 from app.config.model_config import ModelConfig, ModelConfigError
 from app.config.model_files import INITIAL_STATE_FOLDER
 from app.config.model_options import ModelOptions, read_options
@@ -41,9 +40,6 @@ SUFFIXES = (".popef", ".onnx")
 SINGLE_FILE_VERSION = 1
 MAX_FILES = 10_000  # in one folder of a model
 MAX_PROBLEM = 2000  # characters of what is wrong with a model
-
-Stamp: TypeAlias = tuple[tuple[object, ...], ...]
-"""Names, sizes and times of files: what changes when they do."""
 
 # One path segment of a URL, and nothing that a shell, a URL or a label has to quote.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,+-]{0,199}")
@@ -97,12 +93,13 @@ class ModelSource:
 
 
 def is_model_name(name: str) -> bool:
-    """Whether a model may be called so: letters, digits, ``_ . , + -``, up to 200."""
+    """Returns whether a model may be called so: letters, digits, ``_ . , + -``, up to
+    200."""
     return _NAME.fullmatch(name) is not None
 
 
 def is_version(name: str) -> bool:
-    """Whether a folder of a model is a version of it: a whole number from 1."""
+    """Returns whether a folder of a model is a version of it: a whole number from 1."""
     return _VERSION.fullmatch(name) is not None
 
 
@@ -116,7 +113,7 @@ def scan_names(root: Path) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def _tell_skipped(root: Path, name: str) -> None:
-    """Said once, not whenever somebody asks what is in the folder."""
+    """Logged once, not each time the folder is read."""
     logger.warning(
         "%r is skipped: a model's name is letters, digits and any of '_.,+-', and "
         "begins with none of the last four",
@@ -135,10 +132,10 @@ def names_in(root: Path) -> tuple[list[str], list[str]]:
 def scan_model(
     root: Path, name: str, override: str | None = None, *, is_upload: bool = False
 ) -> ModelSource | None:
-    """The model of that name as it lies there now; None where there is none.
+    """The model of that name as it lies there now; None if there is none.
 
     `override` is a configuration in JSON that has the last word; `is_upload` says that
-    the files came with it. Whatever is wrong with the model is told in `problem`: one
+    the files came with it. What is wrong with the model is told in `problem`: one
     of them never keeps others from being found. Raises OSError if the folder cannot be
     listed.
     """
@@ -157,7 +154,7 @@ def scan_model(
 def scan_named(
     path: Path, name: str, override: str | None = None
 ) -> ModelSource | None:
-    """The model in one file, or in a folder, that somebody has named; None where it has
+    """The model in one file, or in a folder, named on the command line; None if it has
     gone. As `scan_model`; a folder need not have folders for its versions."""
     try:
         place = path.resolve(strict=True)
@@ -205,30 +202,21 @@ def _stamp_of(root: Path, entries: Iterable[Path]) -> Stamp:
             )
             if read and is_folder(inner):
                 paths += _listed(inner) if _is_inside(root, inner) else ()
-    return _stamp(paths)
-
-
-def _stamp(paths: Iterable[Path]) -> Stamp:
-    """What differs when one of the files has been replaced; cheap to find out."""
-    stamps: list[tuple[object, ...]] = []
-    for path in sorted(paths):
-        try:
-            found = path.stat()
-        except OSError as e:
-            stamps.append((str(path), e.errno))
-            continue
-        if not stat.S_ISDIR(found.st_mode):
-            stamps.append((str(path), found.st_ino, found.st_size, found.st_mtime_ns))
-    return tuple(stamps)
+    return stamp_of(paths)
 
 
 def _listed(folder: Path) -> list[Path]:
-    """What lies in a folder; hidden files are nobody's business yet."""
-    found = [p for p in folder.iterdir() if not p.name.startswith(".")]
+    """What lies in a folder; hidden files are not part of it yet."""
+    found = [p for p in folder.iterdir() if not _is_passed_over(p.name)]
     if len(found) > MAX_FILES:
         msg = f"the folder {folder.name} holds more than {MAX_FILES} files"
         raise ScanError(msg)
     return sorted(found)
+
+
+def _is_passed_over(name: str) -> bool:
+    """Returns whether it is nothing that anybody put there to be served."""
+    return name.startswith(".") or name == "__pycache__"
 
 
 def _is_inside(root: Path, path: Path) -> bool:
@@ -243,7 +231,8 @@ def _resolved(path: Path) -> Path:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether it can be seen to be one: a link may lead where nobody may look."""
+    """Returns whether it can be seen to be one: a link may lead where we may not
+    read."""
     try:
         return path.is_dir()
     except OSError:
@@ -252,7 +241,7 @@ def is_folder(path: Path) -> bool:
 
 def _name_of(entry: Path) -> str | None:
     """The model that an entry of the repository belongs to."""
-    if entry.name.startswith("."):
+    if _is_passed_over(entry.name):
         return None
     if entry.suffix in SUFFIXES and not is_folder(entry):
         return entry.stem
@@ -275,7 +264,7 @@ def _read_model(
         msg = f"there are several models of this name: {found}; keep one"
         raise ScanError(msg)
     if files:
-        stamp = _stamp(files)
+        stamp = stamp_of(files)
         versions = [VersionSource(SINGLE_FILE_VERSION, tuple(files), stamp=stamp)]
     if options.config.ensemble is not None:
         if files:
@@ -335,7 +324,7 @@ def _read_versions(
         stamp: Stamp = ()
         try:
             inside = _inside(root, entry)
-            stamp = _stamp(_listed(inside))
+            stamp = stamp_of(_listed(inside))
             files = _read_version(root, inside, options.filename)
             yield VersionSource(version, files, stamp=stamp)
         except ScanError as e:
@@ -358,7 +347,7 @@ def _read_unversioned(
     if not models:
         return []
     files = _read_version(root, inside, options.filename, "the folder")
-    return [VersionSource(SINGLE_FILE_VERSION, files, stamp=_stamp(models))]
+    return [VersionSource(SINGLE_FILE_VERSION, files, stamp=stamp_of(models))]
 
 
 def _read_version(

@@ -79,7 +79,7 @@ class Uploads:
             base.mkdir(parents=True, exist_ok=True)
             made = Path(tempfile.mkdtemp(prefix=_NEW, dir=base))
         except OSError as e:
-            # A cache that cannot be written to keeps nobody from loading.
+            # A cache that cannot be written to prevents no load.
             base = Path(tempfile.gettempdir()) / f"popgate-{os.getuid()}"
             base.mkdir(mode=0o700, exist_ok=True)
             made = Path(tempfile.mkdtemp(prefix=_NEW, dir=base))

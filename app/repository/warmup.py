@@ -2,7 +2,7 @@
 
 Every replica runs every batch size once (or what ``[warmup]`` says): ONNX Runtime
 allocates and chooses on the first run of a shape, and what cannot run at all shows
-before anybody depends on it. For threads; blocks.
+before requests depend on it. For threads; blocks.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ def _run_all(
     until: float,
     fill: int,
 ) -> bool:
-    """Whether anything was run. Raises `WarmupFailed` as soon as a run fails."""
+    """Returns whether anything was run. Raises `WarmupFailed` as soon as a run
+    fails."""
     budget = _Budget(until)
     ran = False
     try:
@@ -158,7 +159,7 @@ def _run_everywhere(runner: ModelRunner, run: _Run, until: float) -> None:
                     deadline=deadline,
                     replica_id=replica,
                     validate=True,
-                    # Nobody else has requests yet: a delay would be for nothing.
+                    # There are no other requests yet: a delay would be for nothing.
                     delayed=False,
                 )
                 for replica in range(len(runner.devices))

@@ -1,4 +1,4 @@
-"""One inference request, from its complete body to its answer, whoever brought it.
+"""One inference request, from its complete body to its answer, however it came in.
 
     received -> decoded -> admitted -> queued, running -> answered
         or: refused, failed, cancelled by its client, late
@@ -18,7 +18,7 @@ from functools import partial
 from time import monotonic_ns
 from typing import Protocol
 
-from app.codec.messages import Body, InferRequest, Response
+from app.codec.messages import Body, InferRequest, Response, lines_of
 from app.codec.model import DECODED_AT_ONCE, ModelCodec
 from app.errors import (
     ErrorResponse,
@@ -27,7 +27,10 @@ from app.errors import (
     ModelNotReady,
     row_of,
 )
+from app.observe.journal import Answered, Asked, Failed, Stamps
+from app.observe.request_ids import HEADER, new_ids, taken_id
 from app.observe.tracing import Timeline, Tracer
+from app.serving.keys import Key
 from app.serving.patience import header_timeout
 from app.serving.pending import NotOneResponse
 from app.serving.service import Service
@@ -59,14 +62,16 @@ class Call(ABC):
 
     `deadline` is a `time.monotonic()` time; `is_exact` says that the client asked for
     it, so that it should be kept to the millisecond. `arrived` is when the head of the
-    request came (`time.monotonic_ns()`), where somebody has looked. `response_complete`
-    and `disconnected` are uvicorn's words.
+    request came (`time.monotonic_ns()`), if it was measured. `key` is the one
+    that let it in, where keys are asked for. `response_complete` and `disconnected` are
+    uvicorn's words.
     """
 
     # Most requests leave most of this as it is.
     is_large: bool = False  # so that its decoding might take long
     arrived: int = 0
     entry: ModelEntry | None = None
+    key: Key | None = None
     is_pending: bool = False  # counted as begun, and not yet as ended
     deadline: float = 0.0
     is_exact: bool = False
@@ -76,8 +81,9 @@ class Call(ABC):
     _decoded: int = 0
     _request: InferRequest | None = None
     _preparing: asyncio.Task[None] | None = None
-    #: Of an answered request that may be traced, until it is sent.
-    _stamps: tuple[InferRequest, Submitted, int, int] | None = None
+    _entered: Key | None = None  # the key that counts it as in flight
+    #: Of an answered request that may be traced or logged, until it is sent.
+    _stamps: tuple[InferRequest, Submitted, Stamps] | None = None
 
     def __init__(
         self,
@@ -89,6 +95,10 @@ class Call(ABC):
         self.service = service
         self.path = path
         self.headers = headers
+        if HEADER in headers:
+            self.request_id = taken_id(headers[HEADER])
+        else:
+            self.request_id = next(new_ids)
         self.form = form
         self.body: Body = []
         # Not above: compiled code forgets the default of an attribute whose type is a
@@ -97,10 +107,14 @@ class Call(ABC):
 
     @abstractmethod
     def respond(self, response: Response | None) -> None:
-        """Write the answer; None where nobody reads it, or it cannot be made."""
+        """Write the answer; None if the client is gone, or it cannot be made."""
 
     def watch(self) -> None:  # noqa: B027 - most need not
         """The request takes long: see whether its client is still there."""
+
+    def client(self) -> str:
+        """The client's address; empty if it is unknown."""
+        return ""
 
     def count_body(self, size: int) -> None:  # noqa: B027
         """The body takes so many bytes more. Raises `TransferMemoryFull`."""
@@ -109,15 +123,17 @@ class Call(ABC):
 
     def begin(self) -> None:
         """The body is complete: decode it and queue the request."""
+        if self.key is not None and not self._enter(self.key):
+            return
         # Looked up now: the model may have been swapped while the body came.
         entry = self.service.models.paths.get(self.path)
+        if entry is not None:
+            self._began = monotonic_ns()
+            self._count(entry)
         if entry is None or self.is_large or b"content-encoding" in self.headers:
-            if entry is not None:
-                self._count(entry, monotonic_ns())
             loop = asyncio.get_running_loop()
             self._preparing = loop.create_task(self._prepare())
             return
-        self._count(entry, monotonic_ns())
         body, self.body = self.body, []
         try:
             if not entry.ready:
@@ -126,11 +142,20 @@ class Call(ABC):
         except Exception as error:
             self.fail(error)
 
-    def _count(self, entry: ModelEntry, began: int) -> None:
+    def _enter(self, key: Key) -> bool:
+        """Returns whether its key lets the request begin now; it is answered if not."""
+        try:
+            key.enter()
+        except Exception as error:
+            self.fail(error)
+            return False
+        self._entered = key
+        return True
+
+    def _count(self, entry: ModelEntry) -> None:
         entry.stats.pending += 1
         self.entry = entry
         self.is_pending = True
-        self._began = began
 
     async def _prepare(self) -> None:
         """`begin` where something has to be waited for first: a thread that inflates or
@@ -138,15 +163,19 @@ class Call(ABC):
         service, headers = self.service, self.headers
         body, self.body = self.body, []
         try:
+            began = self._began or monotonic_ns()
+            latest = began / _NS + service.latest(self.entry, headers)
             encoding = headers.get(b"content-encoding")
             if encoding is not None:
-                body = await service.inflate(encoding, body)
+                body = await service.inflate(encoding, body, latest)
                 self.count_body(sum(map(len, body)))
             entry = self.entry
             if entry is None:
                 entry, waited = await service.fetch(self.path, headers, body)
-                self._count(entry, monotonic_ns() - round(waited * _NS))
-            request = await self._decode(body)
+                self._began = monotonic_ns() - round(waited * _NS)
+                self._count(entry)
+                latest = self._began / _NS + service.latest(entry, headers)
+            request = await self._decode(body, latest)
             self._preparing = None
             if self.response_complete:
                 return
@@ -156,9 +185,9 @@ class Call(ABC):
         except Exception as error:
             self.fail(error)
 
-    async def _decode(self, body: Body) -> InferRequest:
+    async def _decode(self, body: Body, latest: float) -> InferRequest:
         """The request, decoded in a thread if that takes long; then once more where its
-        model was swapped meanwhile."""
+        model was swapped meanwhile. Raises DeadlineExceeded at the time `latest`."""
         decode = partial(self._decode_by, body)
         while True:
             entry = self.entry
@@ -171,7 +200,7 @@ class Call(ABC):
                 takes_long = sum(map(len, body)) > DECODED_AT_ONCE
             if not takes_long:
                 return decode(entry.codec)
-            request = await self.service.decode(decode, entry.codec)
+            request = await self.service.decode(decode, entry.codec, latest)
             now = self.service.models.paths.get(self.path)
             if now is None or now.runner is entry.runner:
                 return request
@@ -196,7 +225,7 @@ class Call(ABC):
         regions = entry.regions
         if regions is not None and (request.places or request.read_from):
             request.held = regions.hold(request.places, request.read_from)
-        timeout = self.service.timeout
+        timeout, most = self.service.timeout, entry.max_timeout
         wanted = request.timeout
         if wanted is None and b"x-request-timeout" in self.headers:
             wanted = header_timeout(self.headers)
@@ -207,9 +236,11 @@ class Call(ABC):
                 wanted = levels.get(request.priority, levels[0]) or wanted
         else:
             self.is_exact = True
-        # Nobody gets more than there is without asking, but for an operator's word.
-        longest = entry.max_timeout or max(timeout, entry.longest_timeout)
-        self.deadline = self._began / _NS + min(wanted, longest)
+            # No request gets more than there is without asking, unless allowed to.
+            most = most or max(timeout, entry.longest_timeout)
+        if most and wanted > most:
+            wanted = most
+        self.deadline = self._began / _NS + wanted
         self._decoded = monotonic_ns()
         submitted = self._submit(entry, request)
         if not submitted.done:
@@ -278,7 +309,8 @@ class Call(ABC):
             raise error.again() if isinstance(error, EngineError) else error
         outputs = submitted.outputs
         transfers = self.service.transfers
-        if transfers.is_full and sum(t.nbytes for t in outputs.values()) > SMALL:
+        is_full = transfers.held > transfers.limit
+        if is_full and sum(tensor.nbytes for tensor in outputs.values()) > SMALL:
             raise transfers.refusal()
         encoding = monotonic_ns()
         if form is None:
@@ -300,42 +332,93 @@ class Call(ABC):
         if request.held is not None:
             request.held.release()
         self.is_pending = False
+        journal, began = self.service.journal, self._began
+        stamps = (
+            self.request_id,
+            entry.stats,
+            self.arrived,
+            began,
+            self._decoded,
+            submitted.queue_ns,
+            submitted.compute_ns,
+            encoding,
+            ended,
+            request.rows,
+            submitted.batch_rows,
+            submitted.device_id,
+        )
+        journal.last.append(stamps)
+        if ended - began > journal.slow_ns:
+            journal.keep_slow(stamps)
         entry.stats.success(
-            ended - self._began,
+            ended - began,
             submitted.queue_ns,
             submitted.compute_ns,
             rows=request.rows,
             batch_rows=submitted.batch_rows,
-            input_ns=self._decoded - self._began,
+            input_ns=self._decoded - began,
             output_ns=ended - encoding,
         )
-        if entry.tracer is not None:
-            self._stamps = (request, submitted, encoding, ended)
+        if entry.tracer is not None or journal.samples:
+            self._stamps = (request, submitted, stamps)
 
     def fail(self, error: Exception) -> None:
         """Answer with an error, and count that."""
         if self.response_complete:
             raise error
-        response: Response | None = None
         try:
             self._end(row_of(error).reason)
         finally:
-            try:
-                answer = ErrorResponse.of(error)
-                response = Response(answer.status, answer.headers, [answer.body])
-            finally:
-                self.respond(response)
+            response = self._respond_with(error)
+        self.log_failed(error, response.status)
+
+    def _respond_with(self, error: Exception) -> Response:
+        try:
+            answer = ErrorResponse.of(error, self.request_id)
+            response = Response(answer.status, lines_of(answer.headers), [answer.body])
+        except BaseException:  # there is no memory for the words, say
+            self.respond(None)
+            raise
+        self.respond(response)
+        return response
+
+    def log_failed(self, error: BaseException, status: int) -> None:
+        """Keep, and log, how the request has failed: it has been answered."""
+        entry = self.entry
+        ended = monotonic_ns()
+        since = self.arrived or self._began
+        failed = Failed(
+            self.asked(),
+            None if entry is None else entry.stats,
+            status,
+            row_of(error).code,
+            str(error),
+            ended,
+            (ended - since) / _NS if since else 0.0,
+        )
+        self.service.journal.fail(failed)
+
+    def asked(self) -> Asked:
+        """The client and what it asked for."""
+        trace = self.headers.get(b"traceparent", b"")
+        key = "" if self.key is None else self.key.config.name
+        return Asked(self.request_id, "POST", self.path, self.client(), trace, key)
 
     def _forget(self) -> None:
-        """Nobody is there to be answered."""
+        """The client is gone."""
         if self.response_complete:
             return
         self._end(FailureReason.CANCELED)
         self.respond(None)
+        gone = Cancelled("the client has disconnected")
+        self.log_failed(gone, row_of(gone).status)
 
     def _end(self, failure: FailureReason = FailureReason.OTHER) -> None:
-        """Let go of everything; whatever is not counted yet has failed."""
+        """Let go of everything; what is not counted yet has failed."""
         self.response_complete = True
+        if self._entered is not None:
+            self._entered.leave()
+            self._entered = None
         entry, request = self.entry, self._request
         # Requests in flight lead back here, and their outputs are large.
         self._request = self.submitted = self._preparing = None
@@ -350,15 +433,17 @@ class Call(ABC):
             entry.stats.failure(failure, monotonic_ns() - self._began)
 
     def sent(self) -> None:
-        """The answer has been handed to the connection: trace it, if it is in the
-        sample. Does nothing the second time.
+        """The answer has been handed to the connection: trace it and log it, if it is
+        in the sample. Does nothing the second time.
         """
         stamps, self._stamps = self._stamps, None
         entry = self.entry
-        if stamps is None or entry is None or entry.tracer is None:
+        if stamps is None or entry is None:
             return
-        if entry.tracer.wants():
+        if entry.tracer is not None and entry.tracer.wants():
             self._trace(entry, entry.tracer, *stamps)
+        if self.service.journal.samples:
+            self.service.journal.log_answered(self.asked(), Answered._make(stamps[2]))
 
     def _trace(
         self,
@@ -366,9 +451,9 @@ class Call(ABC):
         tracer: Tracer,
         request: InferRequest,
         submitted: Submitted,
-        encoding: int,
-        ended: int,
+        stamps: Stamps,
     ) -> None:
+        encoding, ended = stamps[7], stamps[8]
         # Durations of the device, laid on the gateway's clock.
         started = min(self._decoded + submitted.queue_ns, encoding)
         timeline = Timeline(
@@ -381,7 +466,8 @@ class Call(ABC):
             sent=monotonic_ns(),
         )
         model = (entry.spec.name, entry.spec.version)
-        tracer.record(model, request.id, timeline, request.inputs, submitted.outputs)
+        shown = request.id or self.request_id.decode()
+        tracer.record(model, shown, timeline, request.inputs, submitted.outputs)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.path} {self.submitted!r}>"

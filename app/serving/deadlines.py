@@ -1,10 +1,10 @@
-"""The deadlines of all requests of a gateway, whoever brought them and runs them.
+"""The deadlines of all requests of a gateway, however they came and wherever they run.
 
 One sweep looks at the calls in flight: it gives up those that are late, and has those
 that have waited for a whole period watched for their client. Deadlines that clients
 asked for are kept to the millisecond: one that passes before the next look gets a timer
 of its own. The device drops late requests before it runs them
-(`engine/worker/replica.py`) and ends runs that nobody waits for
+(`engine/worker/replica.py`) and ends runs whose requests are all cancelled
 (`engine/worker/cancellation.py`); nothing else in the gateway enforces a deadline.
 """
 
@@ -15,7 +15,7 @@ import time
 from typing import Protocol
 
 # Seconds between two looks. Answers that come sooner cost nothing; a client that goes
-# away is noticed after one to two of these, where nobody else tells.
+# away is noticed after one to two of these, if nothing else tells.
 SWEEP = 0.05
 
 
@@ -47,9 +47,10 @@ class Deadlines:
     def add(self, call: Expiring) -> None:
         """From now on until it is taken out of `calls`, its deadline is kept."""
         self.calls[call] = False
-        loop = asyncio.get_running_loop()
-        if self._timer is None or self._loop is not loop:
-            self._loop = loop
+        loop = self._loop
+        # To ask which loop runs takes a call to the system.
+        if self._timer is None or loop is None or not loop.is_running():
+            self._loop = loop = asyncio.get_running_loop()
             self._timer = loop.call_later(SWEEP, self._sweep, loop)
         if call.is_exact:
             self._keep_exactly(call, loop, time.monotonic())

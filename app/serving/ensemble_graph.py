@@ -202,7 +202,7 @@ def _step(
     inputs = tuple(
         (n, config.inputs.get(n, n))
         for n in spec.inputs_by_name
-        # What may be left out is, unless somebody means it.
+        # What may be left out is left out, unless it was given.
         if n not in spec.defaults or n in config.inputs or n in ensemble.inputs
     )
     outputs = tuple(config.outputs.items()) or tuple(
@@ -271,9 +271,9 @@ def _from_outside(taken: _Known, declared: DeclaredTensors) -> _Known | None:
 
 
 def _joined(tensor: str, known: _Known, taken: _Known) -> tuple[int, ...] | None:
-    """The shape that suits both who gives a tensor and who takes it, as it is given.
+    """The shape that suits both the giver of a tensor and its taker, as it is given.
 
-    Raises ValueError where there is none.
+    Raises ValueError if there is none.
     """
     if known.spec.datatype != taken.spec.datatype:
         msg = (
@@ -359,7 +359,7 @@ def _outputs(
 
 
 def _linked(steps: Sequence[Step], producers: dict[str, int]) -> tuple[Step, ...]:
-    """The steps with who waits for whom; ValueError where that goes round."""
+    """The steps, each with those it waits for; ValueError where that goes round."""
     needs = [
         {producers[tensor] for _, tensor in step.inputs if tensor in producers}
         for step in steps

@@ -3,7 +3,7 @@
 Tensors between steps are what the engine gives: bytes in the gateway's memory, copied
 from one device's slot and into the next. A step starts as soon as what it takes is
 there, so steps that do not need each other run at the same time, and each is batched
-with whatever else its model has to do. Everything here belongs to the event loop.
+with its model's other requests. Everything here belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from app.codec import InferRequest
 from app.codec.remember import remember
@@ -41,6 +41,8 @@ from engine import (
     RunnerClosed,
     Tensor,
 )
+
+E = TypeVar("E", bound=Exception)
 
 _DRAIN_TICK = 0.01  # seconds
 
@@ -322,7 +324,7 @@ class EnsembleRequest(Pending):
                 self._start(number)
 
     def withdraw(self) -> None:
-        """It was never there: nobody is told how it ends."""
+        """As if it had never been: its end is not reported."""
         self.on_done = None
         self.resolve(Cancelled("it could not be started"))
 
@@ -335,7 +337,7 @@ class EnsembleRequest(Pending):
                 self._fetch(number)
             else:
                 self._submit(number, entry)
-        except Exception as error:  # else nobody would end the request
+        except Exception as error:  # else the request would never end
             self._fail(number, error)
 
     def _submit(self, number: int, entry: ModelEntry) -> None:
@@ -347,7 +349,7 @@ class EnsembleRequest(Pending):
             own: _with_rank(tensors[name], spec.inputs_by_name[own].shape, spec)
             for own, name in step.inputs
         }
-        rows = _check(spec, feed)
+        rows = checked_rows(spec, feed)
         for name in spec.defaults:
             if name not in feed and name in spec.inputs_by_name:
                 feed[name] = spec.default(name, rows)
@@ -384,6 +386,7 @@ class EnsembleRequest(Pending):
             return
         queue_ns, compute_ns = submitted.queue_ns, submitted.compute_ns
         self.batch_rows = submitted.batch_rows
+        self.device_id = submitted.device_id
         entry.stats.success(
             took, queue_ns, compute_ns, rows=rows, batch_rows=self.batch_rows
         )
@@ -438,7 +441,7 @@ class EnsembleRequest(Pending):
     async def _fetched(self, number: int) -> None:
         try:
             await self._runner.fetch(number, self.deadline)
-        except Exception as error:  # else nobody would end the request
+        except Exception as error:  # else the request would never end
             self._fail(number, error)
             return
         self._start(number)
@@ -465,7 +468,7 @@ class EnsembleRequest(Pending):
             self.tell()
 
 
-def named(error: Exception, label: str) -> Exception:
+def named(error: E, label: str) -> E:
     """The same error, saying where; errors may be shared, so it is another object."""
     copy = type(error).__new__(type(error))
     copy.__dict__.update(error.__dict__)
@@ -526,7 +529,7 @@ def _reshaped(
     return Tensor(tensor.data_type, (*rows, *dims), tensor.parts, tensor.nbytes)
 
 
-def _check(spec: ModelSpec, feed: Mapping[str, Tensor]) -> int:
+def checked_rows(spec: ModelSpec, feed: Mapping[str, Tensor]) -> int:
     """The rows of a step's inputs, which must fit its model. Raises InvalidTensor."""
     rows = -1
     for item in spec.inputs:

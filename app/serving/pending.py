@@ -15,11 +15,12 @@ class NotOneResponse(InvalidInput):
 
 
 class Pending:
-    """What somebody waits for; resolved exactly once, in the event loop's thread.
+    """A pending result; resolved exactly once, in the event loop's thread.
 
     `outputs` are set where `error` is None. `queue_ns` and `compute_ns` are the times
-    of all that was run for it, `batch_rows` the rows of a batch that it was in. A
-    subclass says what giving it up means (`give_up`), and calls `resolve`.
+    of all that was run for it, `batch_rows` the rows of a batch that it was in, and
+    `device_id` where. A subclass says what giving it up means (`give_up`), and calls
+    `resolve`.
     """
 
     done: bool = False
@@ -28,6 +29,7 @@ class Pending:
     queue_ns: int = 0
     compute_ns: int = 0
     batch_rows: int = 0
+    device_id: str = ""
 
     def __init__(
         self,
@@ -58,8 +60,8 @@ class Pending:
             self.tell()
 
     def tell(self) -> None:
-        """Tell who waits for it, once."""
-        # Who waits leads back here: nothing may wait for the garbage collector.
+        """Call back, once."""
+        # The callback leads back here: nothing may wait for the garbage collector.
         on_done, self.on_done = self.on_done, None
         if on_done is not None:
             on_done(self)

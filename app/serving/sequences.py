@@ -56,7 +56,7 @@ class SequenceRequest(Pending):
             self.inner.abandon(error)  # which resolves this one, too
 
 
-class Sequence:
+class LiveSequence:
     """One live sequence: its state, who runs, who waits."""
 
     __slots__ = (
@@ -92,7 +92,7 @@ class Sequence:
         return self.running is not None or bool(self.waiting)
 
     def __repr__(self) -> str:
-        return f"<Sequence {self.id!r}, {len(self.waiting)} waiting>"
+        return f"<LiveSequence {self.id!r}, {len(self.waiting)} waiting>"
 
 
 class SequenceScheduler:
@@ -118,7 +118,7 @@ class SequenceScheduler:
         self._states = States(spec, config.state, folder, model_folder)
         #: Sequences that may run beside those that do; None: any number.
         self._slots = config.max_active * instances if config.max_active else None
-        self._without_slot: deque[Sequence] = deque()
+        self._without_slot: deque[LiveSequence] = deque()
         self._is_admitting = False
         self._controls = {
             role: Control(spec, name, f"sequence.{role}")
@@ -127,7 +127,7 @@ class SequenceScheduler:
         hidden = {c.name for c in self._controls.values()}
         hidden |= self._states.initial.keys()
         self.visible = spec.without(hidden, self._states.outputs)
-        self._sequences: OrderedDict[SequenceId, Sequence] = OrderedDict()
+        self._sequences: OrderedDict[SequenceId, LiveSequence] = OrderedDict()
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -171,8 +171,9 @@ class SequenceScheduler:
             self._start(sequence, mine)
         return mine
 
-    def _take_slot(self, sequence: Sequence) -> bool:
-        """Whether a sequence may run; one that may not waits for those that do."""
+    def _take_slot(self, sequence: LiveSequence) -> bool:
+        """Returns whether a sequence may run; one that may not waits for those that
+        do."""
         if sequence.has_slot:
             return True
         if self._slots is None or self._slots > 0:
@@ -184,7 +185,7 @@ class SequenceScheduler:
         self._touch(sequence)
         return False
 
-    def _drop(self, sequence: Sequence) -> None:
+    def _drop(self, sequence: LiveSequence) -> None:
         """Forgets a sequence that has ended; the one that waits the longest may run."""
         if self._sequences.get(sequence.id) is sequence:
             del self._sequences[sequence.id]
@@ -206,7 +207,7 @@ class SequenceScheduler:
         finally:
             self._is_admitting = False
 
-    def _start(self, sequence: Sequence, mine: SequenceRequest) -> None:
+    def _start(self, sequence: LiveSequence, mine: SequenceRequest) -> None:
         """Runs a request at once. If it is refused, it was never there."""
         was_open, sequence.is_open = sequence.is_open, not mine.end
         self._touch(sequence)
@@ -218,7 +219,7 @@ class SequenceScheduler:
                 self._drop(sequence)
             raise
 
-    def _sequence(self, value: object, *, start: bool) -> Sequence:
+    def _sequence(self, value: object, *, start: bool) -> LiveSequence:
         """The sequence that a request belongs to; a new one if it starts one."""
         model = self.visible.name
         identifier = _identifier(value)
@@ -246,7 +247,7 @@ class SequenceScheduler:
                 controls[control.name] = _id_tensor(control, identifier)
             elif role == "ready":
                 controls[control.name] = control.flag(on=True)
-        return Sequence(identifier, controls)
+        return LiveSequence(identifier, controls)
 
     def _not_begun(self, identifier: SequenceId) -> InvalidRequest:
         return InvalidRequest(
@@ -255,7 +256,7 @@ class SequenceScheduler:
             f"of the sequence"
         )
 
-    def _touch(self, sequence: Sequence) -> None:
+    def _touch(self, sequence: LiveSequence) -> None:
         """Makes it the one that was used last."""
         loop = asyncio.get_running_loop()
         sequence.last_used = loop.time()
@@ -265,7 +266,7 @@ class SequenceScheduler:
 
     # -- running
 
-    def _run(self, sequence: Sequence, mine: SequenceRequest) -> None:
+    def _run(self, sequence: LiveSequence, mine: SequenceRequest) -> None:
         """Hands a request to the runner. Raises what that raises."""
         before = sequence.state
         if mine.start:
@@ -290,7 +291,7 @@ class SequenceScheduler:
             raise
 
     def _done(
-        self, sequence: Sequence, mine: SequenceRequest, inner: Submitted
+        self, sequence: LiveSequence, mine: SequenceRequest, inner: Submitted
     ) -> None:
         sequence.running = None
         error: Exception | None = inner.error
@@ -301,15 +302,16 @@ class SequenceScheduler:
                 mine.outputs = outputs
                 mine.queue_ns, mine.compute_ns = inner.queue_ns, inner.compute_ns
                 mine.batch_rows = inner.batch_rows
+                mine.device_id = inner.device_id
         except Exception as raised:
             error = raised
-        # Each of these, whatever the one before it raises: others wait behind it.
+        # Each of these, even if the one before it raises: others wait behind it.
         with contextlib.ExitStack() as steps:
             steps.callback(self._run_next, sequence)
             steps.callback(mine.resolve, error)
             steps.callback(self._settle, sequence, mine)
 
-    def _settle(self, sequence: Sequence, mine: SequenceRequest) -> None:
+    def _settle(self, sequence: LiveSequence, mine: SequenceRequest) -> None:
         """What a request that has ended, well or not, means for its sequence."""
         if mine.end:
             sequence.state = {}
@@ -318,14 +320,14 @@ class SequenceScheduler:
         else:
             self._drop(sequence)
 
-    def _run_next(self, sequence: Sequence) -> None:
+    def _run_next(self, sequence: LiveSequence) -> None:
         if sequence.is_draining:
             return  # a request that was done at once has come back here
         sequence.is_draining = True
         try:
             while sequence.waiting and sequence.running is None:
                 mine = sequence.waiting.popleft()
-                if not mine.done:  # nobody has given it up while it waited
+                if not mine.done:  # it was not cancelled while it waited
                     try:
                         if not (mine.start or sequence.is_begun):
                             raise self._not_begun(sequence.id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TypeVar
 
@@ -14,14 +14,16 @@ from app.codec.messages import Body
 from app.codec.model import ModelCodec
 from app.codec.preamble import read_preamble
 from app.errors import UnknownModel
+from app.observe.journal import Journal
 from app.serving.deadlines import Deadlines
 from app.serving.patience import Patience, header_timeout
 from app.serving.table import ModelEntry, ModelTable
 from app.serving.transfer_memory import TransferMemory
+from engine import DeadlineExceeded
 
 T = TypeVar("T")
 
-# The longest a request takes where nobody says otherwise, in seconds.
+# The longest a request takes unless something says otherwise, in seconds.
 DEFAULT_TIMEOUT = 60.0
 
 
@@ -31,7 +33,8 @@ class Service:
     `timeout` (seconds) holds for requests that state none: neither by the request
     parameter ``timeout`` (microseconds) nor by the header ``X-Request-Timeout``
     (seconds), and whose model has none either. `transfers` bounds what bodies and
-    answers take together. Belongs to the event loop's thread.
+    answers take together; `journal` keeps what became of the last requests. Belongs to
+    the event loop's thread.
     """
 
     def __init__(
@@ -40,25 +43,32 @@ class Service:
         *,
         timeout: float = DEFAULT_TIMEOUT,
         transfers: TransferMemory | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self.models = models
         self.limits = models.limits
         self.timeout = timeout
         self.transfers = transfers or TransferMemory()
+        self.journal = journal or Journal()
         self.deadlines = Deadlines()
         # One: with several, the event loop would have its turn less often.
         self._decoding = DaemonPool(1, "popgate-decode")
         self._inflating = DaemonPool(2, "popgate-inflate")
 
-    async def inflate(self, encoding: bytes, body: Body) -> Body:
-        """A compressed body as it was; raises what `app.codec.compression` raises."""
+    async def inflate(self, encoding: bytes, body: Body, deadline: float) -> Body:
+        """A compressed body as it was; raises what `app.codec.compression` raises, and
+        DeadlineExceeded at `deadline`, a `time.monotonic()` time."""
         # As many at a time as there are threads: what comes out is counted after.
         limit = self.limits.max_body_bytes
-        return await self._inflating.run(partial(inflate, encoding, body, limit))
+        inflated = self._inflating.run(partial(inflate, encoding, body, limit))
+        return await _until(deadline, inflated)
 
-    async def decode(self, decode: Callable[[ModelCodec], T], codec: ModelCodec) -> T:
-        """What `decode` makes, in the thread that does so for all."""
-        return await self._decoding.run(partial(decode, codec))
+    async def decode(
+        self, decode: Callable[[ModelCodec], T], codec: ModelCodec, deadline: float
+    ) -> T:
+        """What `decode` makes, in the thread that does so for all. Raises
+        DeadlineExceeded at `deadline`, a `time.monotonic()` time."""
+        return await _until(deadline, self._decoding.run(partial(decode, codec)))
 
     async def fetch(
         self, path: str, headers: Mapping[bytes, bytes], body: Body
@@ -70,13 +80,14 @@ class Service:
         began = time.monotonic()
         if self.models.offers(path):
             get = headers.get
-            stated = await asyncio.to_thread(
+            read = asyncio.to_thread(
                 read_preamble,
                 get(b"content-type"),
                 get(b"inference-header-content-length"),
                 body,
                 self.limits,
             )
+            stated = await _until(began + self.latest(None, headers), read)
             asked = stated.timeout
             if asked is None:
                 asked = header_timeout(headers)
@@ -86,5 +97,23 @@ class Service:
                 return entry, time.monotonic() - began
         raise self.models.missing(path) or UnknownModel(path)
 
+    def latest(self, entry: ModelEntry | None, headers: Mapping[bytes, bytes]) -> float:
+        """Seconds that a request to `entry` may take at most, as far as is known before
+        its body has been decoded; None is a model that is not in memory."""
+        longest = self.timeout
+        if entry is not None:
+            longest = entry.max_timeout or max(longest, entry.longest_timeout)
+        asked = header_timeout(headers)
+        return longest if asked is None else min(asked, longest)
+
     def __repr__(self) -> str:
         return f"<Service {self.models!r} {len(self.deadlines)} in flight>"
+
+
+async def _until(deadline: float, result: Awaitable[T]) -> T:
+    """`result`, given up at `deadline`; what a thread has begun goes on to its end."""
+    try:
+        async with asyncio.timeout(deadline - time.monotonic()):
+            return await result
+    except TimeoutError:
+        raise DeadlineExceeded from None

@@ -52,7 +52,7 @@ class StepRun(Pending):
         self.on_response = on_response
 
     def proceed(self) -> None:
-        """The response has been taken: whatever comes next may come."""
+        """The response has been taken: the next may come."""
         go_on, self.go_on = self.go_on, None
         if go_on is not None and not self.done:
             go_on()
@@ -169,17 +169,22 @@ class StepScheduler:
     def _run(self, run: StepRun) -> None:
         if self._step is not None:
             run.inputs[self._step.name] = self._step.tensor(run.step)
-        run.inner = self._runner.submit(
+        run.inner = self._submit(run, lambda inner: self._stepped(run, inner))
+
+    def _submit(self, run: StepRun, on_done: Callable[[Submitted], None]) -> Submitted:
+        """Raises what the runner raises."""
+        return self._runner.submit(
             run.inputs,
             deadline=run.deadline,
             priority=run.priority,
-            on_done=lambda inner: self._stepped(run, inner),
+            on_done=on_done,
         )
 
     def _stepped(self, run: StepRun, inner: Submitted) -> None:
         run.queue_ns += inner.queue_ns
         run.compute_ns += inner.compute_ns
         run.batch_rows = max(run.batch_rows, inner.batch_rows)
+        run.device_id = inner.device_id
         if inner.error is not None or run.done:
             run.resolve(inner.error)
             return
@@ -197,7 +202,7 @@ class StepScheduler:
         self._deliver(run, outputs)
 
     def _deliver(self, run: StepRun, outputs: _Outputs) -> None:
-        """Whatever is raised here ends the run: nobody else would."""
+        """What is raised here ends the run: nothing else would."""
         try:
             self._respond(run, outputs)
         except Exception as error:
@@ -209,9 +214,9 @@ class StepScheduler:
         if text:
             run.resolve(ExecutionFailed(text))
             return
-        more = bool(config.more) and _is_true(outputs[config.more])
+        more = bool(config.more) and is_true(outputs[config.more])
         run.go_on = (lambda: self._next(run)) if more else run.resolve
-        if config.emit and not _is_true(outputs[config.emit]):
+        if config.emit and not is_true(outputs[config.emit]):
             run.proceed()
             return
         run.responses += 1
@@ -265,7 +270,7 @@ def _check_output(spec: ModelSpec, name: str, role: str, datatype: str) -> None:
         raise ValueError(msg)
 
 
-def _is_true(tensor: Tensor) -> bool:
+def is_true(tensor: Tensor) -> bool:
     return bool(tensor.numpy().reshape(-1).any())
 
 

@@ -60,6 +60,8 @@ class Submitted(Protocol):
     def compute_ns(self) -> int: ...
     @property
     def batch_rows(self) -> int: ...
+    @property
+    def device_id(self) -> str: ...
     def abandon(self, error: EngineError) -> None: ...
 
 
@@ -87,7 +89,7 @@ class Absent(Protocol):
         """Why it is not served; None if there is no such model."""
 
     def offers(self, name: str, version: str | None) -> bool:
-        """Whether a request to it would have it loaded."""
+        """Returns whether a request to it would have it loaded."""
 
     async def ensure(self, name: str, version: str | None, patience: Patience) -> None:
         """Returns when it is loaded, or cannot be; raises when time is over."""
@@ -256,7 +258,7 @@ class ModelTable:
         ]
 
     def offers(self, path: str) -> bool:
-        """Whether what is missing at `path` would be loaded on demand."""
+        """Returns whether what is missing at `path` would be loaded on demand."""
         target = model_of(path)
         return target is not None and self._absent.offers(*target)
 

@@ -49,7 +49,7 @@ class TransferMemory:
         return self.held > self.limit
 
     def refusal(self) -> TransferMemoryFull:
-        """What somebody is told for whom there is no room."""
+        """What a client is told for whose body there is no room."""
         return TransferMemoryFull(self.limit)
 
     def __repr__(self) -> str:

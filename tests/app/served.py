@@ -77,6 +77,7 @@ class ServedGateway:
         repository: Path | None,
         *options: str,
         pool: str | None = None,
+        cwd: Path | str = ROOT,
         **variables: str,
     ) -> None:
         self.pool = pool or f"test-app-{os.getpid()}-{next(_NUMBERS)}"
@@ -87,7 +88,7 @@ class ServedGateway:
             command += ["--port", "0"]
         self.process = subprocess.Popen(
             [*command, *options],
-            cwd=ROOT,
+            cwd=cwd,
             env={**os.environ, "POPGATE_POOL": self.pool, **variables},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -139,6 +140,7 @@ class ServedGateway:
                 return response
             assert time.monotonic() < end, f"{path}: {response.text}\n{self.output}"
             assert self.process.poll() is None, self.output
+            threading.Event().wait(0.01)  # the server needs the core more
 
     def infer(self, name: str, **inputs: Any) -> Any:
         """The outputs of a request in JSON, by name, as flat lists."""

@@ -42,6 +42,7 @@ def answer(error: BaseException) -> tuple[int, dict[str, str], dict[bytes, bytes
         ("InvalidInput", 400, "invalid_input"),
         ("UnknownAnchor", 400, "invalid_input"),
         ("ExecutionFailed", 500, "execution_failed"),
+        ("OutOfMemory", 503, "out_of_memory"),
     ],
 )
 def test_table(name: str, status: int, code: str) -> None:
@@ -58,6 +59,14 @@ def test_every_error_of_the_engine_has_a_row_of_its_kind() -> None:
         if kind not in (EngineError, EngineBug):
             assert row.code != "internal_error", kind
         assert 400 <= row.status < 600
+
+
+@pytest.mark.parametrize("error", [MemoryError(), engine.errors.OutOfMemory("why")])
+def test_a_lack_of_memory_passes(error: Exception) -> None:
+    status, body, headers = answer(error)
+    assert (status, body["code"]) == (503, "out_of_memory")
+    assert "memory" in body["error"] or body["error"] == "why"
+    assert headers[b"retry-after"] == b"1"
 
 
 def test_unknown_model() -> None:

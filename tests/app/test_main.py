@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -19,16 +20,21 @@ from app.gateway import Gateway
 from app.http.front import InferFront
 from app.main import create_app
 from app.settings import Settings
+from tests.app.served import add
 from tests.engine import models
+from tests.support import FOR_EVER
 
 BODY = {"inputs": {"input": [[1.0, 2.0, 3.0, 4.0]]}}
 DEVICES = "cpu:41-41"
 
 
 @asynccontextmanager
-async def started(repository: Path) -> AsyncIterator[tuple[InferFront, FastAPI]]:
+async def started(
+    repository: Path, **options: Any
+) -> AsyncIterator[tuple[InferFront, FastAPI]]:
     """An application whose models are loaded, and what stands behind its front."""
-    gateway = Gateway(Settings(model_repository=repository, devices=DEVICES))
+    settings = Settings(model_repository=repository, devices=DEVICES, **options)
+    gateway = Gateway(settings)
     front = create_app(gateway=gateway)
     api = front.fallback
     assert isinstance(api, FastAPI)
@@ -70,6 +76,44 @@ def test_with_and_without_the_front(tmp_path: Path) -> None:
                     missing = await client.post("/v1/models/x/infer", json=BODY)
                     assert missing.status_code == 404
                     assert missing.json()["code"] == "unknown_model"
+
+    asyncio.run(ask())
+
+
+def test_a_load_that_finds_no_room_may_be_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is in use keeps its memory; the load waits for it and then says so."""
+    monkeypatch.setattr("app.repository.repository.ROOM_TIMEOUT", 0.0)
+    add(tmp_path, "slow", models.slow, config="memory = 1")
+    add(tmp_path, "other", config="memory = 1")
+    options = {"model_memory": 1, "lazy": True}
+
+    async def ask() -> None:
+        async with started(tmp_path, **options) as (front, _), client_of(front) as http:
+            assert (await http.post("/v1/models/slow/load")).status_code == 200
+            body = {"inputs": {"count": FOR_EVER}}
+            busy = asyncio.create_task(http.post("/v1/models/slow/infer", json=body))
+            shown = 'popgate_requests_in_flight{model="slow",version="1"} 1'
+            while shown not in (await http.get("/metrics")).text:
+                assert not busy.done()
+            answer = await http.post("/v1/models/other/load")
+            assert (answer.status_code, answer.json()["code"]) == (
+                503,
+                "model_memory_full",
+            )
+            assert answer.headers["retry-after"] == "1"
+            assert "models in use have 1 B of 1 B" in answer.json()["error"]
+            answer = await http.post("/v2/repository/models/other/load", json={})
+            assert answer.status_code == 503
+            busy.cancel()
+            while True:  # the next load waits no longer than this one
+                answer = await http.post("/v1/models/other/load")
+                if answer.status_code == 200:
+                    break
+                assert answer.json()["code"] == "model_memory_full"
+            answer = await http.post("/v1/models/other/infer", json=BODY)
+            assert answer.status_code == 200
 
     asyncio.run(ask())
 

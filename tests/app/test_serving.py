@@ -229,14 +229,16 @@ def test_a_second_signal_is_a_line_of_the_log(repository: Path) -> None:
         asking = Asking(gateway, "slow", {"inputs": {"count": FOR_EVER}})
         until(lambda: in_flight(gateway) == 1)
         gateway.send(signal.SIGTERM)
-        gateway.wait_line("SIGTERM: shutting down")
+        line = gateway.wait_line("SIGTERM: shutting down")
+        assert "waiting for 1 request in flight, at most 30 s" in line
+        assert "a second signal ends it at once" in line
         while gateway.process.poll() is None:
             gateway.send(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 gateway.process.wait(0.1)
         asking.leave()
         assert gateway.join() == 1
-        assert "SIGTERM again: going at once" in gateway.lines[-1]
+        assert "SIGTERM again: going at once" in gateway.output
         assert "Traceback" not in gateway.output
 
 

@@ -71,7 +71,7 @@ _TEXT = """Tensors in, tensors out.
 
 
 class _Delegate(Response):
-    """A response that is whatever the front answers."""
+    """A response that is the front's answer."""
 
     def __init__(self, front: Any) -> None:
         super().__init__()

@@ -33,8 +33,8 @@ async def get_log_settings(gateway: GatewayOf) -> LogDocument:
 async def update_log_settings(gateway: GatewayOf, request: Request) -> LogDocument:
     """Changes what is named and answers with all settings. In force at once.
 
-    A `log_verbose_level` above 0 shows debugging records. Where the log goes is for
-    whoever starts the server to say, so `log_file` is refused.
+    A `log_verbose_level` above 0 shows debugging records. Where the log goes is
+    said when the server is started, so `log_file` is refused.
     """
     changes = _parse(await read_object(request))
     gateway.logging.apply(replace(gateway.logging.settings, **changes))

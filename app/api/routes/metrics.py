@@ -107,6 +107,16 @@ def _families(gateway: Gateway) -> Iterator[Family]:
             for label, states in _STATES.items()
         ],
     )
+    yield Family(
+        "popgate_model_bytes",
+        "gauge",
+        "What a loaded model takes, as --model-memory counts it",
+        [
+            ({"model": record.name, "version": str(number)}, loaded.memory)
+            for record in gateway.repository.models()
+            for number, loaded in sorted(record.serving.items())
+        ],
+    )
     budget = gateway.repository.budget
     yield Family(
         "popgate_model_memory_bytes",

@@ -6,7 +6,9 @@ from dataclasses import asdict
 from enum import Enum
 
 from fastapi import APIRouter, Request
+from fastapi.responses import PlainTextResponse
 
+from app.api.client_code import client_code
 from app.api.dependencies import (
     MANAGEMENT,
     GatewayOf,
@@ -28,8 +30,9 @@ from app.api.schemas import (
     ModelStatistics,
     StatisticsList,
 )
-from app.errors import VersionNotAvailable
+from app.errors import HttpError, VersionNotAvailable
 from app.gateway import Gateway
+from app.repository.loader import LoadedModel
 from app.repository.model_life import State
 from app.repository.model_record import ModelRecord, RepositoryError
 
@@ -61,6 +64,51 @@ async def get_version(
     details = model_details(record, find_version(record, version))
     url = details.url.replace("/infer", f"/versions/{version}/infer")
     return details.model_copy(update={"version": version, "url": url})
+
+
+@router.get(
+    "/models/{name}/client.py",
+    summary="A Python program that calls a model",
+    response_class=PlainTextResponse,
+    responses={200: {"content": {"text/x-python": {"schema": {"type": "string"}}}}},
+    tags=_TAGS,
+)
+async def get_client(
+    gateway: GatewayOf, request: Request, name: ModelName
+) -> PlainTextResponse:
+    """Ready to run: the model's inputs and this server's address are filled in."""
+    return _program(request, find_model(gateway, name).default)
+
+
+@router.get(
+    "/models/{name}/versions/{version}/client.py",
+    summary="A Python program that calls a version",
+    response_class=PlainTextResponse,
+    responses={200: {"content": {"text/x-python": {"schema": {"type": "string"}}}}},
+    tags=_TAGS,
+)
+async def get_version_client(
+    gateway: GatewayOf, request: Request, name: ModelName, version: Version
+) -> PlainTextResponse:
+    """The same of one version."""
+    loaded = find_version(find_model(gateway, name), version)
+    return _program(request, loaded, version)
+
+
+def _program(
+    request: Request, loaded: LoadedModel | None, version: str = ""
+) -> PlainTextResponse:
+    if loaded is None:
+        raise HttpError(
+            503,
+            "the model is not loaded, so nobody knows its inputs",
+            "model_not_ready",
+        )
+    url = str(request.base_url).rstrip("/")
+    text = client_code(
+        loaded.spec, loaded.example, loaded.fill, url=url, version=version
+    )
+    return PlainTextResponse(text, media_type="text/x-python; charset=utf-8")
 
 
 @router.get("/models/{name}/stats", summary="Count what a model has done", tags=_TAGS)

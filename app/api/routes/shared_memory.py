@@ -80,7 +80,7 @@ async def register_system(
     response_class=Response,
 )
 async def unregister_all_system(gateway: GatewayOf) -> Response:
-    """Also where there is none: clients call this before they begin."""
+    """Also if there is none: clients call this before they begin."""
     return _unregister(gateway, None)
 
 

@@ -50,8 +50,8 @@ async def update_trace(gateway: GatewayOf, request: Request) -> TraceDocument:
     """Changes what is named and answers with all settings; null takes a change back.
 
     `trace_level` OFF, TIMESTAMPS or TENSORS (a list); of `trace_rate` requests one is
-    traced, at most `trace_count` of them (-1: no end). Where traces go is for whoever
-    starts the server to say (`--trace-file`), so `trace_file` is refused.
+    traced, at most `trace_count` of them (-1: no end). Where traces go is said
+    when the server is started (`--trace-file`), so `trace_file` is refused.
     """
     return _update(gateway, None, await read_object(request))
 

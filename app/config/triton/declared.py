@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from app.config.triton.reading import TritonConfigError
 from app.config.triton.reshape import Reshape, Reshapes
 from app.spec import ModelSpec, TensorSpec
+from engine import PYTHON_MORE, PYTHON_STEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ def check_dims(name: str, dims: tuple[int, ...], label: str) -> None:
 
 
 def datatype_word(message: Any) -> str:
-    """The protocol's name of a message's ``data_type``; empty where there is none."""
+    """The protocol's name of a message's ``data_type``; empty if there is none."""
     kind = _word(message, "data_type").removeprefix("TYPE_")
     return {"INVALID": "", "STRING": "BYTES"}.get(kind, kind)
 
@@ -149,6 +150,8 @@ class DeclaredTensors:
     state_inputs: tuple[DeclaredTensor, ...] = ()
     state_outputs: tuple[DeclaredTensor, ...] = ()
     label: str = ""
+    document: Mapping[str, Any] = field(default_factory=dict)
+    """All of it, as Triton has it in JSON: for models in Python."""
 
     @property
     def is_batched(self) -> bool:
@@ -175,6 +178,7 @@ class DeclaredTensors:
     def changed_by(self, other: DeclaredTensors) -> DeclaredTensors:
         """These, with what `other` says instead."""
         said = other.max_batch_size is not None
+        backend = other.document.get("backend", "")
         return DeclaredTensors(
             other.inputs or self.inputs,
             other.outputs or self.outputs,
@@ -182,6 +186,8 @@ class DeclaredTensors:
             other.state_inputs or self.state_inputs,
             other.state_outputs or self.state_outputs,
             other.label or self.label,
+            # What code is told is the operator's word, and no request's.
+            {**self.document, "backend": backend} if backend else self.document,
         )
 
     def applied(self, spec: ModelSpec, rows: int = 0) -> ModelSpec:
@@ -232,13 +238,14 @@ class DeclaredTensors:
             f"{self.label}: max_batch_size is {self.max_batch_size}, but "
             f"{kind} '{tensor.name}' {why}"
             for tensor in tensors
+            if tensor.name not in (PYTHON_STEP, PYTHON_MORE)
             if (why := _why_no_rows(tensor))
         ]
 
     def visible(self, spec: ModelSpec, everything: ModelSpec) -> ModelSpec:
         """What requests see of `everything`, of which `spec` is not hidden from them.
 
-        Raises ValueError where there are inputs that are not declared: nobody would
+        Raises ValueError if there are inputs that are not declared: no client would
         send them.
         """
         if self.inputs:
@@ -272,7 +279,7 @@ def _why_no_rows(tensor: TensorSpec) -> str:
 
 
 def _fits(declared: tuple[int, ...], model: tuple[int, ...]) -> bool:
-    """Whether some tensor has both shapes; -1 is any dimension."""
+    """Returns whether some tensor has both shapes; -1 is any dimension."""
     return len(declared) == len(model) and all(
         a == b or a < 0 or b < 0 for a, b in zip(declared, model, strict=True)
     )

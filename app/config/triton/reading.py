@@ -75,6 +75,27 @@ def read_json_config(text: str) -> tuple[Any, Mapping[str, Any]]:
     return message, ours
 
 
+def document_of(message: Any) -> dict[str, Any]:
+    """A message as Triton writes it in JSON: what is set, with numbers as numbers."""
+    return {field.name: _value_of(field, v) for field, v in message.ListFields()}
+
+
+def _value_of(field: Any, value: Any) -> Any:
+    def one(item: Any) -> Any:
+        if field.enum_type is not None:
+            return field.enum_type.values_by_number[item].name
+        return document_of(item) if hasattr(item, "ListFields") else item
+
+    if isinstance(value, Mapping):
+        return {
+            str(key): document_of(item) if hasattr(item, "ListFields") else item
+            for key, item in value.items()
+        }
+    if isinstance(value, str) or hasattr(value, "ListFields"):
+        return one(value)
+    return [one(item) for item in value] if isinstance(value, Sequence) else one(value)
+
+
 def _check_enumerators(message: Any) -> None:
     """Raises ValueError for a number that stands for nothing, which protobuf keeps."""
     for field, value in message.ListFields():

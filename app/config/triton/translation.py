@@ -16,12 +16,14 @@ from app.config.triton.declared import (
     declared_states,
     declared_tensors,
 )
-from app.config.triton.reading import TritonConfigError
+from app.config.triton.reading import TritonConfigError, document_of
 from app.config.triton.sequences import sequence_options
 
+#: The backend that runs a ``model.py``.
+PYTHON = "python"
 # Words for what runs ONNX models; empty is what Triton finds out by itself.
 PLATFORMS = ("", "onnxruntime_onnx", "popgate_popef", "popgate_ensemble", "ensemble")
-BACKENDS = ("", "onnxruntime", "popgate")
+BACKENDS = ("", "onnxruntime", "popgate", PYTHON)
 MAX_QUEUE = 65536  # more than that is no bound any more
 KEYS = frozenset(item.name for item in fields(ModelConfig))
 
@@ -55,7 +57,7 @@ def translate(
         given = message.platform or message.backend
         work.refuse(
             f"platform or backend {given!r} is not run here; ONNX models "
-            f"(onnxruntime) and PopEF files are"
+            f"(onnxruntime), PopEF files and Python (python) are"
         )
     if not partial:
         work.options["versions"] = {"latest": 1}  # Triton's default
@@ -63,6 +65,8 @@ def translate(
         handle = _HANDLERS.get(descriptor.name)
         if handle is not None:
             handle(work, value)
+        elif descriptor.name == "parameters" and message.backend == PYTHON:
+            continue  # the model reads them
         elif descriptor.name not in _READ:
             work.note(f"{descriptor.name} has no effect here")
     max_batch_size = None
@@ -78,6 +82,7 @@ def translate(
             declared_states(states, "input_name", label),
             declared_states(states, "output_name", label),
             label,
+            document_of(message),
         ),
         message.default_model_filename,
         tuple(work.notes),
@@ -164,7 +169,9 @@ def _instances(work: _Work, groups: Any) -> None:
 
 
 def _dynamic_batching(work: _Work, batching: Any) -> None:
-    if work.message.max_batch_size > 0:
+    # One request at a time has several responses, in Python.
+    decoupled = work.message.model_transaction_policy.decoupled
+    if work.message.max_batch_size > 0 and not decoupled:
         work.options["batching"] = True
     for descriptor, value in batching.ListFields():
         name = descriptor.name
@@ -259,7 +266,7 @@ def _sample_input(value: Any) -> dict[str, Any]:
 
 
 def _decoupled(work: _Work, policy: Any) -> None:
-    if policy.decoupled:
+    if policy.decoupled and work.message.backend != PYTHON:
         work.note("decoupled has no effect: several responses need [responses] of ours")
 
 

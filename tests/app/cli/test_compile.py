@@ -42,7 +42,7 @@ def names(anchors: Any) -> list[str]:
 
 
 def test_one_model(popgate: Call, tmp_path: Path) -> None:
-    target = tmp_path / "new" / "out.popef"
+    target = tmp_path / "out.popef"
     done = popgate("compile", save(tmp_path / "m.onnx"), "-o", target)
     assert (done.code, done.err) == (0, "")
     assert f"m.onnx → {target}" in done.out
@@ -51,6 +51,16 @@ def test_one_model(popgate: Call, tmp_path: Path) -> None:
     metadata = load_model(target).metadata
     assert names(metadata.anchors) == ["x", "y"]
     assert metadata.option("popgate.batching") == "rows"
+
+
+def test_folders_are_made_for_out_dir_alone(popgate: Call, tmp_path: Path) -> None:
+    model, missing = save(tmp_path / "m.onnx"), tmp_path / "typo"
+    done = popgate("compile", model, "-o", missing / "out.popef")
+    assert done.code == 2
+    assert f"there is no folder {missing} to write out.popef into" in done.err
+    assert not missing.exists()
+    assert popgate("compile", model, "--out-dir", tmp_path / "a" / "b").code == 0
+    assert (tmp_path / "a" / "b" / "m.popef").is_file()
 
 
 def test_beside_the_model_by_default(popgate: Call, tmp_path: Path) -> None:

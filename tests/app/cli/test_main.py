@@ -1,6 +1,6 @@
 """The command itself: help, version, what it does not know.
 
-Covers: app/about.py, app/cli/openapi.py, app/cli/pairs.py.
+Covers: app/about.py, app/cli/commands.py, app/cli/openapi.py, app/cli/pairs.py.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 import pytest
 
 from app.about import VERSION
+from app.cli.settings_options import HEADINGS
 from app.settings import Settings
 from app.sizes import parse_size
 from tests.app.cli.calls import Call
@@ -44,10 +45,47 @@ def test_no_command_shows_the_help(popgate: Call) -> None:
     assert "Commands:" in done.out + done.err
 
 
-def test_unknown_command(popgate: Call) -> None:
-    done = popgate("severe")
-    assert done.code == 2
-    assert "No such command" in done.err
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["severe"], "No such command 'severe'"),
+        (["compile"], "Missing argument 'MODEL'; see popgate compile -h"),
+        (["run", "--bogus", "x"], "No such option: --bogus"),
+        (["run", "-n", "many", "x"], "Invalid value for '--iterations' / '-n'"),
+        (["bench", "callbacks", "--threads"], "--threads"),
+    ],
+)
+def test_wrong_use_is_one_line(popgate: Call, arguments: list[str], said: str) -> None:
+    done = popgate(*arguments)
+    assert (done.code, done.out) == (2, "")
+    (line,) = done.err.splitlines()
+    assert line.startswith("popgate: error: ")
+    assert said in line
+
+
+@pytest.mark.parametrize("command", ["compile", "run", "dump", "serve", "bench queues"])
+def test_help_names_values_and_no_types(popgate: Call, command: str) -> None:
+    shown = popgate(*command.split(), "--help").out
+    assert not re.search(r"<list|range>|\.\.\.\}", shown), shown
+
+
+def test_help_of_serve_has_headings(popgate: Call) -> None:
+    shown = popgate("serve", "--help").out
+    names = [name for all_ in HEADINGS.values() for name in all_.split()]
+    assert set(names) <= Settings.model_fields.keys()
+    assert len(set(names)) == len(names)
+    headings = re.findall(r"^(\w[^\n:]*):$", shown, re.MULTILINE)
+    assert headings[0] == "Arguments"
+    assert set(headings) == {"Arguments", "Options", *HEADINGS}
+    assert headings[-1] == "Options"
+
+
+def test_help_is_as_wide_as_the_terminal(
+    popgate: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    assert "..." not in popgate("--help").out.split("Commands:")[1]
+    assert max(map(len, popgate("serve", "--help").out.splitlines())) > 85
 
 
 def test_help_needs_none_of_the_heavy_packages() -> None:
@@ -63,7 +101,8 @@ def test_help_needs_none_of_the_heavy_packages() -> None:
 
 
 def test_help_of_serve_tells_the_real_defaults(popgate: Call) -> None:
-    options = " ".join(popgate("serve", "--help").out.split()).split(" --")
+    words = " ".join(popgate("serve", "--help").out.split())
+    options = words.replace("- ", "-").split(" --")  # lines are cut behind a hyphen
     shown = {
         option.split()[0].rstrip(","): match.group(1)
         for option in options

@@ -15,7 +15,7 @@ from app.codec.compression import (
     compress,
     inflate,
 )
-from app.codec.messages import Body, Response
+from app.codec.messages import Body, Response, lines_of
 from app.errors import BodyTooLarge, MalformedBody, UnsupportedMediaType
 
 DATA = bytes(range(256)) * 100
@@ -118,7 +118,7 @@ def test_any_number_of_different_headers_is_bounded() -> None:
 @pytest.mark.parametrize("parts", [[DATA], [DATA[:7], DATA[7:]], [b""]])
 def test_compresses(coding: Coding, parts: list[bytes]) -> None:
     headers = [(b"content-length", b"%d" % sum(map(len, parts))), (b"x", b"y")]
-    packed = compress(Response(200, headers, parts), coding)
+    packed = compress(Response(200, lines_of(headers), parts), coding)
     found = dict(packed.headers)
     assert int(found[b"content-length"]) == len(packed.body) == packed.nbytes
     assert (found[b"content-encoding"], found[b"x"]) == (coding.value, b"y")

@@ -53,13 +53,13 @@ JSON, MSGPACK, NPY, BINARY = (
     ],
 )
 def test_recognised(content_type: bytes | None, first: bytes, encoding: object) -> None:
-    assert encoding_of(content_type, first) is encoding
+    assert encoding_of(content_type, [first]) is encoding
 
 
 @pytest.mark.parametrize("content_type", [b"image/png", b"multipart/form-data", b"x"])
 def test_not_read(content_type: bytes) -> None:
     with pytest.raises(UnsupportedMediaType, match="application/msgpack"):
-        encoding_of(content_type, b"{")
+        encoding_of(content_type, [b"{"])
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_not_read(content_type: bytes) -> None:
 )
 def test_not_recognised(first: bytes) -> None:
     with pytest.raises(MalformedBody):
-        encoding_of(None, first)
+        encoding_of(None, [first])
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_nan_policy_in_accept() -> None:
 def test_any_number_of_different_headers() -> None:
     for number in range(1000):
         assert reply_to(b"application/json, x/%d" % number, MSGPACK).encoding is JSON
-        assert encoding_of(b"application/json; n=%d" % number, b"") is JSON
+        assert encoding_of(b"application/json; n=%d" % number, [b""]) is JSON
 
 
 def test_npy_holds_one_output() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from app.codec import ModelCodec
 from app.codec.messages import Encoding, InferRequest, NanPolicy
-from app.codec.shared_memory import Place
+from app.codec.shared_memory import Extent
 from app.errors import RequestError
 from tests.app.codec import samples
 
@@ -259,7 +259,7 @@ def test_what_a_known_header_says_stays() -> None:
     said = InferRequest({}, Encoding.MSGPACK)
     said.id, said.outputs, said.binary = "i", ("y",), True
     said.binary_by_name, said.classes = {"y": True}, {"y": 3}
-    said.places = {"z": Place("r", 1, 2)}
+    said.places = {"z": Extent("r", 1, 2)}
     said.parameters, said.nan = {"a": 1}, NanPolicy.NULL
     said.timeout, said.priority, said.rows = 1.5, 2, 3
     # What belongs to one request only, not to all that say the same.

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from app.codec import shared_memory
-from app.codec.shared_memory import Place, RegionStatus, RegionTable
+from app.codec.shared_memory import Extent, RegionStatus, RegionTable
 from app.errors import InvalidRequest, UnknownRegion
 from engine import Tensor
 
@@ -48,15 +48,15 @@ def tensor(values: list[int]) -> Tensor:
 @pytest.mark.parametrize("key", ["seg", "/seg", "///seg"])
 def test_reads_what_is_there(table: RegionTable, key: str) -> None:
     table.register(region(key=key, offset=10, size=100))
-    assert table.read(Place("r", 0, 3)) == b"\x0a\x0b\x0c"
-    assert table.read(Place("r", 97, 3)) == bytes([107, 108, 109])
-    assert table.read(Place("r", 100, 0)) == b""
+    assert table.read(Extent("r", 0, 3)) == b"\x0a\x0b\x0c"
+    assert table.read(Extent("r", 97, 3)) == bytes([107, 108, 109])
+    assert table.read(Extent("r", 100, 0)) == b""
     assert table.status() == table.status("r") == [region(key=key, offset=10, size=100)]
 
 
 def test_writes_what_is_held(table: RegionTable, folder: Path) -> None:
     table.register(region(offset=100, size=10))
-    held = table.hold({"y": Place("r", 2, 5)})
+    held = table.hold({"y": Extent("r", 2, 5)})
     assert "y" in held
     assert "x" not in held
     assert held.put("y", tensor([1, 2, 3])) == {
@@ -74,13 +74,16 @@ def test_writes_what_is_held(table: RegionTable, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("place", "text"),
     [
-        (Place("r", SIZE, 1), "Invalid offset for shared memory region: 'r'"),
-        (Place("r", 1 << 70, 0), "Invalid offset for shared memory region"),
-        (Place("r", 1, SIZE), "Invalid offset \\+ byte size for shared memory region"),
-        (Place("r", 0, 1 << 70), "Invalid offset \\+ byte size"),
+        (Extent("r", SIZE, 1), "Invalid offset for shared memory region: 'r'"),
+        (Extent("r", 1 << 70, 0), "Invalid offset for shared memory region"),
+        (
+            Extent("r", 1, SIZE),
+            "Invalid offset \\+ byte size for shared memory region",
+        ),
+        (Extent("r", 0, 1 << 70), "Invalid offset \\+ byte size"),
     ],
 )
-def test_places_outside(table: RegionTable, place: Place, text: str) -> None:
+def test_places_outside(table: RegionTable, place: Extent, text: str) -> None:
     table.register(region())
     with pytest.raises(InvalidRequest, match=text):
         table.read(place)
@@ -145,7 +148,7 @@ def test_names_and_bytes_are_bounded(
     with pytest.raises(InvalidRequest, match="2 shared memory regions"):
         table.register(region("u", size=1))
     with pytest.raises(UnknownRegion, match="Unable to find shared memory region: 's'"):
-        table.read(Place("s", 0, 1))
+        table.read(Extent("s", 0, 1))
     with pytest.raises(UnknownRegion, match="find system shared memory region: 's'"):
         table.status("s")
 
@@ -161,11 +164,11 @@ def test_keys_may_need_a_prefix(folder: Path) -> None:
 
 def test_a_segment_that_is_cut_short(table: RegionTable, folder: Path) -> None:
     table.register(region())
-    held = table.hold({"y": Place("r", SIZE - 8, 8)})
+    held = table.hold({"y": Extent("r", SIZE - 8, 8)})
     os.truncate(folder / "seg", 16)
-    assert len(table.read(Place("r", 0, 16))) == 16
+    assert len(table.read(Extent("r", 0, 16))) == 16
     with pytest.raises(InvalidRequest, match="has become shorter: 1 of 2 bytes"):
-        table.read(Place("r", 15, 2))
+        table.read(Extent("r", 15, 2))
     with pytest.raises(InvalidRequest, match="has become shorter"):
         held.put("y", tensor([1]))
     held.release()
@@ -184,8 +187,8 @@ def test_a_segment_that_may_only_be_read(
 
     monkeypatch.setattr(os, "open", may_only_read)
     table.register(region())
-    assert table.read(Place("r", 1, 1)) == b"\x01"
-    held = table.hold({"y": Place("r", 0, 8)})
+    assert table.read(Extent("r", 1, 1)) == b"\x01"
+    held = table.hold({"y": Extent("r", 0, 8)})
     with pytest.raises(InvalidRequest, match="is read-only for us"):
         held.put("y", tensor([1]))
     held.release()
@@ -197,7 +200,7 @@ def test_stays_while_a_request_uses_it(
 ) -> None:
     before = files()
     table.register(region())
-    first = table.hold({"y": Place("r", 0, 8), "z": Place("r", 8, 8)}, ["r", "r"])
+    first = table.hold({"y": Extent("r", 0, 8), "z": Extent("r", 8, 8)}, ["r", "r"])
     table.unregister(name)
     assert table.status() == [region()]
     second = table.hold(read=["r"])
@@ -205,11 +208,11 @@ def test_stays_while_a_request_uses_it(
         table.register(region())
     first.put("y", tensor([7]))
     first.release()
-    assert table.read(Place("r", 0, 1)) == b"\7"
+    assert table.read(Extent("r", 0, 1)) == b"\7"
     second.release()
     assert table.status() == []
     with pytest.raises(UnknownRegion):
-        table.read(Place("r", 0, 1))
+        table.read(Extent("r", 0, 1))
     assert files() == before
     table.register(region())
 
@@ -217,7 +220,7 @@ def test_stays_while_a_request_uses_it(
 def test_what_was_read_before_a_region_ended_is_kept(table: RegionTable) -> None:
     """As where a large document is decoded in a thread meanwhile."""
     table.register(region())
-    assert table.read(Place("r", 0, 1)) == b"\0"
+    assert table.read(Extent("r", 0, 1)) == b"\0"
     table.unregister()
     table.hold(read=["r"]).release()
 
@@ -242,7 +245,7 @@ def test_holding_is_all_or_nothing(table: RegionTable) -> None:
     before = files()
     table.register(region())
     with pytest.raises(UnknownRegion):
-        table.hold({"y": Place("r", 0, 8), "z": Place("none", 0, 8)})
+        table.hold({"y": Extent("r", 0, 8), "z": Extent("none", 0, 8)})
     table.unregister()
     assert files() == before
 
@@ -262,7 +265,7 @@ def test_leases_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table.register(region("b"))
     assert len(calls) == 1
     now[0] += 50
-    table.read(Place("b", 0, 1))
+    table.read(Extent("b", 0, 1))
     calls.pop()[1]()
     assert len(table.status()) == 2
     now[0] += 20

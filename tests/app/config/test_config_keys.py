@@ -12,17 +12,16 @@ from pydantic import Strict
 from app.config.config_keys import (
     DISTINCT,
     KeyProblem,
+    between,
     checked,
     default_of,
     entries,
     key,
-    number,
     read_section,
     section,
     section_of,
     size,
     text,
-    whole,
 )
 
 
@@ -35,7 +34,7 @@ def even_number(value: Any) -> int:
 @section
 @dataclass(frozen=True, slots=True)
 class Inner:
-    count: Annotated[int, whole(1, 9)] = key(1, "how many")
+    count: Annotated[int, between(1, 9)] = key(1, "how many")
     kind: Literal["a", "b"] = key("a", "which")
 
     def __post_init__(self) -> None:
@@ -50,13 +49,13 @@ class Outer:
     several: Annotated[tuple[Inner, ...], entries(2)] = key((), "a list of tables")
     named: Annotated[Mapping[str, Inner], entries(2)] = key(dict, "tables by name")
     free: Mapping[str, Any] = key(dict, "anything")
-    share: Annotated[float, number(0, 1)] = key(0.0, "a number")
+    share: Annotated[float, between(0, 1)] = key(0.0, "a number")
     word: Annotated[str, text(3)] = key("", "a text")
     flag: Annotated[bool, Strict()] = key(False, "a boolean")
     memory: Annotated[int, size(1 << 20, 1 << 30)] = key(1 << 20, "bytes")
     even: Annotated[int, checked(even_number)] = key(0, "what a function checks")
     numbers: Annotated[
-        tuple[Annotated[int, whole(0, 9)], ...], entries(3, 1), DISTINCT
+        tuple[Annotated[int, between(0, 9)], ...], entries(3, 1), DISTINCT
     ] = key((), "a list")
 
 

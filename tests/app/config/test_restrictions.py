@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from app.config.restrictions import GROUPS, Restrictions, group_of
 from app.errors import HttpError
+from app.http.access import Access
 from app.main import openapi_document
 from app.settings import Settings
 from tests.app import fronts
@@ -93,7 +94,7 @@ def test_settings_do_not_show_the_values() -> None:
 def test_the_front_asks_before_anything_else() -> None:
     async def run() -> None:
         app = fronts.front(Doubler())
-        app.restrictions = Restrictions(["inference,metadata:key=1"])
+        app.access = Access(Restrictions(["inference,metadata:key=1"]))
         refused = await Client(app, "/v2/models/m/infer").run()
         assert refused.status == 403
         assert refused.json["error"].startswith("This API is restricted")

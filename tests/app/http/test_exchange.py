@@ -27,6 +27,9 @@ class Wire:
         self.state = "open"
         self._broken = broken
 
+    def get_extra_info(self, name: str) -> Any:
+        """Nothing is known of it."""
+
     def is_closing(self) -> bool:
         return self.state != "open"
 

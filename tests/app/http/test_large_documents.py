@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,11 +22,9 @@ def fill(root: Path) -> None:
     models.text(root / "text.popef")
 
 
-@pytest.fixture
-def gateway(serve: Serve) -> Iterator[ServedGateway]:
-    served = serve(fill)
-    yield served
-    served.stop()
+@pytest.fixture(scope="module")
+def gateway(serve: Serve) -> ServedGateway:
+    return serve(fill)
 
 
 def threads(gateway: ServedGateway) -> int:

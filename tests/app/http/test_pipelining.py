@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import select
 from collections.abc import Iterator
 from pathlib import Path
@@ -197,3 +198,58 @@ def test_what_was_uploaded_and_given_up_is_given_back(
         gateway.until("/v1/health/ready", 200)
         used.append(memory_of(gateway))
     assert used[-1] - used[1] < 130 * MIB, used
+
+
+LAST = b"GET /v1/health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+POST = b"POST /v1/models/affine/infer HTTP/1.1\r\nHost: x\r\n"
+CHANGES = rb"\r\n(date|x-request-id): .*|\"request_id\":\"[^\"]*\""
+IN_CHUNKS = b"Transfer-Encoding: chunked\r\n"
+#: What says how long the rest of the stream is and does not mean a body by it, and
+#: what follows it behind a bar.
+MISLEADING = {
+    "a chunk": CHUNKED + b"1b\r\n{}\r\nContent-Length: %d\r\n\r\n|\r\n0\r\n\r\n",
+    "a trailer": CHUNKED + b"2\r\n{}\r\n0\r\nContent-Length: %d\r\n\r\n",
+    "the second length": POST + b"Content-Length: 2\r\nContent-Length: %d\r\n\r\n",
+    "the first length": POST + b"Content-Length: %d\r\nContent-Length: 2\r\n\r\n",
+    "chunks after it": POST
+    + b"Content-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n",
+    "chunks before it": POST
+    + b"Transfer-Encoding: chunked\r\ncontent-length: %d\r\n\r\n",
+    "a folded line": POST + b"X: y\r\n Content-Length: %d\r\n\r\n",
+    "a signed number": POST
+    + b"X: y\r\nContent-Length: %d\r\nContent-Length: +2\r\n\r\n",
+    "another protocol": b"GET /v1/health/live HTTP/1.1\r\nHost: x\r\n"
+    b"Connection: Upgrade\r\nUpgrade: y\r\nX: Content-Length: %d\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("what", MISLEADING)
+def test_what_only_looks_like_a_length_hides_no_request(
+    gateway: ServedGateway, what: str
+) -> None:
+    rest = LIVE + request(1) + LAST
+    head, _, tail = MISLEADING[what].partition(b"|")
+    stream = head % len(tail + rest) + tail + rest
+    seen = []
+    for step in (1 << 20, 1):
+        with Wire(gateway) as wire:
+            wire.send(*(stream[at : at + step] for at in range(0, len(stream), step)))
+            seen.append(re.sub(CHANGES, b"", wire.stream.read()))
+    assert seen[0] == seen[1]
+    assert seen[0].startswith(b"HTTP/1.1 ")
+
+
+def test_a_small_message_is_parsed_at_once_whoever_answers_it(
+    gateway: ServedGateway,
+) -> None:
+    body = b'{"ready": true}'
+    index = (
+        b"POST /v2/repository/index HTTP/1.1\r\nHost: x\r\ncontent-length: %d\r\n\r\n"
+    )
+    stream = [request(1), index % len(body) + body, request(2), LIVE]
+    with Wire(gateway) as wire:
+        for message in stream:
+            wire.send(message)
+            assert wire.answer()[0] == 200
+        wire.send(b"".join(stream))
+        assert [wire.answer()[0] for _ in stream] == [200] * 4

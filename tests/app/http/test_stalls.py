@@ -1,4 +1,4 @@
-"""A body that stops coming is given up; one that gets on, however slowly, is not."""
+"""Heads and bodies that stop coming are given up; a body that gets on slowly is not."""
 
 from __future__ import annotations
 
@@ -54,3 +54,31 @@ def test_who_stops_sending_is_told_and_disconnected(tmp_path: Path) -> None:
                 assert wire.is_closed()
             slow.send(b" " * spaces, BODY)
             assert slow.output()
+
+
+def test_a_head_has_to_come_in_time_however_steadily_it_drips(tmp_path: Path) -> None:
+    models.affine(tmp_path / "affine.popef")
+    with ServedGateway(tmp_path, "--header-timeout", "0.5") as gateway:
+        gateway.wait_ready()
+        with Wire(gateway) as stopped, Wire(gateway) as steady, Wire(gateway) as idle:
+            # Behind a request that was answered as well as at the beginning.
+            stopped.send(HEAD, LENGTH % len(BODY), BODY)
+            assert stopped.output()
+            stopped.send(HEAD)
+            steady.send(HEAD, b"X-Long: ")
+            told: set[object] = set()
+            while told != {stopped.socket, steady.socket}:
+                told |= {
+                    *select.select([stopped.socket, steady.socket], [], [], 0.01)[0]
+                }
+                if steady.socket not in told:
+                    steady.send(b"x")
+            for wire in (stopped, steady):
+                status, headers, body = wire.answer()
+                assert status == 408
+                assert headers["connection"] == "close"
+                assert json.loads(body)["code"] == "head_too_slow"
+            assert stopped.is_closed()
+            # A connection on which nothing has come is only idle.
+            idle.send(HEAD, LENGTH % len(BODY), BODY)
+            assert idle.output()

@@ -8,8 +8,9 @@ import re
 from collections.abc import Iterator
 
 import pytest
+from _pytest.capture import CaptureResult
 
-from app.observe.log import LogControl, LogSettings, set_up_logging
+from app.observe.log import LogControl, LogSettings, is_written, set_up_logging
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +31,12 @@ def loggers() -> list[logging.Logger]:
     return [logger for logger in known if isinstance(logger, logging.Logger)]
 
 
+def written_to(capsys: pytest.CaptureFixture[str]) -> CaptureResult[str]:
+    """What the log's thread has written."""
+    assert is_written()
+    return capsys.readouterr()
+
+
 def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
     set_up_logging("info", "json")
     logger = logging.getLogger("tests.json")
@@ -39,7 +46,7 @@ def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
         raise ValueError("why")
     except ValueError:
         logger.exception("failed")
-    first, second = (json.loads(x) for x in capsys.readouterr().err.splitlines())
+    first, second = (json.loads(x) for x in written_to(capsys).err.splitlines())
     assert first.pop("time").endswith("Z")
     assert first == {
         "level": "info",
@@ -55,7 +62,7 @@ def test_text_lines(capsys: pytest.CaptureFixture[str]) -> None:
     set_up_logging("warning")
     logging.getLogger("tests.text").warning("careful")
     logging.getLogger("tests.text").info("not this")
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = written_to(capsys).err.splitlines()
     assert line.endswith("WARNING tests.text: careful")
 
 
@@ -67,7 +74,7 @@ def test_control_shows_and_hides(capsys: pytest.CaptureFixture[str]) -> None:
     def written() -> str:
         for level in ("debug", "info", "warning", "error", "critical"):
             getattr(logger, level)("%s", level[0])
-        return "".join(line[-1] for line in capsys.readouterr().err.splitlines())
+        return "".join(line[-1] for line in written_to(capsys).err.splitlines())
 
     assert written() == "iwec"
     for settings, letters in (
@@ -95,8 +102,8 @@ def test_times_in_iso_8601(capsys: pytest.CaptureFixture[str]) -> None:
     control = LogControl("info")
     control.apply(LogSettings(format="ISO8601"))
     logging.getLogger("tests.iso").info("now")
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = written_to(capsys).err.splitlines()
     assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO ", line)
     control.apply(LogSettings())
     logging.getLogger("tests.iso").info("again")
-    assert "T" not in capsys.readouterr().err.split(" INFO")[0]
+    assert "T" not in written_to(capsys).err.split(" INFO")[0]

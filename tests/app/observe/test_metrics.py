@@ -113,6 +113,12 @@ def test_text_has_tritons_names_and_our_histograms() -> None:
     for name in HISTOGRAMS:
         assert samples[f"{name}_count"][model_labels()] == 2
         assert samples[f"{name}_bucket"][model_labels(le="+Inf")] == 2
+    batches = samples["popgate_batch_rows_bucket"]
+    assert batches[model_labels(le="4")] == 0
+    assert batches[model_labels(le="8")] == batches[model_labels(le="+Inf")] == 1
+    assert samples["popgate_batch_rows_sum"][model_labels()] == 8
+    # A quarter of the first batch and three quarters of the second.
+    assert samples["popgate_model_busy_seconds"][model_labels()] == 0.003375
     bucket = samples["popgate_request_duration_seconds_bucket"]
     assert bucket[model_labels(le="0.001")] == 0
     assert bucket[model_labels(le="0.0025")] == 1

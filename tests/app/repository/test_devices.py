@@ -66,7 +66,7 @@ async def _back_by_a_request(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
         with pytest.raises(DeviceLost):
             runner.submit(ROW)
         await until(lambda: runner.ready)
-        await until(lambda: not devices.lost)
+        await until(lambda: devices.summaries()[0].back_off == 0.0)
         (summary,) = devices.summaries()
         assert (summary.state, summary.restarts) == ("ready", 1)
         assert (summary.lost_by, summary.back_off) == (

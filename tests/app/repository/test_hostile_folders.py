@@ -220,6 +220,7 @@ class TestWhatALoadRequestMaySet:
             # Which code runs, and with what: never a request's to say.
             "environment",
             "memory_limit",
+            "models",
             "parameters",
             "python",
             "requirements",

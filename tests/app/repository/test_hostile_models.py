@@ -100,13 +100,13 @@ class TestCompiling:
         for number in range(3):
             put(tmp_path, f"endless{number}")
         add(tmp_path, "good")
-        options = "--compile-timeout=3", "--load-threads=2", "--cache-dir"
+        options = "--compile-timeout=1", "--load-threads=2", "--cache-dir"
         with ServedGateway(tmp_path, *options, str(tmp_path / ".cache")) as gateway:
             failed = (
                 gateway.wait_ready().client.get("/v1/health/ready").json()["failed"]
             )
             assert set(failed) == {"endless0", "endless1", "endless2"}
-            assert all("takes longer than 3 s to compile" in e for e in failed.values())
+            assert all("takes longer than 1 s to compile" in e for e in failed.values())
             assert gateway.infer("good", input=ROW)["output"] == OUTPUT
             assert gateway.stop() == 0
 
@@ -137,9 +137,9 @@ class TestCompiling:
 
     def test_the_command_ends(self, tmp_path: Path) -> None:
         source, target = endless(tmp_path / "m.onnx"), tmp_path / "m.popef"
-        found = run_popgate("compile", source, "-o", target, "--timeout=3")
+        found = run_popgate("compile", source, "-o", target, "--timeout=1")
         assert found.returncode == 1
-        assert "takes longer than 3 s to compile" in found.stderr
+        assert "takes longer than 1 s to compile" in found.stderr
         assert not target.exists()
 
     def test_the_check_of_rows_is_given_up(self, tmp_path: Path) -> None:
@@ -273,11 +273,11 @@ class TestRunning:
     def test_load_programs_that_never_end(self, tmp_path: Path) -> None:
         add(tmp_path, "good")
         add(tmp_path, "bad", partial(looping, program=0))
-        options = "--devices", "cpu:1", "--load-timeout", "2", "--device-timeout", "5"
+        options = "--devices", "cpu:1", "--load-timeout", "1", "--device-timeout", "5"
         with ServedGateway(tmp_path, *options) as gateway:
             gateway.wait_ready()
             failed = gateway.client.get("/v1/health/ready").json()["failed"]
-            assert "the load programs take longer than 2 s" in failed["bad"]
+            assert "the load programs take longer than 1 s" in failed["bad"]
             assert gateway.infer("good", input=ROW)["output"] == OUTPUT
             (device,) = gateway.client.get("/v1/devices").json()["devices"]
             assert device["restarts"] == 0
@@ -309,7 +309,7 @@ class TestRunning:
 
     def test_a_warm_up_ends_with_the_time_to_load(self, tmp_path: Path) -> None:
         add(tmp_path, "good")
-        options = "--devices", "cpu:1", "--load-timeout", "2", "--run-timeout", "0"
+        options = "--devices", "cpu:1", "--load-timeout", "1", "--run-timeout", "0"
         with ServedGateway(tmp_path, *options) as gateway:
             gateway.wait_ready()
             add(tmp_path, "bad", looping)

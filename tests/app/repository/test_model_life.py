@@ -108,8 +108,8 @@ def test_a_version_follows_the_table() -> None:
     assert entry.on(Event.FAIL, reason="again") is None
     assert not entry.is_on_demand
     assert entry.retry_at > time.monotonic()
-    assert entry.on(Event.CUT_OFF, reason="its device is lost") is None
-    assert entry.is_passing
+    assert entry.on(Event.CUT_OFF, reason="it is lost", passing="device_lost") is None
+    assert entry.passing == "device_lost"
     assert entry.is_on_demand
     assert entry.on(Event.UNLOAD) is None
     assert entry.source is None

@@ -236,3 +236,49 @@ def test_options_are_for_python_alone(tmp_path: Path) -> None:
     assert "python is for models in Python, and there is no model.py" in str(
         found.all_problems
     )
+
+
+def test_changes_are_taken_over_without_a_failed_request(tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    root.mkdir()
+    write(root, "score", config='parameters = {by = "v1"}\n')
+    with ServedGateway(root, "--allow-python", "--reload") as gateway:
+        gateway.wait_ready()
+        statuses = []
+
+        def answers(by: str) -> bool:
+            response = ask(gateway, "score", "x")
+            statuses.append(response.status_code)
+            return bool(response.json()["outputs"][1]["data"] == [by])
+
+        assert answers("v1")
+        write(root, "score", SCORE, 'parameters = {by = "v2"}\n')
+        until(lambda: answers("v2"))
+        write(root, "score", SCORE.replace("import os", "import oss"))
+        said = "failed to load 'score': version 1: "
+        line = gateway.wait_line(said)
+        assert "No module named 'oss'; model.py, line 2, in <module>" in line
+        assert answers("v2")
+        changed = SCORE.replace("self.by]", 'self.by + "!"]')
+        write(root, "score", changed)
+        until(lambda: answers("v2!"))
+        assert set(statuses) == {200}
+
+
+def test_the_server_is_ready_while_each_model_has_a_live_process(
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / "models"
+    root.mkdir()
+    hold = tmp_path / "hold"
+    wait = f"import os, time\nwhile os.path.exists({str(hold)!r}): time.sleep(0.01)\n"
+    write(root, "held", wait + textwrap.dedent(SCORE))
+    with ServedGateway(root, "--allow-python") as gateway:
+        gateway.wait_ready()
+        hold.touch()
+        assert ask(gateway, "held", "die").status_code == 503
+        reasons = gateway.until("/v1/health/ready", 503).json()["reasons"]
+        assert reasons == ["devices are lost and being restarted; models: held"]
+        hold.unlink()
+        gateway.until("/v1/health/ready", 200)
+        assert answer(gateway, "held", "x") == [1.0, "v1"]

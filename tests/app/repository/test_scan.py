@@ -42,6 +42,7 @@ def test_missing_folder(tmp_path: Path) -> None:
 
 def test_every_layout(tmp_path: Path) -> None:
     make(tmp_path, "single.popef", "plain.onnx", "README.md", ".hidden.popef")
+    make(tmp_path, "__pycache__/m.pyc")
     make(tmp_path, "many/1/a.popef", "many/1/b.popef", "many/10/m.popef")
     make(tmp_path, "many/2/m.onnx", "many/2/weights.bin", "many/notes/x.popef")
     assert scan_names(tmp_path) == ["many", "plain", "single"]

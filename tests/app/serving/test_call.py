@@ -6,7 +6,13 @@ Covers: app/serving/pending.py, app/serving/deadlines.py.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gzip
+import threading
 
+import pytest
+
+from app.codec.model import DECODED_AT_ONCE_AT_MOST
 from app.http.asgi import Message
 from app.http.asgi_call import AsgiCall
 from engine import Cancelled
@@ -55,6 +61,46 @@ def test_a_client_that_goes_before_its_body_is_looked_at() -> None:
         assert (stats.pending, stats.failure_count) == (0, 1)
         await asyncio.sleep(0)
         assert call.response_complete
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", ["large", "gzip", "on demand"])
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_who_waits_for_a_thread_waits_until_the_deadline(
+    kind: str, is_asked: bool
+) -> None:
+    """All threads that decode and inflate are held by others."""
+
+    async def run() -> None:
+        path = "/v1/models/m/infer"
+        absent = fronts.Late() if kind == "on demand" else None
+        if absent is not None:
+            path = "/v1/models/late/infer"
+        runner = Doubler("soon")
+        front = fronts.front(runner, timeout=60 if is_asked else 0.2, absent=absent)
+        headers = {b"x-request-timeout": b"0.2"} if is_asked else {}
+        body = b'{"inputs":{"x":[1,2]}}'
+        if kind != "large":
+            headers[b"content-encoding"] = b"gzip"
+            body = gzip.compress(body)
+        service = front.service
+        call = AsgiCall(service, path, headers, _nothing)
+        call.is_large = True
+        call.body = [body + b" " * DECODED_AT_ONCE_AT_MOST if kind == "large" else body]
+        held = threading.Event()
+        with contextlib.ExitStack() as ends:
+            ends.callback(held.set)
+            for pool, count in ((service._decoding, 1), (service._inflating, 2)):
+                for _ in range(count):
+                    pool.submit(held.wait)
+            response = await call.answer()
+        assert response is not None
+        assert response.status == 504
+        assert not runner.submitted
+        if call.entry is not None:
+            stats = call.entry.stats
+            assert (stats.pending, stats.failure_count) == (0, 1)
 
     asyncio.run(run())
 

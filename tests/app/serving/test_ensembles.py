@@ -213,9 +213,9 @@ def test_a_step_that_fails_says_which(gateway: ServedGateway) -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("circle", "step 1 (circle): the ensemble would run itself"),
-        ("round", "the ensemble would run 'about', which runs it"),
-        ("about", "the ensemble would run 'round', which runs it"),
+        ("circle", "step 1 (circle): 'circle' would run itself"),
+        ("round", "'round' would run 'about', which runs it"),
+        ("about", "'about' would run 'round', which runs it"),
         ("orphan", "step 1 (nobody): there is no model 'nobody'"),
         ("misfit", "is BYTES, input 'input' of step 2 (affine) is FP32"),
     ],

@@ -111,7 +111,7 @@ def test_what_has_no_effect_is_noted(tmp_path: Path) -> None:
     [
         ('name: "other"', "name is 'other', but the model is called 'm'"),
         ('platform: "tensorrt_plan"', "'tensorrt_plan' is not run here"),
-        ('backend: "python"', "'python' is not run here"),
+        ('backend: "pytorch"', "'pytorch' is not run here"),
         ("max_batch_size: -1", "max_batch_size must be 0 or more"),
         ("instance_group { count: 2000 }", "1 to 1024 are possible"),
         ("input { dims: [ 1 ] }", "has no name"),

@@ -23,15 +23,15 @@ _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
 
 
 @dataclass(frozen=True, slots=True)
-class LoadRequest:
+class LoadOverrides:
     """What a load asks for beside the model. `files` are contents by relative path."""
 
     config: str | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
 
 
-def parse_load_request(name: str, parameters: Mapping[str, Any]) -> LoadRequest:
-    """The `LoadRequest` of the parameters. Decodes, so large ones are for a thread.
+def parse_load_overrides(name: str, parameters: Mapping[str, Any]) -> LoadOverrides:
+    """The `LoadOverrides` of the parameters. Decodes, so large ones are for a thread.
 
     Raises `InvalidRequest`.
     """
@@ -59,7 +59,7 @@ def parse_load_request(name: str, parameters: Mapping[str, Any]) -> LoadRequest:
     if len(files) > MAX_FILES:
         msg = f"failed to load '{name}': {len(files)} files, at most {MAX_FILES}"
         raise InvalidRequest(msg)
-    return LoadRequest(config, files)
+    return LoadOverrides(config, files)
 
 
 def _path(name: str, key: str) -> str:

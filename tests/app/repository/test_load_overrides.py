@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from app.errors import InvalidRequest
-from app.repository.load_request import MAX_FILES, LoadRequest, parse_load_request
+from app.repository.load_overrides import MAX_FILES, LoadOverrides, parse_load_overrides
 from tests.app.served import ServedGateway
 from tests.engine import models
 
@@ -25,11 +25,11 @@ def b64(data: bytes) -> str:
 
 
 def test_what_a_load_may_bring() -> None:
-    assert parse_load_request("m", {}) == LoadRequest()
-    found = parse_load_request(
+    assert parse_load_overrides("m", {}) == LoadOverrides()
+    found = parse_load_overrides(
         "m", {"config": "{}", "file:1/m.onnx": b64(b"x"), "file:labels.txt": ""}
     )
-    assert found == LoadRequest("{}", {"1/m.onnx": b"x", "labels.txt": b""})
+    assert found == LoadOverrides("{}", {"1/m.onnx": b"x", "labels.txt": b""})
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_what_a_load_may_bring() -> None:
 )
 def test_what_is_refused(parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        parse_load_request("m", parameters)
+        parse_load_overrides("m", parameters)
     assert str(caught.value).startswith("failed to load 'm'")
     assert message in str(caught.value)
 
@@ -116,7 +116,7 @@ def test_a_config_has_the_last_word_until_the_next_load(served: ServedGateway) -
         ("{", "the config is not JSON"),
         ('{"max_batchsize": 3}', "unknown key 'max_batchsize'"),
         ('{"instance_group": [{"count": "many"}]}', "instance_group"),
-        ('{"backend": "python"}', "'python' is not run here"),
+        ('{"backend": "pytorch"}', "'pytorch' is not run here"),
     ],
 )
 def test_a_config_that_cannot_be_used_changes_nothing(

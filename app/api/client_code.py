@@ -1,0 +1,91 @@
+"""A program that calls a model, ready to run: `/v1/models/NAME/client.py`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from app.api.examples import example_shapes
+from app.spec import ModelSpec, TensorSpec, notation
+
+_NUMPY = {
+    "BOOL": "bool", "FP16": "np.float16", "FP32": "np.float32", "FP64": "np.float64",
+    "BF16": "np.float32", "BYTES": "object",
+}  # fmt: skip
+#: Values that are written out; more are a file's.
+_WRITTEN = 2_000
+
+_PROGRAM = '''\
+"""Calls the model {name} of {url}.
+
+{tensors}
+
+Needs Python 3.11 and `pip install popgate`.
+"""
+
+import numpy as np
+
+from popgate import Client
+
+inputs = {{
+{inputs}
+}}
+
+with Client({address}) as client:
+    outputs = client.infer({model}, inputs{version})
+    for name, array in outputs.items():
+        print(name, outputs.datatypes[name], list(array.shape))
+        print(array)
+'''
+
+
+def client_code(
+    spec: ModelSpec,
+    example: Mapping[str, Any] | None,
+    fill: int,
+    *,
+    url: str,
+    version: str = "",
+) -> str:
+    """The program; what it sends is what the model was run with when it was loaded.
+
+    `url` is the server as the reader has reached it. `example`, `fill`: as for the
+    other examples (`app/api/examples.py`).
+    """
+    given = example or {}
+    shapes = example_shapes(spec, fill)
+    inputs = [
+        f"    {t.name!r}: {_value(t, shapes[t.name], given.get(t.name))},"
+        for t in spec.inputs
+    ]
+    lines = [f"input  {_shown(t)}" for t in spec.inputs]
+    lines += [f"output {_shown(t)}" for t in spec.outputs]
+    return _PROGRAM.format(
+        name=_text(spec.name),
+        url=_text(url),
+        tensors="\n".join(lines),
+        inputs="\n".join(inputs),
+        address=repr(url),
+        model=repr(spec.name),
+        version=f", version={version!r}" if version else "",
+    )
+
+
+def _value(tensor: TensorSpec, shape: list[int], given: Any) -> str:
+    dtype = _NUMPY.get(tensor.datatype, f"np.{tensor.datatype.lower()}")
+    if given is not None and math.prod(shape) <= _WRITTEN:
+        return f"np.array({given!r}, {dtype})"
+    if tensor.datatype == "BYTES":
+        return f"np.full({tuple(shape)}, '1', {dtype})"
+    return f"np.ones({tuple(shape)}, {dtype})"
+
+
+def _shown(tensor: TensorSpec) -> str:
+    return _text(f"{tensor.name} {notation(tensor.datatype, tensor.shape)}")
+
+
+def _text(text: str) -> str:
+    """As it may stand in a docstring: names of models and tensors are any text."""
+    safe = text.encode("unicode_escape").decode() if not text.isprintable() else text
+    return safe.replace("\\", "\\\\").replace('"', "'")

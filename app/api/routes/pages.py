@@ -1,0 +1,82 @@
+"""Pages for people at `/`: what is served and how it is doing, and forms to try it.
+
+They are static files of this package and ask the same routes as everybody; there is
+nothing to build, and the browser is told to ask no other host.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from importlib import resources
+from pathlib import PurePath
+from typing import NamedTuple
+
+from fastapi import APIRouter, Request
+from fastapi.responses import RedirectResponse, Response
+
+from app.api.dependencies import GatewayOf
+from app.errors import HttpError
+
+router = APIRouter(include_in_schema=False)
+
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+}
+_HEADERS = {
+    "content-security-policy": (
+        "default-src 'self'; object-src 'none'; frame-ancestors 'none'; "
+        "base-uri 'none'; form-action 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-cache",  # asked again, by its etag
+}
+
+
+class _File(NamedTuple):
+    content: bytes
+    media_type: str
+    etag: str
+
+
+@router.get("/")
+async def root(request: Request, gateway: GatewayOf) -> Response:
+    """A browser gets the page, everybody else is sent to the documentation."""
+    wants_page = "text/html" in request.headers.get("accept", "")
+    if wants_page and not gateway.settings.no_pages:
+        return _send(request, "index.html")
+    return RedirectResponse("docs")  # relative: it works below any prefix
+
+
+@router.get("/pages/{file}")
+async def static_file(request: Request, gateway: GatewayOf, file: str) -> Response:
+    if gateway.settings.no_pages or file not in _files():
+        raise HttpError(404, f"Not Found: /pages/{file:.200}", "not_found")
+    return _send(request, file)
+
+
+def _send(request: Request, file: str) -> Response:
+    content, media_type, etag = _files()[file]
+    headers = {**_HEADERS, "etag": etag, "vary": "accept"}
+    if request.headers.get("if-none-match") == etag:
+        return Response(status_code=304, headers=headers)
+    return Response(content, headers=headers, media_type=media_type)
+
+
+@cache
+def _files() -> dict[str, _File]:
+    """All of them, by name: a quarter of a megabyte at most."""
+    files = {}
+    for item in (resources.files("app.api") / "static").iterdir():
+        media_type = _TYPES.get(PurePath(item.name).suffix)
+        if media_type is not None:
+            content = item.read_bytes()
+            etag = f'"{hashlib.sha256(content).hexdigest()[:20]}"'
+            files[item.name] = _File(content, media_type, etag)
+    return files

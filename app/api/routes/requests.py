@@ -1,0 +1,131 @@
+"""The last requests: what became of each, and where its time was spent."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable, Iterator
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Query
+
+from app.api.dependencies import GatewayOf
+from app.api.schemas import RequestList, RequestRecord
+from app.errors import HttpError
+from app.observe.journal import LAST, Answered, Failed, Journal
+
+#: The most requests of each kind that one answer has.
+MOST_LISTED = 200
+_MS = 1_000_000
+
+
+def _pages_are_on(gateway: GatewayOf) -> None:
+    if gateway.settings.no_pages:
+        msg = "Not Found: the pages, and what they show, are off (--no-pages)"
+        raise HttpError(404, msg, "not_found")
+
+
+router = APIRouter(
+    prefix="/v1", tags=["requests"], dependencies=[Depends(_pages_are_on)]
+)
+
+
+@router.get("/requests", summary="List the last requests")
+async def list_requests(
+    gateway: GatewayOf,
+    model: Annotated[str, Query(description="Of this model only.")] = "",
+    limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 50,
+) -> RequestList:
+    """The last requests to models that were answered, the slowest of the last quarter
+    of an hour, and the last requests of any kind that failed; the newest first, the
+    slowest first."""
+    journal = gateway.journal
+
+    def of_model(requests: Iterable[Answered]) -> Iterator[Answered]:
+        found = (r for r in requests if not model or r.model.name == model)
+        return itertools.islice(found, limit)
+
+    failed = (
+        one
+        for one in reversed(journal.failed)
+        if not model or (one.model is not None and one.model.name == model)
+    )
+    return RequestList(
+        answered=[_answered(r) for r in of_model(journal.answered())],
+        slow=[_answered(r) for r in of_model(journal.slowest())],
+        failed=[_failed(one) for one in itertools.islice(failed, limit)],
+    )
+
+
+@router.get("/requests/{request_id:path}", summary="Explain a request")
+async def get_request(
+    gateway: GatewayOf,
+    request_id: Annotated[str, Path(description="Its `x-request-id`.")],
+) -> RequestRecord:
+    """One of the last requests: its phases, and the requests that were run with it.
+
+    The last thousand, the slowest, and those that failed last are kept.
+    """
+    journal = gateway.journal
+    wanted = request_id.encode()
+    kept = itertools.chain(journal.answered(), journal.slowest())
+    for answered in kept:
+        if answered.request_id == wanted:
+            return _answered(answered, _mates(journal, answered))
+    for failed in reversed(journal.failed):
+        if failed.asked.request_id == wanted:
+            return _failed(failed)
+    msg = f"Not Found: request '{request_id:.128}' is none of the last {LAST}"
+    raise HttpError(404, msg, "unknown_request")
+
+
+def _mates(journal: Journal, one: Answered) -> list[str]:
+    """The requests that were run in the same batch as this one.
+
+    How long a batch ran is measured once for all of it, in nanoseconds.
+    """
+    if one.batch_rows <= one.rows:
+        return []
+    run = (one.model, one.device, one.compute_ns, one.batch_rows)
+    return [
+        other.request_id.decode()
+        for other in journal.answered()
+        if (other.model, other.device, other.compute_ns, other.batch_rows) == run
+        and other.request_id != one.request_id
+    ]
+
+
+def _seconds(monotonic_ns: int) -> float:
+    """A time of the monotonic clock in seconds since 1970."""
+    return round(time.time() - (time.monotonic_ns() - monotonic_ns) / 1e9, 4)
+
+
+def _answered(one: Answered, mates: list[str] | None = None) -> RequestRecord:
+    phases = one.phases()
+    return RequestRecord(
+        id=one.request_id.decode(),
+        model=one.model.name,
+        version=one.model.version,
+        status=200,
+        at=_seconds(one.ended),
+        total_ms=round(one.total_ns / _MS + phases["receive"], 4),
+        phases=phases,
+        device=one.device,
+        rows=one.rows,
+        batch_rows=one.batch_rows,
+        mates=mates,
+    )
+
+
+def _failed(one: Failed) -> RequestRecord:
+    return RequestRecord(
+        id=one.asked.request_id.decode(),
+        model=one.model.name if one.model is not None else None,
+        version=one.model.version if one.model is not None else None,
+        path=one.asked.path,
+        status=one.status,
+        code=one.code,
+        error=one.why,
+        at=_seconds(one.ended),
+        total_ms=round(one.seconds * 1000, 4),
+    )

@@ -1,0 +1,61 @@
+/** The page: where it is, what it shows, the state of the server. */
+
+import { key, setKey } from "./api.js";
+import { fill } from "./dom.js";
+import { modelPage } from "./model.js";
+import { overview } from "./overview.js";
+import { oneRequest, requests } from "./requests.js";
+import { now, soon, start, watch } from "./watch.js";
+
+const main = document.getElementById("main");
+const state = document.getElementById("state");
+const trouble = document.getElementById("trouble");
+let shown = null;
+
+function route() {
+  const [page = "", ...rest] = location.hash.replace(/^#\/?/, "").split("/");
+  const name = decodeURIComponent(rest.join("/"));
+  shown?.close?.();
+  if (page === "models" && name) shown = modelPage(name);
+  else if (page === "requests") shown = name ? oneRequest(name) : requests();
+  else shown = overview();
+  fill(main, shown.page);
+  shown.update();
+  const section = page === "requests" ? "requests" : "overview";
+  for (const link of document.querySelectorAll("[data-page]")) {
+    if (link.dataset.page === section) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  document.title = name ? `${name} · PopGate` : "PopGate";
+  scrollTo(0, 0);
+}
+
+function tell(problem) {
+  trouble.hidden = !problem;
+  const restricted = problem && [401, 403].includes(problem.status);
+  trouble.textContent = problem ? `${problem.message}${restricted ? ": type it in under Key" : ""}` : "";
+  const ready = now.ready?.ready;
+  const lost = problem && problem.status === undefined;
+  state.className = `state ${lost ? "bad" : ready ? "good" : "warn"}`;
+  state.textContent = lost ? "no answer" : ready ? "ready" : now.ready?.reasons?.[0] ?? "not ready";
+  state.title = state.textContent;
+  shown?.update();
+}
+
+const dialog = document.getElementById("key");
+const fields = { api: "key-api", name: "key-name", value: "key-value" };
+document.getElementById("open-key").addEventListener("click", () => {
+  for (const [name, id] of Object.entries(fields)) document.getElementById(id).value = key()[name] ?? "";
+  dialog.returnValue = "";
+  dialog.showModal();
+});
+dialog.addEventListener("close", () => {
+  if (dialog.returnValue !== "ok") return;
+  setKey(Object.fromEntries(Object.entries(fields).map(([name, id]) => [name, document.getElementById(id).value.trim()])));
+  soon(0);
+});
+
+addEventListener("hashchange", route);
+watch(tell);
+route();
+start();

@@ -1,0 +1,79 @@
+/** The page of a model. */
+
+import { Refused, ask } from "./api.js";
+import { bytes, duration, figure, fill, h } from "./dom.js";
+import { pill } from "./overview.js";
+import { snippets } from "./snippets.js";
+import { legend, table } from "./timeline.js";
+import { tryIt } from "./tryit.js";
+import { now } from "./watch.js";
+
+export function modelPage(name) {
+  const body = h("div", {}, h("p", { class: "muted" }, "Looking …"));
+  const state = h("span", {});
+  const rate = h("span", { class: "muted small" });
+  const last = h("div", {});
+  const page = h("div", {},
+    h("div", { class: "title" }, h("div", {}, h("a", { class: "crumb", href: "#/" }, "Models"), h("h1", {}, name)), state, rate), body);
+  load(name).then((content) => {
+    fill(body, content, h("section", { class: "panel" }, h("div", { class: "head" }, h("h2", {}, "Its last requests"), legend()), last));
+    update();
+  });
+
+  function update() {
+    const model = now.models?.find((m) => m.name === name);
+    if (model) {
+      fill(state, pill(model));
+      const r = now.rates[`${name}/${model.version}`];
+      fill(rate, r?.rate ? `${figure(r.rate)} requests a second, ${duration(r.latency)}` : "");
+    }
+    const mine = (now.requests?.answered ?? []).concat(now.requests?.failed ?? []).filter((r) => r.model === name);
+    mine.sort((a, b) => b.at - a.at);
+    if (!last.matches(":hover")) fill(last, table(mine.slice(0, 10), { showModel: false }));
+  }
+  return { page, update };
+}
+
+async function load(name) {
+  let model;
+  try {
+    model = await ask(`v1/models/${encodeURIComponent(name)}`);
+  } catch (error) {
+    const title = error instanceof Refused && error.status === 404 ? "There is no such model" : "The model cannot be described";
+    return h("section", { class: "panel" }, h("div", { class: "empty" }, h("b", {}, title), error.message));
+  }
+  if (!model.inputs.length) {
+    return h("section", { class: "panel" }, h("div", { class: "empty" }, h("b", {}, "It is not in memory"), model.reason || "It has not been loaded."));
+  }
+  return [tryIt(model), h("div", { class: "grid two" }, tensors(model), snippets(model)), about(model)];
+}
+
+function tensors(model) {
+  const rows = (title, list) => list.map((tensor, index) => h("tr", {},
+    h("td", { class: "muted" }, index ? "" : title), h("td", { class: "mono" }, tensor.name),
+    h("td", { class: "mono n" }, `${tensor.datatype}[${tensor.shape.map((s) => (s < 0 ? "n" : s)).join(", ")}]`)));
+  return h("section", { class: "panel" }, h("div", { class: "head" }, h("h2", {}, "Tensors")),
+    h("div", { class: "scroll" }, h("table", {}, h("tbody", {}, rows("takes", model.inputs), rows("gives", model.outputs)))),
+    h("div", { class: "body" }, h("h3", {}, model.batching ? `Rows of different requests run together, up to ${model.max_batch_size}` : "Requests run one by one"),
+      model.batching_reason && h("p", { class: "small" }, `${model.batching_reason}.`)));
+}
+
+function about(model) {
+  const facts = [
+    ["Kind", model.platform], ["Version", versions(model)], ["Replicas", String(model.instances)], ["Memory", bytes(model.memory)],
+    ...Object.entries(model.properties).map(([key, value]) => [titled(key), value]),
+  ];
+  return h("section", { class: "panel" }, h("div", { class: "head" }, h("h2", {}, "About")),
+    h("div", { class: "body" }, h("dl", { class: "facts" }, facts.filter(([, value]) => value).map(([title, value]) =>
+      h("div", { class: value.length > 60 ? "wide" : "" }, h("dt", {}, title), h("dd", {}, value))))));
+}
+
+function titled(key) {
+  const words = key.replace(/^(onnx|user)\./, "").replaceAll("_", " ");
+  return words.charAt(0).toUpperCase() + words.slice(1);
+}
+
+function versions(model) {
+  const others = model.versions.filter((v) => v.version !== model.version).map((v) => `${v.version} ${v.state.toLowerCase()}`);
+  return others.length ? `${model.version} (also ${others.join(", ")})` : model.version;
+}

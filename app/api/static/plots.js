@@ -1,0 +1,93 @@
+/** Live plots by uPlot (uplot.LICENSE.txt), in the page's colours. */
+
+import { figure, fill, h } from "./dom.js";
+import { history } from "./watch.js";
+
+const WINDOW = 120; // seconds
+
+function colour(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+}
+
+/**
+ * A plot of columns of the history: `series` are [name, label, colour]; with `stacked`
+ * each stands on the one before it.
+ */
+export function plot(title, series, { unit = "", stacked = false } = {}) {
+  const box = h("div", { class: "plot", role: "img" });
+  const legend = h("div", { class: "legend" });
+  const panel = h("section", { class: "panel" },
+    h("div", { class: "head" }, h("h3", {}, title)), box, legend);
+  let chart = null;
+  let made = "";
+
+  function data() {
+    const columns = series.map(([name]) => history[name]);
+    if (!stacked) return [history.time, ...columns];
+    const sums = columns.map(() => []);
+    history.time.forEach((_, i) => {
+      let sum = 0;
+      columns.forEach((column, k) => {
+        if (column[i] !== null) sum += column[i];
+        sums[k].push(column[i] === null ? null : sum);
+      });
+    });
+    return [history.time, ...sums];
+  }
+
+  function make() {
+    chart?.destroy();
+    const axis = {
+      stroke: colour("soft"), grid: { stroke: colour("line"), width: 1 }, ticks: { show: false },
+      font: "11px system-ui, sans-serif",
+    };
+    const lines = series.map(([, label, name]) => ({
+      label, stroke: colour(name), width: stacked ? 1 : 2, points: { show: false },
+      fill: stacked ? colour(name) : undefined, spanGaps: false,
+    }));
+    // Of areas on each other the highest is drawn first.
+    chart = new uPlot({
+      width: box.clientWidth, height: box.clientHeight, cursor: { show: false }, legend: { show: false },
+      padding: [8, 8, 0, 0],
+      scales: {
+        x: { time: true, range: () => [Date.now() / 1000 - WINDOW, Date.now() / 1000] },
+        y: { range: (_, low, high) => [0, Math.max(high ?? 0, 1e-3) * 1.12] },
+      },
+      axes: [
+        { ...axis, grid: { show: false }, size: 26,
+          splits: (_, __, low, high) => [0.25, 0.5, 0.75].map((part) => low + part * (high - low)),
+          values: (_, ticks) => ticks.map(ago) },
+        { ...axis, size: 48, space: 34, values: (_, ticks) => ticks.map(figure) },
+      ],
+      series: [{}, ...(stacked ? lines.toReversed() : lines)],
+    }, arranged(), box);
+    made = look();
+  }
+
+  const arranged = () => {
+    const [time, ...columns] = data();
+    return [time, ...(stacked ? columns.toReversed() : columns)];
+  };
+  const look = () => `${box.clientWidth} ${colour("ground")}`;
+
+  fill(legend, series.length > 1 && series.map(([, label, name]) =>
+    h("span", {}, h("i", { style: { background: `var(--${name})` } }), label)));
+
+  function update() {
+    if (history.time.length === 0) {
+      if (!box.firstChild) fill(box, h("div", { class: "waits" }, "Waiting for the first figures"));
+      return;
+    }
+    if (!chart) fill(box);
+    if (!chart || made !== look()) make();
+    else chart.setData(arranged());
+    const last = series.map(([name, label]) => `${label} ${figure(history[name].at(-1) ?? NaN)}${unit}`);
+    box.setAttribute("aria-label", `${title}: ${last.join(", ")}`);
+    box.dataset.points = history.time.length;
+  }
+  return { panel, update, close: () => chart?.destroy() };
+}
+
+function ago(at) {
+  return `−${Math.round((Date.now() / 1000 - at) / 5) * 5} s`;
+}

@@ -1,0 +1,204 @@
+/** A form to try a model, in the way that suits its inputs. */
+
+import { ask, send } from "./api.js";
+import { duration, figure, fill, h, tabs } from "./dom.js";
+import { canBeNpy, npy } from "./npy.js";
+import { fitted, isDrawable, numbersOf, pictureOf, scales, sheet } from "./picture.js";
+import { strip } from "./timeline.js";
+
+const LARGE = 5000; // elements, from which on JSON is no way to send a picture
+const MOST_BARS = 10;
+
+export function tryIt(model) {
+  const answer = h("div", { class: "answer", role: "status" },
+    h("div", { class: "empty" }, h("b", {}, "No answer yet"), "It is shown here, with where its time went."));
+  const run = (body, headers) => show(answer, model, body, headers);
+  const [input] = model.inputs;
+  const single = model.inputs.length === 1;
+  const picture = single ? pictureOf(input, model.batching) : null;
+  const panes = [];
+  if (isDrawable(picture)) panes.push(["Draw", () => drawPane(model, picture, run)]);
+  if (picture) panes.push(["Picture", () => picturePane(model, picture, run)]);
+  const json = ["JSON", () => jsonPane(model, run)];
+  const file = ["File (.npy)", () => filePane(run)];
+  // What is large comes out of a file sooner than out of somebody's fingers.
+  if (single && model.example === null) panes.push(file, json);
+  else panes.push(json, ...(single ? [file] : []));
+  return h("div", { class: "grid try" },
+    h("section", { class: "panel" }, h("div", { class: "head" }, h("h2", {}, "Try it")), h("div", { class: "body" }, tabs("How to fill the input", panes))),
+    h("section", { class: "panel" }, h("div", { class: "head" }, h("h2", {}, "Answer")), h("div", { class: "body" }, answer)));
+}
+
+function sendPicture(model, picture, canvas, scale, run) {
+  const [input] = model.inputs;
+  const numbers = numbersOf(canvas, picture, scale);
+  if (numbers.length > LARGE && canBeNpy(input.datatype)) {
+    return run(npy(input.datatype, picture.shape, numbers), { "content-type": "application/x-npy" });
+  }
+  return run(JSON.stringify({ inputs: [{ name: input.name, shape: picture.shape, datatype: input.datatype, data: numbers }] }));
+}
+
+function scaleChoice(model, changed) {
+  const [input] = model.inputs;
+  const choices = scales(input, model.example?.inputs?.[input.name]);
+  const select = h("select", { "aria-label": "Values of pixels", change: () => changed() },
+    choices.map(([title], i) => h("option", { value: String(i) }, title)));
+  return [select, () => choices[Number(select.value)][1]];
+}
+
+function drawPane(model, picture, run) {
+  const seen = h("div", {}, h("canvas", { class: "seen", width: picture.width, height: picture.height }));
+  let drawn = null;
+  const again = () => drawn && sendPicture(model, picture, drawn, scale(), run);
+  const [select, scale] = scaleChoice(model, again);
+  const page = sheet(picture, (canvas) => {
+    drawn = canvas;
+    fill(seen, canvas);
+    again();
+  });
+  return h("div", {},
+    h("div", { class: "drawing" },
+      h("figure", {}, page.canvas, h("figcaption", {}, "Draw here")),
+      h("figure", {}, seen, h("figcaption", {}, `The model's ${picture.width} × ${picture.height}`))),
+    h("div", { class: "row pane" },
+      h("button", { type: "button", click: () => { page.clear(); drawn = null; fill(seen, h("canvas", { class: "seen", width: 1, height: 1 })); } }, "Clear"),
+      model.example && h("button", { type: "button", click: () => run(JSON.stringify(model.example)) }, "Use the example"),
+      h("label", { class: "row" }, "Pixels", select)));
+}
+
+function picturePane(model, picture, run) {
+  const seen = h("div", {});
+  let shown = null;
+  const again = () => shown && sendPicture(model, picture, shown, scale(), run);
+  const [select, scale] = scaleChoice(model, again);
+  async function take(source) {
+    try {
+      shown = fitted(source instanceof Blob ? await createImageBitmap(source) : source, picture);
+    } catch {
+      return fill(seen, h("p", { class: "why" }, "This file is no picture that the browser can read."));
+    }
+    fill(seen, h("figure", {}, shown, h("figcaption", {}, `${picture.width} × ${picture.height}, ${picture.channels === 1 ? "grey" : "colour"}`)));
+    return again();
+  }
+  return h("div", {},
+    dropZone("A picture", "image/*", take),
+    h("div", { class: "drawing pane" }, seen),
+    h("div", { class: "row pane" },
+      h("button", { type: "button", click: () => take(testPicture()) }, "Use a test picture"),
+      h("label", { class: "row" }, "Pixels", select)));
+}
+
+function testPicture() {
+  const canvas = h("canvas", { width: 256, height: 256 });
+  const context = canvas.getContext("2d");
+  const sky = context.createLinearGradient(0, 0, 0, 256);
+  sky.addColorStop(0, "#5b8def");
+  sky.addColorStop(1, "#f4d8a8");
+  context.fillStyle = sky;
+  context.fillRect(0, 0, 256, 256);
+  context.fillStyle = "#ffdf6b";
+  context.beginPath();
+  context.arc(180, 90, 34, 0, 7);
+  context.fill();
+  context.fillStyle = "#3f7d58";
+  context.beginPath();
+  context.moveTo(0, 256);
+  context.lineTo(90, 130);
+  context.lineTo(256, 256);
+  context.fill();
+  return canvas;
+}
+
+function dropZone(what, accept, take) {
+  const zone = h("div", { class: "drop" },
+    h("p", {}, `${what}: drop it here, or `),
+    h("input", { type: "file", accept, "aria-label": what, change: (event) => event.target.files[0] && take(event.target.files[0]) }));
+  zone.addEventListener("dragover", (event) => { event.preventDefault(); zone.classList.add("over"); });
+  zone.addEventListener("dragleave", () => zone.classList.remove("over"));
+  zone.addEventListener("drop", (event) => {
+    event.preventDefault();
+    zone.classList.remove("over");
+    if (event.dataTransfer.files[0]) take(event.dataTransfer.files[0]);
+  });
+  return zone;
+}
+
+function filePane(run) {
+  return h("div", {}, dropZone("A .npy file", ".npy", (file) => run(file, { "content-type": "application/x-npy" })),
+    h("p", { class: "muted small pane" }, "As ", h("code", {}, "numpy.save"), " writes it, with all dimensions of the input."));
+}
+
+function jsonPane(model, run) {
+  const text = h("textarea", {
+    spellcheck: "false", "aria-label": "The request as JSON", value: exampleText(model),
+    keydown: (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) run(text.value); },
+  });
+  return h("div", {}, text,
+    h("div", { class: "row pane" }, h("button", { type: "button", class: "primary run", click: () => run(text.value) }, "Run"),
+      h("span", { class: "muted small" }, "or Ctrl+Enter")));
+}
+
+/** A request in JSON; a short one for inputs that are too large to be shown. */
+export function exampleText(model) {
+  if (model.example) return JSON.stringify(model.example, null, 1).replace(/\[\s+(?=[^[\s])[^[\]]*?\]/g, (list) => list.replace(/\s+/g, " ").replace("[ ", "[").replace(" ]", "]"));
+  return JSON.stringify({ inputs: Object.fromEntries(model.inputs.map((i) => [i.name, []])) }, null, 1);
+}
+
+async function show(answer, model, body, headers = {}) {
+  fill(answer, h("div", { class: "empty" }, "Asking …"));
+  const began = performance.now();
+  try {
+    const response = await send(model.url.slice(1), {
+      method: "POST", body, headers: { "content-type": "application/json", accept: "application/json", ...headers },
+    });
+    const took = performance.now() - began;
+    const document_ = await response.json();
+    if (!response.ok) {
+      return fill(answer, h("p", { class: "why" }, `${response.status} ${document_.code}`), h("pre", { class: "pane" }, document_.error));
+    }
+    const place = h("div", { class: "pane" });
+    fill(answer, document_.outputs.map(shownOutput), place);
+    return explain(place, response.headers.get("x-request-id"), took);
+  } catch (error) {
+    return fill(answer, h("p", { class: "why" }, `There was no answer: ${error.message}`));
+  }
+}
+
+async function explain(place, id, took) {
+  const link = h("a", { href: `#/requests/${encodeURIComponent(id)}` }, "Explain this request");
+  try {
+    const request = await ask(`v1/requests/${encodeURIComponent(id)}`);
+    fill(place, strip(request), h("div", { class: "row spread small pane" },
+      h("span", { class: "muted" }, `${duration(request.total_ms)} in the server, ${duration(took)} for this page`), link));
+  } catch {
+    fill(place, h("p", { class: "muted small" }, `${duration(took)} for this page`));
+  }
+}
+
+function shownOutput(output) {
+  const { name, shape, data } = output;
+  const values = Array.isArray(data) ? data.flat(Infinity) : [];
+  const rows = shape.length > 1 ? shape[0] : 1;
+  const head = h("h3", {}, name, h("span", { class: "muted" }, `  ${output.datatype}[${shape.join(", ")}]`));
+  let body;
+  if (values.length === 1) body = h("div", { class: "big" }, typeof values[0] === "number" ? figure(values[0]) : String(values[0]));
+  else if (rows === 1 && values.length > 1 && values.every((v) => typeof v === "number") && output.datatype.startsWith("FP")) body = bars(values);
+  else body = h("pre", {}, cut(JSON.stringify(data)));
+  return h("div", { class: "output" }, head, body);
+}
+
+/** The highest values; of a few all of them, in their order. */
+function bars(values) {
+  const order = values.map((value, index) => [value, index]).sort((a, b) => b[0] - a[0]);
+  const top = order[0][1];
+  const most = Math.max(...order.map(([v]) => Math.abs(v))) || 1;
+  const shown = values.length <= 12 ? values.map((v, i) => [v, i]) : order.slice(0, MOST_BARS);
+  return h("div", { class: "bars" }, shown.map(([value, index]) =>
+    h("div", { class: index === top ? "top" : "" }, h("span", {}, index),
+      h("div", { class: "track" }, h("i", { style: { width: `${(100 * Math.max(0, value)) / most}%` } })), h("span", { class: "n" }, figure(Number(value.toFixed(4)))))),
+    values.length > shown.length && h("p", { class: "muted small" }, `the highest ${MOST_BARS} of ${values.length}`));
+}
+
+function cut(text) {
+  return text.length > 4000 ? `${text.slice(0, 4000)} …` : text;
+}

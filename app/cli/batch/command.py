@@ -1,0 +1,178 @@
+"""The command: rows in, a line of JSON for each out, resumable."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from app.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, CommandError
+
+if TYPE_CHECKING:
+    from app.cli.batch.results import Results
+    from app.cli.batch.rows import Row, Rows
+    from popgate.client import AsyncClient
+
+
+def batch(
+    name: Annotated[str, typer.Argument(help="The model.")],
+    source: Annotated[
+        Path,
+        typer.Option(
+            "--input", "-i", metavar="FILE",
+            help="Rows: a .csv, .jsonl or .parquet file, or a folder of images.",
+        ),
+    ],
+    target: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE.jsonl",
+            help="Where results go, one line a row. [default: INPUT.results.jsonl]",
+        ),
+    ] = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option("--keep", metavar="COLUMN",
+                     help="Copy a column of the input to the results."),
+    ] = None,
+    in_flight: Annotated[
+        int, typer.Option("--in-flight", min=1, max=1024,
+                          help="Requests at the same time.")
+    ] = 32,
+    url: Annotated[
+        str, typer.Option(help="Where the gateway is.", envvar="POPGATE_URL")
+    ] = "http://127.0.0.1:8000",
+    version: Annotated[
+        str, typer.Option(help="Version of the model. [default: the highest]")
+    ] = "",
+    timeout: Annotated[float, typer.Option(help="Seconds for one row.")] = 60.0,
+    retries: Annotated[
+        int, typer.Option(min=0, help="Further attempts where the server is busy.")
+    ] = 8,
+) -> None:  # fmt: skip
+    """Run a model of a running gateway on every row of a file.
+
+    Run it again to go on where it was ended: rows that have a result are not sent
+    again. Rows that fail are written to FILE.errors.jsonl, and tried again next time.
+
+    For example: popgate batch digits --input rows.parquet
+    """
+    from app.cli.batch.results import Results
+    from app.cli.batch.rows import open_rows
+    from popgate.client import AsyncClient, ClientError, InvalidRequest
+
+    place = target or source.with_name(f"{source.name}.results.jsonl")
+    options: dict[str, Any] = {"timeout": timeout, "retries": retries}
+    try:
+        client = AsyncClient(url, max_connections=in_flight, **options)
+    except InvalidRequest as e:
+        raise CommandError(f"--url {e}", EXIT_USAGE) from None
+    with (
+        open_rows(source, keep or []) as rows,
+        Results(place, source, name, version) as results,
+    ):
+        before = len(results.done)
+        started = time.monotonic()
+        run = _Run(client, name, version, in_flight, results)
+        try:
+            asyncio.run(run.all(rows))
+        except KeyboardInterrupt:
+            _tell(results, before, place, "interrupted; run it again to go on")
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+        except ClientError as e:
+            _tell(results, before, place, "ended; run it again to go on")
+            raise CommandError(f"{url}: {e}") from None
+        seconds = time.monotonic() - started
+        _tell(results, before, place, f"{seconds:.1f} s")
+        if results.failed:
+            raise typer.Exit(EXIT_FAILED)
+
+
+def _tell(results: Results, before: int, place: Path, end: str) -> None:
+    from app.sizes import counted
+
+    new = len(results.done) - before
+    parts = [f"{counted(new, 'row')} → {place}"]
+    parts += [f"{before} done before"] if before else []
+    if results.failed:
+        parts.append(f"{counted(results.failed, 'row')} failed → {results.errors}")
+    typer.echo(", ".join([*parts, end]), err=True)
+
+
+class _Run:
+    """All rows that have no result yet, so many at a time."""
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        name: str,
+        version: str,
+        in_flight: int,
+        results: Results,
+    ) -> None:
+        self._client = client
+        self._name = name
+        self._version = version
+        self._room = asyncio.Semaphore(in_flight)
+        self._results = results
+        self._fatal: Exception | None = None
+        self._finished = 0
+
+    async def all(self, rows: Rows) -> None:
+        from app.cli.local import progress
+
+        async with self._client as client:
+            metadata = await client.metadata(self._name, version=self._version)
+            inputs = {
+                i["name"]: (i["datatype"], i["shape"]) for i in metadata["inputs"]
+            }
+            tasks: set[asyncio.Task[None]] = set()
+            with progress("running", rows.count) as show:
+                try:
+                    for row in rows.read(inputs):
+                        self._finished += row.number in self._results.done
+                        if row.number in self._results.done:
+                            continue
+                        await self._room.acquire()
+                        if self._fatal is not None:
+                            break
+                        task = asyncio.create_task(self._one(row, show))
+                        tasks.add(task)
+                        task.add_done_callback(tasks.discard)
+                finally:
+                    if tasks:
+                        await asyncio.wait(tasks)
+        if self._fatal is not None:
+            raise self._fatal
+
+    async def _one(self, row: Row, show: Any) -> None:
+        from popgate.client import (
+            AuthenticationError,
+            ClientError,
+            ConnectionFailed,
+            NotFound,
+        )
+
+        try:
+            if row.problem:
+                self._results.fail(row, row.problem, "")
+            else:
+                outputs = await self._client.infer(
+                    self._name, row.inputs, version=self._version
+                )
+                self._results.add(row, outputs)
+        except (ConnectionFailed, NotFound, AuthenticationError) as e:
+            self._fatal = e  # it would be the same for every row
+        except ClientError as e:
+            self._results.fail(row, e.message, e.code)
+        except OSError as e:  # a full disk
+            self._fatal = CommandError(str(e))
+        except Exception as e:  # raised where all rows are waited for
+            self._fatal = e
+        finally:
+            self._finished += 1
+            show(self._finished)
+            self._room.release()

@@ -1,0 +1,215 @@
+"""Rows of files as inputs of a model."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from app.cli.errors import EXIT_USAGE, CommandError
+
+#: Datatype and shape of each input, as metadata have them.
+Takes: TypeAlias = "Mapping[str, tuple[str, list[int]]]"
+
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row: its number from 0, its inputs, and what is copied to the results.
+
+    `problem` says why it has no inputs.
+    """
+
+    number: int
+    inputs: Mapping[str, Any]
+    kept: Mapping[str, Any] = field(default_factory=dict)
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """How many there are, and how they are read for a model."""
+
+    count: int
+    read: Callable[[Takes], Iterator[Row]]
+
+
+@contextlib.contextmanager
+def open_rows(source: Path, keep: Sequence[str]) -> Iterator[Rows]:
+    """The rows of a file or folder. Raises `CommandError` for what is none."""
+    if source.is_dir():
+        yield _images(source)
+        return
+    kinds = {".csv": _csv, ".jsonl": _jsonl, ".ndjson": _jsonl, ".parquet": _parquet}
+    if source.suffix not in kinds:
+        msg = f"--input {source}: expected .csv, .jsonl, .parquet or a folder"
+        raise CommandError(msg, EXIT_USAGE)
+    if not source.is_file():
+        raise CommandError(f"--input {source}: no such file", EXIT_USAGE)
+    yield kinds[source.suffix](source, keep)
+
+
+def _csv(source: Path, keep: Sequence[str]) -> Rows:
+    def records() -> Iterator[dict[str, Any]]:
+        with source.open(newline="", encoding="utf-8-sig") as file:
+            yield from csv.DictReader(file)
+
+    return Rows(sum(1 for _ in records()), _reader(records, keep, texts=True))
+
+
+def _jsonl(source: Path, keep: Sequence[str]) -> Rows:
+    def records() -> Iterator[Any]:
+        with source.open(encoding="utf-8") as file:
+            for line in file:
+                if line.strip():
+                    try:
+                        record = json.loads(line)
+                    except ValueError as e:
+                        record = e
+                    yield record
+
+    return Rows(sum(1 for _ in records()), _reader(records, keep))
+
+
+def _parquet(source: Path, keep: Sequence[str]) -> Rows:
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        msg = "reading .parquet needs pyarrow: pip install 'popgate[parquet]'"
+        raise CommandError(msg, EXIT_USAGE) from None
+    try:
+        file = parquet.ParquetFile(source)
+    except (OSError, ValueError) as e:
+        raise CommandError(f"--input {source}: {e}", EXIT_USAGE) from None
+
+    def records() -> Iterator[dict[str, Any]]:
+        for part in file.iter_batches(batch_size=1024):
+            yield from part.to_pylist()
+
+    return Rows(file.metadata.num_rows, _reader(records, keep))
+
+
+def _reader(
+    records: Callable[[], Iterator[Any]], keep: Sequence[str], *, texts: bool = False
+) -> Callable[[Takes], Iterator[Row]]:
+    def read(takes: Takes) -> Iterator[Row]:
+        for number, record in enumerate(records()):
+            if isinstance(record, Exception):
+                yield Row(number, {}, problem=f"not JSON: {record}")
+                continue
+            if not isinstance(record, dict):
+                record = {next(iter(takes)): record} if len(takes) == 1 else {}
+            inner = record.get("inputs")
+            values = (
+                inner if isinstance(inner, dict) and "inputs" not in takes else record
+            )
+            kept = {name: record.get(name) for name in keep}
+            try:
+                inputs = _inputs(values, takes, keep, texts=texts)
+            except (ValueError, TypeError) as e:
+                yield Row(number, {}, kept, str(e))
+            else:
+                yield Row(number, inputs, kept)
+
+    return read
+
+
+def _inputs(
+    record: Mapping[str, Any], takes: Takes, keep: Sequence[str], *, texts: bool
+) -> dict[str, Any]:
+    """Columns by the inputs' names; else all columns are the only input's elements."""
+    if all(name in record for name in takes):
+        return {
+            name: _cell(record[name], datatype) if texts else record[name]
+            for name, (datatype, _) in takes.items()
+        }
+    missing = ", ".join(name for name in takes if name not in record)
+    values = [value for name, value in record.items() if name not in keep]
+    if len(takes) != 1 or not values:
+        raise ValueError(f"no column {missing}; there are {', '.join(record)}")
+    ((name, (datatype, shape)),) = takes.items()
+    cells = [_cell(value, datatype) if texts else value for value in values]
+    if shape and shape[-1] not in (-1, len(cells)):
+        msg = f"{len(cells)} columns for input {name}, which takes {shape[-1]}"
+        raise ValueError(msg)
+    return {name: cells}
+
+
+def _cell(text: str | None, datatype: str) -> Any:
+    """A cell of a .csv file: a text, a number, or a list in JSON."""
+    if text is None:
+        raise ValueError("the row is too short")
+    if datatype == "BYTES" and not text.startswith("["):
+        return text
+    if datatype == "BOOL" and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        return json.loads(text)
+    except ValueError:
+        if datatype == "BYTES":
+            return text
+        try:
+            return float(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is no {datatype}") from None
+
+
+def _images(folder: Path) -> Rows:
+    try:
+        from PIL import Image
+    except ImportError:
+        msg = "reading images needs pillow: pip install 'popgate[images]'"
+        raise CommandError(msg, EXIT_USAGE) from None
+    files = sorted(p for p in folder.rglob("*") if p.suffix.lower() in IMAGES)
+    if not files:
+        raise CommandError(f"--input {folder}: no images there", EXIT_USAGE)
+
+    def read(takes: Takes) -> Iterator[Row]:
+        if len(takes) != 1:
+            msg = f"images are for a model with one input; it takes {', '.join(takes)}"
+            raise CommandError(msg, EXIT_USAGE)
+        ((name, (datatype, shape)),) = takes.items()
+        mode, size, first = _form(shape)
+        for number, file in enumerate(files):
+            kept = {"file": file.relative_to(folder).as_posix()}
+            try:
+                with Image.open(file) as image:
+                    fitting = image.convert(mode)
+                    if size is not None:
+                        fitting = fitting.resize(size)
+                    pixels = np.asarray(fitting)
+            except (OSError, ValueError, Image.DecompressionBombError) as e:
+                yield Row(number, {}, kept, str(e))
+                continue
+            pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
+            pixels = pixels.transpose(2, 0, 1) if first else pixels
+            if datatype.startswith(("FP", "BF")):
+                pixels = pixels.astype(np.float32) / 255
+            # The batch's dimension, and no more than the model's.
+            yield Row(number, {name: pixels.reshape(_padded(pixels, shape))}, kept)
+
+    return Rows(len(files), read)
+
+
+def _form(shape: list[int]) -> tuple[str, tuple[int, int] | None, bool]:
+    """Mode, width and height, and whether the colours come first."""
+    channels = {1: "L", 3: "RGB", 4: "RGBA"}
+    if len(shape) >= 3 and shape[-3] in channels and shape[-1] not in (3, 4):
+        mode, height, width, first = channels[shape[-3]], shape[-2], shape[-1], True
+    elif len(shape) >= 3 and shape[-1] in channels:
+        mode, height, width, first = channels[shape[-1]], shape[-3], shape[-2], False
+    else:
+        msg = f"the model's input {shape} is no image of 1, 3 or 4 colours"
+        raise CommandError(msg, EXIT_USAGE)
+    return mode, (width, height) if width > 0 and height > 0 else None, first
+
+
+def _padded(pixels: np.ndarray, shape: list[int]) -> tuple[int, ...]:
+    return (1,) * (len(shape) - pixels.ndim) + pixels.shape

@@ -1,0 +1,48 @@
+"""`popgate key`: a key for a server's clients."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from typing import Annotated
+
+import typer
+
+from app.cli.errors import EXIT_USAGE, CommandError
+
+
+def key(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is.")],
+    groups: Annotated[
+        str, typer.Option(metavar="GROUPS", help="What it allows, with commas between.")
+    ] = "infer,metadata",
+    models: Annotated[
+        str, typer.Option(metavar="MODELS", help="For which models, as in digits,r-*.")
+    ] = "*",
+) -> None:
+    """Make a key for a client of the server.
+
+    Its entry for the file of --keys goes to standard output, the key itself to
+    standard error, once.
+
+    popgate key shop --models digits >> keys.toml
+    """
+    from app.config.config_keys import KeyProblem, read_section
+    from app.config.keys import KeyConfig, digest_of
+
+    secret = "pg_" + secrets.token_urlsafe(32)
+    entry = {
+        "name": name,
+        "sha256": digest_of(secret.encode()).hex(),
+        "groups": [group.strip() for group in groups.split(",") if group.strip()],
+        "models": [model.strip() for model in models.split(",") if model.strip()],
+    }
+    try:
+        read_section(KeyConfig, entry)
+    except KeyProblem as e:
+        raise CommandError(str(e), EXIT_USAGE) from None
+    typer.echo("\n[[key]]")
+    for item, value in entry.items():
+        # What JSON writes of texts and lists is TOML as well.
+        typer.echo(f"{item} = {json.dumps(value)}")
+    typer.echo(f"the key of {name}, which is shown this once: {secret}", err=True)

@@ -1,0 +1,265 @@
+"""The command: a sweep over loads."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from app.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, CommandError
+
+if TYPE_CHECKING:
+    from app.cli.perf.load import Run
+    from app.cli.perf.measure import Load, Measurement
+    from popgate.client import Client
+
+#: Different requests that are sent in turn.
+REQUESTS = 64
+MOST_WINDOWS = 10
+#: What of a core the client may use before it is it that is measured.
+BUSY = 0.9
+
+
+def perf(
+    name: Annotated[str, typer.Argument(help="The model.")],
+    concurrency: Annotated[
+        str,
+        typer.Option("--concurrency", "-c", metavar="N,...",
+                     help="Requests always in flight: closed loop."),
+    ] = "1",
+    rate: Annotated[
+        str,
+        typer.Option("--rate", "-r", metavar="N,...",
+                     help="Requests a second, whatever the server does: open loop."),
+    ] = "",
+    arrivals: Annotated[
+        str, typer.Option(metavar="poisson|constant",
+                          help="When requests of an open loop come.")
+    ] = "poisson",
+    seconds: Annotated[
+        float, typer.Option(min=0.1, help="Of a window; three have to agree.")
+    ] = 2.0,
+    warm_up: Annotated[float, typer.Option(min=0, help="Seconds before.")] = 1.0,
+    within: Annotated[
+        float, typer.Option(min=0, help="How far windows may lie apart, in percent.")
+    ] = 10.0,
+    connections: Annotated[
+        int, typer.Option(min=1, max=4096, help="Most connections of an open loop.")
+    ] = 128,
+    batch: Annotated[int, typer.Option("--batch", "-b", min=1,
+                                       help="Rows of a request.")] = 1,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--input", "-i", metavar="NAME=VALUE",
+                     help="An input, as for `popgate infer`; default: synthetic."),
+    ] = None,
+    shapes: Annotated[
+        list[str] | None,
+        typer.Option("--shape", metavar="NAME=DIMS",
+                     help="Shape of a synthetic input."),
+    ] = None,
+    encoding: Annotated[
+        str, typer.Option("--encoding", "-e", metavar="json|binary",
+                          help="[default: binary where the server reads it]")
+    ] = "",
+    url: Annotated[
+        str, typer.Option(help="Where the server is.", envvar="POPGATE_URL")
+    ] = "http://127.0.0.1:8000",
+    version: Annotated[
+        str, typer.Option(help="Version of the model. [default: the highest]")
+    ] = "",
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write all numbers.")
+    ] = None,
+    html_file: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE",
+                                  help="Write a report with plots.")
+    ] = None,
+) -> None:  # fmt: skip
+    """Measure a model of a running server: PopGate, Triton, KServe.
+
+    Latencies of an open loop count from when a request was due. The server's own
+    durations, where it has statistics, stand beside.
+
+    For example: popgate perf digits --concurrency 1,4,16 --html report.html
+    """
+    from app.cli.perf.report import head, row
+    from popgate.client import Client, ClientError, InvalidRequest
+
+    loads = _loads(concurrency, rate, arrivals, connections)
+    for target in (json_file, html_file):
+        if target is not None and not target.parent.is_dir():
+            raise CommandError(f"{target}: no such folder", EXIT_USAGE)
+    if url.startswith("https:"):
+        raise CommandError("--url: plain HTTP only, as in http://HOST", EXIT_USAGE)
+    try:
+        client = Client(url, encoding=encoding or None, timeout=60)
+    except InvalidRequest as e:
+        raise CommandError(str(e), EXIT_USAGE) from None
+    steps: list[Measurement] = []
+    code = 0
+    with client:
+        try:
+            requests = _requests(client, name, version, inputs, shapes, batch)
+            typer.echo(head())
+            for load in loads:
+                step = _measure(
+                    client, name, requests, load, seconds, warm_up, within / 100
+                )
+                typer.echo(row(step))
+                steps.append(step)
+        except InvalidRequest as e:
+            raise CommandError(
+                str(e), EXIT_FAILED if e.status else EXIT_USAGE
+            ) from None
+        except ClientError as e:
+            raise CommandError(f"{url}: {e}") from None
+        except OSError as e:
+            raise CommandError(f"no connection to {url}: {e}") from None
+        except KeyboardInterrupt:
+            code = EXIT_INTERRUPTED
+    about: dict[str, Any] = {
+        "server": url, "model": name, "rows of a request": batch,
+        "seconds of a window": seconds, "cores of the client": os.cpu_count(),
+    }  # fmt: skip
+    _write(about, steps, json_file, html_file)
+    if code or not steps or any(step.failed for step in steps):
+        raise typer.Exit(code or EXIT_FAILED)
+
+
+def _write(
+    about: dict[str, Any],
+    steps: Sequence[Measurement],
+    json_file: Path | None,
+    html_file: Path | None,
+) -> None:
+    from app.cli.perf.report import page
+
+    busy = max((step.cpu for step in steps), default=0.0)
+    if busy > BUSY:
+        typer.echo(f"note: the client used {busy:.2f} of one core", err=True)
+    if json_file is not None and steps:
+        document = {"about": about, "steps": [step.as_dict() for step in steps]}
+        json_file.write_text(json.dumps(document, indent=1) + "\n")
+    if html_file is not None and steps:
+        html_file.write_text(page(f"popgate perf {about['model']}", about, steps))
+
+
+def _loads(concurrency: str, rate: str, arrivals: str, connections: int) -> list[Load]:
+    from app.cli.perf.measure import Load
+
+    if arrivals not in ("poisson", "constant"):
+        msg = f"--arrivals {arrivals}: expected poisson or constant"
+        raise CommandError(msg, EXIT_USAGE)
+    if rate:
+        return [
+            Load(connections, number, arrivals)  # type: ignore[arg-type] # checked
+            for number in _numbers(rate, "--rate")
+        ]
+    return [Load(int(number)) for number in _numbers(concurrency, "--concurrency")]
+
+
+def _numbers(text: str, option: str) -> list[float]:
+    try:
+        numbers = [float(each) for each in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or not all(0 < n < 1e6 for n in numbers):
+        msg = f"{option} {text}: expected numbers with commas, as in 1,4,16"
+        raise CommandError(msg, EXIT_USAGE)
+    return numbers
+
+
+def _requests(
+    client: Client,
+    name: str,
+    version: str,
+    inputs: Sequence[str] | None,
+    shapes: Sequence[str] | None,
+    batch: int,
+) -> list[bytes]:
+    """Whole requests, whose synthetic values differ. One is tried first."""
+    import numpy as np
+
+    from app.cli.pairs import parse_pairs, parse_shapes
+    from app.cli.run_data import made_up_array
+    from app.cli.tensors import read_value
+    from app.spec import DATATYPES
+    from popgate.client import InvalidRequest, Tensor
+
+    metadata = client.metadata(name, version=version)
+    takes = {i["name"]: (i["datatype"], i["shape"]) for i in metadata["inputs"]}
+    given, wanted = parse_pairs(inputs, "--input"), parse_shapes(shapes)
+    for named in (*given, *wanted):
+        if named not in takes:
+            raise InvalidRequest(f"no input {named!r}; {name} takes {', '.join(takes)}")
+    fixed = {
+        key: read_value(text, key, *takes[key]).array for key, text in given.items()
+    }
+    random = np.random.default_rng(0)
+    made = []
+    for number in range(REQUESTS if len(fixed) < len(takes) else 1):
+        values: dict[str, Any] = dict(fixed)
+        for key, (datatype, shape) in takes.items():
+            if key in fixed:
+                continue
+            dims = [int(d) for d in wanted.get(key, ())] or [
+                batch if at == 0 and dim < 0 else max(dim, 1)
+                for at, dim in enumerate(shape)
+            ]
+            kind = DATATYPES[datatype].data_type
+            array = made_up_array(random, kind, tuple(dims))
+            if datatype == "BF16":
+                array = (array.astype(np.uint32) << 16).view(np.float32)
+            values[key] = Tensor(key, datatype, array)
+        if number == 0:
+            client.infer(name, values, version=version)
+        made.append(client.prepare(name, values, version=version))
+    return made
+
+
+def _measure(
+    client: Client,
+    name: str,
+    requests: list[bytes],
+    load: Load,
+    seconds: float,
+    warm_up: float,
+    within: float,
+) -> Measurement:
+    import uvloop
+
+    from app.cli.perf.measure import AGREEING, is_stable, measured, phases, run_window
+
+    address = client.address
+
+    async def windows() -> Measurement:
+        if warm_up:
+            await run_window(address, requests, load, warm_up)
+        runs: list[Run] = []
+        said = [_statistics(client, name)]
+        while len(runs) < MOST_WINDOWS and not is_stable(runs, within):
+            runs.append(await run_window(address, requests, load, seconds, len(runs)))
+            said.append(_statistics(client, name))
+        stable = is_stable(runs, within)
+        server = phases(said[-min(AGREEING, len(runs)) - 1], said[-1])
+        return measured(load, runs, stable, server)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(windows())
+
+
+def _statistics(client: Client, name: str) -> Any:
+    from popgate.client import ClientError, ConnectionFailed
+
+    try:
+        return client.statistics(name)
+    except ConnectionFailed:
+        raise
+    except ClientError:  # a server without them
+        return None

@@ -1,0 +1,28 @@
+"""Whether there is memory for what a large document becomes.
+
+The parser and writer of JSON (orjson) is not made for a process whose memory is
+limited (RLIMIT_AS, no overcommit): for want of some it calls a good document wrong, or
+ends the process. So it is asked first whether that much could be had, without touching
+it, which takes two system calls.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+#: Bytes up to which no room is reserved.
+_SMALL = 1 << 20
+# Without MAP_NORESERVE the kernel compares with the memory of the machine, not with
+# what this process may have; Python has no name for it before 3.13.
+_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
+
+
+def ensure_room(size: int) -> None:
+    """Raises MemoryError if the process may not have `size` bytes more."""
+    if size <= _SMALL:
+        return
+    try:
+        mmap.mmap(-1, size, _FLAGS).close()
+    except OSError:
+        msg = f"there are no {size} bytes of memory for a document"
+        raise MemoryError(msg) from None

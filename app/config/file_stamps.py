@@ -1,0 +1,27 @@
+"""Whether files have changed since they were looked at, cheap to find out."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TypeAlias
+
+Stamp: TypeAlias = tuple[object, ...]
+
+
+def stamp_of(paths: Iterable[Path]) -> Stamp:
+    """What differs when one of the files has been changed, replaced or removed.
+
+    Of folders only that they are there counts. Raises nothing.
+    """
+    stamps: list[tuple[object, ...]] = []
+    for path in sorted(paths):
+        try:
+            found = path.stat()
+        except OSError as e:
+            stamps.append((str(path), e.errno))
+            continue
+        if not stat.S_ISDIR(found.st_mode):
+            stamps.append((str(path), found.st_ino, found.st_size, found.st_mtime_ns))
+    return tuple(stamps)

@@ -1,0 +1,128 @@
+"""The file of keys (``--keys``): who has one, and what each may do.
+
+::
+
+    anonymous = ["metadata", "pages"]       # what needs no key
+
+    [[key]]
+    name = "shop"
+    sha256 = "9f86d081…"                    # of the key itself, which is not kept
+    groups = ["infer", "metadata"]
+    models = ["digits", "ranker-*"]
+    requests_per_second = 100
+    concurrent = 8
+
+`popgate key NAME` makes a key and its entry.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias, get_args
+
+from app.config.config_keys import (
+    DISTINCT,
+    KeyProblem,
+    between,
+    checked,
+    entries,
+    key,
+    read_section,
+    section,
+    text,
+)
+
+#: What a key may allow: running models; asking what there is; loading and unloading
+#: and other settings of the server; ``/metrics``; the pages for people.
+Group: TypeAlias = Literal["infer", "metadata", "manage", "metrics", "pages"]
+KEY_GROUPS: tuple[Group, ...] = get_args(Group)
+
+MOST_KEYS = 1000
+_LARGEST_FILE = 1 << 20
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
+_DIGEST = re.compile(r"[0-9a-fA-F]{64}")
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise ValueError("1 to 100 letters, digits, '.', '_' and '-'")
+    return value
+
+
+def _digest(value: Any) -> bytes:
+    if not isinstance(value, str) or not _DIGEST.fullmatch(value):
+        msg = "the SHA-256 of a key, 64 hexadecimal digits (`popgate key` writes it)"
+        raise ValueError(msg)
+    return bytes.fromhex(value)
+
+
+@section
+@dataclass(frozen=True, slots=True)
+class KeyConfig:
+    """One key. None of the limits: none."""
+
+    name: Annotated[str, checked(_name)] = key("", "whose it is, for logs and messages")
+    sha256: Annotated[bytes, checked(_digest)] = key(b"", "the SHA-256 of the key")
+    groups: Annotated[tuple[Group, ...], DISTINCT] = key(
+        ("infer", "metadata"), "what it allows"
+    )
+    models: Annotated[
+        tuple[Annotated[str, text(200, 1)], ...], entries(1000), DISTINCT
+    ] = key(("*",), "the models it may ask for; * and ? stand for other letters")
+    requests_per_second: Annotated[float, between(0.001, 1e6)] | None = key(
+        None, "requests a second; more get 429"
+    )
+    concurrent: Annotated[int, between(1, 1 << 20)] | None = key(
+        None, "inferences in flight at a time; more get 429"
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("name", "sha256"):
+            if not getattr(self, name):
+                msg = f"{name} is missing"
+                raise ValueError(msg)
+
+
+@section
+@dataclass(frozen=True, slots=True)
+class KeysConfig:
+    """All keys of a server, and what needs none."""
+
+    anonymous: Annotated[tuple[Group, ...], DISTINCT] = key(
+        (), "what requests without a key may do"
+    )
+    key: Annotated[tuple[KeyConfig, ...], entries(MOST_KEYS)] = key((), "the keys")
+
+    def __post_init__(self) -> None:
+        for what in ("name", "sha256"):
+            seen: set[Any] = set()
+            for item in self.key:
+                value = getattr(item, what)
+                if value in seen:
+                    msg = f"two keys have the same {what}, that of {item.name!r}"
+                    raise ValueError(msg)
+                seen.add(value)
+
+
+def read_keys(path: Path) -> KeysConfig:
+    """The keys of a file. Raises `KeyProblem` for what it cannot be, and OSError."""
+    with path.open("rb") as file:
+        data = file.read(_LARGEST_FILE + 1)
+    if len(data) > _LARGEST_FILE:
+        msg = f"more than {_LARGEST_FILE} bytes"
+        raise KeyProblem(msg)
+    try:
+        document = tomllib.loads(data.decode())
+    except (ValueError, RecursionError) as e:  # TOMLDecodeError, UnicodeDecodeError
+        msg = f"not TOML: {e}"
+        raise KeyProblem(msg) from None
+    return read_section(KeysConfig, document)
+
+
+def digest_of(secret: bytes) -> bytes:
+    """What is kept of a key. Keys are random, so that one round of a hash is enough."""
+    return hashlib.sha256(secret).digest()

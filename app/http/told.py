@@ -1,0 +1,92 @@
+"""A request over ASGI as it is told of: its id on its answer, a line when it ends.
+
+Requests that become a `Call` are told of by that, which knows more.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import orjson
+
+from app.config.restrictions import group_of
+from app.errors import current_request
+from app.http.asgi import Message, Scope, Send
+from app.observe.journal import Asked, Failed, Journal
+from app.observe.request_ids import HEADER, id_of
+
+#: Bytes of the body of an error that are kept for the log.
+_MOST_TEXT = 2000
+#: Where a request finds it in its scope.
+KEY = "popgate.told"
+
+
+class Told:
+    """One request, from its head to its answer.
+
+    `scope` and `send` are to be used in place of those it was made of; then `end` is to
+    be called. `is_told` once another tells of the request.
+    """
+
+    def __init__(self, scope: Scope, send: Send, journal: Journal) -> None:
+        headers = dict(scope["headers"])
+        self.request_id = id_of(headers)
+        rest = [header for header in scope["headers"] if header[0] != HEADER]
+        self.scope: Scope = {**scope, "headers": [*rest, (HEADER, self.request_id)]}
+        self.scope[KEY] = self
+        self.is_told = False
+        self._trace = headers.get(b"traceparent", b"")
+        self._send = send
+        self._journal = journal
+        self._began = time.monotonic_ns()
+        self._status = 0
+        self._text = b""
+        current_request.set(self.request_id)
+
+    @property
+    def client(self) -> str:
+        peer: Any = self.scope.get("client")
+        return str(peer[0]) if peer else ""
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            headers = [*message.get("headers", ()), (HEADER, self.request_id)]
+            message = {**message, "headers": headers}
+        elif self._status >= 400 and not self.is_told:
+            self._text = (self._text + message.get("body", b""))[:_MOST_TEXT]
+        await self._send(message)
+
+    def end(self) -> None:
+        """The request is over: tell of it, unless a call does or the client is gone."""
+        if self.is_told or not self._status:
+            return
+        scope = self.scope
+        asked = Asked(
+            self.request_id,
+            scope["method"],
+            scope["path"],
+            self.client,
+            self._trace,
+        )
+        ended = time.monotonic_ns()
+        seconds = (ended - self._began) / 1e9
+        # "Not ready" is what a probe asked for: it is no failure, and probes that come
+        # by the hundred must not use up the lines of those that are.
+        is_answer = self._status == 503 and group_of(scope["path"]) == "health"
+        if self._status < 400 or is_answer:
+            self._journal.end(asked, self._status, seconds)
+            return
+        code, why = _read_error(self._text)
+        failed = Failed(asked, None, self._status, code, why, ended, seconds)
+        self._journal.fail(failed)
+
+
+def _read_error(text: bytes) -> tuple[str, str]:
+    """The code and the message of an error's body."""
+    try:
+        body = orjson.loads(text)
+        return str(body["code"]), str(body["error"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return "", ""

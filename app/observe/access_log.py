@@ -1,0 +1,90 @@
+"""One line for a request: who asked for what, how it went, where its time was spent.
+
+The lines are records of the logger ``app.access`` with their fields as `extra`, so that
+they have the form of all log lines (`--log-format`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+logger = logging.getLogger("app.access")
+
+#: Lines a second of what was not asked for with ``all``: a flood of bad requests
+#: must not become a flood of lines.
+MOST_A_SECOND = 200
+
+
+def parse_ratio(text: str) -> float | None:
+    """The share of answered requests that are logged: ``off`` is None (failed ones are
+    not logged either), ``errors`` 0, ``all`` 1. Raises `ValueError`."""
+    words = {"off": None, "errors": 0.0, "all": 1.0}
+    word = text.strip().lower()
+    if word in words:
+        return words[word]
+    try:
+        ratio = float(word)
+    except ValueError:
+        ratio = -1.0
+    if not 0 <= ratio <= 1:
+        msg = f"{text!r} is neither off, errors, all nor a share between 0 and 1"
+        raise ValueError(msg)
+    return ratio
+
+
+class AccessLog:
+    """Which requests get a line. For the event loop's thread.
+
+    `ratio` is what `parse_ratio` gives. A sample is every so-manieth answered request;
+    those that fail are always in it.
+    """
+
+    def __init__(self, ratio: float | None = None) -> None:
+        self.ratio = ratio
+        self._due = 0.0
+        self._second = 0
+        self._lines = 0
+        self._left_out = 0
+
+    @property
+    def is_on(self) -> bool:
+        return self.ratio is not None
+
+    @property
+    def samples(self) -> bool:
+        """Whether requests that are answered are logged, some of them at least."""
+        return bool(self.ratio)
+
+    def wants_answered(self) -> bool:
+        """Returns whether the next answered request is in the sample. Counts it."""
+        self._due += self.ratio or 0.0
+        if self._due < 1.0:
+            return False
+        self._due -= 1.0
+        return True
+
+    def write(self, message: str, status: int, fields: Mapping[str, Any]) -> None:
+        """Log one request, unless there are too many."""
+        if self.ratio != 1.0 and not self._may_write():
+            return
+        level = logging.INFO if status < 500 else logging.WARNING
+        logger.log(level, "%s", message, extra=dict(fields))
+
+    def _may_write(self) -> bool:
+        now = int(time.monotonic())
+        if now != self._second:
+            left_out, self._left_out = self._left_out, 0
+            self._second, self._lines = now, 0
+            if left_out:
+                logger.warning("%d more requests were not logged", left_out)
+        self._lines += 1
+        if self._lines > MOST_A_SECOND:
+            self._left_out += 1
+            return False
+        return True
+
+    def __repr__(self) -> str:
+        return f"<AccessLog ratio={self.ratio}>"

@@ -1,0 +1,225 @@
+"""What became of the last requests: which were slow, which failed, and a log of them.
+
+The request path leaves a tuple of what it has measured anyway (`Journal.last`), and
+compares one number; everything else is worked out when it is read, or for the
+requests that fail or are slower than most. For the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+from app.observe.access_log import AccessLog
+from app.observe.metrics import ModelMetrics
+from app.observe.request_ids import trace_context
+
+#: How many requests are kept: the last ones, the slowest, and the last that failed.
+LAST, SLOWEST, FAILED = 1000, 50, 200
+#: Seconds after which a slow request makes room for slow ones of today.
+SLOW_FOR = 900
+_NS = 1_000_000_000
+_MS = 1_000_000
+
+
+class Answered(NamedTuple):
+    """A request that was answered. Times are nanoseconds of the monotonic clock.
+
+    `arrived` is when its head came, 0 if it was not measured; `began` when its body
+    was complete; then it was decoded, waited `queue_ns`, ran `compute_ns` on `device`
+    (in a batch of `batch_rows`, `rows` of which were its own), was `encoding`, `ended`.
+    """
+
+    request_id: bytes
+    model: ModelMetrics
+    arrived: int
+    began: int
+    decoded: int
+    queue_ns: int
+    compute_ns: int
+    encoding: int
+    ended: int
+    rows: int
+    batch_rows: int
+    device: str
+
+    @property
+    def total_ns(self) -> int:
+        return self.ended - self.began
+
+    def phases(self) -> dict[str, float]:
+        """How long each phase took, in milliseconds.
+
+        The device's durations are laid on the gateway's clock, between decoding and
+        encoding; `wake` is what is between: the result's way back.
+        """
+        receive = self.began - self.arrived if self.arrived else 0
+        wake = self.encoding - self.decoded - self.queue_ns - self.compute_ns
+        parts = {
+            "receive": receive,
+            "decode": self.decoded - self.began,
+            "queue": self.queue_ns,
+            "compute": self.compute_ns,
+            "wake": wake,
+            "encode": self.ended - self.encoding,
+        }
+        return {name: round(max(0, ns) / _MS, 4) for name, ns in parts.items()}
+
+
+#: An `Answered` as the request path leaves it: making a plain tuple costs a fifth.
+Stamps: TypeAlias = tuple[
+    bytes, ModelMetrics, int, int, int, int, int, int, int, int, int, str
+]
+
+
+class Asked(NamedTuple):
+    """The client and what it asked for."""
+
+    request_id: bytes
+    method: str
+    path: str
+    client: str = ""
+    #: The header of that name: of which trace it is.
+    traceparent: bytes = b""
+    #: The name of the key that let it in (docs/security.md).
+    key: str = ""
+
+
+class Failed(NamedTuple):
+    """A request that failed, or was refused; `ended` as in `Answered`.
+
+    `model` is None where it got to none. `seconds` is how long that took.
+    """
+
+    asked: Asked
+    model: ModelMetrics | None
+    status: int
+    code: str
+    why: str
+    ended: int
+    seconds: float
+
+
+class Journal:
+    """The last requests of a gateway, its access log, and who makes spans of them.
+
+    `record` gets every request to a model, once that has been sent.
+    """
+
+    def __init__(
+        self,
+        access: AccessLog | None = None,
+        record: Callable[[Asked, Answered | Failed], None] | None = None,
+    ) -> None:
+        self.access = access or AccessLog()
+        self._record = record
+        #: What the request path appends to.
+        self.last: deque[Stamps] = deque(maxlen=LAST)
+        #: A request that takes longer is to be given to `keep_slow`, in nanoseconds.
+        self.slow_ns = 0
+        self.failed: deque[Failed] = deque(maxlen=FAILED)
+        #: Whether answered requests are to be given to `log_answered`.
+        self.samples = self.access.samples or record is not None
+        self._slow: list[tuple[int, int, Stamps]] = []  # a heap, the quickest first
+        self._look_at = 0  # when slow ones may be old enough to be forgotten
+
+    def keep_slow(self, stamps: Stamps) -> None:
+        """Keep a request that took longer than `slow_ns`."""
+        ended, took = stamps[8], stamps[8] - stamps[3]
+        item = (took, ended, stamps)
+        if len(self._slow) < SLOWEST:
+            heapq.heappush(self._slow, item)
+        else:
+            heapq.heapreplace(self._slow, item)
+        if len(self._slow) >= SLOWEST:
+            self._let_go(ended)
+
+    def _let_go(self, now: int) -> None:
+        """Forget slow requests of long ago, and say how slow the next has to be."""
+        if now >= self._look_at:
+            self._look_at = now + _NS
+            self._slow = [s for s in self._slow if now - s[1] <= SLOW_FOR * _NS]
+            heapq.heapify(self._slow)
+        self.slow_ns = self._slow[0][0] if len(self._slow) >= SLOWEST else 0
+
+    def slowest(self) -> list[Answered]:
+        """The slowest requests of the last quarter of an hour, the slowest first."""
+        self._let_go(time.monotonic_ns())
+        ordered = sorted(self._slow, key=lambda item: item[0], reverse=True)
+        return [Answered._make(stamps) for _, _, stamps in ordered]
+
+    def answered(self) -> Iterator[Answered]:
+        """The last requests that were answered, the newest first."""
+        return map(Answered._make, reversed(self.last))
+
+    def log_answered(self, asked: Asked, answered: Answered) -> None:
+        """Write a line of a request, if it is in the sample. It has been sent."""
+        if self._record is not None:
+            self._record(asked, answered)
+        if not self.access.wants_answered():
+            return
+        took = time.monotonic_ns() - (answered.arrived or answered.began)
+        fields = {
+            "model": answered.model.name,
+            "version": answered.model.version,
+            "device": answered.device,
+            "rows": answered.rows,
+            "batch_size": answered.batch_rows,
+        }
+        phases = {f"{n}_ms": ms for n, ms in answered.phases().items()}
+        self._log(asked, 200, took / _NS, {**fields, **phases})
+
+    def fail(self, failed: Failed) -> None:
+        """Keep a request that failed, and write a line of it."""
+        self.failed.append(failed)
+        if self._record is not None and failed.model is not None:
+            self._record(failed.asked, failed)
+        if not self.access.is_on:
+            return
+        fields = {"code": failed.code, "error": failed.why}
+        if failed.model is not None:
+            fields |= {"model": failed.model.name, "version": failed.model.version}
+        self._log(failed.asked, failed.status, failed.seconds, fields)
+
+    def end(self, asked: Asked, status: int, seconds: float) -> None:
+        """Write a line of a request that asked no model, and was answered."""
+        if self.access.wants_answered():
+            self._log(asked, status, seconds, {})
+
+    def _log(
+        self, asked: Asked, status: int, seconds: float, fields: dict[str, Any]
+    ) -> None:
+        ms = round(seconds * 1000, 3)
+        request_id = asked.request_id.decode()
+        trace = trace_context(asked.traceparent)
+        head = {
+            "request_id": request_id,
+            "method": asked.method,
+            "path": asked.path,
+            "status": status,
+            "total_ms": ms,
+            "client": asked.client,
+            "key": asked.key,
+            "trace_id": "" if trace is None else trace[0],
+        }
+        known = {name: value for name, value in head.items() if value != ""}
+        line = f"{asked.method} {asked.path} {status} {ms} ms id={request_id}"
+        for name in ("client", "key", "model", "batch_size", "code", "error"):
+            value = fields.get(name, known.get(name))
+            if value is not None:
+                line += f" {name}={_shown(value)}"
+        self.access.write(line, status, {**known, **fields})
+
+    def __repr__(self) -> str:
+        return f"<Journal {len(self.last)} answered, {len(self.failed)} failed>"
+
+
+def _shown(value: object) -> str:
+    """A value on a line for people, which no value can break."""
+    text = str(value)
+    if text.isprintable() and " " not in text:
+        return text
+    return repr(text[:500])

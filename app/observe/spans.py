@@ -1,0 +1,253 @@
+"""Spans of OpenTelemetry, made of what was measured anyway, after the answer.
+
+They need ``popgate[otel]`` and are set up by OpenTelemetry's own variables: they are on
+where ``OTEL_EXPORTER_OTLP_ENDPOINT`` (or its form for traces) says where they go. A
+request that is not in the sample costs one comparison; those that are go to a thread,
+where everything of OpenTelemetry happens.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from app.observe.journal import Answered, Asked, Failed
+from app.observe.request_ids import trace_context
+from engine import InvalidConfig
+
+logger = logging.getLogger(__name__)
+
+#: Requests that wait to be made spans of; those beyond are dropped.
+MOST_WAITING = 2048
+#: Batches whose members may still come: spans of one name each other.
+_BATCHES = 64
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_NS = 1_000_000_000
+
+_Job = tuple[Asked, Answered | Failed, int]
+
+
+def spans_wanted(environment: Mapping[str, str]) -> bool:
+    """Whether OpenTelemetry's variables ask for spans."""
+    if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    if environment.get("OTEL_TRACES_EXPORTER", "otlp").strip().lower() != "otlp":
+        return False
+    return any(environment.get(name) for name in _ENDPOINTS)
+
+
+class Sampler:
+    """Which requests get spans, as ``OTEL_TRACES_SAMPLER`` and ``…_ARG`` say.
+
+    OpenTelemetry's own names; its default is ``parentbased_always_on``: what the client
+    has decided, else all. A share is every so-manieth request.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        """Raises `engine.InvalidConfig` for a name or a share that it has not."""
+        name = environment.get("OTEL_TRACES_SAMPLER", "") or "parentbased_always_on"
+        share = environment.get("OTEL_TRACES_SAMPLER_ARG", "") or "1"
+        self._asks_parent = name.startswith("parentbased_")
+        kind = name.removeprefix("parentbased_")
+        try:
+            self._share = {"always_on": 1.0, "always_off": 0.0}.get(kind, float(share))
+        except ValueError:
+            self._share = -1.0
+        kinds = ("always_on", "always_off", "traceidratio")
+        if kind not in kinds or not 0 <= self._share <= 1:
+            msg = f"OTEL_TRACES_SAMPLER={name!r}, OTEL_TRACES_SAMPLER_ARG={share!r}"
+            expected = f"[parentbased_]{'|'.join(kinds)} and a share from 0 to 1"
+            raise InvalidConfig(f"{msg}: expected {expected}")
+        self._due = 0.0
+
+    def wants(self, traceparent: bytes) -> bool:
+        """Whether a request with this header is in the sample. Counts it."""
+        if self._asks_parent and traceparent:
+            context = trace_context(traceparent)
+            if context is not None:
+                return bool(context[2] & 1)
+        self._due += self._share
+        if self._due < 1.0:
+            return False
+        self._due -= 1.0
+        return True
+
+
+class Spans:
+    """Makes spans of requests and has them exported."""
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        """Raises `engine.InvalidConfig` where the extra is not installed, or the
+        variables cannot be understood."""
+        environment = os.environ if environment is None else environment
+        self._sampler = Sampler(environment)
+        self._maker = _Maker(environment)
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self.dropped = 0
+        self._thread: threading.Thread | None = None
+
+    def record(self, asked: Asked, request: Answered | Failed) -> None:
+        """Make spans of a request that has been sent, if it is in the sample."""
+        if not self._sampler.wants(asked.traceparent):
+            return
+        if self._jobs.qsize() >= MOST_WAITING:
+            self.dropped += 1
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._run, name="popgate-spans", daemon=True
+            )
+            self._thread.start()
+        self._jobs.put((asked, request, time.monotonic_ns()))
+
+    def close(self) -> None:
+        """Export what there is. Blocks, for a few seconds at most."""
+        if self._thread is None:
+            self._maker.close()
+            return
+        self._jobs.put(None)
+        self._thread.join(5.0)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            self._maker.make(*job)
+        self._maker.close()
+
+
+class _Maker:
+    """All that OpenTelemetry is needed for, by one thread."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        try:
+            from opentelemetry import trace
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import (
+                OTLPSpanExporter,
+            )
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+            from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+        except ImportError as e:
+            msg = (
+                "OpenTelemetry's variables ask for spans, which need more packages: "
+                "pip install 'popgate[otel]'"
+            )
+            raise InvalidConfig(msg) from e
+        self._api: Any = trace
+        named = "OTEL_SERVICE_NAME" in environment or "service.name=" in (
+            environment.get("OTEL_RESOURCE_ATTRIBUTES", "")
+        )
+        resource = Resource.create({} if named else {"service.name": "popgate"})
+        # Who is in the sample has been decided already.
+        self._provider = TracerProvider(sampler=ALWAYS_ON, resource=resource)
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        self._tracer: Any = self._provider.get_tracer("popgate")
+        #: The spans of the last batches, by what is the same for all their members.
+        self._batches: dict[tuple[Any, ...], list[Any]] = {}
+
+    def make(self, asked: Asked, request: Answered | Failed, sent: int) -> None:
+        clock = time.time_ns() - time.monotonic_ns()
+        status = 200 if isinstance(request, Answered) else request.status
+        attributes: dict[str, Any] = {
+            "http.request.method": asked.method,
+            "url.path": asked.path,
+            "http.response.status_code": status,
+            "client.address": asked.client,
+            "popgate.request_id": asked.request_id.decode(),
+        }
+        model = request.model
+        if model is not None:
+            attributes["popgate.model.name"] = model.name
+            attributes["popgate.model.version"] = model.version
+        if isinstance(request, Answered):
+            began = request.arrived or request.began
+        else:
+            began = request.ended - round(request.seconds * _NS)
+        root = self._tracer.start_span(
+            f"infer {model.name}" if model is not None else asked.method,
+            context=self._parent(asked.traceparent),
+            kind=self._api.SpanKind.SERVER,
+            attributes=attributes,
+            start_time=began + clock,
+        )
+        if isinstance(request, Answered):
+            self._phases(root, request, clock)
+        else:
+            code = self._api.StatusCode
+            # The client's own mistakes are no errors of a server's span.
+            failed = code.ERROR if status >= 500 else code.UNSET
+            root.set_attribute("error.type", request.code)
+            root.set_status(self._api.Status(failed, request.why if failed else None))
+            sent = request.ended
+        root.end(end_time=max(sent, request.ended) + clock)
+
+    def _parent(self, traceparent: bytes) -> Any:
+        context = trace_context(traceparent)
+        if context is None:
+            return self._api.set_span_in_context(self._api.INVALID_SPAN)
+        trace_id, span_id, flags = context
+        remote = self._api.SpanContext(
+            int(trace_id, 16), int(span_id, 16), True, self._api.TraceFlags(flags)
+        )
+        return self._api.set_span_in_context(self._api.NonRecordingSpan(remote))
+
+    def _phases(self, root: Any, request: Answered, clock: int) -> None:
+        context = self._api.set_span_in_context(root)
+        started = min(request.decoded + request.queue_ns, request.encoding)
+        computed = min(started + request.compute_ns, request.encoding)
+        for name, begin, end in (
+            ("receive", request.arrived or request.began, request.began),
+            ("decode", request.began, request.decoded),
+            ("queue", request.decoded, started),
+            ("batch", started, computed),
+            ("encode", request.encoding, request.ended),
+        ):
+            of_batch = name == "batch"
+            span = self._tracer.start_span(
+                name,
+                context=context,
+                start_time=begin + clock,
+                links=self._mates(request) if of_batch else (),
+            )
+            if of_batch:
+                span.set_attribute("popgate.device", request.device)
+                span.set_attribute("popgate.rows", request.rows)
+                span.set_attribute("popgate.batch_rows", request.batch_rows)
+                # What the device did, inside of what the request saw.
+                self._batches[_run_of(request)].append(span.get_span_context())
+            span.end(end_time=end + clock)
+
+    def _mates(self, request: Answered) -> list[Any]:
+        """Links to the members of the batch that have been made spans of already."""
+        mates = self._batches.setdefault(_run_of(request), [])
+        while len(self._batches) > _BATCHES:
+            del self._batches[next(iter(self._batches))]
+        return [self._api.Link(context) for context in mates]
+
+    def close(self) -> None:
+        self._provider.shutdown()
+
+
+def _run_of(request: Answered) -> tuple[object, ...]:
+    """The same for all members of a batch: it was measured once for all of them."""
+    return (request.model, request.device, request.compute_ns, request.batch_rows)
+
+
+def spans_of_environment() -> Spans | None:
+    """What the environment asks for; the log says where that cannot be had.
+
+    The variables are often set for all that runs on a machine, so that what they ask
+    for must keep nobody from starting.
+    """
+    if not spans_wanted(os.environ):
+        return None
+    try:
+        return Spans()
+    except InvalidConfig as e:
+        logger.warning("no spans are made: %s", e)
+        return None

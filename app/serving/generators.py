@@ -1,0 +1,176 @@
+"""Generators: models in Python that give several responses to a request.
+
+A step asks the generator of a request for its next response, which is made when the one
+before has been taken; the generator lives in the process of the replica where it was
+begun. A client that needs no more says so in a last step; one that hears nothing
+ends with the deadline of its request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from app.codec import InferRequest
+from app.config.steps_config import StepsConfig
+from app.serving.steps import StepRun, StepScheduler, is_true
+from app.serving.table import OnResponse, Submitted
+from app.spec import ModelSpec
+from engine import (
+    PYTHON_MORE,
+    PYTHON_STEP,
+    Device,
+    DeviceLost,
+    EngineError,
+    Tensor,
+)
+from popef_io import DataType
+
+#: Responses to one request at most.
+MAX_RESPONSES = 1 << 20
+_NO_MORE = -1
+
+
+class ReplicaRunner(Protocol):
+    """The part of `engine.ModelRunner` that is needed to stay on one replica."""
+
+    @property
+    def devices(self) -> Sequence[Device]: ...
+    def submit(
+        self,
+        inputs: Mapping[str, Tensor],
+        *,
+        deadline: float | None = None,
+        on_done: Callable[[Any], None] | None = None,
+        replica_id: int | None = None,
+        priority: int = 0,
+    ) -> Submitted: ...
+
+
+class GeneratorRun(StepRun):
+    """The responses to one request, all of one replica."""
+
+    number: int = 0
+    replica: int = -1
+    #: How often the device of the replica had been lost when the run began.
+    restarts: int = 0
+    is_exhausted: bool = False
+    on_end: Callable[[GeneratorRun], None] | None = None
+
+    def resolve(self, error: Exception | None = None) -> None:
+        on_end, self.on_end = self.on_end, None
+        if on_end is not None:
+            on_end(self)
+        super().resolve(error)
+
+
+class GeneratorScheduler(StepScheduler):
+    """Runs one version of a model in Python that is a generator.
+
+    Belongs to the event loop's thread.
+    """
+
+    def __init__(self, spec: ModelSpec, runner: ReplicaRunner, folder: Path) -> None:
+        config = StepsConfig(more=PYTHON_MORE, max_steps=MAX_RESPONSES)
+        visible = spec.without([PYTHON_STEP], ())
+        super().__init__(visible, runner, config, folder)
+        self._replicas = runner
+        self._numbers = itertools.count(1)
+        self._live: dict[int, int] = {}
+        # After the first step: the generator has its inputs.
+        self._empty = {t.name: _empty(t.shape, t.data_type) for t in visible.inputs}
+
+    def _make(
+        self,
+        request: InferRequest,
+        deadline: float,
+        on_response: OnResponse,
+        on_done: Callable[[Any], None],
+    ) -> StepRun:
+        run = GeneratorRun(
+            request.inputs, deadline, on_response, on_done, request.priority
+        )
+        run.number = next(self._numbers)
+        run.on_end = self._ended
+        return run
+
+    def _submit(self, run: StepRun, on_done: Callable[[Submitted], None]) -> Submitted:
+        assert isinstance(run, GeneratorRun)
+        if not run.step:
+            return self._begin(run, on_done)
+        device = self._replicas.devices[run.replica]
+        if device.restarts != run.restarts:
+            raise DeviceLost(f"device {device.id} was lost, and the generator with it")
+        return self._ask(run, self._empty, run.step, on_done)
+
+    def _begin(
+        self, run: GeneratorRun, on_done: Callable[[Submitted], None]
+    ) -> Submitted:
+        """The first step, on the replica with the fewest generators that takes it."""
+        devices = self._replicas.devices
+        order = sorted(range(len(devices)), key=lambda n: self._live.get(n, 0))
+        lost: DeviceLost | None = None
+        for run.replica in order:
+            run.restarts = devices[run.replica].restarts
+            self._live[run.replica] = self._live.get(run.replica, 0) + 1
+            try:
+                return self._ask(run, run.inputs, 0, on_done)
+            except DeviceLost as error:
+                self._live[run.replica] -= 1
+                lost = lost or error
+            except BaseException:
+                self._live[run.replica] -= 1
+                raise
+        raise lost or DeviceLost("the model has no replica")
+
+    def _ask(
+        self,
+        run: GeneratorRun,
+        inputs: Mapping[str, Tensor],
+        step: int,
+        on_done: Callable[[Submitted], None] | None,
+    ) -> Submitted:
+        deadline = int(run.deadline * 1e9) if run.deadline is not None else 0
+        told = np.array([run.number, step, deadline], np.int64)
+        return self._replicas.submit(
+            {**inputs, PYTHON_STEP: Tensor.from_numpy(told)},
+            deadline=None if step == _NO_MORE else run.deadline,
+            priority=run.priority,
+            on_done=on_done,
+            replica_id=run.replica,
+        )
+
+    def _stepped(self, run: StepRun, inner: Submitted) -> None:
+        assert isinstance(run, GeneratorRun)
+        if inner.error is None:
+            run.is_exhausted = not is_true(inner.outputs[PYTHON_MORE])
+        super()._stepped(run, inner)
+
+    def _respond(self, run: StepRun, outputs: Mapping[str, Tensor]) -> None:
+        if is_true(outputs[PYTHON_MORE]):
+            super()._respond(run, outputs)
+        else:  # the generator has ended, without a response
+            run.resolve()
+
+    def _ended(self, run: GeneratorRun) -> None:
+        """Tell a generator of which no more is wanted."""
+        self._live[run.replica] -= 1
+        device = self._replicas.devices[run.replica]
+        if run.is_exhausted or device.restarts != run.restarts:
+            return
+        # Where it is not told now (its queue is full), its deadline is there.
+        with contextlib.suppress(EngineError):
+            self._ask(run, self._empty, _NO_MORE, None)
+
+
+def _empty(shape: Sequence[int] | None, data_type: DataType) -> Tensor:
+    """A tensor that is not read."""
+    dims = [0] * len(shape or ())
+    if data_type is DataType.STRING:
+        return Tensor.from_numpy(np.full(dims, b"", dtype=object), data_type)
+    return Tensor.from_numpy(np.zeros(dims, data_type.numpy_dtype), data_type)

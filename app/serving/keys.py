@@ -1,0 +1,200 @@
+"""Keys while the server runs: which one a request has, and whether it may go on now.
+
+Belongs to the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import fnmatch
+import hmac
+import logging
+import math
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from app.config.config_keys import KeyProblem
+from app.config.file_stamps import stamp_of
+from app.config.keys import (
+    KEY_GROUPS,
+    Group,
+    KeyConfig,
+    KeysConfig,
+    digest_of,
+    read_keys,
+)
+from app.errors import HttpError
+
+logger = logging.getLogger(__name__)
+
+#: Spellings of right keys that are remembered, so as to hash each of them once.
+_MOST_SEEN = 4096
+_LONGEST_KEY = 1024
+
+
+class Key:
+    """A key's use. `requests_per_second` is a bucket of tokens that holds one second's
+    worth of them, and one at the least."""
+
+    __slots__ = ("_at", "_clock", "_models", "_tokens", "config", "in_flight")
+
+    def __init__(
+        self, config: KeyConfig, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._at = clock()
+        self._tokens = math.inf
+        self.in_flight = 0
+        self.set_up(config)
+
+    def set_up(self, config: KeyConfig) -> None:
+        """Take a new configuration over; what is in flight stays."""
+        self.config = config
+        self._models = (
+            None
+            if "*" in config.models
+            else re.compile("|".join(map(fnmatch.translate, config.models)))
+        )
+
+    def allows(self, group: Group) -> bool:
+        return group in self.config.groups
+
+    def allows_model(self, name: str) -> bool:
+        return self._models is None or self._models.match(name) is not None
+
+    def take(self) -> None:
+        """Count a request. Raises `HttpError` (429) beyond the rate."""
+        rate = self.config.requests_per_second
+        if rate is None:
+            return
+        now = self._clock()
+        most = max(rate, 1.0)
+        tokens = min(self._tokens + (now - self._at) * rate, most)
+        self._at = now
+        if tokens < 1:
+            self._tokens = tokens
+            wait = math.ceil((1 - tokens) / rate)
+            after = (b"retry-after", b"%d" % wait)
+            msg = f"key '{self.config.name}' may make {rate:g} requests a second"
+            raise HttpError(429, msg, "key_rate", (after,))
+        self._tokens = tokens - 1
+
+    def enter(self) -> None:
+        """Count an inference that begins; `leave` ends it. Raises `HttpError` (429)
+        where it is one too many."""
+        most = self.config.concurrent
+        if most is not None and self.in_flight >= most:
+            msg = f"key '{self.config.name}' may have {most} requests in flight"
+            raise HttpError(429, msg, "key_concurrency", ((b"retry-after", b"1"),))
+        self.take()
+        self.in_flight += 1
+
+    def leave(self) -> None:
+        self.in_flight -= 1
+
+    def __repr__(self) -> str:
+        return f"<Key {self.config.name}, {self.in_flight} in flight>"
+
+
+class KeyTable:
+    """The keys that hold at one time. Never changed: a verdict that was made by it is
+    right as long as it is the current one."""
+
+    def __init__(self, keys: Iterable[Key], anonymous: Iterable[Group] = ()) -> None:
+        self.keys = tuple(keys)
+        self.anonymous = frozenset(anonymous)
+        self._seen: dict[bytes, Key] = {}
+
+    def find(self, given: bytes) -> Key | None:
+        """The key that these bytes are."""
+        # Only right ones are remembered, from a client that had them already.
+        key = self._seen.get(given)
+        if key is None and len(given) <= _LONGEST_KEY:
+            digest = digest_of(given)
+            # All are compared, and each in constant time.
+            for candidate in self.keys:
+                if hmac.compare_digest(candidate.config.sha256, digest):
+                    key = candidate
+            if key is not None and len(self._seen) < _MOST_SEEN:
+                self._seen[given] = key
+        return key
+
+    def __repr__(self) -> str:
+        return f"<KeyTable {[key.config.name for key in self.keys]}>"
+
+
+class Keys:
+    """The keys of a file, which is read again when it changes, and that of
+    ``--api-key``, which allows everything."""
+
+    def __init__(self, path: Path | None, api_key: str | None = None) -> None:
+        """Raises `KeyProblem`, and OSError, for a file that cannot be read."""
+        self.path = path
+        self._more: tuple[KeyConfig, ...] = ()
+        if api_key is not None:
+            digest = digest_of(api_key.encode())
+            self._more = (KeyConfig("(--api-key)", digest, KEY_GROUPS),)
+        self._known: dict[str, Key] = {}
+        self._stamp = () if path is None else stamp_of([path])
+        config = KeysConfig() if path is None else read_keys(path)
+        self.table = self._table_of(config)
+
+    def _table_of(self, config: KeysConfig) -> KeyTable:
+        wanted = (*config.key, *self._more)
+        known = self._known
+        self._known = {}
+        for item in wanted:
+            key = known.get(item.name)
+            if key is None:
+                key = Key(item)
+            else:
+                key.set_up(item)
+            self._known[item.name] = key
+        return KeyTable(self._known.values(), config.anonymous)
+
+    def read_again(self) -> KeysConfig | None:
+        """What the file says now, if it has changed. For another thread.
+
+        What cannot be read is logged, and the keys stay as they were.
+        """
+        if self.path is None:
+            return None
+        stamp = stamp_of([self.path])
+        if stamp == self._stamp:
+            return None
+        self._stamp = stamp
+        try:
+            return read_keys(self.path)
+        except (KeyProblem, OSError) as e:
+            logger.error("keys stay as they were: %s: %s", self.path, e)
+            return None
+
+    def take_over(self, config: KeysConfig) -> None:
+        """From now on these are the keys. What is in flight goes on."""
+        self.table = self._table_of(config)
+        logger.info("read %d keys again from %s", len(config.key), self.path)
+
+    def __repr__(self) -> str:
+        return f"<Keys {self.path}, {self.table!r}>"
+
+
+def given_key(headers: Mapping[bytes, bytes]) -> bytes | None:
+    """The key that a request brings: as X-API-Key, as bearer, or as the password of
+    basic authentication. `headers` are in lower case."""
+    key = headers.get(b"x-api-key")
+    if key is not None:
+        return key
+    scheme, _, value = headers.get(b"authorization", b"").partition(b" ")
+    scheme = scheme.lower()
+    if scheme == b"bearer":
+        return value.strip()
+    if scheme == b"basic":
+        try:
+            decoded = base64.b64decode(value.strip(), validate=True)
+        except binascii.Error:
+            return None
+        return decoded.partition(b":")[2]
+    return None

@@ -1,0 +1,359 @@
+"""The pages for people, as their clients and their browsers see them.
+
+Covers: app/api/routes/pages.py, app/api/routes/requests.py.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from tests.app.api import browser
+from tests.app.api.browser import Browser
+from tests.app.served import ROOT, ServedGateway, add
+from tests.engine import models
+from tests.support import until
+
+HTML = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+STATIC = ROOT / "app" / "api" / "static"
+DIGITS = ROOT / "examples" / "digits" / "digits.onnx"
+PAIRS = "max_batch_size = 2\nmax_queue_delay = 60\npreferred_batch_sizes = [2]\n"
+ROW = {"inputs": {"input": [[1.0, 2.0, 3.0, 4.0]]}}
+
+in_chromium = pytest.mark.skipif(
+    browser.COMMAND is None, reason="there is no Chromium here"
+)
+
+
+def photo(path: Path) -> None:
+    """The mean colour of a picture, as models of pictures take one."""
+    image = helper.make_tensor_value_info(
+        "image", TensorProto.FLOAT, ["n", 3, 224, 224]
+    )
+    colour = helper.make_tensor_value_info("colour", TensorProto.FLOAT, ["n", 3])
+    nodes = [
+        helper.make_node("GlobalAveragePool", ["image"], ["mean"]),
+        helper.make_node("Flatten", ["mean"], ["colour"]),
+    ]
+    graph = helper.make_graph(nodes, "photo", [image], [colour])
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), path)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
+    root = tmp_path_factory.mktemp("models")
+    shutil.copy(DIGITS, root / "digits.onnx")
+    photo(root / "photo.onnx")
+    models.affine(root / "affine.popef")
+    add(root, "pairs", config=PAIRS)
+    (root / "broken.popef").write_bytes(b"no container")
+    with ServedGateway(root) as served:
+        yield served.wait_ready()
+
+
+@pytest.fixture
+def chromium(tmp_path: Path) -> Iterator[Browser]:
+    with Browser(tmp_path) as page:
+        page.resize(1280, 900)
+        yield page
+
+
+# -- over HTTP
+
+
+def test_browsers_get_the_page_and_programs_what_they_got(
+    served: ServedGateway,
+) -> None:
+    page = served.client.get("/", headers=HTML)
+    assert page.status_code == 200
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    program = served.client.get("/")
+    assert (program.status_code, program.headers["location"]) == (307, "docs")
+
+
+def test_every_file_is_guarded(served: ServedGateway) -> None:
+    for file in [p.name for p in STATIC.iterdir()]:
+        answer = served.client.get(f"/pages/{file}")
+        assert answer.status_code == 200
+        policy = answer.headers["content-security-policy"]
+        assert policy.startswith("default-src 'self'; ")
+        assert "unsafe" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        again = {"if-none-match": answer.headers["etag"]}
+        assert served.client.get(f"/pages/{file}", headers=again).status_code == 304
+    for file in ("none.js", "..%2Fstyle.css", "%2e%2e/routes/pages.py"):
+        assert served.client.get(f"/pages/{file}").status_code == 404
+
+
+def test_no_file_names_another_host() -> None:
+    for path in STATIC.iterdir():
+        found = re.findall(r"https?://([^/\s\"'`)]+)", path.read_text())
+        # Of a licence, and the name of SVG itself.
+        assert set(found) <= {"github.com", "www.w3.org"}, path
+
+
+def test_without_pages(tmp_path: Path) -> None:
+    models.affine(tmp_path / "affine.popef")
+    with ServedGateway(tmp_path, "--no-pages") as served:
+        served.wait_ready()
+        assert served.client.get("/", headers=HTML).headers["location"] == "docs"
+        for path in ("/pages/app.js", "/v1/requests", "/v1/requests/x"):
+            assert served.client.get(path).status_code == 404
+
+
+def ask(served: ServedGateway, model: str, request_id: str, body: Any = None) -> int:
+    headers = {"x-request-id": request_id}
+    path = f"/v1/models/{model}/infer"
+    return served.client.post(path, json=body or ROW, headers=headers).status_code
+
+
+def explained(served: ServedGateway, request_id: str) -> Any:
+    answer = served.client.get(f"/v1/requests/{request_id}")
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_a_request_is_explained(served: ServedGateway) -> None:
+    assert ask(served, "affine", "explained/1") == 200
+    one = explained(served, "explained/1")
+    assert (one["model"], one["status"], one["rows"]) == ("affine", 200, 1)
+    assert one["device"].startswith("cpu:")
+    assert one["phases"]["compute"] > 0
+    assert sum(one["phases"].values()) == pytest.approx(one["total_ms"], abs=0.01)
+    listed = served.client.get("/v1/requests?model=affine&limit=1").json()
+    assert [r["id"] for r in listed["answered"]] == ["explained/1"]
+    assert "explained/1" in [
+        r["id"] for r in served.client.get("/v1/requests?limit=200").json()["slow"]
+    ]
+
+
+def test_a_failed_request_is_explained(served: ServedGateway) -> None:
+    assert ask(served, "affine", "failed-1", {"inputs": {"input": [[1]]}}) == 400
+    one = explained(served, "failed-1")
+    assert (one["status"], one["code"]) == (400, "invalid_input")
+    assert "expected" in one["error"].lower()
+    failed = served.client.get("/v1/requests?model=affine").json()["failed"]
+    assert failed[0]["id"] == "failed-1"
+    unknown = served.client.get("/v1/requests/none-of-them")
+    assert (unknown.status_code, unknown.json()["code"]) == (404, "unknown_request")
+
+
+def test_requests_of_one_batch_know_each_other(served: ServedGateway) -> None:
+    names = ["mate-1", "mate-2"]
+    with ThreadPoolExecutor() as pool:
+        statuses = pool.map(lambda name: ask(served, "pairs", name), names)
+        assert list(statuses) == [200, 200]
+    for name, other in (names, names[::-1]):
+        one = explained(served, name)
+        assert (one["rows"], one["batch_rows"]) == (1, 2)
+        assert one["mates"] == [other]
+
+
+# -- in a browser
+
+
+def check_quiet(page: Browser, served: ServedGateway) -> None:
+    """No error, and no request to anybody else."""
+    assert not page.errors
+    hosts = {urlsplit(url).netloc for url in page.requests}
+    assert hosts - {""} == {urlsplit(served.url).netloc}
+
+
+@in_chromium
+def test_the_overview_shows_what_there_is(
+    served: ServedGateway, chromium: Browser
+) -> None:
+    chromium.open(served.url)
+    for text in ("affine", "photo", "digits", "Unavailable", "not a PopGate container"):
+        chromium.wait_text(text, "main")
+    chromium.wait_text("cpu:", "main")
+    chromium.wait_text("ready", "#state")
+    for width in (360, 390, 768):
+        chromium.resize(width, 800)
+        for place in ("#/", "#/requests", "#/models/digits", "#/models/photo"):
+            chromium.evaluate(f"location.hash = {place!r}")
+            chromium.wait("document.querySelector('main h1, main .tabs') !== null")
+            wide = chromium.evaluate("document.documentElement.scrollWidth")
+            assert wide <= width, place
+    check_quiet(chromium, served)
+
+
+@in_chromium
+def test_plots_move_while_requests_run(
+    served: ServedGateway, chromium: Browser
+) -> None:
+    over = threading.Event()
+
+    def load() -> None:
+        while not over.is_set():
+            served.infer("affine", input=[[1.0, 2.0, 3.0, 4.0]])
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    try:
+        chromium.open(served.url)
+        points = "Number(document.querySelector('.plot')?.dataset.points ?? 0)"
+        before = chromium.wait(points)
+        chromium.wait(f"{points} > {before + 1}")
+        label = chromium.evaluate("document.querySelector('.plot').ariaLabel")
+        assert re.match(r"Requests a second: answered [1-9]", label)
+        chromium.wait("document.querySelectorAll('.strip').length > 3")
+    finally:
+        over.set()
+        thread.join()
+    check_quiet(chromium, served)
+
+
+@in_chromium
+def test_a_digit_is_drawn_and_its_request_explained(
+    served: ServedGateway, chromium: Browser
+) -> None:
+    chromium.open(f"{served.url}/#/models/digits")
+    x, y = chromium.place(".sheet")
+    chromium.mouse("mousePressed", x, y - 100)
+    for step in range(-100, 101, 10):
+        chromium.mouse("mouseMoved", x, y + step)
+    chromium.mouse("mouseReleased", x, y + 100)
+    chromium.wait_text("1", ".answer .big")
+    chromium.wait_text("Explain this request", ".answer")
+    chromium.click(".answer a")
+    chromium.wait_text("Answered at", "main")
+    chromium.wait_text("on cpu:", ".story")
+    chromium.wait_text("digits, version 1", "main")
+    check_quiet(chromium, served)
+
+
+@in_chromium
+def test_the_example_of_a_model(served: ServedGateway, chromium: Browser) -> None:
+    chromium.open(f"{served.url}/#/models/digits")
+    chromium.wait_text("Handwritten digits", "main")
+    chromium.wait_text("rows give the same answers alone and in a batch", "main")
+    chromium.evaluate(
+        "[...document.querySelectorAll('button')]"
+        ".find(b => b.textContent === 'Use the example').click()"
+    )
+    chromium.wait_text("2", ".answer .big")
+    check_quiet(chromium, served)
+
+
+@in_chromium
+def test_a_picture_and_what_is_wrong_with_a_request(
+    served: ServedGateway, chromium: Browser
+) -> None:
+    chromium.open(f"{served.url}/#/models/photo")
+    chromium.wait_text("Use a test picture", "main")
+    chromium.evaluate(
+        "[...document.querySelectorAll('button')]"
+        ".find(b => b.textContent === 'Use a test picture').click()"
+    )
+    chromium.wait_text("colour FP32[1, 3]", ".answer")
+    assert chromium.evaluate("document.querySelectorAll('.bars .top').length") == 1
+    check_quiet(chromium, served)
+    chromium.evaluate("location.hash = '#/models/affine'")
+    chromium.wait("document.querySelector('textarea')?.value.includes('input')")
+    chromium.evaluate("document.querySelector('textarea').value = '{}'")
+    chromium.click(".run")
+    chromium.wait_text("400 invalid_request", ".answer")
+
+
+@in_chromium
+@pytest.mark.parametrize("model", ["digits", "photo"])
+def test_snippets_work_as_they_are_pasted(
+    served: ServedGateway, chromium: Browser, model: str
+) -> None:
+    chromium.open(f"{served.url}/#/models/{model}")
+    chromium.wait_text("Ask it from elsewhere", "main")
+    texts = []
+    for name in ("curl", "Python", "JavaScript"):
+        chromium.evaluate(
+            "[...document.querySelectorAll('[role=tab]')]"
+            f".find(b => b.textContent === '{name}').click()"
+        )
+        texts.append(chromium.evaluate("document.querySelector('.code pre').innerText"))
+    shell, python, javascript = texts
+    path = "/opt/none:/usr/local/bin:/usr/bin:/bin:" + str(Path(sys.executable).parent)
+    for command in (["bash", "-c", shell], [sys.executable, "-c", python]):
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=True, env={"PATH": path}
+        )
+        assert ("digit" if model == "digits" else "colour") in done.stdout
+    outputs = chromium.evaluate(f"(async () => {{ {javascript}; return outputs; }})()")
+    assert outputs[0]["data"]
+    check_quiet(chromium, served)
+
+
+@in_chromium
+def test_a_key_is_typed_in(tmp_path: Path, chromium: Browser) -> None:
+    models.affine(tmp_path / "affine.popef")
+    rule = "statistics,metadata:x-team=open sesame"
+    with ServedGateway(tmp_path, "--restricted-api", rule) as served:
+        served.wait_ready()
+        chromium.open(served.url)
+        chromium.wait_text("expecting header 'x-team'", "#trouble")
+        chromium.click("#open-key")
+        for field, value in (("key-name", "x-team"), ("key-value", "open sesame")):
+            chromium.evaluate(f"document.getElementById('{field}').focus()")
+            chromium.call("Input.insertText", text=value)
+        chromium.click("#key .primary")
+        chromium.wait_text("affine", "main")
+        chromium.wait("document.querySelector('#trouble').hidden")
+
+
+KEYS = """
+anonymous = ["pages"]
+[[key]]
+name = "ops"
+sha256 = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b"
+"""
+
+
+@in_chromium
+def test_a_page_that_all_may_open_shows_what_its_key_may_see(
+    tmp_path: Path, chromium: Browser
+) -> None:
+    models.affine(tmp_path / "affine.popef")
+    (tmp_path / "keys.toml").write_text(KEYS)
+    options = ["--keys", str(tmp_path / "keys.toml"), "--access-log", "all"]
+    with ServedGateway(tmp_path, *options) as served:
+        served.wait_ready()
+        chromium.open(served.url)
+        chromium.wait_text("an API key is needed", "#trouble")
+        chromium.click("#open-key")
+        chromium.evaluate("document.getElementById('key-api').focus()")
+        chromium.call("Input.insertText", text="secret")
+        chromium.click("#key .primary")
+        chromium.wait("document.querySelector('#trouble').hidden")
+        chromium.wait_text("affine", "main")
+        chromium.evaluate("location.hash = '#/models/affine'")
+        chromium.click(".run")
+        chromium.wait_text("output FP32[1, 4]", ".answer")
+        line = served.wait_line("POST /v1/models/affine/infer 200")
+        assert " key=ops " in line
+        assert "secret" not in served.output
+
+
+@in_chromium
+def test_tabs_go_by_keys(served: ServedGateway, chromium: Browser) -> None:
+    chromium.open(f"{served.url}/#/requests")
+    chromium.wait("document.querySelector('[role=tab]') !== null")
+    chromium.evaluate("document.querySelector('[role=tab]').focus()")
+    chromium.call("Input.dispatchKeyEvent", type="keyDown", key="ArrowRight")
+    until(
+        lambda: chromium.evaluate("document.activeElement.textContent") == "Slowest",
+        "the next tab has the focus",
+    )
+    assert chromium.evaluate("document.activeElement.ariaSelected") == "true"
+    check_quiet(chromium, served)

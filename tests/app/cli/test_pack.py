@@ -1,0 +1,134 @@
+"""`popgate pack`: what it writes is served, and gives what the library gives."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.app.served import ServedGateway, run_popgate
+
+RNG = np.random.default_rng(0)
+ROWS = RNG.random((60, 4))
+KINDS = (ROWS.sum(1) > 2).astype(np.int64)
+
+
+def pack(kind: str, file: Path, out: Path) -> str:
+    done = run_popgate("pack", kind, file, "-o", out)
+    assert done.returncode == 0, done.stderr
+    return str(done.stdout)
+
+
+def serve(root: Path) -> ServedGateway:
+    return ServedGateway(root, "--allow-python").wait_ready()
+
+
+def test_estimators_and_pipelines_of_scikit_learn(tmp_path: Path) -> None:
+    joblib = pytest.importorskip("joblib", reason="scikit-learn is not installed")
+    from sklearn.feature_extraction.text import CountVectorizer
+    from sklearn.linear_model import LinearRegression, LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    root = tmp_path / "models"
+    numbers = make_pipeline(StandardScaler(), LogisticRegression()).fit(ROWS, KINDS)
+    texts = make_pipeline(CountVectorizer(), LogisticRegression())
+    texts.fit(["good", "bad", "good good", "bad bad"], ["yes", "no", "yes", "no"])
+    line = LinearRegression().fit(ROWS, ROWS.sum(1))
+    for name, model in (("numbers", numbers), ("texts", texts), ("line", line)):
+        joblib.dump(model, tmp_path / f"{name}.joblib")
+        said = pack("sklearn", tmp_path / f"{name}.joblib", root / name)
+        assert "--allow-python" in said
+    text = (root / "numbers" / "1" / "model.py").read_text()
+    assert "trust it like this one" in text
+    assert len(text.splitlines()) < 30
+    with serve(root) as gateway:
+        some = ROWS[:5]
+        found = gateway.infer("numbers", x=some.tolist())
+        assert found["label"] == numbers.predict(some).tolist()
+        expected = numbers.predict_proba(some).ravel()
+        assert np.allclose(found["probabilities"], expected)
+        assert gateway.infer("texts", text=["good", "bad"])["label"] == ["yes", "no"]
+        output = gateway.infer("line", x=some.tolist())["output"]
+        assert np.allclose(output, line.predict(some))
+
+
+def test_boosters_of_lightgbm(tmp_path: Path) -> None:
+    lightgbm = pytest.importorskip("lightgbm", reason="lightgbm is not installed")
+    data = lightgbm.Dataset(ROWS, KINDS)
+    options = {"objective": "binary", "verbose": -1, "min_data_in_leaf": 2}
+    model = lightgbm.train(options, data, 3)
+    model.save_model(tmp_path / "m.txt")
+    _check("lightgbm", tmp_path / "m.txt", model.predict(ROWS[:5]))
+
+
+def test_boosters_of_xgboost(tmp_path: Path) -> None:
+    xgboost = pytest.importorskip("xgboost", reason="xgboost is not installed")
+    data = xgboost.DMatrix(ROWS, KINDS)
+    model = xgboost.train({"objective": "multi:softprob", "num_class": 2}, data, 3)
+    model.save_model(tmp_path / "m.json")
+    _check("xgboost", tmp_path / "m.json", model.predict(xgboost.DMatrix(ROWS[:5])))
+
+
+def _check(kind: str, file: Path, expected: Any) -> None:
+    root = file.parent / "models"
+    pack(kind, file, root / "m")
+    with serve(root) as gateway:
+        found = gateway.infer("m", x=ROWS[:5].tolist())["output"]
+        assert np.allclose(found, np.ravel(expected), atol=1e-6)
+
+
+def test_exported_programs_of_torch(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    rows = torch.export.Dim("rows")
+    model = torch.nn.Linear(4, 2)
+    given = torch.ones(3, 4)
+    program = torch.export.export(model, (given,), dynamic_shapes=({0: rows},))
+    torch.export.save(program, tmp_path / "m.pt2")
+    root = tmp_path / "models"
+    said = pack("torch", tmp_path / "m.pt2", root / "m")
+    assert "FP32[-1,4]" in said
+    with serve(root) as gateway:
+        (found,) = gateway.infer("m", input=given.tolist()).values()
+        assert np.allclose(found, model(given).detach().ravel(), atol=1e-6)
+
+
+def test_models_of_mlflow(tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    from sklearn.linear_model import LinearRegression
+
+    frame = pandas.DataFrame(ROWS, columns=list("abcd"))
+    model = LinearRegression().fit(frame, ROWS.sum(1))
+    signature = mlflow.models.infer_signature(frame, model.predict(frame))
+    mlflow.sklearn.save_model(model, tmp_path / "m", signature=signature)
+    root = tmp_path / "models"
+    pack("mlflow", tmp_path / "m", root / "m")
+    with serve(root) as gateway:
+        columns = {name: frame[name][:5].tolist() for name in "abcd"}
+        found = gateway.infer("m", **columns)["output"]
+        assert np.allclose(found, ROWS[:5].sum(1))
+
+
+def test_what_cannot_be_packed_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "m.joblib"
+    for arguments, said in (
+        (("pickle", file), "there is no kind 'pickle'; there are sklearn"),
+        (("sklearn", file), "m.joblib: no such file"),
+    ):
+        done = run_popgate("pack", *arguments)
+        assert done.returncode == 2
+        assert said in done.stderr
+    file.write_text("no pickle")
+    out = tmp_path / "models" / "m"
+    done = run_popgate("pack", "sklearn", file, "-o", out)
+    assert done.returncode == 1
+    assert "m.joblib is no model of sklearn: " in done.stderr
+    assert not out.exists()
+    (out / "1").mkdir(parents=True)
+    shutil.copy(file, out / "1" / "model.py")
+    done = run_popgate("pack", "sklearn", file, "-o", out)
+    assert "is there already" in done.stderr

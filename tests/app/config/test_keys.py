@@ -1,0 +1,77 @@
+"""The file of keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from app.config.config_keys import KeyProblem
+from app.config.keys import KeyConfig, KeysConfig, digest_of, read_keys
+
+DIGEST = digest_of(b"secret")
+
+
+def read(tmp_path: Path, text: str | bytes) -> KeysConfig:
+    path = tmp_path / "keys.toml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return read_keys(path)
+
+
+def test_everything_that_can_be_said(tmp_path: Path) -> None:
+    found = read(
+        tmp_path,
+        f"""
+        anonymous = ["metadata"]
+        [[key]]
+        name = "shop"
+        sha256 = "{DIGEST.hex().upper()}"
+        groups = ["infer", "manage"]
+        models = ["digits", "r-*"]
+        requests_per_second = 2.5
+        concurrent = 8
+        """,
+    )
+    shop = KeyConfig("shop", DIGEST, ("infer", "manage"), ("digits", "r-*"), 2.5, 8)
+    assert found == KeysConfig(("metadata",), (shop,))
+
+
+def test_what_need_not_be_said(tmp_path: Path) -> None:
+    assert read(tmp_path, "") == KeysConfig()
+    found = read(tmp_path, f'[[key]]\nname = "a"\nsha256 = "{DIGEST.hex()}"')
+    assert found.key == (KeyConfig("a", DIGEST, ("infer", "metadata"), ("*",)),)
+
+
+KEY = f'[[key]]\nname = "a"\nsha256 = "{DIGEST.hex()}"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[[key]]\nname = 'a'", "key.0: sha256 is missing"),
+        (f'[[key]]\nsha256 = "{DIGEST.hex()}"', "key.0: name is missing"),
+        (KEY + "group = []", "unknown key 'group' (did you mean groups?)"),
+        (KEY + "groups = ['all']", "key.0.groups.0 must be 'infer', 'metadata'"),
+        (KEY + "groups = ['infer', 'infer']", "without repetition"),
+        (KEY + "models = ['']", "at least 1 character"),
+        (KEY + "requests_per_second = 0", "must be at least 0.001, got 0"),
+        (KEY + "requests_per_second = nan", "must be"),
+        (KEY + "concurrent = 1.5", "must be a whole number"),
+        (KEY + "concurrent = true", "must be"),
+        (KEY + KEY, "two keys have the same name, that of 'a'"),
+        (KEY + KEY.replace('"a"', '"b"'), "two keys have the same sha256, that of 'b'"),
+        ("[[key]]\nname = 'a b'", "key.0.name must be 1 to 100 letters"),
+        ("[[key]]\nsha256 = 'secret'", "must be the SHA-256 of a key"),
+        ("keys = 1", "unknown key 'keys' (did you mean key?)"),
+        ("[[key]", "not TOML"),
+        (b"\xff", "not TOML"),
+        ("a = " + "[" * 5000, "not TOML"),
+        ("#" * (1 << 20) + "#", "more than 1048576 bytes"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    tmp_path: Path, text: str | bytes, problem: str
+) -> None:
+    with pytest.raises(KeyProblem) as caught:
+        read(tmp_path, text)
+    assert problem in str(caught.value)

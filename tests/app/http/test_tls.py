@@ -1,0 +1,200 @@
+"""TLS: certificates, their renewal under load, clients that need one."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import trustme
+from cryptography.hazmat.primitives import serialization
+
+from app.http.tls import Certificate, TlsError
+from tests.app.served import ServedGateway, run_popgate
+from tests.engine import models
+from tests.support import WAIT, until
+
+BODY = {"inputs": {"input": [[1, 2, 3, 4]]}}
+INFER = "/v1/models/affine/infer"
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+def issue(authority: trustme.CA, folder: Path) -> Path:
+    """A certificate with its key in one file, put in place at once."""
+    beside = folder / "new.pem"
+    issued = authority.issue_cert("localhost", "127.0.0.1")
+    issued.private_key_and_cert_chain_pem.write_to_path(str(beside))
+    return beside.replace(folder / "server.pem")
+
+
+def trusting(authority: trustme.CA) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    return context
+
+
+@contextmanager
+def served(
+    folder: Path, trust: ssl.SSLContext, *options: str
+) -> Iterator[ServedGateway]:
+    """A gateway with a model and a certificate, ready."""
+    models.affine(folder / "affine.popef")
+    cert = str(folder / "server.pem")
+    with ServedGateway(folder, "--tls-cert", cert, *options) as gateway:
+        gateway.client.close()
+        gateway.client = httpx.Client(base_url=gateway.url, verify=trust, timeout=WAIT)
+        yield gateway.wait_ready()
+
+
+def connected(url: str, context: ssl.SSLContext) -> ssl.SSLSocket:
+    host, port = url.removeprefix("https://").split(":")
+    plain = socket.create_connection((host, int(port)), WAIT)
+    return context.wrap_socket(plain, server_hostname="localhost")
+
+
+def serial(url: str, context: ssl.SSLContext) -> object:
+    """The number of the certificate that new connections get."""
+    with connected(url, context) as tls:
+        found = tls.getpeercert()
+    assert found is not None
+    return found["serialNumber"]
+
+
+def test_a_certificate_is_renewed_under_load(
+    tmp_path: Path, authority: trustme.CA
+) -> None:
+    path = issue(authority, tmp_path)
+    trust = trusting(authority)
+    with served(tmp_path, trust, "--metrics-port", "0") as gateway:
+        url = gateway.url
+        metrics = gateway.wait_line("metrics").split()[-1]
+        assert metrics.startswith("https://")
+        assert httpx.get(metrics, verify=trust).is_success
+        ended = threading.Event()
+        statuses: set[int] = set()
+
+        def load() -> None:
+            with httpx.Client(base_url=url, verify=trust) as client:
+                while not ended.is_set():
+                    # On a connection that is kept, and on a new one.
+                    statuses.add(client.post(INFER, json=BODY).status_code)
+                    new = httpx.post(url + INFER, json=BODY, verify=trust)
+                    statuses.add(new.status_code)
+
+        threads = [threading.Thread(target=load) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(2):
+                before = serial(url, trust)
+                issue(authority, tmp_path)
+                until(lambda: serial(url, trust) != before)  # noqa: B023
+            # What is no certificate changes nothing.
+            before = serial(url, trust)
+            path.write_text("none")
+            gateway.wait_line("the certificate stays as it was")
+            assert serial(url, trust) == before
+        finally:
+            ended.set()
+            for thread in threads:
+                thread.join()
+        assert statuses == {200}
+        assert gateway.stop() == 0
+
+
+def test_what_comes_over_tls(tmp_path: Path, authority: trustme.CA) -> None:
+    trust = trusting(authority)
+    issue(authority, tmp_path)
+    with served(tmp_path, trust) as gateway:
+        large = {"inputs": {"input": [[1.5, 2, 3, 4]] * 20_000}}
+        answer = gateway.client.post(INFER, json=large)
+        assert answer.is_success
+        assert len(answer.content) > 1 << 18
+        # No half of a connection can be closed; a last answer is read all the same.
+        with connected(gateway.url, trust) as tls:
+            tls.sendall(b"GARBAGE\r\n\r\n")
+            text = b""
+            while part := tls.recv(1 << 16):
+                text += part
+        assert text.startswith(b"HTTP/1.1 400")
+        assert b"bad_http" in text
+        host, port = gateway.url.removeprefix("https://").split(":")
+        with socket.create_connection((host, int(port)), WAIT) as plain:
+            plain.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert not plain.recv(1 << 16).startswith(b"HTTP")
+
+
+def test_clients_need_a_certificate(tmp_path: Path, authority: trustme.CA) -> None:
+    issue(authority, tmp_path)
+    clients = trustme.CA()
+    clients.cert_pem.write_to_path(str(tmp_path / "clients.pem"))
+    known, unknown = trusting(authority), trusting(authority)
+    clients.issue_cert("client").configure_cert(known)
+    authority.issue_cert("client").configure_cert(unknown)
+    ca = ("--tls-client-ca", str(tmp_path / "clients.pem"))
+    with served(tmp_path, known, *ca) as gateway:
+        assert gateway.client.post(INFER, json=BODY).is_success
+        for context in (trusting(authority), unknown):
+            with pytest.raises(httpx.TransportError):
+                httpx.post(gateway.url + INFER, json=BODY, verify=context)
+        assert gateway.client.post(INFER, json=BODY).is_success
+
+
+def test_files_that_are_being_replaced(tmp_path: Path, authority: trustme.CA) -> None:
+    """A new certificate beside the old key waits for its key."""
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    old, new = authority.issue_cert("localhost"), authority.issue_cert("localhost")
+    old.cert_chain_pems[0].write_to_path(str(cert))
+    old.private_key_pem.write_to_path(str(key))
+    certificate = Certificate(cert, key)
+    assert not certificate.renew()
+    new.cert_chain_pems[0].write_to_path(str(cert))
+    assert not certificate.renew()
+    with pytest.raises(TlsError, match="belongs to another certificate"):
+        Certificate(cert, key)
+    new.private_key_pem.write_to_path(str(key))
+    assert certificate.renew()
+    cert.unlink()
+    assert not certificate.renew()
+    assert repr(certificate) == f"<Certificate {cert}>"
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--tls-cert", "none.pem"], "No such file"),
+        (["--tls-cert", "text.pem"], "PEM"),
+        (["--tls-cert", "locked.pem"], "the key has a password"),
+        (["--tls-cert", "server.pem", "--tls-key", "text.pem"], "PEM"),
+        (["--tls-cert", "server.pem", "--tls-client-ca", "text.pem"], "text.pem"),
+        (["--tls-key", "server.pem"], "TLS needs a certificate"),
+    ],
+)
+def test_serve_says_what_is_wrong(
+    tmp_path: Path, authority: trustme.CA, options: list[str], problem: str
+) -> None:
+    issue(authority, tmp_path)
+    (tmp_path / "text.pem").write_text("no PEM")
+    issued = authority.issue_cert("localhost")
+    key = serialization.load_pem_private_key(issued.private_key_pem.bytes(), None)
+    locked = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"secret"),
+    )
+    chain = issued.cert_chain_pems[0].bytes()
+    (tmp_path / "locked.pem").write_bytes(locked + chain)
+    words = [str(tmp_path / o) if o.endswith(".pem") else o for o in options]
+    done = run_popgate("serve", "--port", "0", "-m", tmp_path, *words)
+    assert done.returncode in (1, 2)
+    assert problem in done.stderr
+    assert "Traceback" not in done.stderr

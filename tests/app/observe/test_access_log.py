@@ -1,0 +1,45 @@
+"""Which requests get a line, and that nobody waits for it to be written."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from app.observe.access_log import MOST_A_SECOND, AccessLog, parse_ratio
+
+
+@pytest.mark.parametrize(
+    ("text", "ratio"),
+    [("off", None), ("errors", 0.0), ("ALL", 1.0), ("0.01", 0.01), ("1", 1.0)],
+)
+def test_words(text: str, ratio: float | None) -> None:
+    assert parse_ratio(text) == ratio
+
+
+@pytest.mark.parametrize("text", ["", "some", "-1", "1.5", "nan"])
+def test_no_words(text: str) -> None:
+    with pytest.raises(ValueError, match="neither off, errors, all nor a share"):
+        parse_ratio(text)
+
+
+def test_a_share_of_the_answered() -> None:
+    log = AccessLog(0.25)
+    assert [log.wants_answered() for _ in range(8)].count(True) == 2
+    assert not any(AccessLog(0.0).wants_answered() for _ in range(8))
+    assert all(AccessLog(1.0).wants_answered() for _ in range(8))
+
+
+def test_a_flood_is_counted_and_not_written(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = 10.0
+    monkeypatch.setattr("app.observe.access_log.time.monotonic", lambda: second)
+    log = AccessLog(0.0)
+    with caplog.at_level(logging.INFO, "app.access"):
+        for _ in range(MOST_A_SECOND + 7):
+            log.write("a line", 400, {})
+        assert len(caplog.messages) == MOST_A_SECOND
+        second += 1
+        log.write("the next", 400, {})
+    assert caplog.messages[-2:] == ["7 more requests were not logged", "the next"]

@@ -1,0 +1,100 @@
+"""The log is written by a thread, whether it is read or not."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import subprocess
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.observe import log_writer
+from app.observe.log_writer import LogWriter
+from tests.app.served import POPGATE, ROOT
+from tests.support import WAIT, until
+
+
+class Stuck(io.StringIO):
+    """Takes nothing until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = threading.Event()
+
+    def write(self, text: str) -> int:
+        assert self.go_on.wait(WAIT)
+        return super().write(text)
+
+
+def record(text: str, *arguments: object) -> logging.LogRecord:
+    make = logging.getLogger("tests.writer").makeRecord
+    return make("tests.writer", logging.INFO, "", 0, text, arguments, None)
+
+
+def test_nobody_waits_for_a_log_that_is_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(log_writer, "MOST_WAITING", 3)
+    monkeypatch.setattr(log_writer, "PATIENCE", 0.01)
+    stuck = Stuck()
+    writer = LogWriter(stuck)
+    assert writer.is_written()  # there is nothing
+    changing = ["first"]
+    writer.handle(record("%s", changing))
+    changing[0] = "other"
+    until(lambda: writer._records.empty())  # its thread waits with it
+    for number in range(5):
+        writer.handle(record(f"line {number}"))
+    assert not writer.is_written()
+    stuck.go_on.set()
+    until(lambda: stuck.getvalue().count("\n") == 5)
+    assert stuck.getvalue().splitlines() == [
+        "['first']", "2 lines could not be written in time", "line 0", "line 1",
+        "line 2",
+    ]  # fmt: skip
+    until(writer.is_written)
+
+
+def test_a_stream_that_has_gone() -> None:
+    closed = io.StringIO()
+    closed.close()
+    for stream in (None, closed):
+        writer = LogWriter(stream)
+        writer.handle(record("text"))
+        assert writer.is_written()
+
+
+def test_a_gateway_whose_log_is_not_read_answers_and_ends(tmp_path: Path) -> None:
+    """Its standard error is a pipe that is full after some hundred requests."""
+    address = str(tmp_path / "socket")
+    options = ("--access-log", "all", "--log-format", "json")
+    read, write = os.pipe()
+    process = subprocess.Popen(
+        [*POPGATE, *f"serve -m {tmp_path} --uds {address}".split(), *options],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=write,
+        env={**os.environ, "POPGATE_POOL": f"test-log-{os.getpid()}"},
+    )
+    os.close(write)
+    try:
+        until(lambda: Path(address).is_socket())
+        transport = httpx.HTTPTransport(uds=address, retries=3)
+        with httpx.Client(transport=transport, timeout=WAIT) as client:
+            for _ in range(1000):  # of 200 bytes and more, each
+                answer = client.get("http://localhost/v1/models/none")
+                assert answer.status_code in (404, 503)
+        process.terminate()
+        assert process.wait(WAIT) == 0
+        lines = os.read(read, 1 << 16).splitlines()
+        assert json.loads(lines[-2])["status"] in (404, 503)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(read)

@@ -1,0 +1,220 @@
+"""Spans of a gateway's requests, as a collector gets them."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.observe.spans import Sampler, spans_wanted
+from engine import InvalidConfig
+from tests.app.served import ServedGateway
+from tests.engine import models
+from tests.support import until
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+CALLER = "00f067aa0ba902b7"
+ROW = {"inputs": {"input": [[1.0, 2.0, 3.0, 4.0]]}}
+
+
+@pytest.mark.parametrize(
+    ("environment", "wanted"),
+    [
+        ({}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}, True),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:1"}, True),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "x", "OTEL_SDK_DISABLED": "TRUE"}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "x", "OTEL_TRACES_EXPORTER": "none"}, False),
+    ],
+)
+def test_who_wants_spans(environment: dict[str, str], wanted: bool) -> None:
+    assert spans_wanted(environment) is wanted
+
+
+def parent(flags: str) -> bytes:
+    return f"00-{TRACE}-{CALLER}-{flags}".encode()
+
+
+def sampler(name: str = "", share: str = "") -> Sampler:
+    names = {"OTEL_TRACES_SAMPLER": name, "OTEL_TRACES_SAMPLER_ARG": share}
+    return Sampler(names)
+
+
+def test_samples() -> None:
+    assert sampler().wants(b"")
+    assert sampler().wants(parent("01"))
+    assert not sampler().wants(parent("00"))
+    assert sampler("always_on").wants(parent("00"))
+    assert not sampler("always_off").wants(parent("01"))
+    for name in ("traceidratio", "parentbased_traceidratio"):
+        some = sampler(name, "0.25")
+        assert [some.wants(b"") for _ in range(8)].count(True) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "share"), [("some", "1"), ("traceidratio", "2"), ("traceidratio", "x")]
+)
+def test_samplers_that_are_not_known(name: str, share: str) -> None:
+    with pytest.raises(InvalidConfig, match="OTEL_TRACES_SAMPLER="):
+        sampler(name, share)
+
+
+def test_what_cannot_be_had_keeps_nobody_from_starting(tmp_path: Path) -> None:
+    models.affine(tmp_path / "affine.popef")
+    variables = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9",
+        "OTEL_TRACES_SAMPLER": "of another world",
+    }
+    with ServedGateway(tmp_path, **variables) as served:
+        served.wait_ready()
+        line = served.wait_line("no spans are made")
+        assert "OTEL_TRACES_SAMPLER='of another world'" in line
+        served.infer("affine", input=[[1.0, 2.0, 3.0, 4.0]])
+
+
+class Collector:
+    """Takes spans as OpenTelemetry's collectors do, over HTTP."""
+
+    def __init__(self) -> None:
+        self.spans: list[Any] = []
+        self.services: set[str] = set()
+        collector = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                size = int(self.headers["content-length"])
+                collector.take(self.rfile.read(size), self.headers)
+                self.send_response(200)
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+            def log_message(self, *args: object) -> None:
+                """Nobody reads it."""
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        self._thread = threading.Thread(target=self.server.serve_forever)
+        self._thread.start()
+
+    def take(self, body: bytes, headers: Any) -> None:
+        import gzip
+
+        trace_service = pytest.importorskip(
+            "opentelemetry.proto.collector.trace.v1.trace_service_pb2"
+        )
+        if headers.get("content-encoding") == "gzip":
+            body = gzip.decompress(body)
+        message = trace_service.ExportTraceServiceRequest.FromString(body)
+        for of_resource in message.resource_spans:
+            attributes = of_resource.resource.attributes
+            self.services |= {
+                a.value.string_value for a in attributes if a.key == "service.name"
+            }
+            for scope in of_resource.scope_spans:
+                self.spans += scope.spans
+
+    def of(self, request_id: str) -> tuple[Any, dict[str, Any]]:
+        """The span of a request, and those of its phases by name."""
+        (root,) = [s for s in self.spans if told(s, "popgate.request_id") == request_id]
+        return root, {s.name: s for s in self.spans if s.parent_span_id == root.span_id}
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self._thread.join()
+
+
+def told(span: Any, name: str) -> Any:
+    """An attribute of a span; None where it has none of that name."""
+    for attribute in span.attributes:
+        if attribute.key == name:
+            return getattr(attribute.value, attribute.value.WhichOneof("value"))
+    return None
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    pytest.importorskip(
+        "opentelemetry.exporter.otlp.proto.http", reason="popgate[otel] is missing"
+    )
+    collector = Collector()
+    yield collector
+    collector.close()
+
+
+def test_spans_of_requests(tmp_path: Path, collector: Collector) -> None:
+    models.affine(tmp_path / "affine.popef")
+    variables = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
+        "OTEL_BSP_SCHEDULE_DELAY": "50",
+    }
+    with ServedGateway(tmp_path, **variables) as served:
+        served.wait_ready()
+
+        def ask(request_id: str, body: Any = ROW, **headers: str) -> int:
+            mine = {"x-request-id": request_id, **headers}
+            path = "/v1/models/affine/infer"
+            return served.client.post(path, json=body, headers=mine).status_code
+
+        assert ask("traced", traceparent=parent("01").decode()) == 200
+        assert ask("streamed", accept="text/event-stream") == 200
+        assert ask("wrong", {"inputs": {}}, traceparent=parent("01").decode()) == 400
+        assert ask("not traced", traceparent=parent("00").decode()) == 200
+        assert ask("last") == 200
+        until(lambda: any(told(s, "popgate.request_id") == "last"
+                          for s in collector.spans))  # fmt: skip
+        assert served.stop() == 0  # what is left comes at the end
+    assert collector.services == {"popgate"}
+    root, phases = collector.of("traced")
+    assert (root.name, root.kind) == ("infer affine", 2)  # a server's
+    assert (root.trace_id.hex(), root.parent_span_id.hex()) == (TRACE, CALLER)
+    assert told(root, "http.response.status_code") == 200
+    assert told(root, "popgate.model.version") == "1"
+    assert list(phases) == ["receive", "decode", "queue", "batch", "encode"]
+    times = [
+        t
+        for s in phases.values()
+        for t in (s.start_time_unix_nano, s.end_time_unix_nano)
+    ]
+    assert times == sorted(times)
+    assert root.start_time_unix_nano <= times[0]
+    assert times[-1] <= root.end_time_unix_nano
+    assert told(phases["batch"], "popgate.device").startswith("cpu:")
+    assert told(phases["batch"], "popgate.batch_rows") == 1
+    root, phases = collector.of("streamed")
+    assert len(phases) == 5
+    assert root.trace_id.hex() != TRACE
+    root, phases = collector.of("wrong")
+    assert (root.trace_id.hex(), phases) == (TRACE, {})
+    assert told(root, "http.response.status_code") == 400
+    assert told(root, "error.type") == "invalid_input"
+    asked = [told(s, "popgate.request_id") for s in collector.spans]
+    assert "not traced" not in asked
+
+
+def test_members_of_a_batch_are_linked(tmp_path: Path, collector: Collector) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from tests.app.served import add
+
+    config = "max_batch_size = 2\nmax_queue_delay = 60\npreferred_batch_sizes = [2]\n"
+    add(tmp_path, "pairs", config=config)
+    with ServedGateway(tmp_path, OTEL_EXPORTER_OTLP_ENDPOINT=collector.url) as served:
+        served.wait_ready()
+
+        def ask(request_id: str) -> int:
+            headers = {"x-request-id": request_id}
+            path = "/v1/models/pairs/infer"
+            return served.client.post(path, json=ROW, headers=headers).status_code
+
+        with ThreadPoolExecutor() as pool:
+            assert list(pool.map(ask, ["one", "two"])) == [200, 200]
+        assert served.stop() == 0
+    one, two = (collector.of(name)[1]["batch"] for name in ("one", "two"))
+    first, second = (one, two) if not one.links else (two, one)
+    assert not first.links
+    assert [link.span_id for link in second.links] == [first.span_id]

@@ -1,0 +1,146 @@
+"""Keys at work: rates, what is in flight, and a file that changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from app.config.config_keys import KeyProblem
+from app.config.keys import KeyConfig, digest_of
+from app.errors import HttpError
+from app.serving.keys import Key, Keys, KeyTable, given_key
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def refusal(key: Key) -> HttpError:
+    with pytest.raises(HttpError) as caught:
+        key.enter()
+    return caught.value
+
+
+def test_a_rate_is_kept_and_says_when_to_come_again() -> None:
+    clock = Clock()
+    config = KeyConfig("a", digest_of(b"a"), requests_per_second=4)
+    key = Key(config, clock)
+    for _ in range(4):  # what one second may have, at once
+        key.enter()
+    error = refusal(key)
+    assert (error.status, error.code) == (429, "key_rate")
+    assert (b"retry-after", b"1") in error.headers
+    assert "4 requests a second" in str(error)
+    clock.now += 0.25
+    key.enter()
+    refusal(key)
+    clock.now += 100
+    for _ in range(4):
+        key.take()
+    refusal(key)
+    assert key.in_flight == 5  # those that were refused do not count
+
+
+def test_less_than_one_a_second() -> None:
+    clock = Clock()
+    key = Key(KeyConfig("a", digest_of(b"a"), requests_per_second=0.1), clock)
+    key.take()
+    error = refusal(key)
+    assert (b"retry-after", b"10") in error.headers
+    clock.now += 10
+    key.take()
+
+
+def test_so_many_in_flight() -> None:
+    key = Key(KeyConfig("a", digest_of(b"a"), concurrent=2))
+    key.enter()
+    key.enter()
+    error = refusal(key)
+    assert (error.status, error.code) == (429, "key_concurrency")
+    assert "may have 2 requests in flight" in str(error)
+    key.leave()
+    key.enter()
+    assert repr(key) == "<Key a, 2 in flight>"
+
+
+def test_a_key_is_found_by_all_that_it_is() -> None:
+    keys = [Key(KeyConfig(n, digest_of(n.encode()))) for n in ("a", "b")]
+    table = KeyTable(keys)
+    for _ in range(2):  # the second time it is remembered
+        assert table.find(b"b") is keys[1]
+        assert table.find(b"a") is keys[0]
+        for wrong in (b"", b"c", b"a ", b"A", digest_of(b"a"), b"x" * 100_000):
+            assert table.find(wrong) is None
+
+
+@pytest.mark.parametrize(
+    ("headers", "key"),
+    [
+        ({b"x-api-key": b"k"}, b"k"),
+        ({b"x-api-key": b"k", b"authorization": b"Bearer other"}, b"k"),
+        ({b"authorization": b"bearer  k "}, b"k"),
+        ({b"authorization": b"Basic dTprOjE="}, b"k:1"),
+        ({b"authorization": b"Basic ?"}, None),
+        ({b"authorization": b"Digest k"}, None),
+        ({b"authorization": b"k"}, None),
+        ({}, None),
+    ],
+)
+def test_where_a_key_stands(headers: dict[bytes, bytes], key: bytes | None) -> None:
+    assert given_key(headers) == key
+
+
+def write(path: Path, **keys: str) -> None:
+    text = "".join(
+        f'[[key]]\nname = "{name}"\nsha256 = "{digest_of(secret.encode()).hex()}"\n'
+        for name, secret in keys.items()
+    )
+    beside = path.with_suffix(".new")
+    beside.write_text(text)
+    beside.rename(path)
+
+
+def test_a_changed_file_is_read_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "keys.toml"
+    write(path, a="one", b="two")
+    keys = Keys(path, "root")
+    a = keys.table.find(b"one")
+    assert a is not None
+    a.enter()
+    assert keys.read_again() is None  # nothing has changed
+
+    write(path, a="three")
+    changed = keys.read_again()
+    assert changed is not None
+    keys.take_over(changed)
+    assert keys.table.find(b"one") is None
+    assert keys.table.find(b"two") is None
+    # What it has in flight goes on, and counts.
+    assert keys.table.find(b"three") is a
+    assert a.in_flight == 1
+    assert keys.table.find(b"root") is not None
+
+    path.write_text("[[key]]\nnam = 1")
+    assert keys.read_again() is None
+    assert "keys stay as they were" in caplog.text
+    assert "did you mean name" in caplog.text
+    path.unlink()
+    assert keys.read_again() is None
+    assert keys.table.find(b"three") is a
+    assert repr(keys) == f"<Keys {path}, <KeyTable ['a', '(--api-key)']>>"
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    with pytest.raises(OSError, match="No such file"):
+        Keys(path)
+    path.write_text("anonymous = 1")
+    with pytest.raises(KeyProblem, match="anonymous must be a list"):
+        Keys(path)

@@ -1,0 +1,227 @@
+"""Models in Python that call other models of the server.
+
+Covers: app/serving/model_calls.py, engine/worker/model_calls.py,
+engine/transport/call_messages.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.app.served import ServedGateway, add
+from tests.app.serving.test_generators import write
+from tests.support import until
+
+ROW = [1.0, 2.0, 3.0, 4.0]
+
+CALLER = """
+import asyncio
+import numpy as np
+from popgate import EngineError, Model
+
+class Caller(Model):
+    inputs = {"what": "BYTES[1]", "x": "FP32[-1,4]"}
+    outputs = {"y": "FP32[-1,-1]", "said": "BYTES[1]"}
+
+    def load(self, context):
+        self.context, self.models = context, context.models
+
+    def __call__(self, what, x):
+        name = what[0].decode()
+        try:
+            return {"y": self.ask(name, x), "said": ["ok"]}
+        except (EngineError, KeyError) as error:
+            if name.startswith("raise "):
+                raise
+            said = f"{type(error).__name__}: {error}"
+            return {"y": np.zeros((0, 0)), "said": [said]}
+
+    def ask(self, name, x):
+        if name == "exit":
+            import os
+            os._exit(1)
+        if name == "lists":
+            return self.models["onnx"](input=x.astype(np.float64).tolist())["output"]
+        if name == "text":
+            return self.models["length/1"](text=["a", b"four"])["n"][None]
+        if name == "shape":
+            return self.models["onnx"](input=x[0])["output"]
+        if name == "part":
+            model = self.models["two"]
+            assert model.call({"text": ["a"]}, outputs=["m"]).keys() == {"m"}
+            return x
+        name = name.removeprefix("raise ")
+        if name in ("die", "hang", "long"):
+            return self.models["length"](text=[name])["n"][None]
+        return self.models[name](input=x)["output"]
+"""
+LENGTH = """
+import os, time
+import numpy as np
+
+class Length:
+    inputs = {"text": "BYTES[-1]"}
+    outputs = {"n": "INT32[-1]"}
+    def load(self, context):
+        self.context = context
+    def __call__(self, text):
+        if b"die" in list(text):
+            os._exit(1)
+        while text[0] == b"hang" and not self.context.cancelled:
+            time.sleep(0.001)
+        if text[0] == b"hang":
+            self.context.log.info("nobody waits")
+        return {"n": [len(each) for each in text]}
+"""
+TWO = """
+import asyncio
+import numpy as np
+
+class Two:
+    inputs = {"text": "BYTES[-1]"}
+    outputs = {"n": "INT32[-1]", "m": "INT32[-1]"}
+    async def load(self, context):
+        self.length = context.models["length"]
+        assert (await self.length.call_async(text=["abc"]))["n"][0] == 3
+        try:
+            context.models["onnx"]
+        except KeyError as error:
+            context.log.info("refused: %s", error)
+    async def __call__(self, text):
+        calls = [self.length.call_async(text=[each]) for each in text]
+        found = [each["n"][0] for each in await asyncio.gather(*calls)]
+        return {"n": found, "m": found}
+"""
+ECHO = """
+class Echo:
+    inputs = {"input": "FP32[-1,-1]"}
+    outputs = {"output": "FP32[-1,-1]"}
+    def load(self, context):
+        self.models = context.models
+    def __call__(self, input):
+        return {"output": self.models["%s"](input=input)["output"]}
+"""
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
+    root = tmp_path_factory.mktemp("models")
+    add(root, "onnx")
+    write(root, "caller", CALLER)
+    write(root, "length", LENGTH)
+    write(root, "two", TWO, 'models = ["length"]\n')
+    write(root, "ping", ECHO % "pong")
+    write(root, "pong", ECHO % "ping")
+    write(root, "a", ECHO % "b", 'models = ["b"]\n')
+    write(root, "b", ECHO % "a", 'models = ["a"]\n')
+    write(root, "none", ECHO % "nothing", 'models = ["nothing"]\n')
+    with ServedGateway(root, "--allow-python") as gateway:
+        yield gateway.wait_ready()
+
+
+def ask(gateway: ServedGateway, what: str, x: Any = None, **parameters: Any) -> Any:
+    body = {
+        "inputs": {"what": [what], "x": [ROW] if x is None else x},
+        "parameters": parameters,
+    }
+    return gateway.client.post("/v1/models/caller/infer", json=body)
+
+
+def answer(gateway: ServedGateway, what: str, x: Any = None) -> Any:
+    response = ask(gateway, what, x)
+    assert response.status_code == 200, response.text
+    return {o["name"]: o["data"] for o in response.json()["outputs"]}
+
+
+def count(gateway: ServedGateway, name: str) -> int:
+    (stats,) = gateway.client.get(f"/v2/models/{name}/stats").json()["model_stats"]
+    return int(stats["inference_stats"]["success"]["count"])
+
+
+def test_a_model_calls_an_onnx_model(served: ServedGateway) -> None:
+    before = count(served, "onnx")
+    expected = served.infer("onnx", input=[ROW])
+    (name,) = expected
+    found = answer(served, "onnx")
+    assert found == {"y": expected[name], "said": ["ok"]}
+    assert answer(served, "lists")["y"] == expected[name]
+    assert count(served, "onnx") == before + 3
+
+
+def test_large_tensors_and_texts_travel_too(served: ServedGateway) -> None:
+    rows = np.arange(40_000, dtype=np.float32).reshape(-1, 4) / 8
+    expected = served.infer("onnx", input=rows.tolist())
+    assert answer(served, "onnx", rows.tolist())["y"] == expected["output"]
+    assert answer(served, "text")["y"] == [1.0, 4.0]
+
+
+def test_coroutines_have_several_calls_under_way(served: ServedGateway) -> None:
+    assert served.infer("two", text=["a", "bb", "ccc"])["n"] == [1, 2, 3]
+    assert answer(served, "part")["said"] == ["ok"]
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("nobody", "Refused: model 'nobody': "),
+        ("die", "DeviceLost: model 'length': "),
+        ("shape", "InvalidInput: model 'onnx': "),
+    ],
+)
+def test_what_goes_wrong_has_a_name(
+    served: ServedGateway, what: str, said: str
+) -> None:
+    assert answer(served, what)["said"][0].startswith(said)
+    until(lambda: answer(served, "text")["said"] == ["ok"])
+
+
+def test_what_is_not_caught_becomes_of_the_request(served: ServedGateway) -> None:
+    response = ask(served, "raise nobody")
+    assert response.status_code == 503
+    assert "model 'nobody': " in response.text
+
+
+def test_deadlines_and_cancellation_are_handed_on(served: ServedGateway) -> None:
+    response = ask(served, "hang", timeout=300_000)
+    assert response.status_code == 504
+    served.wait_line("nobody waits")
+    assert answer(served, "onnx")["said"] == ["ok"]
+
+
+def test_a_model_that_is_unloaded_is_refused_until_it_is_back(
+    served: ServedGateway,
+) -> None:
+    client = served.client
+    assert client.post("/v1/models/onnx/unload").status_code == 200
+    assert answer(served, "onnx")["said"][0].startswith("Refused: model 'onnx'")
+    assert client.post("/v1/models/onnx/load").status_code == 200
+    assert answer(served, "onnx")["said"] == ["ok"]
+
+
+def test_circles_are_refused(served: ServedGateway) -> None:
+    index = served.client.post("/v2/repository/index").json()
+    reasons = {model["name"]: model.get("reason", "") for model in index}
+    assert reasons["a"] == "'a' would run 'b', which runs it"
+    assert reasons["b"] == "'b' would run 'a', which runs it"
+    assert reasons["none"] == "there is no model 'nothing' in the repository"
+    response = served.client.post(
+        "/v1/models/ping/infer", json={"inputs": {"input": [ROW]}}
+    )
+    assert response.status_code == 503
+    assert "would call 'p" in response.text
+    assert ", which calls it" in response.text
+
+
+def test_only_the_models_that_are_named_are_called(served: ServedGateway) -> None:
+    served.wait_line("'onnx' is not among its models (length)")
+
+
+def test_a_process_that_comes_back_calls_again(served: ServedGateway) -> None:
+    response = ask(served, "exit")
+    assert response.status_code == 503
+    until(lambda: ask(served, "onnx").status_code == 200)
+    assert answer(served, "onnx")["said"] == ["ok"]
