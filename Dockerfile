@@ -6,9 +6,9 @@
 # Inside the container the server listens on 0.0.0.0, because nothing outside could
 # reach it otherwise. Who can reach it is then decided by what is published: `-p
 # 8000:8000` opens it to every network of the host, `-p 127.0.0.1:8000:8000` to the
-# host alone. There is no TLS; --restricted-api inference:HEADER=VALUE makes inference need a header. Nobody loads
-# or unloads models over HTTP; to allow it to those who have a key, set
-# POPGATE_MODEL_CONTROL_MODE=managed and POPGATE_API_KEY.
+# host alone. Options of the server follow the name of the image; docs/security.md has
+# those for keys and TLS. Nobody loads or unloads models over HTTP; to allow it to those
+# who have a key, set POPGATE_MODEL_CONTROL_MODE=managed and POPGATE_API_KEY.
 
 FROM python:3.11-slim AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -17,16 +17,21 @@ WORKDIR /src
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev locales
 # Models with StringNormalizer (text pipelines of scikit-learn) need this locale.
 RUN localedef --no-archive -i en_US -f UTF-8 /usr/lib/locale/en_US.utf8
+# What it depends on is installed first: it is compiled by its types, and this layer is
+# made again when one of these files changes, not with each source. What is installed
+# besides is the package without its contents.
+COPY pyproject.toml setup.py README.md LICENSE ./
+RUN mkdir compat && python -m venv /opt/popgate \
+    && pip install '.[compile]' && /opt/popgate/bin/pip install .
 COPY . .
-# What it depends on is installed first, because it is compiled by its types.
-RUN pip install '.[compile]' \
-    && POPGATE_COMPILE=1 pip wheel --no-build-isolation --no-deps --wheel-dir /wheels . \
-    && python -m venv /opt/popgate && /opt/popgate/bin/pip install /wheels/*.whl
+RUN POPGATE_COMPILE=1 pip wheel --no-build-isolation --no-deps --wheel-dir /wheels . \
+    && /opt/popgate/bin/pip install --no-deps --force-reinstall /wheels/*.whl
 
 FROM python:3.11-slim
 LABEL org.opencontainers.image.title="PopGate" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /opt/popgate /opt/popgate
+COPY deploy/health.py /opt/popgate/health.py
 COPY --from=build /usr/lib/locale/en_US.utf8 /usr/lib/locale/en_US.utf8
 RUN useradd --no-create-home --uid 10001 --home-dir /nonexistent --shell /usr/sbin/nologin popgate \
     && install -d -o popgate -g popgate /models /var/cache/popgate
@@ -45,7 +50,7 @@ EXPOSE 8000
 # container, not as /dev/shm: --shm-size need not be raised.
 # Live, not ready: a container that still loads its models is not to be restarted.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=30s --retries=3 \
-    CMD ["python", "-c", "import os, httpx; httpx.get('http://127.0.0.1:' + os.environ['POPGATE_PORT'] + '/v1/health/live', timeout=2).raise_for_status()"]
+    CMD ["python", "/opt/popgate/health.py"]
 # Longer than the gateway's own --shutdown-timeout, so that accepted requests finish:
 #     docker stop --time 40
 STOPSIGNAL SIGTERM

@@ -36,13 +36,15 @@ def page(package: str) -> str:
     for node in init.body:
         if not isinstance(node, ast.ImportFrom) or node.module is None:
             continue
-        names = [alias.name for alias in node.names if alias.name in public]
+        names = [n for n in node.names if (n.asname or n.name) in public]
         if names:
             path = node.module.replace(".", "/") + ".py"
             tree = _tree(path)
             lines += ["", f"## [{path}](../../{path})", "", _doc(tree)]
             for name in names:
-                lines += _entry(name, tree, (ROOT / path).read_text().splitlines())
+                lines += ["", f"### `{name.asname or name.name}`", ""]
+                source = (ROOT / path).read_text().splitlines()
+                lines += _entry(name.name, tree, source)
     text = "\n".join(line.rstrip() for line in "\n".join(lines).splitlines())
     return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
 
@@ -57,7 +59,6 @@ def _doc(node: ast.Module | ast.ClassDef | _Function) -> str:
 
 def _entry(name: str, tree: ast.Module, source: list[str]) -> Iterator[str]:
     """One public name: a class with its public parts, a function, or a value."""
-    yield from ("", f"### `{name}`", "")
     # Also what is made one way or another, by the version of Python: the first way.
     inner = [
         each for node in tree.body if isinstance(node, ast.If) for each in node.body

@@ -5,10 +5,14 @@ from __future__ import annotations
 import configparser
 import json
 import re
+import runpy
 import shutil
 import signal
 import subprocess
+import sys
 import threading
+import tomllib
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -121,6 +125,47 @@ def test_time_enough_to_end() -> None:
     assert int(grace.removesuffix("s")) > Settings().shutdown_timeout
     unit = read_unit()
     assert int(unit["Service"]["TimeoutStopSec"]) > Settings().shutdown_timeout
+
+
+def test_layers_of_the_image_keep_dependencies(tmp_path: Path) -> None:
+    """What is copied first is enough to install all that the package depends on."""
+    image = (ROOT / "Dockerfile").read_text()
+    first, second = re.findall(r"^COPY ((?!--).+) \S+$", image, re.MULTILINE)[:2]
+    assert second == "."
+    for name in first.split():
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "compat").mkdir()
+    command = ("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", ".", ".")
+    subprocess.run(
+        [sys.executable, "-m", "pip", *command],
+        cwd=tmp_path,
+        capture_output=True,
+        check=True,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [n for n in archive.namelist() if n.endswith("/METADATA")]
+        metadata = archive.read(name).decode()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    found = re.findall(r"^Requires-Dist: (\S+)(?!.*extra)[^\n]*$", metadata, re.M)
+    assert len(found) == len(project["dependencies"])
+
+
+@pytest.mark.parametrize("socket", [False, True])
+def test_health_is_asked_where_the_server_listens(tmp_path: Path, socket: bool) -> None:
+    models.affine(tmp_path / "affine.popef")
+    health = runpy.run_path(str(DEPLOY / "health.py"))
+    options = ("--uds", str(tmp_path / "socket")) if socket else ()
+    with ServedGateway(tmp_path, *options) as served:
+        if socket:
+            assert health["main"](str(served.process.pid)) is None
+        else:  # its option says 0, which is any port
+            command = ["popgate", "serve", f"--port={served.url.rpartition(':')[2]}"]
+            assert health["server_place"](command, {}) == (served.url, None)
+    place = health["server_place"]
+    assert place(["serve"], {"POPGATE_PORT": "9"}) == ("http://127.0.0.1:9", None)
+    secure = ["serve", "--port", "7", "--tls-cert", "c.pem", "--lazy"]
+    assert place(secure, {"POPGATE_PORT": "9"}) == ("https://127.0.0.1:7", None)
 
 
 def test_compose() -> None:

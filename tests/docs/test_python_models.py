@@ -16,6 +16,7 @@ from engine import (
     PythonOptions,
     read_python_model,
 )
+from tests.app.served import ServedGateway
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "python-models.md").read_text(encoding="utf-8")
@@ -45,4 +46,31 @@ def test_the_models_run(
 
 
 def test_all_models_of_the_page_are_tested() -> None:
-    assert sorted(FILES) == ["models/length/1/model.py", "models/sentiment/1/model.py"]
+    names = [path.split("/")[1] for path in sorted(FILES)]
+    assert names == ["counter", "length", "router", "sentiment"]
+
+
+CLASSIFIER = """
+class Classifier:
+    inputs = {"pixels": "FP32[-1,64]"}
+    outputs = {"label": "INT64[-1]"}
+    def __call__(self, pixels):
+        return {"label": pixels.argmax(1)}
+"""
+
+
+def test_models_that_need_a_server(tmp_path: Path) -> None:
+    for name in ("counter", "router", "classifier"):
+        file = tmp_path / name / "1" / "model.py"
+        file.parent.mkdir(parents=True)
+        file.write_text(FILES.get(f"models/{name}/1/model.py", CLASSIFIER))
+    with ServedGateway(tmp_path, "--allow-python") as gateway:
+        gateway.wait_ready()
+        pixels = np.eye(64)[[3, 7]].tolist()
+        assert gateway.infer("router", pixels=pixels) == {"label": [3, 7]}
+        response = gateway.client.post(
+            "/v1/models/counter/infer",
+            json={"inputs": {"n": [3]}},
+            headers={"Accept": "text/event-stream"},
+        )
+        assert response.text.count("data: ") == 3
