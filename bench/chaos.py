@@ -20,11 +20,11 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from bench.processes import alive, descriptors, named_memory
-from bench.serving import Server, ServerFailed, free_port, gateway
+from bench.cases.workload import Job
+from bench.drivers.traffic import Traffic, clients
+from bench.servers.processes import alive, descriptors, named_memory
+from bench.servers.server import Server, ServerFailed, free_port, gateway
 from bench.soak import prepare
-from bench.traffic import Traffic, clients
-from bench.workload import Job
 
 MODELS = ("small", "middle", "slow")
 CLIENTS = 32

@@ -18,18 +18,15 @@ from functools import partial
 
 import msgpack
 import numpy as np
-import numpy.typing as npt
 import orjson
 
 from app.codec import ModelCodec
 from app.codec.messages import Body
 from app.spec import ModelSpec, TensorSpec
-from engine import Tensor
+from engine import Array, Tensor
 
 ROUNDS = 5
 CHUNK = 64 * 1024  # bytes in which a server hands over a large body
-
-Array = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)

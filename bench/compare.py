@@ -5,8 +5,8 @@
     python -m bench.compare --out bench/results/NAME.json
 
 Starts `popgate serve` as a user would (no option but the folder and the port) and
-`bench.reference`, checks some answers of each in each cell against ONNX Runtime in
-process, drives them in turns with wrk (or our own client), and prints requests per
+`bench.servers.reference`, checks some answers of each in each cell against ONNX Runtime
+in process, drives them in turns with wrk (or our own client), and prints requests per
 second, latencies, CPU per request and the median ratio gateway/reference.
 
 Each cell is measured in two modes, also in turns: `varied`, the normal one, sends 256
@@ -32,13 +32,13 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.load import Load, Prepared, drive, has_wrk, prepared
-from bench.machine import describe
-from bench.models import write_models
-from bench.payloads import HEADER_LENGTH, read_answer
-from bench.reference import open_session
-from bench.scenarios import SCENARIOS, TOLERANCE, VARIED, Mode, Request, Scenario
-from bench.serving import HOST, Server, compile_models, free_port, gateway
+from bench.cases.models import write_models
+from bench.cases.payloads import HEADER_LENGTH, read_answer
+from bench.cases.scenarios import SCENARIOS, TOLERANCE, VARIED, Mode, Request, Scenario
+from bench.drivers.load import Load, Prepared, drive, has_wrk, prepared
+from bench.servers.machine import describe
+from bench.servers.reference import open_session
+from bench.servers.server import HOST, Server, compile_models, free_port, gateway
 
 CONNECTIONS = (1, 16, 64)
 #: Numbers of the varied requests whose answers are checked.
@@ -223,7 +223,7 @@ def start(stack: ExitStack, names: list[str], folder: Path) -> tuple[Server, Ser
     if compiled.returncode != 0:
         sys.exit(f"popgate compile failed:\n{compiled.stdout}{compiled.stderr}")
     port = free_port()
-    command = [sys.executable, "-m", "bench.reference"]
+    command = [sys.executable, "-m", "bench.servers.reference"]
     command += ["--models", str(sources), "--port", str(port)]
     reference = stack.enter_context(Server(command, port, name="reference"))
     served = stack.enter_context(gateway(repository))

@@ -27,15 +27,15 @@ from pathlib import Path
 import numpy as np
 import tritonclient.http as triton
 
-from bench.cases import (
+from bench.cases.backend import (
     Case,
     NotCarriable,
     assert_similar,
     load_cases,
     run_in_process,
 )
-from bench.machine import describe
-from bench.serving import HOST, Server, compile_models, gateway
+from bench.servers.machine import describe
+from bench.servers.server import HOST, Server, compile_models, gateway
 
 GROUP = 150
 COMPILE_AT_ONCE = 200

@@ -43,9 +43,9 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from bench.machine import describe
-from bench.models import doubled
-from bench.processes import page_faults
+from bench.cases.models import doubled
+from bench.servers.machine import describe
+from bench.servers.processes import page_faults
 from engine import DeviceManager, ModelRunner, ModelRunnerConfig
 from engine.compiler import compile_model
 from engine.programs.onnx_session import session_options

@@ -17,8 +17,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.models import write_models
-from bench.serving import HOST, compile_models, gateway
+from bench.cases.models import write_models
+from bench.servers.server import HOST, compile_models, gateway
 
 MODELS = ("small", "words")
 CONFIG = Path(__file__).with_name("schemathesis.toml")

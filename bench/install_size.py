@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.serving import ROOT
+from bench.servers.server import ROOT
 
 #: What `python -m venv` brings along unasked.
 NOT_OURS = ("pip", "setuptools")

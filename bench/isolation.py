@@ -33,11 +33,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from bench.client import Answer, Client, CutAnswer, NoAnswer
-from bench.models import looping
-from bench.payloads import Payload, binary_request, json_request, read_answer
-from bench.reference import open_session
-from bench.serving import HOST, Server, compile_models, gateway
+from bench.cases.models import looping
+from bench.cases.payloads import Payload, binary_request, json_request, read_answer
+from bench.drivers.client import Answer, Client, CutAnswer, NoAnswer
+from bench.servers.reference import open_session
+from bench.servers.server import HOST, Server, compile_models, gateway
 
 WIDTH, ROUNDS, PLACES = 256, 60, 16
 POISON = 99  # an index that the table does not have

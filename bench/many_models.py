@@ -29,13 +29,13 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench.load import drive, has_wrk, prepared
-from bench.machine import describe
-from bench.models import write_models
-from bench.payloads import Payload
-from bench.processes import Usage, cpu_seconds
-from bench.scenarios import SCENARIOS
-from bench.serving import Server, compile_models, gateway
+from bench.cases.models import write_models
+from bench.cases.payloads import Payload
+from bench.cases.scenarios import SCENARIOS
+from bench.drivers.load import drive, has_wrk, prepared
+from bench.servers.machine import describe
+from bench.servers.processes import Usage, cpu_seconds
+from bench.servers.server import Server, compile_models, gateway
 
 #: How far the throughput on one model may fall when others are loaded beside it.
 MAY_FALL = 0.10

@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 
 import engine.runner.replica_channel
-from bench.models import small
+from bench.cases.models import small
 from engine import DeviceManager, ModelRunner, ModelRunnerConfig
 from engine.compiler import compile_model
 

@@ -38,10 +38,10 @@ from typing import Any
 
 import numpy as np
 
-from bench.client import Answer, Client
-from bench.models import looping
-from bench.payloads import Payload, binary_request
-from bench.serving import HOST, Server, compile_models, gateway
+from bench.cases.models import looping
+from bench.cases.payloads import Payload, binary_request
+from bench.drivers.client import Answer, Client
+from bench.servers.server import HOST, Server, compile_models, gateway
 
 #: About 50 ms a batch: much more than a busy machine makes us wait for a processor.
 WIDTH, ROUNDS = 512, 1000

@@ -34,8 +34,7 @@ from pathlib import Path
 from typing import Self
 
 from app.cli.local import progress
-from bench.machine import describe
-from bench.queues_ways import (
+from bench.drivers.queue_ways import (
     WAYS,
     Copies,
     LookingRings,
@@ -45,6 +44,7 @@ from bench.queues_ways import (
     Rings,
     Way,
 )
+from bench.servers.machine import describe
 from engine import keep_large_blocks
 
 SIZES = (64, 64 * 1024, 3 * 224 * 224 * 4, 16 * 1024 * 1024)

@@ -30,7 +30,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.models import small
+from bench.cases.models import small
 from engine import (
     Device,
     DeviceLost,

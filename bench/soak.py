@@ -23,10 +23,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from bench.client import Client
-from bench.processes import Usage
-from bench.serving import HOST, Server, compile_models, gateway
-from bench.workload import Job, endless, make_jobs
+from bench.cases.workload import Job, endless, make_jobs
+from bench.drivers.client import Client
+from bench.servers.processes import Usage
+from bench.servers.server import HOST, Server, compile_models, gateway
 
 MODELS = ("small", "middle", "mixing", "words", "large")
 #: Growth of memory after warm-up that is taken for noise of the allocator.

@@ -32,11 +32,11 @@ from typing import Any
 
 import numpy as np
 
-from bench.processes import mapped_files
-from bench.serving import HOST, Server, gateway
+from bench.cases.workload import Job
+from bench.drivers.traffic import Event, Traffic, clients
+from bench.servers.processes import mapped_files
+from bench.servers.server import HOST, Server, gateway
 from bench.soak import prepare
-from bench.traffic import Event, Traffic, clients
-from bench.workload import Job
 
 MODELS = ("small", "middle")
 SETTLE = 20  # answers between two swaps

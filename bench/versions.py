@@ -28,13 +28,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.cases.models import write_models
+from bench.cases.scenarios import SCENARIOS, Mode, Scenario
 from bench.compare import add_choices, check_answers, sent
-from bench.load import Prepared, drive
-from bench.machine import describe
-from bench.models import write_models
-from bench.processes import cpu_seconds
-from bench.scenarios import SCENARIOS, Mode, Scenario
-from bench.serving import ROOT, Server, compile_models, gateway
+from bench.drivers.load import Prepared, drive
+from bench.servers.machine import describe
+from bench.servers.processes import cpu_seconds
+from bench.servers.server import ROOT, Server, compile_models, gateway
 
 HEAD = (
     f"{'scenario':<9} {'conn':>4} {'mode':<6}"

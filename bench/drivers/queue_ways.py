@@ -17,8 +17,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import ClassVar, Protocol
 
-from bench.queues_echo import echo_pipe, echo_queue
-from bench.serving import ROOT
+from bench.drivers.queue_echo import echo_pipe, echo_queue
+from bench.servers.server import ROOT
 from engine.transport.channel import REQUEST, Channel, ChannelLayout
 from engine.transport.link import Completion, Link
 from engine.transport.shared_memory import page_aligned
@@ -64,7 +64,7 @@ class Rings:
         ]
         numbers = map(str, [*fds, SLOTS, room, self.spin_ns])
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.queues_echo", *numbers],
+            [sys.executable, "-m", "bench.drivers.queue_echo", *numbers],
             stdin=subprocess.PIPE,
             pass_fds=fds,
             cwd=ROOT,

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 
-from bench.serving import ROOT
+from bench.servers.server import ROOT
 
 MEASURED = ("onnxruntime", "uvicorn", "uvloop", "httptools", "orjson", "numpy")
 

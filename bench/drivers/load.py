@@ -7,25 +7,22 @@ requests as bytes, taken in turn by whichever connection is free.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import resource
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from itertools import cycle
 from pathlib import Path
-from typing import cast
 from urllib.parse import urlsplit
 
 import numpy as np
 
-from bench.payloads import Payload
+from app.cli.perf.load import closed_loop
+from bench.cases.payloads import Payload
 
 #: Sends the requests in turn; at the end prints what `Load` needs as one line of JSON.
 WRK_SCRIPT = """
@@ -142,87 +139,21 @@ def _wrk(url: str, requests: Prepared, connections: int, seconds: float) -> list
 
 def _ours(url: str, requests: Prepared, connections: int, seconds: float) -> list[str]:
     return [
-        sys.executable, "-m", "bench.load", url, str(connections), str(seconds),
+        sys.executable, "-m", "bench.drivers.load", url, str(connections), str(seconds),
         str(requests.file), json.dumps(requests.sizes),
     ]  # fmt: skip
-
-
-class _Connection(asyncio.Protocol):
-    """One keep-alive connection that posts the next request, and the next."""
-
-    def __init__(self, state: _State) -> None:
-        self.state = state
-        self.transport: asyncio.Transport | None = None
-        self.head = b""
-        self.missing = -1  # bytes of the body still to come; -1: reading the head
-        self.ok = True
-        self.sent = 0.0
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's has no base
-        self.post()
-
-    def post(self) -> None:
-        assert self.transport is not None
-        self.sent = time.perf_counter()
-        self.transport.write(next(self.state.requests))
-
-    def data_received(self, data: bytes) -> None:
-        if self.missing < 0:
-            self.head += data
-            end = self.head.find(b"\r\n\r\n")
-            if end < 0:
-                return
-            head = self.head[:end].lower()
-            self.ok = head.startswith(b"http/1.1 200")
-            at = head.index(b"\r\ncontent-length:") + len(b"\r\ncontent-length:")
-            size = int(head[at:].split(b"\r\n", 1)[0])
-            self.missing = size - (len(self.head) - end - 4)
-            self.head = b""
-        else:
-            self.missing -= len(data)
-        if self.missing == 0:
-            self.missing = -1
-            self.state.not_ok += not self.ok
-            self.state.latencies.append(time.perf_counter() - self.sent)
-            if not self.state.over:
-                self.post()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.state.broken += not self.state.over
-
-
-class _State:
-    def __init__(self, requests: list[bytes]) -> None:
-        self.requests = cycle(requests)
-        self.latencies: list[float] = []
-        self.not_ok = 0
-        self.broken = 0
-        self.over = False
 
 
 async def _drive(
     url: str, connections: int, seconds: float, requests: list[bytes]
 ) -> Load:
     parts = urlsplit(url)
-    host, port = parts.hostname or "127.0.0.1", parts.port or 80
-    state = _State(requests)
-    loop = asyncio.get_running_loop()
-    started, used = time.perf_counter(), time.process_time()
-    for _ in range(connections):
-        await loop.create_connection(lambda: _Connection(state), host, port)
-    await asyncio.sleep(seconds)
-    state.over = True
-    took, used = time.perf_counter() - started, time.process_time() - used
-    p50, p99 = np.percentile(state.latencies or [0.0], [50, 99])
+    address = (parts.hostname or "127.0.0.1", parts.port or 80)
+    run = await closed_loop(address, requests, connections, seconds)
+    p50, p99 = np.percentile(run.latencies or [0.0], [50, 99])
+    count = run.count + run.not_ok
     return Load(
-        len(state.latencies),
-        took,
-        float(p50),
-        float(p99),
-        state.not_ok,
-        state.broken,
-        used / took,
+        count, run.seconds, float(p50), float(p99), run.not_ok, run.broken, run.cpu
     )
 
 

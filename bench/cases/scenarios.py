@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from bench.payloads import Arrays, Payload, binary_request, json_request
+from bench.cases.payloads import Arrays, Payload, binary_request, json_request
 
 #: float32 of the gateway and of ONNX Runtime in process may differ by the order in
 #: which a batch is summed; far below what a wrong row would show.

@@ -14,7 +14,7 @@ import msgpack
 import numpy as np
 import orjson
 
-from bench.cases import OIP_DATATYPES
+from bench.cases.backend import OIP_DATATYPES
 
 Arrays = Mapping[str, np.ndarray]
 

@@ -1,4 +1,4 @@
-"""The models that are measured, made from nothing: `python -m bench.models DIR`.
+"""The models that are measured, made from nothing: `python -m bench.cases.models DIR`.
 
 S, M and L are those of the comparison; the others are for soak and chaos.
 """
@@ -16,7 +16,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 Floats = npt.NDArray[np.float32]
-Shape = list[int | str]
+Dims = list[int | str]
 
 OPSET = 17
 #: MLP of scenario M: input, two hidden layers, output.
@@ -25,8 +25,8 @@ M_LAYERS = (784, 512, 512, 10)
 
 def _model(
     nodes: list[onnx.NodeProto],
-    inputs: Mapping[str, tuple[int, Shape]],
-    outputs: Mapping[str, tuple[int, Shape]],
+    inputs: Mapping[str, tuple[int, Dims]],
+    outputs: Mapping[str, tuple[int, Dims]],
     weights: Mapping[str, Floats],
 ) -> onnx.ModelProto:
     graph = helper.make_graph(
@@ -93,7 +93,7 @@ def large() -> onnx.ModelProto:
 
 def doubled(elements: int) -> onnx.ModelProto:
     """y = x * 2 on float32[elements]: as many bytes out as in, and little between."""
-    shape: Shape = [elements]
+    shape: Dims = [elements]
     return _model(
         [helper.make_node("Mul", ["x", "two"], ["y"])],
         {"x": (TensorProto.FLOAT, shape)},
@@ -149,7 +149,7 @@ def looping(size: int = 512, rounds: int = 300) -> onnx.ModelProto:
     """`slow` as a loop: quick to load, however many rounds."""
     random = np.random.default_rng(2)
     w = np.linalg.qr(random.standard_normal((size, size)))[0].astype(np.float32)
-    state: Shape = ["n", size]
+    state: Dims = ["n", size]
     body = helper.make_graph(
         [
             helper.make_node("Identity", ["go_in"], ["go_out"]),

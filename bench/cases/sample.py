@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from bench.cases import Case, graph_inputs
+from bench.cases.backend import Case, graph_inputs
 
 
 def _arrays(case: Case) -> Iterator[np.ndarray]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from bench.payloads import Payload
+from bench.cases.payloads import Payload
 
 
 class NoAnswer(ConnectionError):

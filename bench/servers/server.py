@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from bench.processes import (
+from bench.servers.processes import (
     Usage,
     children,
     command_line,
@@ -25,7 +25,7 @@ from bench.processes import (
     usage,
 )
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 HOST = "127.0.0.1"
 #: How the command line is called, so that it is always that of this tree.
 POPGATE = [sys.executable, "-c", "from app.cli import main; main()"]

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.client import Answer
-from bench.models import M_LAYERS, write_models
-from bench.payloads import (
+from bench.cases.models import M_LAYERS, write_models
+from bench.cases.payloads import (
     MSGPACK,
     NPY,
     Arrays,
@@ -27,7 +26,8 @@ from bench.payloads import (
     read_answer,
     shorthand_request,
 )
-from bench.reference import open_session
+from bench.drivers.client import Answer
+from bench.servers.reference import open_session
 
 #: A batch is summed in another order than a single row; a wrong row is far off.
 TOLERANCE = 1e-4

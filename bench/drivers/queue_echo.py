@@ -16,7 +16,7 @@ from multiprocessing.queues import Queue
 
 from engine import keep_large_blocks
 from engine.transport.channel import REQUEST, Channel, ChannelLayout
-from engine.transport.link import Link
+from engine.transport.link import PARKED, Link
 from engine.transport.outcome import Outcome
 from engine.transport.ring_buffer import full_fence
 
@@ -39,11 +39,10 @@ class RingsEcho:
     def run(self) -> None:
         """Until the client closes our standard input, or ends."""
         while True:
-            done = 0
-            while self._link.next_submission() >= 0:
+            submissions = self._link.take_submissions()
+            for _ in submissions:
                 self._echo()
-                done += 1
-            if done:
+            if submissions:
                 os.eventfd_write(self._client_fd, 1)
             elif not self._looked() and not self._slept():
                 return
@@ -54,11 +53,11 @@ class RingsEcho:
         slot = channel.requests.try_read_lock()
         number = REQUEST.unpack_from(channel.view, channel.request_at(slot))[0]
         slot = source.ring.try_read_lock()
-        _, offset, nbytes, rank = source.head(slot)
+        offset, nbytes, shape = source.record(slot)
         place = target.pool.place(nbytes)
         data = source.payload[offset : offset + nbytes]
         target.payload[place : place + nbytes] = data
-        target.describe(0, number, place, nbytes, source.dims(slot, rank))
+        target.describe(0, number, place, nbytes, shape)
         target.ring.write_complete()
         self._link.complete(0, Outcome.DONE, number)
         channel.requests.read_complete()
@@ -76,14 +75,14 @@ class RingsEcho:
     def _slept(self) -> bool:
         """Wait for news; False if the client is gone."""
         link = self._link
-        link.parked = True
+        link.words[PARKED] = 1
         full_fence()
         if not link.submissions.read_available:
             ready = dict(self._poller.poll())
             if sys.stdin.fileno() in ready:
                 return False
             os.eventfd_read(self._device_fd)
-        link.parked = False
+        link.words[PARKED] = 0
         return True
 
 
@@ -105,7 +104,7 @@ def echo_queue(source: Queue[bytes | None], target: Queue[bytes]) -> None:
 
 
 def main() -> None:
-    """`python -m bench.queues_echo LINK CHANNEL DOORBELL BELL SLOTS BYTES SPIN_NS`."""
+    """Arguments: LINK CHANNEL DOORBELL BELL SLOTS BYTES SPIN_NS."""
     keep_large_blocks()
     link, channel, device_fd, client_fd, slots, room, spin = map(int, sys.argv[1:])
     layout = ChannelLayout(slots, (room,), (room,))

@@ -5,7 +5,7 @@ the event loop: no validation, no limits, no metrics, no batching. It speaks the
 same infer URL, in JSON and with the binary extension, and knows only FP32.
 uvicorn runs with the settings of the gateway.
 
-    python -m bench.reference --models DIR --port P     # DIR holds NAME.onnx
+    python -m bench.servers.reference --models DIR --port P     # DIR holds NAME.onnx
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from bench.client import Client, CutAnswer, NoAnswer
-from bench.serving import HOST, Server
-from bench.workload import Job, endless
+from bench.cases.workload import Job, endless
+from bench.drivers.client import Client, CutAnswer, NoAnswer
+from bench.servers.server import HOST, Server
 
 #: A request without an answer after this many seconds hangs.
 TIMEOUT = 15.0

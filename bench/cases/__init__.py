@@ -1,0 +1,1 @@
+"""What is sent: models, payloads, and requests with known answers."""

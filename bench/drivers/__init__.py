@@ -1,0 +1,1 @@
+"""Clients that send requests and check or count answers."""
