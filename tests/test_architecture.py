@@ -2,7 +2,7 @@
 
     popef_io  <-  engine  <-  popir  <-  app  <-  popgate
 
-`compat` stands over the first three.
+`compat` stands over the first three; `popgate.client` under all, for `app` to use.
 
 Inside `engine` and `app` the same holds for rooms (sub-packages): `ROOMS` has the
 arrows. Imports are read from the syntax tree, those for types only and those inside
@@ -30,19 +30,28 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "popef_io": frozenset(),
     "engine": frozenset({"popef_io"}),
     "popir": frozenset({"popef_io", "engine"}),
-    "app": frozenset({"popef_io", "engine"}),
+    "app": frozenset({"popef_io", "engine", "popir", "popgate"}),
     "compat": frozenset({"popef_io", "engine", "popir"}),
     "popgate": frozenset({"popef_io", "engine", "app"}),
 }
 #: Import names that the folder `compat` installs.
-COMPAT_NAMES = frozenset({"model_runtime", "popef", "popxl", "popart"})
+COMPAT_NAMES = frozenset(
+    {"model_runtime", "popef", "popxl", "popart", "triton_python_backend_utils"}
+)
 WEB_AND_EVENT_LOOPS = frozenset(
     {"fastapi", "starlette", "uvicorn", "uvloop", "httptools", "http", "httpx"}
     | {"aiohttp", "pydantic", "pydantic_settings", "asyncio", "anyio", "trio"}
     | {"gevent", "socketserver"}
 )
 #: Roots beside the packages' own: those who only run models need not import onnx.
-OTHER_ROOTS = frozenset({"engine.compiler", "engine.programs", "popir.session"})
+OTHER_ROOTS = frozenset(
+    {"engine.compiler", "engine.programs", "popir.session", "popgate.client"}
+)
+#: Runs the coroutines of Python models, which are their authors'.
+AUTHORS_LOOP = {
+    ROOT / "engine" / "programs" / "python_calls.py",
+    ROOT / "engine" / "worker" / "model_calls.py",
+}
 #: What each room may import of its package beside itself. `ground` are the modules at
 #: the package's root that every room may know; those of `TOP` stand over the rooms.
 ROOMS: dict[str, dict[str, frozenset[str]]] = {
@@ -172,7 +181,10 @@ def test_other_packages_are_imported_by_their_root(package: str) -> None:
 @cache
 def _edges() -> dict[str, frozenset[str]]:
     """Module to the modules of ours that it names in any import."""
-    files = {_module_name(path): path for path in _files(*PACKAGES)}
+    # What `compat` installs is imported without its name.
+    files = {
+        _module_name(path).removeprefix("compat."): path for path in _files(*PACKAGES)
+    }
     edges: dict[str, frozenset[str]] = {}
     for name, path in files.items():
         targets = set()
@@ -253,9 +265,7 @@ def test_floors_of_a_package(package: str) -> None:
     assert highest <= MOST_FLOORS, sorted(floors.items(), key=lambda item: item[1])
 
 
-@pytest.mark.parametrize(
-    "package", _packages("engine", "popir", "app", "popef_io", "compat")
-)
+@pytest.mark.parametrize("package", _packages(*PACKAGES, "bench", "native", "examples"))
 def test_few_files_stand_side_by_side(package: str) -> None:
     folder = ROOT.joinpath(*package.split("."))
     assert len(list(folder.glob("*.py"))) <= MOST_FILES
@@ -277,6 +287,17 @@ def test_rooms_import_as_the_layout_says(package: str) -> None:
             allowed |= {"config", "observe"}
         broken += [f"{package}.{name} -> {each}" for each in needed - allowed]
     assert broken == []
+
+
+def test_one_module_of_the_gateway_knows_graphs() -> None:
+    """What is compiled on the command line, by who wrote it: no request gets there."""
+    users = {
+        path.relative_to(ROOT).as_posix()
+        for path in _files("app")
+        for imported in _imports(path)
+        if imported.module.split(".")[0] == "popir"
+    }
+    assert users == {"app/cli/popxl_program.py"}
 
 
 def test_popxl_has_no_logic_of_its_own_below_it() -> None:
@@ -327,7 +348,7 @@ def test_every_file_has_its_test() -> None:
     files = [file for _, file in said]
     assert sorted(files) == sorted(set(files)), "one test for each"
     without = []
-    for path in _files("popef_io", "engine", "popir", "app"):
+    for path in _files("popef_io", "engine", "popir", "app", "popgate"):
         file = path.relative_to(ROOT)
         test = ROOT / "tests" / file.parent / f"test_{file.name}"
         is_covered = test.exists() or file.as_posix() in files
@@ -340,8 +361,28 @@ def test_engine_knows_no_web_framework_and_no_event_loop() -> None:
     assert [
         _broken(path, imported)
         for path in _files("popef_io", "engine", "popir")
+        if path not in AUTHORS_LOOP
         for imported in _imports(path)
         if imported.module.split(".")[0] in WEB_AND_EVENT_LOOPS
+    ] == []
+
+
+def test_clients_know_nothing_else_of_ours() -> None:
+    """They run in other people's programs; `app` knows them, and nothing above it."""
+    allowed = sys.stdlib_module_names | {"numpy", "orjson", "httpx", "msgpack"}
+    assert [
+        _broken(path, imported)
+        for path in (ROOT / "popgate" / "client").rglob("*.py")
+        for imported in _imports(path)
+        if imported.module.split(".")[0] not in allowed
+        and not imported.module.startswith("popgate.client")
+    ] == []
+    assert [
+        _broken(path, imported)
+        for path in _files("app")
+        for imported in _imports(path)
+        if imported.module.split(".")[0] == "popgate"
+        and imported.module != "popgate.client"
     ] == []
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import tritonclient.http as triton
 
-from bench.cases import OIP_DATATYPES, Case, load_cases
+from bench.cases.backend import OIP_DATATYPES, Case, load_cases
+from bench.cases.sample import ODD, sample
 from bench.conformance import call, client_cannot, compile_cases, in_process
-from bench.sample import ODD, sample
-from bench.serving import HOST, gateway
+from bench.servers.server import HOST, gateway
 from tests.engine.compiler.test_backend_cases import NODE_MODULES
 
 COUNT = 40
