@@ -28,6 +28,8 @@ from engine.devices.device_manager import (
     parse_devices,
 )
 from engine.devices.device_state import DeviceState
+from engine.devices.joined_device import JoinedDevice
+from engine.devices.linked_device import LinkedDevice
 from engine.devices.python_process import PythonOptions
 from engine.devices.request import Request
 from engine.devices.thread_plan import ThreadPlan
@@ -70,9 +72,11 @@ from engine.programs.python_interface import MORE as PYTHON_MORE
 from engine.programs.python_interface import STEP as PYTHON_STEP
 from engine.programs.python_model import CalledModels, Context, Model
 from engine.programs.python_requirements import check_requirement
+from engine.runner.joined_runner import JoinedRunner
 from engine.runner.model_runner import ModelRunner
 from engine.runner.python_code import PythonModel, read_python_model
 from engine.runner.result import ExecuteResult
+from engine.runner.runner_description import RunnerDescription
 from engine.runner.stats import RunnerStats
 from engine.runner.tracepoints import PhaseValues, Tracepoints
 from engine.session.callbacks import (
@@ -161,7 +165,10 @@ __all__ = [
     "InvalidConfig",
     "InvalidInput",
     "InvalidModel",
+    "JoinedDevice",
+    "JoinedRunner",
     "LaunchPolicy",
+    "LinkedDevice",
     "LocalSession",
     "Model",
     "ModelCall",
@@ -188,6 +195,7 @@ __all__ = [
     "RingMemoryPool",
     "RingSizeMultiplier",
     "RunnerClosed",
+    "RunnerDescription",
     "RunnerStats",
     "Session",
     "SessionClosed",

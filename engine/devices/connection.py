@@ -1,4 +1,4 @@
-"""What an owner shares with its device process while that lives."""
+"""What a client process shares with a device process while that lives."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class Connection:
 
     def __init__(
         self,
-        address: str,
+        sock: socket.socket,
         result_fd: int,
-        timeout: float,
         watch: control.Watch | None = None,
     ) -> None:
-        """Link up with the process at `address`, which writes to `result_fd`.
+        """Link up with the process behind `sock`, which is ours to close and has a
+        timeout; it writes to `result_fd`.
 
-        Raises DeviceLost if it does not answer within `timeout` seconds, and what
-        `watch` raises meanwhile.
+        Raises DeviceLost if it does not answer in that time, and what `watch` raises
+        meanwhile.
         """
         self.link = link = Link.create()
-        self.sock = control.connect(address, timeout)
+        self.sock = sock
         try:
             fds = [link.memory.fd, result_fd]
             answer, eventfds = control.ask(self.sock, {"op": "link"}, fds, watch)

@@ -1,10 +1,7 @@
 """`Device`: one attached device, and the process of ours that is it.
 
 The owner of a device holds its claim (engine/devices/device_lock.py), starts the
-process and talks to it over a link. There is no thread here. The side that waits
-drives: an event loop watches `fileno()` and `lost_fileno()` and calls `poll()` and
-`check()`; a blocking caller's `Request.wait` does the same itself, one thread at a
-time, for all of them.
+process, feeds it over a link (engine/devices/linked_device.py) and lets others join.
 """
 
 from __future__ import annotations
@@ -14,8 +11,6 @@ import logging
 import os
 import socket
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
@@ -25,13 +20,11 @@ from engine.devices.connection import Connection
 from engine.devices.crashes import Crashes, Death
 from engine.devices.device_launch import STOP_TIMEOUT, LaunchedProcess, Launcher
 from engine.devices.device_lock import address_of
-from engine.devices.device_state import READY, DeviceState
+from engine.devices.device_state import DeviceState
+from engine.devices.linked_device import LinkedDevice
 from engine.devices.python_process import PythonOptions
-from engine.devices.request import Request, RequestChannel
 from engine.devices.session_lease import SessionLease
-from engine.devices.waiting import BlockingDriver
 from engine.errors import (
-    DeadlineExceeded,
     DeviceClosed,
     DeviceFailed,
     DeviceLost,
@@ -39,14 +32,12 @@ from engine.errors import (
     EngineError,
     ExecutionFailed,
     InvalidModel,
-    QueueFull,
 )
 from engine.faults import DeviceFault
-from engine.origin import here
 from engine.transport import control
-from engine.transport.channel import Channel, ChannelLayout
 from engine.transport.control import Message
-from engine.transport.link import ALONE, BACKPRESSURE, RUNNING, Completion
+from engine.transport.held_socket import HeldSocket
+from engine.transport.link import RUNNING
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +66,7 @@ class DeviceUser(Protocol):
         """They are found at fault: requests fail, now and from now on."""
 
 
-class Device:
+class Device(LinkedDevice):
     """An attached device (Model Runtime: `Device`); made by `DeviceManager`.
 
     `threads` tells how many threads a graph may use that is loaded now, `spin_us` for
@@ -96,28 +87,20 @@ class Device:
         ipu_version: int = -1,
         python: PythonOptions | None = None,
     ) -> None:
-        self.origin = here()
+        super().__init__("+".join(units), spin_us)
         #: How the process of a Python model is started; None: it runs ONNX graphs.
         self.python = python
-        self.units, self.id = tuple(units), "+".join(units)
+        self.units = tuple(units)
         self._share = threads
         self.providers = tuple(providers)
-        self.spin_us = spin_us
         self.ipu_version = ipu_version
-        self.lock = threading.RLock()
         self.lease = SessionLease()
-        self.state = DeviceState.LOST
         self.restarts = 0
         self._claims = tuple(claims)
         self.address = address_of(self.units[0])
         self._launcher = Launcher(
             self.units[0], self.address, self._claims, spin_us, python, threads
         )
-        self._connection: Connection | None = None
-        self.outstanding = 0  # requests in flight, counted by their channels
-        self._result_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._channels: dict[int, RequestChannel] = {}
-        self._taken: deque[Completion] = deque()
         self._runners: list[DeviceUser] = []
         self._on_lost: list[Callable[[Device], None]] = []
         self._on_wanted: Callable[[], None] | None = None
@@ -125,19 +108,14 @@ class Device:
         self._lost_by: Death | DeviceFault | None = None
         self._crashes = Crashes()
         self._killed_for = ""
+        #: Whether others may run something on the present process.
+        self._is_shared = False
         #: Replicas of the process whose runs were cancelled as a whole.
         self._cancelled_runs: set[int] = set()
-        #: Seconds the process may take to answer a ping while a caller waits for it; 0:
-        #: any time. One that takes longer hangs, and is killed.
+        # One that takes longer is killed.
         self.ping_timeout = PING_TIMEOUT
         self._back_off = BackOff()
         self._recovering = threading.RLock()
-        self._blocking = BlockingDriver(self)
-        self._busy = False
-        #: What is to be done for channels of a process that was lost.
-        self._left_behind: deque[Callable[[], None]] = deque()
-        #: Calls of users' callbacks that are due, to be made without the lock.
-        self.data_requests: deque[Callable[[], None]] = deque()
         try:
             self._start()
         except BaseException:
@@ -163,119 +141,10 @@ class Device:
         return self._launcher.pid
 
     @property
-    def in_flight(self) -> int:
-        """How many requests; cheap, however many models there are."""
-        return self.outstanding
-
-    @property
     def runners(self) -> tuple[DeviceUser, ...]:
         return tuple(self._runners)
 
-    # -- driving
-
-    def fileno(self) -> int:
-        """Readable when results wait: call `poll`."""
-        return self._result_fd
-
-    def lost_fileno(self) -> int:
-        """Readable when the process is gone: call `check`. Changes on `recover`."""
-        connection = self._connection
-        return connection.sock.fileno() if connection is not None else -1
-
-    def adopt(self) -> None:
-        """An event loop drives from now on: blocking waits only wait for it."""
-        self._blocking.adopted = True
-        self.look(False)
-
-    @property
-    def is_adopted(self) -> bool:
-        """Whether an event loop drives."""
-        return self._blocking.adopted
-
-    def look(self, alone: bool) -> bool:
-        """Returns whether `collect` would find something; looks at memory only.
-
-        `alone`: the caller goes on looking, for the only request in flight. From the
-        thread that drives; if the process is gone there is nothing to wait for.
-        """
-        connection = self._connection
-        if connection is None:
-            return True
-        link = connection.link
-        try:
-            if link.words[ALONE] != alone:
-                link.words[ALONE] = alone
-            return link.completions.has_news
-        except ValueError:  # another thread has lost, or closed, the device
-            return True
-
-    def catch_up(self) -> None:
-        """Resolve what has finished, if no event loop sees to that."""
-        if not self._blocking.adopted:
-            connection = self._connection
-            if connection is not None and self.look(connection.link.words[ALONE] != 0):
-                self.collect()
-
-    def poll(self) -> int:
-        """Resolve what has finished; returns how many requests. Never blocks."""
-        if self.origin.left:
-            raise self.origin.error("Device")
-        try:  # noqa: SIM105 - for every wake, where a context manager costs
-            os.eventfd_read(self._result_fd)
-        except BlockingIOError:
-            pass
-        try:
-            return self.collect()
-        except BaseException:
-            os.eventfd_write(self._result_fd, 1)  # something may be left
-            raise
-
-    def collect(self) -> int:
-        """`poll` for who has not been woken: what `fileno` announces is left to it."""
-        taken = self._taken
-        with self.lock:
-            connection = self._connection
-            if connection is None:
-                return 0
-            # The lock is held from taking completions to the last `finish`: slots are
-            # released in the order of the completions, whichever thread takes them.
-            link = connection.link
-            link.take_completions(taken)
-            count = len(taken)
-            while taken:
-                completion = taken.popleft()
-                try:
-                    number, outcome, request, queue, compute, rows, text = completion
-                    channel = self._channels.get(number)
-                    if channel is not None:
-                        channel.finish(
-                            outcome, request, queue, compute, rows, text or ""
-                        )
-                except BaseException:
-                    # Once more, with those behind it: what is finished already does
-                    # not mind.
-                    taken.appendleft(completion)
-                    raise
-            # After the slots were released: the device looks for room when it wakes.
-            if link.words[BACKPRESSURE]:
-                connection.wake()
-        if count:
-            self._blocking.tell()
-        while self.data_requests:  # without the lock: users' code is called
-            self.data_requests.popleft()()
-            self._blocking.tell()
-        return count
-
-    def check(self) -> bool:
-        """Returns whether the process lives; if not, its requests fail now."""
-        self.origin.check("Device")
-        connection = self._connection
-        if connection is None or self.state is not DeviceState.READY:
-            return False
-        if not connection.process_is_gone:
-            return True
-        self._lose()
-        return False
+    # -- talking to its process
 
     def check_responsive(self) -> bool:
         """Returns whether the process answers within `ping_timeout` seconds; one that
@@ -308,55 +177,7 @@ class Device:
             return None
         return control.Watch(self.ping_timeout / 2, self._assure)
 
-    def expire(self) -> int:
-        """Fail the requests whose deadline has passed; returns how many.
-
-        What has not begun is dropped, else its result. Event loops call it often.
-        """
-        self.origin.check("Device")
-        if not self._busy:
-            return 0
-        now = time.monotonic_ns()
-        count = 0
-        with self.lock:
-            # Cheap while nothing is in flight, however many models there are.
-            self._busy = self.in_flight > 0
-            for channel in self._channels.values():
-                for request in channel.waiting if channel.in_flight else ():
-                    if 0 < request.deadline_ns < now and not request.done:
-                        request.abandon(DeadlineExceeded())
-                        count += 1
-        if count:
-            self._blocking.tell()
-        return count
-
-    def wait(self, request: Request, timeout: float | None = None) -> bool:
-        """Block until a request is done, at most `timeout` seconds; returns whether it
-        is."""
-        if self.origin.left and not request.done:
-            raise self.origin.error("request")
-        return self._blocking.wait(request, timeout)
-
     # -- for channels and runners
-
-    def notify(self, channel: int) -> None:
-        """A request was published: tell the device. Lock held by the caller."""
-        connection = self._connection
-        if connection is None or self.state is not READY:
-            raise DeviceLost(f"device {self.id} is {self.state.value}")
-        link = connection.link
-        if not link.try_submit(channel):
-            raise QueueFull(f"device {self.id} has too many requests in flight")
-        self._busy = True
-        # Submitted first, looked at `parked` second: see "Waking" in link.py.
-        if link.must_wake():
-            connection.wake()
-
-    def tell_cancelled(self) -> None:
-        """Requests were marked as cancelled: a run of nothing else ends now."""
-        with self.lock:
-            if self._connection is not None:
-                self._connection.tell_cancelled()
 
     def call(
         self, message: Message, fds: Sequence[int] = (), timeout: float | None = None
@@ -389,31 +210,21 @@ class Device:
                 raise self._loss(death) from error
             raise self.loss() from error
 
-    def open_channel(
-        self, mine: RequestChannel, channel: Channel, layout: ChannelLayout
-    ) -> int:
-        """Hand a channel over to the process; its number in completions."""
-        message = {
-            "op": "channel",
-            "link": self._link_number(),
-            "replica": mine.replica,
-            "layout": layout.to_message(),
-            "priority": mine.priority,
-        }
-        number = int(self.call(message, [channel.memory.fd])["channel"])
-        channel.memory.detach_fd()
-        with self.lock:
-            self._channels[number] = mine
-        return number
-
-    def close_channel(self, mine: RequestChannel) -> None:
-        with self.lock:
-            self._channels.pop(mine.number, None)
-        with contextlib.suppress(EngineError, OSError):
-            link = self._link_number()
-            message = {"op": "close_channel", "link": link, "channel": mine.number}
-            self.call(message, timeout=STOP_TIMEOUT)
-        mine.close()
+    def invite(self) -> socket.socket:
+        """A door to the process, to be handed to another one: `JoinedDevice` feeds the
+        device through it. It leads to the present process of the device only, and what
+        comes through can neither load, unload nor stop anything. Raises as `ask`.
+        """
+        mine, theirs = HeldSocket.pair()
+        try:
+            self.call({"op": "invite"}, [theirs.fileno()], STOP_TIMEOUT)
+        except BaseException:
+            mine.close()
+            raise
+        finally:
+            theirs.close()
+        self._is_shared = True
+        return mine
 
     def register(self, runner: DeviceUser) -> None:
         self._runners.append(runner)
@@ -460,8 +271,9 @@ class Device:
 
     @property
     def is_running(self) -> bool:
-        """Whether something may run there: requests in flight, or what was unloaded."""
-        return self.in_flight > 0 or bool(self._cancelled_runs)
+        """Whether something may run there: requests in flight, what was unloaded, or
+        what others have asked for."""
+        return self.in_flight > 0 or self._is_shared or bool(self._cancelled_runs)
 
     def cancel_run(self, replica: int) -> None:
         """All requests of this replica are cancelled: its run is to end."""
@@ -647,6 +459,7 @@ class Device:
     def _start(self) -> None:
         """Start the process and link up; DeviceClosed if it is too late for that."""
         self._cancelled_runs.clear()  # a new process counts anew
+        self._is_shared = False
         process = self._launcher.start()
         self._killed_for = ""
 
@@ -664,7 +477,8 @@ class Device:
             watch = control.Watch(max(self.ping_timeout, PING_TIMEOUT), look)
         try:
             self._refuse_if_closed()
-            connection = Connection(self.address, self._result_fd, limit, watch)
+            sock = control.connect(self.address, limit)
+            connection = Connection(sock, self._result_fd, watch)
             with self.lock:
                 self._connection = connection  # dropped by `close`
                 self._refuse_if_closed()
@@ -679,12 +493,6 @@ class Device:
     def _refuse_if_closed(self) -> None:
         if self.state is DeviceState.CLOSED:
             raise DeviceClosed(f"device {self.id} is closed")
-
-    def _link_number(self) -> int:
-        connection = self._connection
-        if connection is None:
-            raise DeviceLost(f"device {self.id} is {self.state.value}")
-        return connection.number
 
     def _lose(self) -> None:
         # Its callbacks run last to first, each of them, whatever another one raises.
@@ -719,37 +527,6 @@ class Device:
                 why = f"it has crashed device {self.id} {death.times} times: {death}"
                 logger.error("%r is at fault: %s", runner, why)
                 runner.fail(ExecutionFailed(why))
-
-    def _fail_all(self, error: EngineError) -> None:
-        """End all that is in flight, and let go of the link. Lock held by the caller.
-
-        Each of its steps is made, whatever another one raises.
-        """
-        with contextlib.ExitStack() as ends:
-            ends.callback(self._drop_link)
-            for channel in self._channels.values():
-                ends.callback(channel.close)
-                ends.callback(self._lose_channel, channel, error)
-            ends.callback(self._channels.clear)
-            self.poll()  # results that came before it died are results
-
-    def _lose_channel(self, channel: RequestChannel, error: EngineError) -> None:
-        after = channel.lose(error)
-        if after is not None:
-            self._left_behind.append(after)
-
-    def _bequeath(self) -> None:
-        """Without the lock: what has not begun goes to another device, whose lock is
-        taken."""
-        while self._left_behind:
-            self._left_behind.popleft()()
-
-    def _drop_link(self) -> None:
-        with self.lock:
-            connection, self._connection = self._connection, None
-            self._taken.clear()  # of a process that is gone
-            if connection is not None:
-                connection.close()
 
     def want(self) -> DeviceLost:
         """A request needs the device, which is lost: the error to refuse it with."""

@@ -28,6 +28,7 @@ from engine.runner.flushing import Flusher
 from engine.runner.python_code import PythonCode, PythonModel
 from engine.runner.replica_set import ReplicaPlan, ReplicaSet
 from engine.runner.result import ExecuteResult
+from engine.runner.runner_description import RunnerDescription
 from engine.runner.stats import RunnerStats
 from engine.runner.tracepoints import Tracepoints
 from engine.tensor import Array, DataDesc, Tensor
@@ -166,6 +167,12 @@ class ModelRunner:
     def serving(self) -> bool:
         """Whether some replica can take requests."""
         return self._replicas.serving
+
+    @property
+    def description(self) -> RunnerDescription:
+        """What another process needs to send requests to the replicas that are loaded
+        at the moment (`JoinedRunner`)."""
+        return self._replicas.description
 
     @property
     def in_flight(self) -> int:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from time import monotonic_ns
 
-from engine.devices.device import Device
 from engine.devices.device_state import READY
+from engine.devices.linked_device import LinkedDevice
 from engine.devices.request import (
     FillUp,
     OnDone,
@@ -78,7 +78,7 @@ class ReplicaChannel(RequestChannel):
 
     def __init__(
         self,
-        device: Device,
+        device: LinkedDevice,
         replica: int,
         name: str,
         inputs: Sequence[DataDesc],
@@ -637,6 +637,20 @@ class ReplicaChannel(RequestChannel):
             f"<ReplicaChannel {self.name!r} on {self.device.id}, "
             f"{len(self._in_flight)}/{self.limit} in flight, {self.late} late>"
         )
+
+
+def least_busy(channels: Iterable[ReplicaChannel | None]) -> ReplicaChannel | None:
+    """Of those that can take requests, the one whose replica has the fewest; None if
+    there is none."""
+    ready = [c for c in channels if c is not None and c.usable]
+    return min(ready, key=_busy) if ready else None
+
+
+def _busy(channel: ReplicaChannel) -> int:
+    """Requests in flight on the replica of a channel."""
+    if not channel.levels:
+        return channel.in_flight
+    return sum(level.in_flight for level in channel.levels)
 
 
 def _too_many_dimensions(name: str, tensor: Tensor) -> InvalidInput:

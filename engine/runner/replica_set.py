@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.config import NEVER_NS, UNLIMITED, ModelRunnerConfig
 from engine.devices.device import Device
@@ -34,8 +34,8 @@ from engine.model.model_file import handed_over
 from engine.origin import here
 from engine.runner.flushing import Flusher
 from engine.runner.python_code import PythonCode
-from engine.runner.replica_channel import ReplicaChannel
-from engine.runner.service_time import ServiceTime
+from engine.runner.replica_channel import ReplicaChannel, least_busy
+from engine.runner.runner_description import RunnerDescription
 from engine.runner.stats import RunnerStats
 from engine.runner.tracepoints import Tracepoints
 from engine.tensor import DataDesc, Tensor
@@ -52,9 +52,6 @@ SAVE_TIMEOUT = 300.0
 
 #: Seconds that a device gets to end what takes too long, before it is ended itself.
 LOAD_GRACE = 5.0
-
-#: Waiting for rows of other requests that is longer hides how fast a replica is.
-LONG_WAIT_NS = 50_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +79,16 @@ class ReplicaSet:
         self.origin = here()
         self._plan = plan
         self._config = config
+        waits = _waiting(config)
+        self._description = RunnerDescription.of(
+            plan.name,
+            plan.inputs,
+            plan.outputs,
+            plan.batches,
+            plan.layout,
+            config,
+            max(waits["fill_batch_ns"], waits["fill_run_ns"]),
+        )
         self._own: list[Device] = []
         self._devices: list[Device] = []
         self._channels: list[ReplicaChannel | None] = []
@@ -172,8 +179,7 @@ class ReplicaSet:
         elif len(channels) == 1:
             channel = channels[0]
         else:
-            ready = [c for c in channels if c is not None and c.usable]
-            channel = min(ready, key=_busy) if ready else None
+            channel = least_busy(channels)
         if channel is None or not channel.usable:
             raise self._lost(replica_id or 0)
         if priority and 0 < priority <= len(channel.levels):
@@ -289,7 +295,7 @@ class ReplicaSet:
         if channel is None or not channel.usable:
             raise self._lost(replica)
         message = {"op": "save", "replica": channel.replica}
-        device = channel.device
+        device = self._devices[replica]
         try:
             answer, fds = device.ask(message, timeout=SAVE_TIMEOUT)
         except TimeoutError as error:
@@ -418,51 +424,31 @@ class ReplicaSet:
     def _connect(
         self, device: Device, number: int, tracepoints: Tracepoints | None
     ) -> ReplicaChannel:
-        """Open the channel to a loaded replica, or one for each priority level; that
-        of the default level is returned."""
-        plan, config = self._plan, self._config
-        service_time = ServiceTime(
-            plan.batches.depth, measured=not _waits_long(plan, config)
-        )
-
-        def connect(priority: int) -> ReplicaChannel:
-            limit = config.priority_queue_sizes.get(priority, config.max_queue_size)
-            channel = ReplicaChannel(
-                device,
-                number,
-                plan.name,
-                plan.inputs,
-                plan.outputs,
-                plan.layout,
-                limit,
-                service_time,
-                priority,
-            )
-            channel.flusher = plan.flusher
+        """Open the channel to a loaded replica; of several by priority level, that of
+        the default one is returned."""
+        channel = self._description.open_channel(device, number)
+        for level in channel.levels or (channel,):
+            level.flusher = self._plan.flusher
             if self._moves:
-                channel.heir = self._inherit
-            channel.tracepoints = tracepoints
-            return channel
+                level.heir = self._inherit
+            level.tracepoints = tracepoints
+        return channel
 
-        if not config.priority_levels:
-            return connect(0)
-        levels = tuple(connect(n + 1) for n in range(config.priority_levels))
-        for level in levels:
-            level.levels = levels
-        return levels[config.default_level - 1]
+    @property
+    def description(self) -> RunnerDescription:
+        """Of the replicas that are loaded at the moment."""
+        loaded = (
+            (channel.device_id, channel.replica)
+            for channel in self._channels
+            if channel is not None and channel.usable
+        )
+        return replace(self._description, moves=self._moves, replicas=tuple(loaded))
 
     def __repr__(self) -> str:
         return (
             f"<ReplicaSet {self._plan.name!r}, {len(self.channels)} of "
             f"{len(self._channels)} loaded, {self.in_flight} in flight>"
         )
-
-
-def _busy(channel: ReplicaChannel) -> int:
-    """Requests in flight on the replica of a channel."""
-    if not channel.levels:
-        return channel.in_flight
-    return sum(level.in_flight for level in channel.levels)
 
 
 def _preferred_sizes(config: ModelRunnerConfig, max_rows: int) -> list[int]:
@@ -483,11 +469,3 @@ def _waiting(config: ModelRunnerConfig) -> dict[str, int]:
         "drops_cancelled": config.flush_on_waiting_outputs,
         "look_ahead": -1 if look_ahead == UNLIMITED else int(look_ahead),
     }
-
-
-def _waits_long(plan: ReplicaPlan, config: ModelRunnerConfig) -> bool:
-    """Returns whether requests may wait so long to be co-batched that they tell nothing
-    of how fast the device is."""
-    waits = _waiting(config)
-    longest = max(waits["fill_batch_ns"], waits["fill_run_ns"])
-    return plan.batches.run_units > 1 and longest > LONG_WAIT_NS

@@ -10,11 +10,19 @@ from engine.origin import here, hold, let_go, no_fork
 class HeldSocket(socket.socket):
     """A Unix socket with message borders; in a forked child it leads nowhere."""
 
-    def __init__(self) -> None:
+    def __init__(self, fileno: int | None = None) -> None:
+        """A new one, or that of an open descriptor, which is its own from now on."""
         with no_fork():
             self._origin = here()
-            super().__init__(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            super().__init__(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=fileno)
             hold(self.fileno())
+
+    @classmethod
+    def pair(cls) -> tuple[HeldSocket, HeldSocket]:
+        """Two that are connected."""
+        with no_fork():
+            one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            return cls(one.detach()), cls(other.detach())
 
     def close(self) -> None:
         """Close it; once is enough."""

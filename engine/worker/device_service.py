@@ -30,6 +30,25 @@ from popef_io import PopefError
 
 logger = logging.getLogger(__name__)
 
+#: What a process may ask for that has joined: to feed what is loaded.
+_OF_GUESTS = frozenset({"ping", "link", "channel", "close_channel"})
+
+
+class _Guests:
+    """The connections of one process that the owner has invited."""
+
+    def __init__(self) -> None:
+        #: Numbers of its links, which alone it may open channels on.
+        self.links: set[int] = set()
+
+    def check(self, message: Message) -> None:
+        """Raises InvalidInput for what only the owner may ask for."""
+        op = message.get("op")
+        if op not in _OF_GUESTS:
+            raise InvalidInput(f"only the owner of the device may ask for {op!r}")
+        if "link" in message and int(message["link"]) not in self.links:
+            raise InvalidInput("the link is another process's")
+
 
 class DeviceService:
     """Listens, answers, and hands what touches rings to the scheduler.
@@ -74,18 +93,35 @@ class DeviceService:
                 target=self._serve, args=(sock,), name="connection", daemon=True
             ).start()
 
-    def _serve(self, sock: socket.socket) -> None:
+    def _open_door(self, door: socket.socket) -> None:
+        """A connection for each socket that comes through, until its end."""
+        guests = _Guests()
+        with door, contextlib.suppress(OSError, EOFError, ValueError):
+            while True:
+                _, fds = control.receive(door)
+                for fd in fds:
+                    sock = socket.socket(fileno=fd)
+                    arguments = sock, guests
+                    threading.Thread(
+                        target=self._serve, args=arguments, name="guest", daemon=True
+                    ).start()
+
+    def _serve(self, sock: socket.socket, guests: _Guests | None = None) -> None:
         owned: list[ClientProcess] = []
         with sock, contextlib.suppress(OSError, EOFError, ValueError):
             if control.peer_uid(sock) not in (os.getuid(), 0):
                 return
             while True:
                 message, fds = control.receive(sock)
-                if message.get("op") == "session":
+                if message.get("op") == "session" and guests is None:
                     self._serve_session(sock, message, fds)
                     break
                 try:
+                    if guests is not None:
+                        guests.check(message)
                     answer, answer_fds = self._answer(sock, message, fds, owned)
+                    if guests is not None and message["op"] == "link":
+                        guests.links.add(answer["link"])
                 except Exception as error:
                     if not isinstance(error, EngineError | PopefError):
                         logger.exception("control message %r", message.get("op"))
@@ -162,21 +198,31 @@ class DeviceService:
                 link, channel = int(message["link"]), int(message["channel"])
                 scheduler.call(partial(scheduler.close_channel, link, channel))
                 return {}, []
+            case "invite" | "inject" | "end_session" | "stop":
+                self._obey(message, fds)
+                return {}, []
+            case other:
+                raise EngineBug(f"unknown control message {other!r}")
+
+    def _obey(self, message: Message, fds: list[int]) -> None:
+        """What the owner wants done, and nothing is answered to."""
+        scheduler = self._scheduler
+        match message["op"]:
+            case "invite":
+                door = socket.socket(fileno=os.dup(fds[0]))
+                threading.Thread(
+                    target=self._open_door, args=(door,), name="door", daemon=True
+                ).start()
             case "inject":
                 replicas = list(scheduler.replicas.values())
                 what = message["failure"], int(message["after"])
                 scheduler.call(partial(failures.obey, replicas, *what))
-                return {}, []
             case "end_session":
                 session = self._sessions.get(int(message["session"]))
                 if session is not None:
                     session.end()
-                return {}, []
             case "stop":
                 scheduler.do(scheduler.stop)
-                return {}, []
-            case other:
-                raise EngineBug(f"unknown control message {other!r}")
 
     def _status(self) -> Message:
         scheduler = self._scheduler

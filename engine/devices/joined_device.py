@@ -1,0 +1,153 @@
+"""`JoinedDevice`: a device of another process, which has let this one join.
+
+The owner hands a socket over (`Device.invite`), the door; each call to the device
+process goes through it on a socket of its own, as an owner's goes to the address. What
+joins has a link and channels to replicas that the owner has loaded, and nothing else:
+the device process refuses to load, unload or stop anything for it. When this process
+ends its channels are freed, and nobody else notices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Callable, Sequence
+
+from engine.devices.connection import Connection
+from engine.devices.device_state import DeviceState
+from engine.devices.linked_device import LinkedDevice
+from engine.errors import DeviceClosed, DeviceFailed, DeviceLost, EngineError
+from engine.transport import control
+from engine.transport.control import Message
+from engine.transport.held_socket import HeldSocket
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that the process may take to answer, at most: it answers beside what it runs,
+#: but channels are opened between two batches.
+ANSWER_TIMEOUT = 60.0
+
+
+class JoinedDevice(LinkedDevice):
+    """One process of a device, fed through `door`, which is its own from now on.
+
+    `device_id` is what the owner calls the device. Made in a thread: it waits for the
+    process. When that has died it is LOST for good; the owner, who brings the device
+    back, invites again. Thread-safe. Close it to leave.
+    """
+
+    ping_timeout = ANSWER_TIMEOUT
+
+    def __init__(self, device_id: str, door: socket.socket) -> None:
+        """Raises DeviceLost if the process has died."""
+        super().__init__(device_id, spin_us=0)
+        self._on_lost: list[Callable[[JoinedDevice], None]] = []
+        self._why = "its process died"
+        try:
+            self._door = HeldSocket(door.detach())
+        except BaseException:
+            os.close(self._result_fd)
+            raise
+        try:
+            self._connection = Connection(self._dial(), self._result_fd)
+            self.state = DeviceState.READY
+        except BaseException:
+            self.close()
+            raise
+
+    # -- talking to the process
+
+    def call(
+        self, message: Message, fds: Sequence[int] = (), timeout: float | None = None
+    ) -> Message:
+        self.origin.check("JoinedDevice")
+        self._refuse_if_closed()
+        with self._dial(timeout) as sock:
+            answer, answer_fds = control.ask(sock, message, fds)
+        control.close_all(answer_fds)
+        return answer
+
+    def _dial(self, timeout: float | None = None) -> HeldSocket:
+        """A connection of its own to the process."""
+        mine, theirs = HeldSocket.pair()
+        try:
+            mine.settimeout(timeout or ANSWER_TIMEOUT)
+            control.send(self._door, {"op": "connect"}, [theirs.fileno()])
+        except OSError as error:
+            mine.close()
+            raise self._loss() from error
+        finally:
+            theirs.close()
+        return mine
+
+    def ping(self, timeout: float = 5.0) -> Message:
+        """Ask the process how it is; DeviceLost if it does not answer in time."""
+        try:
+            return self.call({"op": "ping"}, (), timeout)
+        except TimeoutError as error:
+            raise DeviceLost(f"device {self.id} does not answer") from error
+
+    def check_responsive(self) -> bool:
+        """Whether the process lives: that it answers is seen to by its owner."""
+        return self.check()
+
+    # -- its end
+
+    def on_lost(self, callback: Callable[[JoinedDevice], None]) -> None:
+        """Call back when the process dies, in the thread that notices."""
+        self._on_lost.append(callback)
+
+    def want(self) -> DeviceLost:
+        return self._loss()
+
+    def _loss(self) -> DeviceLost:
+        return DeviceLost(f"device {self.id} was lost: {self._why}")
+
+    def _lose(self) -> None:
+        with contextlib.ExitStack() as ends, self.lock:
+            connection = self._connection
+            if self.state is not DeviceState.READY or connection is None:
+                return
+            self.state = DeviceState.LOST
+            for callback in reversed(self._on_lost):
+                ends.callback(callback, self)
+            ends.callback(self._blocking.tell)
+            fault = connection.fault_report()
+            error: EngineError = self._loss()
+            if fault is not None:
+                self._why = str(fault)
+                error = DeviceFailed(f"device {self.id} failed: {fault}", fault)
+            ends.callback(self._bequeath)
+            ends.callback(logger.warning, "%s", error)
+            self._fail_all(error)
+
+    def close(self) -> None:
+        """Leave: what is in flight fails, and the process frees the channels."""
+        with self.lock:
+            if self.state is DeviceState.CLOSED:
+                return
+            self.state = DeviceState.CLOSED
+        if not self.origin.left:
+            for channel in list(self._channels.values()):
+                channel.close()
+        self._channels.clear()
+        self._drop_link()
+        self._door.close()
+        os.close(self._result_fd)
+
+    def _refuse_if_closed(self) -> None:
+        if self.state is DeviceState.CLOSED:
+            raise DeviceClosed(f"device {self.id} is closed")
+
+    def __enter__(self) -> JoinedDevice:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"<JoinedDevice {self.id} {self.state.value}, {self.in_flight} in flight>"
+        )

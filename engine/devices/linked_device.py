@@ -1,0 +1,301 @@
+"""`LinkedDevice`: what every process that feeds a device has of it.
+
+The owner of a device feeds it (`Device`), and so do the processes that join
+(`JoinedDevice`): each has a link of its own to the device process, channels on it, and
+drives them. There is no thread here. The side that waits drives: an event loop watches
+`fileno()` and `lost_fileno()` and calls `poll()` and `check()`; a blocking caller's
+`Request.wait` does the same itself, one thread at a time, for all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from engine.devices.connection import Connection
+from engine.devices.device_launch import STOP_TIMEOUT
+from engine.devices.device_state import READY, DeviceState
+from engine.devices.request import Request, RequestChannel
+from engine.devices.waiting import BlockingDriver
+from engine.errors import DeadlineExceeded, DeviceLost, EngineError, QueueFull
+from engine.origin import here
+from engine.transport.channel import Channel, ChannelLayout
+from engine.transport.control import Message
+from engine.transport.link import ALONE, BACKPRESSURE, Completion
+
+
+class LinkedDevice(ABC):
+    """A device that this process has a link to. Thread-safe."""
+
+    #: Seconds the process may take to answer a ping while a caller waits for it; 0:
+    #: any time. One that takes longer hangs.
+    ping_timeout: float
+
+    def __init__(self, device_id: str, spin_us: int) -> None:
+        self.origin = here()
+        self.id = device_id
+        self.spin_us = spin_us
+        self.lock = threading.RLock()
+        self.state = DeviceState.LOST
+        self.outstanding = 0  # requests in flight, counted by their channels
+        self._connection: Connection | None = None
+        self._result_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._channels: dict[int, RequestChannel] = {}
+        self._taken: deque[Completion] = deque()
+        self._blocking = BlockingDriver(self)
+        self._busy = False
+        #: What is to be done for channels of a process that was lost.
+        self._left_behind: deque[Callable[[], None]] = deque()
+        #: Calls of users' callbacks that are due, to be made without the lock.
+        self.data_requests: deque[Callable[[], None]] = deque()
+
+    # -- what owners and those who join do differently
+
+    @abstractmethod
+    def call(
+        self, message: Message, fds: Sequence[int] = (), timeout: float | None = None
+    ) -> Message:
+        """A control message to the process and its answer.
+
+        Raises what the answer says, TimeoutError after `timeout` seconds, DeviceClosed,
+        and DeviceLost if the process dies, or is found hanging, meanwhile.
+        """
+
+    @abstractmethod
+    def check_responsive(self) -> bool:
+        """Returns whether the process answers within `ping_timeout` seconds."""
+
+    @abstractmethod
+    def want(self) -> DeviceLost:
+        """A request needs the device, which is lost: the error to refuse it with."""
+
+    @abstractmethod
+    def _lose(self) -> None:
+        """The process is gone: end what is in flight. Once for each process."""
+
+    # -- driving
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests; cheap, however many models there are."""
+        return self.outstanding
+
+    def fileno(self) -> int:
+        """Readable when results wait: call `poll`."""
+        return self._result_fd
+
+    def lost_fileno(self) -> int:
+        """Readable when the process is gone: call `check`. Changes on `recover`."""
+        connection = self._connection
+        return connection.sock.fileno() if connection is not None else -1
+
+    def adopt(self) -> None:
+        """An event loop drives from now on: blocking waits only wait for it."""
+        self._blocking.adopted = True
+        self.look(False)
+
+    @property
+    def is_adopted(self) -> bool:
+        """Whether an event loop drives."""
+        return self._blocking.adopted
+
+    def look(self, alone: bool) -> bool:
+        """Returns whether `collect` would find something; looks at memory only.
+
+        `alone`: the caller goes on looking, for the only request in flight. From the
+        thread that drives; if the process is gone there is nothing to wait for.
+        """
+        connection = self._connection
+        if connection is None:
+            return True
+        link = connection.link
+        try:
+            if link.words[ALONE] != alone:
+                link.words[ALONE] = alone
+            return link.completions.has_news
+        except ValueError:  # another thread has lost, or closed, the device
+            return True
+
+    def catch_up(self) -> None:
+        """Resolve what has finished, if no event loop sees to that."""
+        if not self._blocking.adopted:
+            connection = self._connection
+            if connection is not None and self.look(connection.link.words[ALONE] != 0):
+                self.collect()
+
+    def poll(self) -> int:
+        """Resolve what has finished; returns how many requests. Never blocks."""
+        if self.origin.left:
+            raise self.origin.error("Device")
+        try:  # noqa: SIM105 - for every wake, where a context manager costs
+            os.eventfd_read(self._result_fd)
+        except BlockingIOError:
+            pass
+        try:
+            return self.collect()
+        except BaseException:
+            os.eventfd_write(self._result_fd, 1)  # something may be left
+            raise
+
+    def collect(self) -> int:
+        """`poll` for who has not been woken: what `fileno` announces is left to it."""
+        taken = self._taken
+        with self.lock:
+            connection = self._connection
+            if connection is None:
+                return 0
+            # The lock is held from taking completions to the last `finish`: slots are
+            # released in the order of the completions, whichever thread takes them.
+            link = connection.link
+            link.take_completions(taken)
+            count = len(taken)
+            while taken:
+                completion = taken.popleft()
+                try:
+                    number, outcome, request, queue, compute, rows, text = completion
+                    channel = self._channels.get(number)
+                    if channel is not None:
+                        channel.finish(
+                            outcome, request, queue, compute, rows, text or ""
+                        )
+                except BaseException:
+                    # Once more, with those behind it: what is finished already does
+                    # not mind.
+                    taken.appendleft(completion)
+                    raise
+            # After the slots were released: the device looks for room when it wakes.
+            if link.words[BACKPRESSURE]:
+                connection.wake()
+        if count:
+            self._blocking.tell()
+        while self.data_requests:  # without the lock: users' code is called
+            self.data_requests.popleft()()
+            self._blocking.tell()
+        return count
+
+    def check(self) -> bool:
+        """Returns whether the process lives; if not, its requests fail now."""
+        self.origin.check("Device")
+        connection = self._connection
+        if connection is None or self.state is not DeviceState.READY:
+            return False
+        if not connection.process_is_gone:
+            return True
+        self._lose()
+        return False
+
+    def expire(self) -> int:
+        """Fail the requests whose deadline has passed; returns how many.
+
+        What has not begun is dropped, else its result. Event loops call it often.
+        """
+        self.origin.check("Device")
+        if not self._busy:
+            return 0
+        now = time.monotonic_ns()
+        count = 0
+        with self.lock:
+            # Cheap while nothing is in flight, however many models there are.
+            self._busy = self.in_flight > 0
+            for channel in self._channels.values():
+                for request in channel.waiting if channel.in_flight else ():
+                    if 0 < request.deadline_ns < now and not request.done:
+                        request.abandon(DeadlineExceeded())
+                        count += 1
+        if count:
+            self._blocking.tell()
+        return count
+
+    def wait(self, request: Request, timeout: float | None = None) -> bool:
+        """Block until a request is done, at most `timeout` seconds; returns whether it
+        is."""
+        if self.origin.left and not request.done:
+            raise self.origin.error("request")
+        return self._blocking.wait(request, timeout)
+
+    def notify(self, channel: int) -> None:
+        """A request was published: tell the device. Lock held by the caller."""
+        connection = self._connection
+        if connection is None or self.state is not READY:
+            raise DeviceLost(f"device {self.id} is {self.state.value}")
+        link = connection.link
+        if not link.try_submit(channel):
+            raise QueueFull(f"device {self.id} has too many requests in flight")
+        self._busy = True
+        # Submitted first, looked at `parked` second: see "Waking" in link.py.
+        if link.must_wake():
+            connection.wake()
+
+    def tell_cancelled(self) -> None:
+        """Requests were marked as cancelled: a run of nothing else ends now."""
+        with self.lock:
+            if self._connection is not None:
+                self._connection.tell_cancelled()
+
+    def open_channel(
+        self, mine: RequestChannel, channel: Channel, layout: ChannelLayout
+    ) -> int:
+        """Hand a channel over to the process; its number in completions."""
+        message = {
+            "op": "channel",
+            "link": self._link_number(),
+            "replica": mine.replica,
+            "layout": layout.to_message(),
+            "priority": mine.priority,
+        }
+        number = int(self.call(message, [channel.memory.fd])["channel"])
+        channel.memory.detach_fd()
+        with self.lock:
+            self._channels[number] = mine
+        return number
+
+    def close_channel(self, mine: RequestChannel) -> None:
+        with self.lock:
+            self._channels.pop(mine.number, None)
+        with contextlib.suppress(EngineError, OSError):
+            link = self._link_number()
+            message = {"op": "close_channel", "link": link, "channel": mine.number}
+            self.call(message, timeout=STOP_TIMEOUT)
+        mine.close()
+
+    def _link_number(self) -> int:
+        connection = self._connection
+        if connection is None:
+            raise DeviceLost(f"device {self.id} is {self.state.value}")
+        return connection.number
+
+    def _fail_all(self, error: EngineError) -> None:
+        """End all that is in flight, and let go of the link. Lock held by the caller.
+
+        Each of its steps is made, whatever another one raises.
+        """
+        with contextlib.ExitStack() as ends:
+            ends.callback(self._drop_link)
+            for channel in self._channels.values():
+                ends.callback(channel.close)
+                ends.callback(self._lose_channel, channel, error)
+            ends.callback(self._channels.clear)
+            self.poll()  # results that came before it died are results
+
+    def _lose_channel(self, channel: RequestChannel, error: EngineError) -> None:
+        after = channel.lose(error)
+        if after is not None:
+            self._left_behind.append(after)
+
+    def _bequeath(self) -> None:
+        """Without the lock: what has not begun goes to another device, whose lock is
+        taken."""
+        while self._left_behind:
+            self._left_behind.popleft()()
+
+    def _drop_link(self) -> None:
+        with self.lock:
+            connection, self._connection = self._connection, None
+            self._taken.clear()  # of a process that is gone
+            if connection is not None:
+                connection.close()

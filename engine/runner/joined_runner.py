@@ -1,0 +1,167 @@
+"""`JoinedRunner`: requests to a model that another process has loaded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from engine.devices.joined_device import JoinedDevice
+from engine.devices.request import OnDone, Request
+from engine.errors import DeviceLost, EngineError, RunnerClosed
+from engine.model.iterations import split_iterations
+from engine.model.validation import check_inputs
+from engine.runner.replica_channel import ReplicaChannel, least_busy
+from engine.runner.runner_description import RunnerDescription
+from engine.tensor import Tensor
+from engine.transport.output_arrays import OutputArrays
+
+
+class JoinedRunner:
+    """The part of a `ModelRunner` that takes requests, in a process that has joined.
+
+    `devices` are those it has joined, by the owner's ids. Opens its channels, so it
+    blocks; made in a thread. A replica whose device is lost takes no more requests; the
+    owner, who loads it again, describes it anew, and another runner is made of that.
+    Thread-safe.
+    """
+
+    def __init__(
+        self, description: RunnerDescription, devices: Mapping[str, JoinedDevice]
+    ) -> None:
+        """Raises DeviceLost where no replica is left, InvalidInput where it was
+        unloaded meanwhile."""
+        self.description = description
+        self.name = description.name
+        plan = self._batches = description.batches
+        self.max_batch_size = plan.max_units if plan.mixes_rows else 0
+        self.batching_dim = plan.dim
+        self.request_inputs = plan.request_descs(description.inputs, plan.inputs)
+        self.request_outputs = plan.request_descs(description.outputs, plan.outputs)
+        self._request_descs = {desc.name: desc for desc in self.request_inputs}
+        #: Why it takes no requests any more.
+        self.failure: EngineError | None = None
+        self._closed = False
+        self._channels: list[ReplicaChannel] = []
+        lost = DeviceLost(f"model {self.name!r} has no replica")
+        for device_id, number in description.replicas:
+            device = devices.get(device_id)
+            try:
+                if device is not None:
+                    self._open(device, number)
+            except DeviceLost as error:
+                lost = error
+            except BaseException:
+                self.close()
+                raise
+        if not self._channels:
+            raise lost
+
+    def _open(self, device: JoinedDevice, number: int) -> None:
+        channel = self.description.open_channel(device, number)
+        if self.description.moves:
+            for level in channel.levels or (channel,):
+                level.heir = self._inherit
+        self._channels.append(channel)
+
+    # -- what there is
+
+    @property
+    def channels(self) -> tuple[ReplicaChannel, ...]:
+        """To all replicas, of all priority levels."""
+        return tuple(level for c in self._channels for level in c.levels or (c,))
+
+    @property
+    def serving(self) -> bool:
+        """Whether some replica can take requests."""
+        return self.failure is None and any(c.usable for c in self._channels)
+
+    @property
+    def in_flight(self) -> int:
+        return sum(channel.in_flight for channel in self.channels)
+
+    def iterations_of(
+        self, outputs: Mapping[str, Tensor]
+    ) -> list[Mapping[str, Tensor]]:
+        """As `ModelRunner.iterations_of`."""
+        return split_iterations(self._batches, outputs)
+
+    # -- requests
+
+    def submit(
+        self,
+        inputs: Mapping[str, Tensor],
+        *,
+        deadline: float | None = None,
+        on_done: OnDone | None = None,
+        priority: int = 0,
+        validate: bool = False,
+        into: OutputArrays | None = None,
+        delayed: bool = True,
+    ) -> Request:
+        """As `ModelRunner.submit`: queue one request, never block. Resolved by
+        `JoinedDevice.poll`."""
+        if validate:
+            check_inputs(self.name, self._request_descs, inputs)
+        rows = self._batches.units(inputs)
+        deadline_ns = 0 if deadline is None else int(deadline * 1e9)
+        return self._pick(priority).submit(
+            inputs, rows, deadline_ns, on_done, 0, into, delayed
+        )
+
+    def _pick(self, priority: int) -> ReplicaChannel:
+        """The channel to the least busy replica. Raises why there is none."""
+        if self.failure is not None:
+            raise self.failure.again()
+        channels = self._channels
+        channel = channels[0] if len(channels) == 1 else least_busy(channels)
+        if channel is None or not channel.usable:
+            raise channels[0].device.want()
+        if priority and 0 < priority <= len(channel.levels):
+            return channel.levels[priority - 1]
+        return channel
+
+    def _inherit(
+        self, request: Request, tensors: Mapping[str, Tensor], priority: int
+    ) -> bool:
+        try:
+            return self._pick(priority).inherit(request, tensors)
+        except EngineError:
+            return False
+
+    # -- its end
+
+    def fail(self, error: EngineError) -> None:
+        """Take no more requests: all fail with `error`, and so do those in flight."""
+        if self.failure is not None:
+            return
+        self.failure = error
+        for channel in self.channels:
+            for request in channel.waiting:
+                channel.abandon(request, error.again())
+
+    def drain(self, timeout: float) -> bool:
+        """Wait until nothing is in flight, at most `timeout` seconds."""
+        end = time.monotonic() + timeout
+        for channel in self.channels:
+            for request in channel.waiting:
+                if not request.wait(max(0.0, end - time.monotonic())):
+                    return False
+        return True
+
+    def close(self) -> None:
+        """Give the channels back; what is in flight fails with RunnerClosed. The model
+        stays loaded, for as long as its owner wants it to be."""
+        if self._closed:
+            return
+        self._closed = True
+        self.fail(RunnerClosed(f"model {self.name!r} was unloaded"))
+        for channel in self.channels:
+            if channel.usable:
+                channel.device.close_channel(channel)
+
+    def __repr__(self) -> str:
+        state = "serving" if self.serving else "not serving"
+        return (
+            f"<JoinedRunner {self.name!r} {state}, {len(self._channels)} replicas, "
+            f"{self.in_flight} in flight>"
+        )

@@ -1,0 +1,154 @@
+"""What another process has to know of a loaded model in order to feed its replicas.
+
+The owner of the replicas makes it (`ModelRunner.description`), and a `JoinedRunner` is
+made of it. Both open their channels by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from engine.config import ModelRunnerConfig
+from engine.devices.linked_device import LinkedDevice
+from engine.model.batch_plan import BatchPlan
+from engine.runner.replica_channel import ReplicaChannel
+from engine.runner.service_time import ServiceTime
+from engine.tensor import DataDesc
+from engine.transport.channel import ChannelLayout
+from popef_io import DataType
+
+#: Waiting for rows of other requests that is longer hides how fast a replica is.
+LONG_WAIT_NS = 50_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerDescription:
+    """A model as it is loaded.
+
+    `replicas` are the device of each and its number there, in their order. At most
+    `max_queue_size` requests may wait in one, by level `priority_queue_sizes` where it
+    has some. How long its runs take is `measured` where requests do not wait long to be
+    run together. What waits for one replica may go to another where it `moves`.
+    """
+
+    name: str
+    inputs: tuple[DataDesc, ...]
+    outputs: tuple[DataDesc, ...]
+    batches: BatchPlan
+    layout: ChannelLayout
+    max_queue_size: int
+    priority_levels: int = 0
+    default_level: int = 0
+    priority_queue_sizes: Mapping[int, int] = field(default_factory=dict)
+    measured: bool = True
+    moves: bool = False
+    replicas: tuple[tuple[str, int], ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        inputs: tuple[DataDesc, ...],
+        outputs: tuple[DataDesc, ...],
+        batches: BatchPlan,
+        layout: ChannelLayout,
+        config: ModelRunnerConfig,
+        longest_wait_ns: int,
+    ) -> RunnerDescription:
+        """Of a model that is not loaded yet."""
+        return cls(
+            name,
+            inputs,
+            outputs,
+            batches,
+            layout,
+            config.max_queue_size,
+            config.priority_levels,
+            config.default_level,
+            dict(config.priority_queue_sizes),
+            not (batches.run_units > 1 and longest_wait_ns > LONG_WAIT_NS),
+        )
+
+    def shared(self, clients: int) -> RunnerDescription:
+        """For each of so many clients: their queues together are as long as one is."""
+        return replace(
+            self,
+            max_queue_size=-(-self.max_queue_size // clients),
+            priority_queue_sizes={
+                level: -(-size // clients)
+                for level, size in self.priority_queue_sizes.items()
+            },
+        )
+
+    def open_channel(self, device: LinkedDevice, replica: int) -> ReplicaChannel:
+        """The channel to a loaded replica, or one for each priority level; that of the
+        default level is returned. Blocks; raises as `LinkedDevice.call`."""
+        service_time = ServiceTime(self.batches.depth, measured=self.measured)
+
+        def connect(priority: int) -> ReplicaChannel:
+            limit = self.priority_queue_sizes.get(priority, self.max_queue_size)
+            return ReplicaChannel(
+                device,
+                replica,
+                self.name,
+                self.inputs,
+                self.outputs,
+                self.layout,
+                limit,
+                service_time,
+                priority,
+            )
+
+        if not self.priority_levels:
+            return connect(0)
+        levels = tuple(connect(n + 1) for n in range(self.priority_levels))
+        for level in levels:
+            level.levels = levels
+        return levels[self.default_level - 1]
+
+    def to_message(self) -> dict[str, object]:
+        """In what msgpack knows."""
+        return {
+            "name": self.name,
+            "inputs": list(map(_desc_message, self.inputs)),
+            "outputs": list(map(_desc_message, self.outputs)),
+            "batches": self.batches.to_message(),
+            "layout": self.layout.to_message(),
+            "queue": self.max_queue_size,
+            "levels": [self.priority_levels, self.default_level],
+            "queues": [[n, size] for n, size in self.priority_queue_sizes.items()],
+            "measured": self.measured,
+            "moves": self.moves,
+            "replicas": [list(replica) for replica in self.replicas],
+        }
+
+    @classmethod
+    def from_message(cls, message: Mapping[str, Any]) -> RunnerDescription:
+        levels, default = message["levels"]
+        return cls(
+            str(message["name"]),
+            tuple(map(_desc_of, message["inputs"])),
+            tuple(map(_desc_of, message["outputs"])),
+            BatchPlan.from_message(message["batches"]),
+            ChannelLayout.from_message(message["layout"]),
+            int(message["queue"]),
+            int(levels),
+            int(default),
+            {int(n): int(size) for n, size in message["queues"]},
+            bool(message["measured"]),
+            bool(message["moves"]),
+            tuple((str(d), int(number)) for d, number in message["replicas"]),
+        )
+
+
+def _desc_message(desc: DataDesc) -> list[object]:
+    shape = None if desc.shape is None else list(desc.shape)
+    return [desc.name, shape, desc.data_type.name, desc.multiple]
+
+
+def _desc_of(message: Sequence[Any]) -> DataDesc:
+    name, shape, data_type, multiple = message
+    dims = None if shape is None else tuple(map(int, shape))
+    return DataDesc(str(name), dims, DataType[data_type], multiple=int(multiple))
