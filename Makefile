@@ -47,7 +47,7 @@ help:
 
 serve: $(VENV)/.installed $(MODELS)/digits.popef
 	@test "$(COMPILE)" = 0 || $(bin)/python -m native.build --if-possible
-	$(bin)/popgate serve -m $(MODELS) --host $(HOST) --port $(PORT)$(if $(DEVICES), --devices $(DEVICES))
+	$(bin)/popgate serve -m $(MODELS) --host $(HOST) --port $(PORT) --trust-loopback$(if $(DEVICES), --devices $(DEVICES))
 
 $(MODELS)/digits.popef: $(example) $(VENV)/.installed
 	@mkdir -p $(MODELS)

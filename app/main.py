@@ -36,7 +36,7 @@ from app.api.routes import (
 )
 from app.codec.compression import CompressResponses
 from app.gateway import Gateway
-from app.http.access import Access
+from app.http.access import Access, Trust
 from app.http.front import InferFront
 from app.http.handlers import AllowedMethods, install_error_handlers
 from app.serving.service import Service
@@ -76,7 +76,11 @@ def create_app(
         service,
         operations=(*generate.OPERATIONS, *kserve_v1.OPERATIONS),
         base_path=settings.base_path,
-        access=Access(settings.restrictions, gateway.keys),
+        access=Access(
+            settings.restrictions,
+            gateway.keys,
+            Trust.LOOPBACK if settings.trust_loopback else Trust.NOBODY,
+        ),
         origins=settings.allow_origin,
         methods_of=api.state.allowed.of,
         compress_responses=CompressResponses(settings.compress_responses),

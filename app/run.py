@@ -9,9 +9,12 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from app.errors import use_statuses
 from app.gateway import Gateway
+from app.http.front import InferFront
+from app.http.management_socket import ManagementFront
 from app.http.metrics_port import MetricsFront
 from app.http.server import GatewayServer, ListenError, listen_tcp, listen_unix
 from app.http.tls import Certificate, TlsError
@@ -47,7 +50,9 @@ def run_gateway(
     `app.http.server.ListenError` and `engine.InvalidConfig` before anything is started.
     """
     certificate = _certificate(settings)
-    listeners, metrics, url = _listen(settings)
+    listeners = Listeners(settings)
+    main = listeners.main
+    url = f"unix:{settings.uds}" if settings.uds else _url(settings, main)
 
     def started(gateway: Gateway) -> None:
         _spare_the_collector()
@@ -70,19 +75,16 @@ def run_gateway(
             upload_timeout=settings.upload_timeout,
             send_timeout=settings.send_timeout,
             certificate=certificate,
-            side=(MetricsFront(app), metrics),
+            sides=listeners.sides(app),
             on_drain=gateway.begin_drain,
             on_reload=gateway.reload,
             abort=gateway.abort,
         )
-        at = [_url(settings, listener) for listener in metrics]
-        on_listening(url, at[0] if at else None)
-        server.run(sockets=listeners)
+        metrics = listeners.metrics
+        on_listening(url, None if metrics is None else _url(settings, metrics))
+        server.run(sockets=[main])
     finally:
-        for listener in listeners + metrics:
-            listener.close()
-        if settings.uds is not None:
-            settings.uds.unlink(missing_ok=True)
+        listeners.close()
     if not is_written() or server.force_exit or gateway.is_busy:
         # A thread still writes, compiles or waits for a device: it is not waited for.
         if sys.stdout is not None:  # it was closed before the process began
@@ -112,28 +114,58 @@ def _certificate(settings: Settings) -> Certificate | None:
         raise ListenError(msg) from None
 
 
-def _listen(
-    settings: Settings,
-) -> tuple[list[socket.socket], list[socket.socket], str]:
-    """The sockets to serve on, those for metrics only, and the URL of the first.
+class Listeners:
+    """The sockets that are listened on, which are closed, and whose files are removed,
+    together."""
 
-    Raises `ListenError`.
-    """
-    if settings.uds is not None:
-        main, url = listen_unix(settings.uds), f"unix:{settings.uds}"
-    else:
-        main = listen_tcp(settings.host, settings.port)
-        url = _url(settings, main)
-    port = settings.metrics_port
-    if port is None or (settings.uds is None and port == settings.port != 0):
-        return [main], [], url
-    try:
-        return [main], [listen_tcp(settings.host, port)], url
-    except ListenError:
-        main.close()
-        if settings.uds is not None:
-            settings.uds.unlink(missing_ok=True)
-        raise
+    def __init__(self, settings: Settings) -> None:
+        """Raises `ListenError`, with nothing left open."""
+        self._open: list[socket.socket] = []
+        self._files: list[Path] = []
+        self.metrics: socket.socket | None = None
+        self.management: socket.socket | None = None
+        port, path = settings.metrics_port, settings.management_socket
+        try:
+            if settings.uds is not None:
+                self.main = self._unix(settings.uds)
+            else:
+                self.main = self._tcp(settings.host, settings.port)
+            if port and port == settings.port and settings.uds is None:
+                port = None  # all of it is there already
+            if port is not None:
+                self.metrics = self._tcp(settings.host, port)
+            if path is not None:
+                self.management = self._unix(path, private=True)
+        except ListenError:
+            self.close()
+            raise
+
+    def _tcp(self, host: str, port: int) -> socket.socket:
+        self._open.append(listen_tcp(host, port))
+        return self._open[-1]
+
+    def _unix(self, path: Path, *, private: bool = False) -> socket.socket:
+        self._open.append(listen_unix(path, private=private))
+        self._files.append(path)
+        return self._open[-1]
+
+    def sides(self, app: InferFront) -> list[tuple[InferFront, socket.socket]]:
+        """What is served besides the main socket, and where."""
+        found: list[tuple[InferFront, socket.socket]] = []
+        if self.metrics is not None:
+            found.append((MetricsFront(app), self.metrics))
+        if self.management is not None:
+            found.append((ManagementFront(app), self.management))
+        return found
+
+    def close(self) -> None:
+        for listener in self._open:
+            listener.close()
+        for path in self._files:
+            path.unlink(missing_ok=True)
+
+    def __repr__(self) -> str:
+        return f"<Listeners {self._open}>"
 
 
 def _spare_the_collector() -> None:

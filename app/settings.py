@@ -176,8 +176,15 @@ class Settings(BaseSettings):
     """Let web pages of this origin ask (CORS), as in https://shop.example; * is all of
     them. May be repeated."""
     api_key: Annotated[SecretStr | None, Shown("KEY")] = None
-    """Needed to load and unload models; without it only this machine may. Better set as
+    """Needed to load and unload models, and for other management. Better set as
     POPGATE_API_KEY."""
+    management_socket: Annotated[Path | None, Shown("PATH")] = None
+    """Listen on this Unix socket besides, which only the server's own user can open
+    (mode 0600): there management needs no key, where no keys are set."""
+    trust_loopback: bool = False
+    """Without keys, believe every call from a loopback address that it is one of this
+    machine, and let it load and unload models. Not behind a proxy: there everybody
+    comes from this machine."""
     keys: Annotated[Path | None, Shown("FILE")] = None
     """A TOML file of keys, each with what it may do (popgate key makes one): every
     request but health needs one then. Read again when it changes."""

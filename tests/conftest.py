@@ -9,6 +9,8 @@ import os
 # for each other.
 os.environ["POPGATE_POOL"] = f"tests-{os.getpid()}"
 os.environ.pop("POPGATE_DEVICES", None)
+# Many tests load and unload models; those about who may take it away again.
+os.environ["POPGATE_TRUST_LOOPBACK"] = "1"
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -127,7 +127,7 @@ def _finish_operation(path: str, operation: dict[str, Any]) -> None:
         errors["503"] = "The server does not let clients load and unload."
     if "security" in operation:  # the dependency of management calls
         errors["401"] = "The API key is missing or wrong."
-        errors["403"] = "Management calls are taken from this machine only."
+        errors["403"] = "Management is closed to this caller."
         operation["security"] = [{KEY_SCHEME: []}, {}]
     for status, text in errors.items():
         responses.setdefault(status, _error_response(text))

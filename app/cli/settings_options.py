@@ -23,9 +23,9 @@ from app.sizes import size_text
 HEADINGS = {
     "Models": "model_repository model profile model_control_mode load_model lazy "
     "repository_poll_secs model_memory strict_readiness allow_python cache_dir",
-    "Address": "host port uds base_path metrics_port",
+    "Address": "host port uds base_path metrics_port management_socket",
     "Devices": "devices device_wait device_wait_sleep device_timeout",
-    "Access": "api_key restricted_api allow_origin",
+    "Access": "api_key keys trust_loopback restricted_api allow_origin",
     "Limits": "max_body_size request_timeout upload_timeout send_timeout run_timeout "
     "transfer_memory load_threads load_timeout compile_timeout compile_memory "
     "shutdown_timeout drain_grace",

@@ -12,6 +12,7 @@ import typer
 if TYPE_CHECKING:
     from app.gateway import Gateway
     from app.repository.places import ModelPlaces
+    from app.settings import Settings
 
 MAX_MODELS_LISTED = 20
 MAX_REASON = 60  # letters of why a model is not there
@@ -58,11 +59,23 @@ def print_started(url: str, gateway: Gateway) -> None:
         rest = len(models) - MAX_MODELS_LISTED
         say(f"    and {rest} more: GET {url}/v1/models")
     if not models:
-        say("    none; put a .popef or .onnx file into the folder, then load it with")
-        say(f"    curl -X POST {url}/v1/models/NAME/load")
+        say("    none; put a .popef or .onnx file into the folder, and load it")
+    say(f"  manage   {how_to_manage(url, gateway.settings)}")
     if not gateway.settings.no_pages:
         say(f"  pages    {url}/")
     say(f"  docs     {url}/docs")
+
+
+def how_to_manage(url: str, settings: Settings) -> str:
+    """Who may load and unload models, and how."""
+    load = "/v1/models/NAME/load"
+    if settings.api_key is not None or settings.keys is not None:
+        return f"with a key: curl -X POST -H 'X-API-Key: KEY' {url}{load}"
+    if path := settings.management_socket:
+        return f"curl --unix-socket {path} -X POST http://localhost{load}"
+    if settings.trust_loopback:
+        return f"from this machine: curl -X POST {url}{load}"
+    return "closed; --management-socket PATH, --trust-loopback or a key opens it"
 
 
 def print_failed(error: Exception) -> None:

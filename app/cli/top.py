@@ -30,7 +30,8 @@ _PHASES = {
 
 def top(
     url: Annotated[
-        str, typer.Option(help="Where the gateway is.", envvar="POPGATE_URL")
+        str,
+        typer.Option(help="Where the gateway is; unix:PATH too.", envvar="POPGATE_URL"),
     ] = "http://127.0.0.1:8000",
     key: Annotated[
         str, typer.Option(help="The key to ask with.", envvar="POPGATE_KEY")
@@ -51,8 +52,8 @@ def top(
     console = Console()
     headers = {"x-api-key": key} if key else {}
     try:
-        with httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT) as client:
-            looks = Looks(client)
+        with _client(url, headers) as client:
+            looks = Looks(client, url)
             looks.look()
             time.sleep(interval)
             if once or not console.is_terminal:
@@ -75,6 +76,18 @@ def top(
         return
 
 
+def _client(url: str, headers: dict[str, str]) -> httpx.Client:
+    import httpx
+
+    transport = None
+    if url.startswith("unix:"):
+        path = "/" + url.removeprefix("unix:").lstrip("/")  # unix:///path too
+        transport, url = httpx.HTTPTransport(uds=path), "http://localhost"
+    return httpx.Client(
+        base_url=url, headers=headers, timeout=TIMEOUT, transport=transport
+    )
+
+
 def _kind_of(response: httpx.Response) -> str:
     return str(response.headers.get("content-type", ""))
 
@@ -82,8 +95,9 @@ def _kind_of(response: httpx.Response) -> str:
 class Looks:
     """One look at a gateway after another: its counters say what was between them."""
 
-    def __init__(self, client: httpx.Client) -> None:
+    def __init__(self, client: httpx.Client, url: str) -> None:
         self._client = client
+        self._url = url
         self._at = 0.0
         self._before: dict[tuple[str, str], dict[str, float]] = {}
 
@@ -105,7 +119,7 @@ class Looks:
         seconds = now - self._at
         self._at, self._before = now, counted
         shown: list[Table | Text] = [
-            _head(str(self._client.base_url), since, seconds, devices),
+            _head(self._url, since, seconds, devices),
             _models(models, since, seconds),
             _devices(devices),
         ]

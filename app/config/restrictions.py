@@ -70,19 +70,20 @@ class Restrictions:
     def __bool__(self) -> bool:
         return bool(self._needed)
 
-    def check(self, path: str, headers: Mapping[bytes, bytes]) -> None:
-        """Raises `HttpError` (403) for a request that lacks what its group needs.
+    def check(self, path: str, headers: Mapping[bytes, bytes]) -> bool:
+        """Returns whether the request's group needs a header, which the request has.
 
-        `headers` are in lower case.
+        `headers` are in lower case. Raises `HttpError` (403) for a request without it.
         """
         needed = self._needed.get(group_of(path) or "")
         if needed is None:
-            return
+            return False
         name, value = needed
         given = headers.get(name.encode())
         if given is None or not hmac.compare_digest(given, value):
             msg = f"This API is restricted, expecting header '{name}'"
             raise HttpError(403, msg, "restricted")
+        return True
 
     def __repr__(self) -> str:
         return f"<Restrictions {list(self._needed)}>"

@@ -6,15 +6,19 @@ open to all.
 - With keys (`--keys`), a request needs one that allows its group, and its model; what
   the file calls anonymous needs none.
 - With `--api-key` alone, management needs that key, and all else needs none.
-- With neither, management has to come from this machine: from a loopback address or a
-  Unix socket, not through a proxy (which would make all clients look local), and not
-  from a web page of another origin (which a browser on this machine would send for it).
+- With neither, management has to come over the management socket, which only the user
+  of the server can open. An address says nothing of who calls: behind a proxy on this
+  machine everybody has a loopback address. With `--trust-loopback` it is believed all
+  the same, but for what is seen to come through a proxy, or from a web page of another
+  origin (which a browser on this machine would send for it).
 
-Triton's restrictions (app/config/restrictions.py) hold besides.
+Triton's restrictions (app/config/restrictions.py) hold besides; management that one of
+them guards has its key in it.
 """
 
 from __future__ import annotations
 
+import enum
 import ipaddress
 import re
 from collections.abc import Mapping
@@ -28,7 +32,17 @@ from app.serving.keys import Key, Keys, KeyTable, given_key
 _BEARER: Header = (b"www-authenticate", b"Bearer")
 #: For what people open in a browser, which asks for it: a key is its password.
 _BASIC: Header = (b"www-authenticate", b'Basic realm="PopGate", charset="UTF-8"')
-_FORWARDING = (b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via")
+_FORWARDING = (
+    b"forwarded",
+    b"via",
+    b"x-forwarded-for",
+    b"x-forwarded-host",
+    b"x-forwarded-proto",
+    b"x-real-ip",
+    b"x-envoy-external-address",
+    b"cf-connecting-ip",
+    b"true-client-ip",
+)
 _MODEL = re.compile(r"/v[12]/(?:repository/(?:[^/]+/)?)?models/([^/]+)", re.DOTALL)
 _STATISTICS = re.compile(r"/v2/models/stats")
 
@@ -36,9 +50,10 @@ KEY_HINT = (
     "send the key as 'Authorization: Bearer KEY' or 'X-API-Key: KEY', "
     "or as the password of basic authentication"
 )
-LOCAL_HINT = (
-    "without an API key, management calls are taken from this machine only; "
-    "start the gateway with --api-key (or POPGATE_API_KEY) to allow others"
+MANAGE_HINT = (
+    "start the gateway with --management-socket PATH and call it there "
+    "(unix:PATH), with --trust-loopback to believe every caller on this machine, "
+    "or with a key: --api-key (POPGATE_API_KEY) or --keys"
 )
 _DOES: Mapping[Group, str] = {
     "infer": "inference",
@@ -82,18 +97,32 @@ def model_of(path: str) -> str | None:
     return found[1].partition(":")[0]
 
 
+class Trust(enum.Enum):
+    """Who may manage without a key."""
+
+    NOBODY = enum.auto()
+    #: Callers from a loopback address or a Unix socket, as far as one can see.
+    LOOPBACK = enum.auto()
+    #: Whoever could open the management socket.
+    SOCKET = enum.auto()
+
+
 class Access:
     """Decides for each request, by the event loop's thread.
 
-    `api_key` says that there is one, which `keys` has; a table of `keys` counts only
-    where `keys.path` names a file.
+    A table of `keys` counts for all groups only where `keys.path` names a file. `trust`
+    counts where there is no key at all.
     """
 
     def __init__(
-        self, restrictions: Restrictions | None = None, keys: Keys | None = None
+        self,
+        restrictions: Restrictions | None = None,
+        keys: Keys | None = None,
+        trust: Trust = Trust.NOBODY,
     ) -> None:
         self.restrictions = restrictions or Restrictions()
         self.keys = keys or Keys(None)
+        self.trust = trust
         #: Whether every group needs a key, not only management.
         self._for_all = self.keys.path is not None
         self.guards_inference = self._for_all or "inference" in self.restrictions.groups
@@ -121,7 +150,7 @@ class Access:
         `headers` are in lower case; `client` is the peer's address, None on a Unix
         socket. Raises `HttpError` (401, 403, 429).
         """
-        self.restrictions.check(path, headers)
+        has_header = self.restrictions.check(path, headers)
         group = key_group(path, method)
         if group is None:
             return None
@@ -130,11 +159,19 @@ class Access:
             if key is not None and group != "infer":
                 key.take()
             return key
-        if group == "manage":
-            why = _not_local(headers, client)
+        if group == "manage" and not has_header:
+            why = self._distrust(headers, client)
             if why:
-                raise HttpError(403, f"{why}: {LOCAL_HINT}", "management_is_local")
+                raise HttpError(403, f"{why}: {MANAGE_HINT}", "management_is_closed")
         return None
+
+    def _distrust(self, headers: Mapping[bytes, bytes], client: str | None) -> str:
+        """Why a call without a key may not manage; empty if it may."""
+        if self.trust is Trust.NOBODY:
+            return "management is closed here"
+        if self.trust is Trust.SOCKET:
+            return _through_proxy(headers)
+        return _not_local(headers, client)
 
     def _check_key(
         self, group: Group, path: str, headers: Mapping[bytes, bytes]
@@ -170,9 +207,8 @@ def _not_local(headers: Mapping[bytes, bytes], client: str | None) -> str:
     """Why a call is not taken for one from this machine; empty if it is."""
     if client is not None and not _is_loopback(client):
         return f"the call comes from {client}"
-    for name in _FORWARDING:
-        if name in headers:
-            return f"the call came through a proxy (header {name.decode()})"
+    if why := _through_proxy(headers):
+        return why
     host = headers.get(b"host", b"").decode("latin-1")
     if host and not _is_local_host(host):
         # A page that has its own name resolve to this machine (DNS rebinding).
@@ -182,6 +218,13 @@ def _not_local(headers: Mapping[bytes, bytes], client: str | None) -> str:
         page = origin.decode("latin-1")
         if _host_of(page) != host:
             return f"the call was made by a web page of {page}"
+    return ""
+
+
+def _through_proxy(headers: Mapping[bytes, bytes]) -> str:
+    for name in _FORWARDING:
+        if name in headers:
+            return f"the call came through a proxy (header {name.decode()})"
     return ""
 
 

@@ -103,7 +103,9 @@ class InferFront:
         self.service = service
         self.base_path = base_path.encode()
         self.access = access or Access()
-        self._operations = operations
+        self.operations = operations
+        self.methods_of = methods_of
+        self.compress_responses = compress_responses
         self._any_method = AnyMethod(self._serve, methods_of)
         #: Answers requests of pages, which browsers send with an Origin.
         self.for_pages = for_origins(self._any_method, origins) if origins else None
@@ -160,7 +162,7 @@ class InferFront:
         if missing is not None:
             await send_error(send, ErrorResponse.of(missing))
             return
-        for operation in self._operations:
+        for operation in self.operations:
             target = infer_path_of(path, operation.prefix, operation.suffix)
             if target:
                 kind = EventCall if operation.in_events else AsgiCall

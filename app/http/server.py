@@ -16,13 +16,14 @@ import errno
 import functools
 import logging
 import math
+import os
 import signal
 import socket
 import struct
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -74,16 +75,23 @@ def listen_tcp(host: str, port: int) -> socket.socket:
     return listener
 
 
-def listen_unix(path: Path) -> socket.socket:
-    """A listening Unix socket; a stale one of a dead process is replaced.
+def listen_unix(path: Path, *, private: bool = False) -> socket.socket:
+    """A listening Unix socket; a stale one of a dead process is replaced. A `private`
+    one can be opened by the user of this process only (mode 0600).
 
-    Raises `ListenError`, also where another process listens on it.
+    Raises `ListenError`, also where another process listens on it. For a process of one
+    thread: it sets the mode by the umask, so that there is no moment without it.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if path.is_socket():
             _remove_stale(path)
-        listener.bind(str(path))
+        before = os.umask(0o177) if private else None
+        try:
+            listener.bind(str(path))
+        finally:
+            if before is not None:
+                os.umask(before)
         listener.listen(BACKLOG)
     except OSError as e:
         listener.close()
@@ -133,8 +141,8 @@ class GatewayServer(uvicorn.Server):
     A request whose head is not complete after `header_timeout` seconds is given up, so
     is one whose body does not get on for `upload_timeout`, and an answer of which
     nothing is taken for `send_timeout` (0: never).
-    With a `certificate` all sockets speak TLS.
-    `side` is another application with sockets of its own, which lives as long.
+    With a `certificate` all sockets speak TLS, but Unix sockets of `sides`.
+    `sides` are other applications with sockets of their own, which live as long.
     `on_drain` is called when the end begins (from a signal handler: it may only set
     things), `on_reload` when files should be read again, `abort` when the time is up:
     it must make every request in flight end soon.
@@ -151,7 +159,7 @@ class GatewayServer(uvicorn.Server):
         upload_timeout: float = 30.0,
         send_timeout: float = 30.0,
         certificate: Certificate | None = None,
-        side: tuple[InferFront, list[socket.socket]] | None = None,
+        sides: Sequence[tuple[InferFront, socket.socket]] = (),
         on_drain: Callable[[], None] = lambda: None,
         on_reload: Callable[[], None] = lambda: None,
         abort: Callable[[], Awaitable[None]] | None = None,
@@ -182,7 +190,7 @@ class GatewayServer(uvicorn.Server):
         self._upload_timeout = upload_timeout or math.inf
         self._send_timeout = send_timeout or math.inf
         self._certificate = certificate
-        self._side_app, self._side_sockets = side or (app, [])
+        self._sides = sides
         self._on_drain = on_drain
         self._on_reload = on_reload
         self._abort = abort
@@ -240,13 +248,13 @@ class GatewayServer(uvicorn.Server):
         ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # as nohup has it
         if not ignored and threading.current_thread() is threading.main_thread():
             loop.add_signal_handler(signal.SIGHUP, self.handle_hangup)
-        protocol = GatewayProtocol.serving(self._side_app)
-        make = functools.partial(
-            protocol, config=self.config, server_state=self.server_state,
-            app_state=self.lifespan.state, _loop=loop,
-        )  # fmt: skip
-        for listener in self._side_sockets:
-            tls = self.config.ssl
+        for side, listener in self._sides:
+            make = functools.partial(
+                GatewayProtocol.serving(side), config=self.config,
+                server_state=self.server_state, app_state=self.lifespan.state,
+                _loop=loop,
+            )  # fmt: skip
+            tls = None if listener.family == socket.AF_UNIX else self.config.ssl
             server = await loop.create_server(make, sock=listener, ssl=tls)
             self.servers.append(server)
 
@@ -264,7 +272,8 @@ class GatewayServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if not self.draining:
             self.begin_drain()
-        await self._close_listeners([*(sockets or []), *self._side_sockets])
+        side_sockets = [listener for _, listener in self._sides]
+        await self._close_listeners([*(sockets or []), *side_sockets])
         if not await self._finish(self._draining_since + self._shutdown_timeout):
             await self._abort_requests()
         for connection in list(self.server_state.connections):

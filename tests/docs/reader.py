@@ -111,7 +111,8 @@ class Servers:
         if served := self._shared.get(" ".join(arguments)):
             return served
         own = [a for a in arguments if (folder / a).exists() and "examples" not in a]
-        served = ServedGateway(None, *arguments, cwd=folder)
+        # As a reader has it: what a page needs, the page says.
+        served = ServedGateway(None, *arguments, cwd=folder, POPGATE_TRUST_LOOPBACK="")
         (stack if own else self._stack).enter_context(served)
         if not own:
             self._shared[" ".join(arguments)] = served

@@ -25,6 +25,7 @@ SETTINGS: Mapping[str, Any] = MappingProxyType(
         "max_body_size": 64 * 1024 * 1024,
         "model_control_mode": "none",
         "allow_shared_memory": True,
+        "trust_loopback": True,
     }
 )
 

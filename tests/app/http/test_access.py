@@ -16,7 +16,7 @@ from fastapi.routing import APIRoute
 from app.config.keys import KEY_GROUPS, Group, KeyConfig, KeysConfig, digest_of
 from app.config.restrictions import Restrictions
 from app.errors import HttpError
-from app.http.access import Access, key_group, model_of
+from app.http.access import Access, Trust, key_group, model_of
 from app.main import ROUTERS
 from app.serving.keys import Key, Keys
 from tests.app import fronts
@@ -30,17 +30,54 @@ LOAD = "/v2/repository/models/m/load"
 
 
 def check_management(
-    headers: dict[str, str], client: str | None, key: str | None
+    headers: dict[str, str],
+    client: str | None,
+    key: str | None,
+    trust: Trust = Trust.LOOPBACK,
+    path: str = LOAD,
 ) -> None:
     """What a request to load a model gets, with `key` as --api-key."""
     pairs = {k.encode(): v.encode() for k, v in headers.items()}
-    Access(keys=Keys(None, key)).check(LOAD, "POST", pairs, client)
+    restrictions = Restrictions(["logging:admin=yes"])
+    access = Access(restrictions, Keys(None, key), trust)
+    access.check(path, "POST", pairs, client)
 
 
-def refused(headers: dict[str, str], client: str | None, key: str | None) -> HttpError:
+def refused(
+    headers: dict[str, str],
+    client: str | None,
+    key: str | None,
+    trust: Trust = Trust.LOOPBACK,
+) -> HttpError:
     with pytest.raises(HttpError) as caught:
-        check_management(headers, client, key)
+        check_management(headers, client, key, trust)
     return caught.value
+
+
+@pytest.mark.parametrize("client", ["127.0.0.1", "::1", None])
+def test_nobody_is_believed_to_be_this_machine(client: str | None) -> None:
+    """A proxy on it makes everybody look so; --uds may have one before it as well."""
+    error = refused(LOCAL, client, None, Trust.NOBODY)
+    assert (error.status, error.code) == (403, "management_is_closed")
+    for way in ("--management-socket", "--trust-loopback", "--api-key", "--keys"):
+        assert way in str(error)
+
+
+def test_the_management_socket_is_believed_but_for_a_proxy() -> None:
+    check_management({"host": "whatever"}, None, None, Trust.SOCKET)
+    error = refused({"x-forwarded-for": "1.2.3.4"}, None, None, Trust.SOCKET)
+    assert error.status == 403
+    assert refused({}, None, "secret", Trust.SOCKET).status == 401
+
+
+def test_a_header_that_guards_management_is_enough() -> None:
+    path = "/v2/logging"
+    with pytest.raises(HttpError, match="restricted"):
+        check_management({}, "10.0.0.1", None, Trust.NOBODY, path)
+    check_management({"admin": "yes"}, "10.0.0.1", None, Trust.NOBODY, path)
+    assert refused({"admin": "yes"}, "10.0.0.1", None, Trust.NOBODY).status == 403
+    with pytest.raises(HttpError, match="an API key is needed"):
+        check_management({"admin": "yes"}, "10.0.0.1", "secret", Trust.NOBODY, path)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +103,10 @@ def test_other_machines_may_not(client: str) -> None:
     assert "--api-key" in str(error)
 
 
-@pytest.mark.parametrize("name", ["x-forwarded-for", "forwarded", "via", "x-real-ip"])
+@pytest.mark.parametrize(
+    "name",
+    ["x-forwarded-for", "forwarded", "via", "x-real-ip", "x-forwarded-proto"],
+)
 def test_a_proxy_may_not(name: str) -> None:
     assert refused({**LOCAL, name: "1.2.3.4"}, "127.0.0.1", None).status == 403
 

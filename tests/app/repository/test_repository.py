@@ -307,7 +307,7 @@ def test_without_a_key_strangers_may_not_manage(served: ServedGateway) -> None:
     ):
         response = served.client.post("/v1/models/m/load", headers=headers)
         assert response.status_code == 403
-        assert response.json()["code"] == "management_is_local"
+        assert response.json()["code"] == "management_is_closed"
         assert "--api-key" in response.json()["error"]
 
 

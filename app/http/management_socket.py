@@ -1,0 +1,26 @@
+"""What the management socket answers: everything, and management without a key.
+
+Only the user of the server can open it (mode 0600), who could as well end the server or
+write into its models.
+"""
+
+from __future__ import annotations
+
+from app.http.access import Access, Trust
+from app.http.front import InferFront
+
+
+class ManagementFront(InferFront):
+    """As `whole`, with callers that may manage where no keys are set."""
+
+    def __init__(self, whole: InferFront) -> None:
+        access = whole.access
+        super().__init__(
+            whole.fallback,
+            whole.service,
+            operations=whole.operations,
+            compress_responses=whole.compress_responses,
+            base_path=whole.base_path.decode(),
+            access=Access(access.restrictions, access.keys, Trust.SOCKET),
+            methods_of=whole.methods_of,
+        )
