@@ -20,7 +20,7 @@ from app.limits import DEFAULT_LIMITS
 from app.observe.access_log import AccessLog, parse_ratio
 from app.observe.journal import Journal
 from app.observe.log import LogControl
-from app.observe.machine import Processors
+from app.observe.machine import BusyShares, Processors
 from app.observe.metrics import MetricsRegistry
 from app.observe.spans import spans_of_environment
 from app.observe.tracing import Tracing
@@ -95,6 +95,8 @@ class Gateway:
             None if self._spans is None else self._spans.record,
         )
         self.processors = Processors()
+        self.devices_busy: BusyShares[str] = BusyShares()
+        self.models_busy: BusyShares[int] = BusyShares()
         key = settings.api_key
         self.keys = Keys(settings.keys, None if key is None else key.get_secret_value())
         self.regions = _regions(settings)

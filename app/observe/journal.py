@@ -123,6 +123,8 @@ class Journal:
         self.failed: deque[Failed] = deque(maxlen=FAILED)
         #: Whether answered requests are to be given to `log_answered`.
         self.samples = self.access.samples or record is not None
+        #: The traces of requests that were given to `log_answered`, by their ids.
+        self._traces: dict[bytes, str] = {}
         self._slow: list[tuple[int, int, Stamps]] = []  # a heap, the quickest first
         self._look_at = 0  # when slow ones may be old enough to be forgotten
 
@@ -157,6 +159,8 @@ class Journal:
 
     def log_answered(self, asked: Asked, answered: Answered) -> None:
         """Write a line of a request, if it is in the sample. It has been sent."""
+        if asked.traceparent:
+            self._keep_trace(asked)
         if self._record is not None:
             self._record(asked, answered)
         if not self.access.wants_answered():
@@ -171,6 +175,17 @@ class Journal:
         }
         phases = {f"{n}_ms": ms for n, ms in answered.phases().items()}
         self._log(asked, 200, took / _NS, {**fields, **phases})
+
+    def _keep_trace(self, asked: Asked) -> None:
+        trace = trace_context(asked.traceparent)
+        if trace is not None:
+            self._traces[asked.request_id] = trace[0]
+            if len(self._traces) > LAST:
+                del self._traces[next(iter(self._traces))]
+
+    def trace_of(self, request_id: bytes) -> str:
+        """The trace that one of the last requests is of; empty if it is not known."""
+        return self._traces.get(request_id, "")
 
     def fail(self, failed: Failed) -> None:
         """Keep a request that failed, and write a line of it."""

@@ -1,8 +1,12 @@
-"""What the machine as a whole is doing: processors and memory, as the kernel says."""
+"""How busy processors and devices are, and the machine's memory."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from typing import Generic, TypeVar
+
+K = TypeVar("K")
 
 # Counters of the first line of /proc/stat that are time in which nothing runs.
 _IDLE = (3, 4)  # idle, waiting for a disk
@@ -34,6 +38,33 @@ class Processors:
 
     def __repr__(self) -> str:
         return f"<Processors {self._utilization:.0%} busy>"
+
+
+class BusyShares(Generic[K]):
+    """Which share of the time things were busy, between two looks at least `seconds`
+    apart; as `Processors`, for whatever counts its busy time."""
+
+    def __init__(self, seconds: float = 1.0) -> None:
+        self._seconds = seconds
+        self._looked = time.monotonic()
+        self._busy: dict[K, float] = {}
+        self._shares: dict[K, float] = {}
+
+    def of(self, busy_ns: Mapping[K, float]) -> Mapping[K, float]:
+        """The share of each, given how long it has been busy; what is not among them
+        is forgotten. 0.0 for one that is new."""
+        now = time.monotonic()
+        passed = now - self._looked
+        if passed >= self._seconds:
+            self._shares = {
+                key: max(0.0, busy - self._busy.get(key, busy)) / (passed * 1e9)
+                for key, busy in busy_ns.items()
+            }
+            self._looked, self._busy = now, dict(busy_ns)
+        return {key: self._shares.get(key, 0.0) for key in busy_ns}
+
+    def __repr__(self) -> str:
+        return f"<BusyShares of {len(self._busy)}>"
 
 
 def _ticks() -> tuple[int, int]:

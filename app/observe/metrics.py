@@ -4,6 +4,8 @@ The names, labels and units of the counters are Triton's (``nv_inference_…``,
 cumulative, microseconds), because existing dashboards scrape them: they end in neither
 ``_total`` nor ``_seconds``, which is why the text is written here and not by a client
 library. Latency histograms are our own and follow Prometheus' conventions (seconds).
+OpenMetrics knows no counter without ``_total``: Triton's are of unknown type in it, so
+that every name is the same in both forms.
 
 Counting happens on the event loop's thread only and reading does too, so nothing here
 takes a lock. Everything is cumulative and never goes down, except the gauges.
@@ -20,6 +22,9 @@ from dataclasses import dataclass
 from app.errors import FailureReason
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+#: The last line of OpenMetrics.
+END = "# EOF\n"
 
 NS_PER_SECOND = 1_000_000_000
 NS_PER_US = 1_000
@@ -37,7 +42,8 @@ LATENCY_BUCKETS = (
     0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
 _BOUNDS_NS = tuple(round(bound * NS_PER_SECOND) for bound in LATENCY_BUCKETS)
-_LE = (*(f"{bound:g}" for bound in LATENCY_BUCKETS), "+Inf")
+# As OpenMetrics has numbers: 1.0, never 1.
+_LE = (*map(repr, LATENCY_BUCKETS), "+Inf")
 
 
 class Histogram:
@@ -293,18 +299,27 @@ def format_labels(labels: Mapping[str, str]) -> str:
     return "{" + inside + "}"
 
 
-def render_families(families: Iterable[Family]) -> Iterator[str]:
+def render_families(
+    families: Iterable[Family], *, openmetrics: bool = False
+) -> Iterator[str]:
     """The text of simple metrics, one family at a time."""
     for family in families:
-        lines = [
-            f"# HELP {family.name} {family.text}",
-            f"# TYPE {family.name} {family.kind}",
-        ]
+        lines = _head(family.name, family.kind, family.text, openmetrics)
         lines += [
             f"{family.name}{format_labels(labels)} {value + 0!r}"
             for labels, value in family.samples
         ]
         yield "\n".join(lines) + "\n"
+
+
+def _head(name: str, kind: str, text: str, openmetrics: bool) -> list[str]:
+    """The lines that describe a metric."""
+    if openmetrics and kind == "counter":
+        if name.endswith("_total"):
+            name = name.removesuffix("_total")
+        else:
+            kind = "unknown"
+    return [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
 
 
 _COUNTERS: tuple[tuple[str, str, Callable[[ModelMetrics], int]], ...] = (
@@ -336,31 +351,42 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelMetrics], Histogram]], ...] = 
 )  # fmt: skip
 
 
+#: The exemplars of one of `_HISTOGRAMS` of a model, by the number of their bucket.
+Exemplars = Callable[[ModelMetrics, str], Mapping[int, str]]
+
+
 def render_models(
-    models: Iterable[ModelMetrics], awaiting: Callable[[ModelMetrics], int]
+    models: Iterable[ModelMetrics],
+    awaiting: Callable[[ModelMetrics], int],
+    utilization: Mapping[int, float] | None = None,
+    exemplars: Exemplars | None = None,
 ) -> Iterator[str]:
     """The text of the model metrics in pieces, one a family.
 
-    `awaiting` is asked how many requests to a model no execution has taken yet.
+    `awaiting` is asked how many requests to a model no execution has taken yet;
+    `utilization` is by the `id` of a model. With `exemplars` it is OpenMetrics.
 
     Histograms are written for models that have answered something: hundreds of idle
     models must not make every scrape megabytes.
     """
-    models = list(models)
+    models, busy_shares = list(models), utilization or {}
+    is_open = exemplars is not None
     labels = {
         id(m): f'model="{escape_label(m.name)}",version="{escape_label(m.version)}"'
         for m in models
     }
-    for suffix, text, value in _COUNTERS:
-        name = "nv_inference_" + suffix
-        lines = [f"# HELP {name} {text}", f"# TYPE {name} counter"]
+
+    def family(
+        name: str, kind: str, text: str, value: Callable[[ModelMetrics], object]
+    ) -> str:
+        lines = _head(name, kind, text, is_open)
         lines += [f"{name}{{{labels[id(m)]}}} {value(m)}" for m in models]
-        yield "\n".join(lines) + "\n"
+        return "\n".join(lines) + "\n"
+
+    for suffix, text, value in _COUNTERS:
+        yield family("nv_inference_" + suffix, "counter", text, value)
     name = "nv_inference_request_failure"
-    lines = [
-        f"# HELP {name} Failed inference requests, by reason",
-        f"# TYPE {name} counter",
-    ]
+    lines = _head(name, "counter", "Failed inference requests, by reason", is_open)
     lines += [
         # In alphabetical order, as all labels are: some readers compare text.
         f'{name}{{model="{escape_label(m.name)}",reason="{reason.value}",'
@@ -369,32 +395,42 @@ def render_models(
         for reason, count in m.failures.items()
     ]
     yield "\n".join(lines) + "\n"
-    gauges: tuple[tuple[str, str, Callable[[ModelMetrics], int]], ...] = (
-        ("nv_inference_pending_request_count",
-         "Inference requests awaiting execution", awaiting),
-        ("popgate_requests_in_flight",
-         "Inference requests taken in and not yet answered", lambda m: m.pending),
-    )  # fmt: skip
-    for name, text, value in gauges:
-        lines = [f"# HELP {name} {text}", f"# TYPE {name} gauge"]
-        lines += [f"{name}{{{labels[id(m)]}}} {value(m)}" for m in models]
-        yield "\n".join(lines) + "\n"
-    name = "popgate_model_busy_seconds"
-    text = "Time that devices have run the model: a batch counts once"
-    lines = [f"# HELP {name} {text}", f"# TYPE {name} counter"]
-    lines += [f"{name}{{{labels[id(m)]}}} {m.busy_ns / 1e9:.9f}" for m in models]
-    yield "\n".join(lines) + "\n"
-    busy = [m for m in models if m.successes]
+    yield family(
+        "nv_inference_pending_request_count",
+        "gauge",
+        "Inference requests awaiting execution",
+        awaiting,
+    )
+    yield family(
+        "popgate_requests_in_flight",
+        "gauge",
+        "Inference requests taken in and not yet answered",
+        lambda m: m.pending,
+    )
+    yield family(
+        "popgate_model_busy_seconds_total",
+        "counter",
+        "Time that devices have run the model: a batch counts once",
+        lambda m: f"{m.busy_ns / 1e9:.9f}",
+    )
+    yield family(
+        "popgate_model_utilization",
+        "gauge",
+        "Devices that the model keeps busy: 1 is all of one device's time",
+        lambda m: f"{busy_shares.get(id(m), 0.0):.6f}",
+    )
+    answered = [m for m in models if m.successes]
     name = "popgate_batch_rows"
     text = "Rows of the batches that the model has run"
-    lines = [f"# HELP {name} {text}", f"# TYPE {name} histogram"]
-    for m in busy:
+    lines = _head(name, "histogram", text, is_open)
+    for m in answered:
         lines += _batch_lines(name, labels[id(m)], m.batches)
     yield "\n".join(lines) + "\n"
     for name, text, histogram in _HISTOGRAMS:
-        lines = [f"# HELP {name} {text}", f"# TYPE {name} histogram"]
-        for m in busy:
-            lines += _histogram_lines(name, labels[id(m)], histogram(m))
+        lines = _head(name, "histogram", text, is_open)
+        for m in answered:
+            shown = {} if exemplars is None else exemplars(m, name)
+            lines += _histogram_lines(name, labels[id(m)], histogram(m), shown)
         yield "\n".join(lines) + "\n"
 
 
@@ -404,18 +440,27 @@ def _batch_lines(
     sizes = sorted(batches.items())
     for bound in (*BATCH_BUCKETS, math.inf):
         # Not `str`: compiled, they are all of one type, and 4 is 4.0.
-        le = "+Inf" if bound == math.inf else f"{bound:.0f}"
-        count = sum(batch.share for rows, batch in sizes if rows <= bound)
-        yield f'{name}_bucket{{{labels},le="{le}"}} {count:.6f}'
+        le = "+Inf" if bound == math.inf else f"{bound:.1f}"
+        # Whole batches, as OpenMetrics wants it; a sum of shares is never quite whole.
+        count = int(sum(batch.share for rows, batch in sizes if rows <= bound) + 0.5)
+        yield f'{name}_bucket{{{labels},le="{le}"}} {count}'
     rows_run = sum(rows * batch.share for rows, batch in sizes)
     yield f"{name}_sum{{{labels}}} {rows_run:.6f}"
-    yield f"{name}_count{{{labels}}} {count:.6f}"
+    yield f"{name}_count{{{labels}}} {count}"
 
 
-def _histogram_lines(name: str, labels: str, histogram: Histogram) -> Iterator[str]:
+def _histogram_lines(
+    name: str, labels: str, histogram: Histogram, exemplars: Mapping[int, str]
+) -> Iterator[str]:
     total = 0
-    for le, count in zip(_LE, histogram.counts, strict=True):
+    for number, (le, count) in enumerate(zip(_LE, histogram.counts, strict=True)):
         total += count
-        yield f'{name}_bucket{{{labels},le="{le}"}} {total}'
+        line = f'{name}_bucket{{{labels},le="{le}"}} {total}'
+        yield line + exemplars.get(number, "")
     yield f"{name}_sum{{{labels}}} {histogram.sum_ns / NS_PER_SECOND:.9f}"
     yield f"{name}_count{{{labels}}} {total}"
+
+
+def bucket_of(ns: int) -> int:
+    """The number of the bucket of a duration."""
+    return bisect_left(_BOUNDS_NS, ns)

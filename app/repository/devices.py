@@ -46,7 +46,8 @@ LOOP_TIMEOUT = 30.0
 class DeviceSummary:
     """An attached device as people see it. `restarts`: how often it was lost, `lost_by`
     why it was the last time; `back_off`: seconds between two tries to start it again,
-    0 where the last one succeeded."""
+    0 where the last one succeeded; `busy_ns`:
+    for how long it has run models."""
 
     id: str
     state: str
@@ -57,6 +58,7 @@ class DeviceSummary:
     restarts: int
     lost_by: str | None
     back_off: float
+    busy_ns: int
 
 
 class GatewayDevices:
@@ -215,6 +217,7 @@ class GatewayDevices:
                 d.restarts,
                 d.lost_by,
                 d.back_off,
+                d.busy_ns,
             )
             for d in (*self._devices, *self._python)
         ]

@@ -49,6 +49,8 @@ class LinkedDevice(ABC):
         self._taken: deque[Completion] = deque()
         self._blocking = BlockingDriver(self)
         self._busy = False
+        self._busy_ns = 0  # as it was told last,
+        self._busy_before = 0  # and of processes that are gone
         #: What is to be done for channels of a process that was lost.
         self._left_behind: deque[Callable[[], None]] = deque()
         #: Calls of users' callbacks that are due, to be made without the lock.
@@ -84,6 +86,17 @@ class LinkedDevice(ABC):
     def in_flight(self) -> int:
         """How many requests; cheap, however many models there are."""
         return self.outstanding
+
+    @property
+    def busy_ns(self) -> int:
+        """For how many nanoseconds its processes have run programs, for all their
+        clients. Never goes down; looks at memory only."""
+        with self.lock:
+            connection = self._connection
+            if connection is not None:
+                now = self._busy_before + connection.link.busy_ns
+                self._busy_ns = max(self._busy_ns, now)
+            return self._busy_ns
 
     def fileno(self) -> int:
         """Readable when results wait: call `poll`."""
@@ -295,6 +308,7 @@ class LinkedDevice(ABC):
 
     def _drop_link(self) -> None:
         with self.lock:
+            self._busy_before = self.busy_ns
             connection, self._connection = self._connection, None
             self._taken.clear()  # of a process that is gone
             if connection is not None:

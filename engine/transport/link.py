@@ -13,6 +13,9 @@ The map of the bytes
                  result before it sleeps: the next one comes soon after
              u64 running: the replica that runs now, of any client; 0: none. Written
                  by the device, read when it is dead
+             u64 busy: nanoseconds that the device has run programs, for any client,
+                 without the present run
+             u64 since: when the present run began (`time.monotonic_ns`); 0: none runs
     128      control block of the submission ring         (client → device)
     256      control block of the completion ring         (device → client)
     384      submissions, 8 bytes each: the channel's number
@@ -39,6 +42,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from struct import Struct
+from time import monotonic_ns
 from typing import Any, Final
 
 from engine.transport.outcome import Outcome
@@ -51,6 +55,8 @@ PARKED: Final = 1
 BACKPRESSURE: Final = 2
 ALONE: Final = 3
 RUNNING: Final = 4
+BUSY: Final = 5
+SINCE: Final = 6
 #: Requests in flight over all models of one client and device.
 SLOTS: Final = 16384
 #: The channels together have no more in flight: what is left is for completions that
@@ -87,8 +93,8 @@ class Link:
         self.view = memory.view
         #: The client process has ended (the device's side knows).
         self.gone = False
-        #: `PARKED`, `BACKPRESSURE`, `ALONE`, `RUNNING`: who writes which, see above.
-        self.words = self.view[:40].cast("Q")
+        #: `PARKED`, `RUNNING` and the others: who writes which, see above.
+        self.words = self.view[:56].cast("Q")
         self.submissions = RingCounters(
             self.view[CONTROL_SIZE : 2 * CONTROL_SIZE], SLOTS
         )
@@ -117,6 +123,17 @@ class Link:
         return cls(memory)
 
     # -- client
+
+    @property
+    def busy_ns(self) -> int:
+        """For how long the device has run programs, the present run included. Between
+        two of its writes that may be less than a moment before."""
+        words = self.words
+        since = words[SINCE]
+        busy = words[BUSY]
+        if since and since == words[SINCE]:
+            busy += max(0, monotonic_ns() - since)
+        return busy
 
     def must_wake(self) -> bool:
         """Returns whether the device has to be woken for what was submitted."""

@@ -19,7 +19,15 @@ from collections.abc import Callable
 
 from engine.errors import ExecutionFailed, InvalidInput
 from engine.transport.channel import AnchorRing, Channel
-from engine.transport.link import ALONE, BACKPRESSURE, PARKED, RUNNING, Link
+from engine.transport.link import (
+    ALONE,
+    BACKPRESSURE,
+    BUSY,
+    PARKED,
+    RUNNING,
+    SINCE,
+    Link,
+)
 from engine.transport.ring_buffer import full_fence
 from engine.worker.cancellation import RunningBatch
 from engine.worker.client_channel import ClientChannel
@@ -84,6 +92,7 @@ class Scheduler:
         self.clients: dict[int, ClientProcess] = {}
         self.replicas: dict[int, Replica] = {}
         self.batches = 0
+        self.busy_ns = 0
         self._running_since = 0
         self._replica: Replica | None = None
         self._poller = select.poll()
@@ -228,10 +237,16 @@ class Scheduler:
         self._replica = replica
         # Who is left behind if this kills the process looks there.
         for client in self.clients.values():
-            client.link.words[RUNNING] = replica.number
+            words = client.link.words
+            words[RUNNING] = replica.number
+            words[SINCE] = now
         touched = replica.step()
+        self.busy_ns += time.monotonic_ns() - now
         for client in self.clients.values():
-            client.link.words[RUNNING] = 0
+            words = client.link.words
+            words[RUNNING] = 0
+            words[SINCE] = 0
+            words[BUSY] = self.busy_ns
         self._replica = None
         self._running_since = 0
         self.batches += 1

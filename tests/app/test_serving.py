@@ -178,7 +178,7 @@ def test_a_killed_device_comes_back(repository: Path) -> None:
         assert set(load.codes) <= {200, 503}
         assert load.wrong == 0
         text = gateway.client.get("/metrics").text
-        assert 'popgate_device_restarts{device="cpu:0"} 1' in text
+        assert 'popgate_device_restarts_total{device="cpu:0"} 1' in text
         assert gateway.stop() == 0
 
 

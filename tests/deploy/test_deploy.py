@@ -79,6 +79,14 @@ def test_a_misspelt_key_is_found() -> None:
     (runtime,) = documents(DEPLOY / CONTAINERS[1])
     runtime["spec"]["supportedModelFormat"] = []
     assert any("supportedModelFormat" in each for each in problems(runtime))
+    (scaled,) = documents(DEPLOY / "kubernetes/keda/scaledobject.yaml")
+    scaled["spec"]["triggers"][0]["metricsType"] = "Value"
+    scaled["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behaviour"] = {}
+    found = problems(scaled)
+    assert [key for key in ("metricsType", "behaviour") if key in str(found)] == [
+        "metricsType",
+        "behaviour",
+    ]
 
 
 def test_every_folder_of_kustomize_has_all_its_files() -> None:
@@ -100,6 +108,8 @@ def test_selectors_select() -> None:
     assert {port["targetPort"] for port in service["spec"]["ports"]} == ports
     (scaler,) = documents(base.parent / "autoscaled" / "autoscaler.yaml")
     assert scaler["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    (scaled,) = documents(base.parent / "keda" / "scaledobject.yaml")
+    assert scaled["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
 
 
 @pytest.mark.parametrize("path", CONTAINERS)

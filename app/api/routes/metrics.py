@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import resource
 import threading
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
+from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Header
 from fastapi.responses import PlainTextResponse, StreamingResponse
 
 from app.about import VERSION
 from app.api.dependencies import GatewayOf
 from app.gateway import Gateway
+from app.observe.exemplars import JournalExemplars
 from app.observe.machine import memory
 from app.observe.metrics import (
     CONTENT_TYPE,
+    END,
+    OPENMETRICS_TYPE,
     Family,
     ModelMetrics,
     render_families,
@@ -44,17 +49,44 @@ _STATES = {
 @router.get(
     "/metrics", summary="Metrics for Prometheus", response_class=PlainTextResponse
 )
-async def metrics(gateway: GatewayOf) -> StreamingResponse:
-    """Counters under Triton's names, latency histograms, devices, the process."""
-    return StreamingResponse(_render(gateway), media_type=CONTENT_TYPE)
+async def metrics(
+    gateway: GatewayOf,
+    accept: Annotated[str, Header(include_in_schema=False)] = "",
+) -> StreamingResponse:
+    """Counters under Triton's names, latency histograms, devices, the process.
+
+    With `Accept: application/openmetrics-text` as OpenMetrics, with exemplars.
+    """
+    is_open = _wants_openmetrics(accept)
+    return StreamingResponse(
+        _render(gateway, is_open),
+        media_type=OPENMETRICS_TYPE if is_open else CONTENT_TYPE,
+    )
 
 
-async def _render(gateway: Gateway) -> AsyncIterator[str]:
-    for text in render_models(gateway.metrics.models(), partial(_awaiting, gateway)):
+def _wants_openmetrics(accept: str) -> bool:
+    for kind in accept.lower().split(","):
+        name, *parameters = (word.strip() for word in kind.split(";"))
+        refused = any(re.fullmatch(r"q=0(\.0*)?", word) for word in parameters)
+        if name == "application/openmetrics-text" and not refused:
+            return True
+    return False
+
+
+async def _render(gateway: Gateway, is_open: bool) -> AsyncIterator[str]:
+    models = gateway.metrics.models()
+    for text in render_models(
+        models,
+        partial(_awaiting, gateway),
+        gateway.models_busy.of({id(m): m.busy_ns for m in models}),
+        JournalExemplars(gateway.journal) if is_open else None,
+    ):
         yield text
         await asyncio.sleep(0)  # hundreds of models: let requests in between
-    for text in render_families(_families(gateway)):
+    for text in render_families(_families(gateway), openmetrics=is_open):
         yield text
+    if is_open:
+        yield END
 
 
 def _awaiting(gateway: Gateway, model: ModelMetrics) -> int:
@@ -81,7 +113,7 @@ def _families(gateway: Gateway) -> Iterator[Family]:
         [({"device": d.id}, d.state == DeviceState.READY.value) for d in devices],
     )
     yield Family(
-        "popgate_device_restarts",
+        "popgate_device_restarts_total",
         "counter",
         "How often the device process was lost and started again",
         [({"device": d.id}, d.restarts) for d in devices],
@@ -97,6 +129,19 @@ def _families(gateway: Gateway) -> Iterator[Family]:
         "gauge",
         "Threads that a model may use on the device",
         [({"device": d.id}, d.threads) for d in devices],
+    )
+    yield Family(
+        "popgate_device_busy_seconds_total",
+        "counter",
+        "Time that the device has run models, whatever became of the requests",
+        [({"device": d.id}, d.busy_ns / 1e9) for d in devices],
+    )
+    shares = gateway.devices_busy.of({d.id: d.busy_ns for d in devices})
+    yield Family(
+        "popgate_device_utilization",
+        "gauge",
+        "Share of the time that the device runs models [0.0 - 1.0]",
+        [({"device": id_}, min(1.0, share)) for id_, share in shares.items()],
     )
     yield Family(
         "popgate_models",

@@ -1,6 +1,6 @@
 """The numbers, and the text that Prometheus reads.
 
-Covers: app/api/routes/metrics.py, app/observe/machine.py.
+Covers: app/observe/machine.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.errors import FailureReason
-from app.observe.machine import Processors, memory
+from app.observe.machine import BusyShares, Processors, memory
 from app.observe.metrics import (
     LATENCY_BUCKETS,
     Family,
@@ -65,7 +65,7 @@ def parse(text: str) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             name = sample.name
-            if family.type == "counter":
+            if family.type == "counter" and not name.startswith("popgate_"):
                 name = name.removesuffix("_total")
             labels = tuple(sorted(sample.labels.items()))
             assert labels not in samples.setdefault(name, {})
@@ -96,7 +96,7 @@ def test_a_request_larger_than_its_batch_counts_as_one_execution() -> None:
 
 def test_text_has_tritons_names_and_our_histograms() -> None:
     text = "".join(render_models([used_metrics()], lambda m: 7))
-    assert "_total" not in text
+    assert "nv_inference_count_total" not in text
     samples = parse(text)
     assert set(samples) >= TRITON_NAMES
     assert samples["nv_inference_count"][model_labels()] == 8
@@ -114,11 +114,11 @@ def test_text_has_tritons_names_and_our_histograms() -> None:
         assert samples[f"{name}_count"][model_labels()] == 2
         assert samples[f"{name}_bucket"][model_labels(le="+Inf")] == 2
     batches = samples["popgate_batch_rows_bucket"]
-    assert batches[model_labels(le="4")] == 0
-    assert batches[model_labels(le="8")] == batches[model_labels(le="+Inf")] == 1
+    assert batches[model_labels(le="4.0")] == 0
+    assert batches[model_labels(le="8.0")] == batches[model_labels(le="+Inf")] == 1
     assert samples["popgate_batch_rows_sum"][model_labels()] == 8
     # A quarter of the first batch and three quarters of the second.
-    assert samples["popgate_model_busy_seconds"][model_labels()] == 0.003375
+    assert samples["popgate_model_busy_seconds_total"][model_labels()] == 0.003375
     bucket = samples["popgate_request_duration_seconds_bucket"]
     assert bucket[model_labels(le="0.001")] == 0
     assert bucket[model_labels(le="0.0025")] == 1
@@ -161,6 +161,21 @@ def test_the_machine() -> None:
     assert once.utilization() == 0.0
     total, used = memory()
     assert 1 << 20 < used < total
+
+
+def test_busy_shares() -> None:
+    shares: BusyShares[str] = BusyShares(seconds=0.0)
+    assert shares.of({"a": 0}) == {"a": 0.0}
+    began = time.monotonic_ns()
+    busy = 0
+    while not busy:  # it was busy for as long as this took
+        busy = time.monotonic_ns() - began
+    found = shares.of({"a": busy, "new": 5_000_000_000})
+    assert 0 < found["a"] <= 1
+    assert found["new"] == 0.0
+    assert shares.of({"new": 5_000_000_000}) == {"new": 0.0}
+    seldom: BusyShares[str] = BusyShares(seconds=1000.0)
+    assert seldom.of({"a": 1 << 60}) == {"a": 0.0}
 
 
 def test_buckets_hold_their_upper_bound() -> None:

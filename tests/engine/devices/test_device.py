@@ -33,7 +33,7 @@ from engine import (
 )
 from engine.transport import control
 from tests.engine import models
-from tests.support import is_gone, until
+from tests.support import FOR_EVER, WAIT, is_gone, until
 
 ROOT = Path(__file__).parents[3]
 
@@ -78,6 +78,29 @@ class Meanwhile(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if "was lost" in record.getMessage():
             self._do()
+
+
+def test_how_long_it_was_busy(tmp_path: Path, own_device: Device) -> None:
+    """The present run counts as it goes on, and so does what a process had counted
+    before it died."""
+    config = ModelRunnerConfig(replica_to_device={0: own_device}, auto_reset=True)
+    assert own_device.busy_ns == 0
+    with ModelRunner(models.slow(tmp_path / "m.popef"), config) as runner:
+        runner.submit(count_of(1)).wait(WAIT)
+        until(lambda: own_device.ping()["running_ns"] == 0)
+        once = own_device.busy_ns
+        assert once > 0
+        assert own_device.busy_ns == once
+        request = runner.submit(count_of(FOR_EVER))
+        until(lambda: own_device.busy_ns > once + 50_000_000)
+        assert not request.done
+        before = own_device.busy_ns
+        own_device.kill("for a test")
+        assert own_device.busy_ns >= before
+        own_device.recover()
+        assert own_device.busy_ns >= before
+        runner.submit(count_of(1)).wait(WAIT)
+        until(lambda: own_device.busy_ns > before)
 
 
 def test_a_process_that_is_replaced_at_once_is_waited_for(own_device: Device) -> None:
