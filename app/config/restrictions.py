@@ -67,6 +67,11 @@ class Restrictions:
     def groups(self) -> tuple[str, ...]:
         return tuple(self._needed)
 
+    @property
+    def header_names(self) -> frozenset[bytes]:
+        """The headers that some group needs, in lower case."""
+        return frozenset(name.encode() for name, _ in self._needed.values())
+
     def __bool__(self) -> bool:
         return bool(self._needed)
 

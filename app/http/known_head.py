@@ -1,50 +1,82 @@
-"""The head of a request that was answered, for the next that begins with the same.
+"""The head of a request that was answered, for the next that begins like it.
 
-A client that keeps its connection sends the same bytes in front of every body of one
-length. What the HTTP parser said of them holds for all of them, so they are parsed
-once: a comparison of bytes takes the place of the parser and of a call for each header.
+A client that keeps its connection sends the same bytes in front of every body, but for
+the values of a few headers: the length, and what names the single request. What the
+HTTP parser said of the rest holds for all of them, so it is parsed once: comparing
+bytes takes the place of the parser and of a call for each header.
 
 Nothing is taken for known that is not certain. A head is remembered only where one
-whole request, and nothing else, lay in the bytes that were received; then it is the
-bytes in front of a body whose length it states.
+whole request, and nothing else, lay in the bytes that were received. A later one is
+known if all its bytes are those of the first but for such values; if these are plain
+(ASCII that can be seen, to the end of the line); and if its Content-Length is what the
+bytes behind the head are. None of these headers has a say in what becomes of a request
+before its body is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
+from typing import Final
 
 from app.serving.keys import Key, KeyTable
 
-_END = b"\r\n\r\n"
+_END: Final = b"\r\n\r\n"
+_LENGTH: Final = b"content-length"
 # Longer ones are not worth their memory, and a large body is worth more than its head.
-_LONGEST = 4096
-_LARGEST_BODY = 64 * 1024
+_LONGEST: Final = 4096
+LARGEST_BODY: Final = 64 * 1024
+#: Headers whose values may differ from request to request.
+VARYING: Final = frozenset(
+    (
+        _LENGTH,
+        b"inference-header-content-length",
+        b"traceparent",
+        b"tracestate",
+        b"x-correlation-id",
+        b"x-request-id",
+    )
+)
+_plain_at: Final = re.compile(rb"[!-~]+").match
 
 
 class KnownHead:
-    """`size` bytes that ask for inference at `path`; `total` with their body.
+    """A head that asks for inference at `path`; `key` let it in, by these `rules`.
 
-    `key` let it in, by these `rules`.
+    `size` is that of the head which was read last, in bytes.
     """
 
-    __slots__ = ("head", "headers", "key", "path", "rules", "size", "total")
+    __slots__ = (
+        "_headers",
+        "_most",
+        "_rest",
+        "_varying",
+        "key",
+        "path",
+        "rules",
+        "size",
+    )
 
     def __init__(
         self,
-        head: bytes,
-        total: int,
+        varying: list[tuple[bytes, int, bytes]],
+        rest: bytes,
+        most: int,
         path: str,
         headers: Mapping[bytes, bytes],
         key: Key | None,
         rules: KeyTable,
     ) -> None:
-        self.head = head
-        self.size = len(head)
-        self.total = total
+        # What stands in front of each value, its size, and the header's name; and what
+        # stands behind the last of them.
+        self._varying = varying
+        self._rest = rest
+        self._most = most
+        self._headers = dict(headers)
         self.path = path
-        self.headers = headers
         self.key = key
         self.rules = rules
+        self.size = 0
 
     @classmethod
     def of(
@@ -54,12 +86,16 @@ class KnownHead:
         headers: Mapping[bytes, bytes],
         key: Key | None,
         rules: KeyTable,
+        most: int = LARGEST_BODY,
+        fixed: Collection[bytes] = (),
     ) -> KnownHead | None:
-        """The head of the one request that `data` was parsed as; None if in doubt."""
-        length = int(headers[b"content-length"])
-        total = len(data)
-        size = total - length
-        if not 0 < size <= _LONGEST or length > _LARGEST_BODY:
+        """The head of the one request that `data` was parsed as; None if in doubt.
+
+        A later body has at most `most` bytes; the headers `fixed`, in lower case, have
+        to stay as they are.
+        """
+        size = len(data) - int(headers[_LENGTH])
+        if not 0 < size <= _LONGEST or len(data) - size > LARGEST_BODY:
             return None
         head = data[:size]
         # The parser allows lines to end, and empty lines to stand in front, in ways
@@ -68,7 +104,48 @@ class KnownHead:
             b"\r\n"
         ):
             return None
-        return cls(head, total, path, headers, key, rules)
+        first, *lines = head[: -len(_END)].split(b"\r\n")
+        varying: list[tuple[bytes, int, bytes]] = []
+        same = first
+        for line in lines:
+            name, _, value = line.partition(b": ")
+            name = name.lower()
+            plain = _plain_at(value)
+            may = name in VARYING and name not in fixed
+            if may and plain is not None and plain.end() == len(value):
+                before = b"%b\r\n%b: " % (same, line[: len(name)])
+                varying.append((before, len(before), name))
+                same = b""
+            else:
+                same = b"%b\r\n%b" % (same, line)
+        names = [name for _, _, name in varying]
+        if _LENGTH not in names or len(set(names)) < len(names):
+            return None
+        return cls(varying, same + _END, most, path, headers, key, rules)
+
+    def read(self, data: bytes) -> dict[bytes, bytes] | None:
+        """The headers of `data`, if it is one whole request with this head; `size` then
+        says where its body begins."""
+        at = 0
+        headers = self._headers.copy()
+        for before, size, name in self._varying:
+            if not data.startswith(before, at):
+                return None
+            at += size
+            value = _plain_at(data, at)
+            if value is None:
+                return None
+            headers[name] = value[0]
+            at = value.end()
+        if not data.startswith(self._rest, at):
+            return None
+        at += len(self._rest)
+        length = headers[_LENGTH]
+        missing = len(data) - at
+        if missing > self._most or not length.isdigit() or int(length) != missing:
+            return None
+        self.size = at
+        return headers
 
     def __repr__(self) -> str:
-        return f"<KnownHead {self.size} bytes, {self.path}>"
+        return f"<KnownHead of {self.path}, {len(self._varying)} values vary>"

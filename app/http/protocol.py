@@ -35,7 +35,7 @@ from app.codec.model import DECODED_AT_ONCE
 from app.errors import BodyStopped, ErrorResponse, HttpError, row_of
 from app.http.exchange import Exchange
 from app.http.front import InferFront
-from app.http.known_head import KnownHead
+from app.http.known_head import LARGEST_BODY, KnownHead
 from app.http.stalls import Stall
 from app.http.streaming import wants_events
 from app.observe.journal import Asked, Failed
@@ -117,7 +117,7 @@ class GatewayProtocol(HttpToolsProtocol):
         # Of the last request, where it came in one piece and the parser has seen
         # nothing behind it.
         self._known: KnownHead | None = None
-        self._unlike = 0
+        self._unlike = -1
         # The message that is being parsed: whether there is one, whether its head has
         # made a cycle, bytes of its body to come (where that has a length, and no
         # exchange counts them), and the last of it if its end may be cut in two.
@@ -214,8 +214,18 @@ class GatewayProtocol(HttpToolsProtocol):
         begun = self._begun
         if begun is not None and self._ended == 1 and begun.keep_alive:
             self._unlike += 1
-            key, rules = begun.key, self._access.rules
-            self._known = KnownHead.of(data, begun.path, begun.headers, key, rules)
+            if self._unlike == 0:
+                return  # many connections bring one request and no more
+            access, limit = self._access, self._service.limits.max_body_bytes
+            self._known = KnownHead.of(
+                data,
+                begun.path,
+                begun.headers,
+                begun.key,
+                access.rules,
+                min(limit, LARGEST_BODY),
+                access.restrictions.header_names,
+            )
 
     def _end_of_piece(self, data: bytes, at: int) -> int:
         """Where a head that goes on at `data[at:]`, or a body in chunks, may end; or
@@ -308,15 +318,14 @@ class GatewayProtocol(HttpToolsProtocol):
         known = self._known
         if (
             known is None
-            or len(data) != known.total
-            or not data.startswith(known.head)
             or not self._is_free()
             or known.path not in self._short
             or known.rules is not self._access.rules
+            or (headers := known.read(data)) is None
         ):
             return False
         self._unlike = 0
-        exchange = Exchange(self._service, known.path, known.headers, self, True)
+        exchange = Exchange(self._service, known.path, headers, self, True)
         exchange.key = known.key
         exchange.body.append(data[known.size :])
         self.cycle = exchange  # type: ignore[assignment]
