@@ -354,6 +354,11 @@ class Ir:
         visit(self.main)
         return list(found)
 
+    def device_count(self) -> int:
+        """How many devices its operators are spread over."""
+        places = (op.settings.ipu for g in self.reachable() for op in g.operators)
+        return 1 + max((n for n in places if n is not None), default=0)
+
     def check_open(self) -> None:
         """IrError once a session was made of it."""
         if self.is_prepared:

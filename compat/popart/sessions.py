@@ -85,7 +85,7 @@ class InferenceSession:
         return self
 
     def prepareDevice(self, loadEngine: bool = True) -> None:
-        """Compile the program."""
+        """Compile the program, and take the device for it unless not `loadEngine`."""
         options = self._ir.options
         log("session", "DEBUG", "Starting compilation")
         self._running = Session(
@@ -97,6 +97,8 @@ class InferenceSession:
         )
         self._ir.is_prepared = True
         log("session", "DEBUG", "Compilation complete")
+        if loadEngine and not self._device.attach():
+            raise popir.RunError(f"{self._device!r} could not be attached")
 
     def _prepared(self) -> Session:
         if self._running is None:

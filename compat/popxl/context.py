@@ -91,13 +91,20 @@ def in_sequence(mode: bool | Literal["pass"] = True) -> Iterator[None]:
 
 
 @contextmanager
-def io_tiles() -> Iterator[None]:
-    """Operators inside are on the tiles for exchange."""
-    state.tile_sets.append("io")
+def tiles(tile_set: Literal["compute", "io"]) -> Iterator[None]:
+    """Operators inside are on these tiles."""
+    state.tile_sets.append(tile_set)
     try:
         yield
     finally:
         state.tile_sets.pop()
+
+
+@contextmanager
+def io_tiles() -> Iterator[None]:
+    """Operators inside are on the tiles for exchange."""
+    with tiles("io"):
+        yield
 
 
 @contextmanager

@@ -159,7 +159,7 @@ complex64 = _STR_TO_POPXL["complex64"]
 complex128 = _STR_TO_POPXL["complex128"]
 half, float, double = float16, float32, float64
 
-_PY_TO_POPXL: dict[Any, dtype] = {builtins.float: float32}
+_PY_TO_POPXL: dict[Any, dtype] = {builtins.bool: bool, builtins.float: float32}
 _PT_TO_POPXL: dict[Any, dtype] = {}
 try:
     import torch as _torch  # type: ignore[import-not-found, unused-ignore]

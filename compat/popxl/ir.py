@@ -54,10 +54,9 @@ class Ir(Program):
     """All graphs of a program. Freed with the last of its graphs and tensors."""
 
     def __init__(self, replication: int | Literal["popdist"] = 1) -> None:
-        if replication == "popdist":
-            raise popir.NotYet("several instances (popdist) are not there yet")
         self._begin(popir.Ir())
-        self.replication_factor = int(replication)
+        # Nothing starts several instances: this is the only one, with one replica.
+        self.replication_factor = 1 if replication == "popdist" else int(replication)
 
     def _begin(self, below: popir.Ir) -> None:
         super()._begin(below)
@@ -145,7 +144,7 @@ class Ir(Program):
     @property
     def instance_replication_factor(self) -> int:
         """Replicas of this instance."""
-        return self.replication_factor
+        return int(self._below.options.replicatedGraphCount)
 
     def replica_grouping(
         self, stride: int = 1, group_size: int | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import popart
+
 import popir
 from popxl.program import Program
 
@@ -74,6 +76,18 @@ class ReplicaGrouping:
     def transpose(self) -> ReplicaGrouping:
         """The first members of all groups together, and so on."""
         return ReplicaGrouping._make(self._ir, self._groups.transposed())
+
+    def _to_variable_settings(
+        self, retrieval_mode: str | None = None
+    ) -> popart.VariableSettings:
+        modes = {
+            "one_per_group": popart.VariableRetrievalMode.OnePerGroup,
+            "all_replicas": popart.VariableRetrievalMode.AllReplicas,
+        }
+        mode = retrieval_mode or "one_per_group"
+        if mode not in modes:
+            raise ValueError(f"Invalid retrieval_mode: {retrieval_mode}")
+        return popart.VariableSettings(self.stride, self.group_size, modes[mode])
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ReplicaGrouping):

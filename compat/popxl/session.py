@@ -39,7 +39,8 @@ class Session:
     ) -> None:
         device = device_desc
         if not isinstance(device, popart.DeviceInfo):
-            device = _to_device_info(device_desc, ir.replication_factor)
+            count = ir._below.device_count() * ir.replication_factor
+            device = _to_device_info(device_desc, count)
         if ir.replication_factor > 1:
             raise popir.NotYet("Several replicas are not there yet")
         self._ir = ir

@@ -224,6 +224,10 @@ class Tensor:
     @property
     def ipu(self) -> int:
         """The device it is on; UndefinedValue where that is not known."""
+        below = self._below
+        if below.producer is not None and "ipus" in below.producer.attributes:
+            places: tuple[int, ...] = below.producer.attributes["ipus"]
+            return places[below.producer.outputs.index(below)]
         found = self._placed().ipu
         if found is None:
             raise UndefinedValue(f"{self.id!r} is on no device")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,22 +58,38 @@ class Assembly:
     """Collects graphs and variables; `program` turns a region into a node.
 
     `variables` are those of the program, by name: they live across runs. Those of
-    them that no region assigns are weights of the graphs that read them.
+    them that no region assigns are weights of the graphs that read them, unless the
+    regions `around` the program read them while they come or go.
     """
 
-    def __init__(self, variables: Mapping[str, Value], region: Region) -> None:
+    def __init__(
+        self,
+        variables: Mapping[str, Value],
+        region: Region,
+        around: Sequence[Region] = (),
+    ) -> None:
+        whole = Region([step for each in (region, *around) for step in each.steps])
         self._variables = {
             name: _info(value.dtype, value.shape) for name, value in variables.items()
         }
         self._graphs: dict[str, Graph] = {}
         self.written = {
             target
-            for step in _steps(region)
+            for step in _steps(whole)
             if isinstance(step, Assignment)
             for _, target in step.pairs
         } & variables.keys()
-        self._weights = variables.keys() - self.written
-        self._used_by = _users(region)
+        read = {
+            value.variable
+            for each in around
+            for step in _steps(each)
+            if isinstance(step, Block)
+            for node in step.nodes
+            for value in node.inputs
+            if value is not None
+        }
+        self._weights = variables.keys() - self.written - read
+        self._used_by = _users(whole)
         self._numbers = 0
 
     def executable(self, programs: Mapping[int, Node]) -> Executable:

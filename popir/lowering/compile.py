@@ -62,14 +62,18 @@ def compile_ir(
         for graph in ir.reachable():
             check_order(graph)
     lowered = Lowering(ir, host_effects, check_scales).run()
-    assembly = Assembly(lowered.variables, lowered.region)
+    around = [lowered.from_host, lowered.to_host]
+    assembly = Assembly(lowered.variables, lowered.region, around)
     main = assembly.program(lowered.region)
+    after_load, before_save = map(assembly.program, around)
     tensors = ir.main.tensors
     ids = list(lowered.variables)
     programs: dict[int, Node] = {
-        LOAD: Steps(tuple(StreamIn(input_handle(i), i) for i in ids)),
+        LOAD: Steps((*(StreamIn(input_handle(i), i) for i in ids), *after_load.nodes)),
         MAIN: main,
-        SAVE: Steps(tuple(StreamOut(i, weight_handle(i)) for i in ids)),
+        SAVE: Steps(
+            (*before_save.nodes, *(StreamOut(i, weight_handle(i)) for i in ids))
+        ),
     }
     executable = assembly.executable(programs)
     return Program(

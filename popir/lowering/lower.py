@@ -6,7 +6,7 @@ storage of its caller. Loops and branches become those of the executable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,8 @@ from popir.ops.float8 import SCALED
 from popir.records import Spec
 
 Scope = dict[Tensor, Storage]
+#: What runs when weights come from the host, and before they go back to it.
+FROM_HOST, TO_HOST = "WeightsFromHostFragment", "WeightsToHostFragment"
 
 
 @dataclass(slots=True)
@@ -28,6 +30,11 @@ class Lowered:
     """What became of a program."""
 
     region: Region
+    """The program."""
+    from_host: Region
+    """What follows when weights have come from the host."""
+    to_host: Region
+    """What precedes when weights go to the host."""
     variables: dict[str, Value]
     """By the ids of the program's variables: all that something reads or writes."""
     inputs: dict[str, Tensor] = field(default_factory=dict)
@@ -54,6 +61,16 @@ def weight_handle(id_: str) -> str:
     return f"weight_d2h_{id_}"
 
 
+#: Operators that talk to the host.
+_STREAMED = frozenset({"HostLoad", "HostStore", "PrintTensor", "MultiExchange"})
+
+
+def _fragment(operator: Operator) -> str:
+    """Where it runs; empty: in the program."""
+    name = operator.settings.fragment
+    return name if name in (FROM_HOST, TO_HOST) else ""
+
+
 class Lowering:
     """Lowers the main graph of one Ir, once.
 
@@ -68,10 +85,10 @@ class Lowering:
         self._host_effects = host_effects
         self._check_scales = check_scales
         self._b = Builder()
-        self._region = Region([self._b.block])
-        self._b.region = self._region
+        self._region = Region()
+        self._new_block()
         self._numbers = 0
-        self._result = Lowered(self._region, {})
+        self._result = Lowered(self._region, Region(), Region(), {})
 
     def run(self) -> Lowered:
         """The lowered program. Raises IrError or NotYet, naming the operator."""
@@ -84,11 +101,34 @@ class Lowering:
                 cells[tensor.id] = Cell(value), value
                 scope[tensor] = cells[tensor.id][0]
                 self._result.variables[tensor.id] = value
-        self._graph(main, scope)
-        self._assign(
-            [(c.get(), name) for name, (c, v) in cells.items() if c.get() is not v]
-        )
-        return self._result
+        found = self._result
+        parts = {FROM_HOST: found.from_host, "": found.region, TO_HOST: found.to_host}
+        for fragment, region in parts.items():
+            inside = [op for op in main.operators if _fragment(op) == fragment]
+            if inside:
+                self._fragment(inside, region, scope, cells)
+        return found
+
+    def _fragment(
+        self,
+        operators: Sequence[Operator],
+        region: Region,
+        scope: Scope,
+        cells: Mapping[str, tuple[Cell, Value]],
+    ) -> None:
+        """Lowers one part of the main graph, and keeps what it did to variables."""
+        self._region = region
+        self._new_block()
+        self._operators(operators, scope)
+        changed = {name: (c, v) for name, (c, v) in cells.items() if c.get() is not v}
+        old = {value for _, value in changed.values()}
+        for each in scope.values():
+            # What is the old value of a variable stays that for the next part.
+            if isinstance(each, Cell) and each.get() in old:
+                each.set(self._b.identity(each.get()))
+        self._assign([(cell.get(), name) for name, (cell, _) in changed.items()])
+        for cell, value in changed.values():
+            cell.set(value)
 
     def _given(self, spec: Spec, variable: str) -> Value:
         if spec.dtype.is_complex:
@@ -96,7 +136,10 @@ class Lowering:
         return Value(self._b, spec.dtype.carrier, spec.shape, variable=variable)
 
     def _graph(self, graph: Graph, scope: Scope) -> None:
-        for operator in graph.operators:
+        self._operators(graph.operators, scope)
+
+    def _operators(self, operators: Iterable[Operator], scope: Scope) -> None:
+        for operator in operators:
             try:
                 self._operator(operator, scope)
             except AssertionError as wrong:  # ours: say where it was
@@ -115,10 +158,9 @@ class Lowering:
         return found
 
     def _operator(self, operator: Operator, scope: Scope) -> None:
-        if operator.settings.fragment != "Normal":
-            raise NotYet(
-                f"operators outside the main program ({operator.settings.fragment}) "
-                "do not run yet"
+        if _fragment(operator) and operator.type in _STREAMED:
+            raise IrError(
+                f"{operator} cannot run while weights come or go: it uses a stream"
             )
         special = self._SPECIAL.get(operator.type)
         if special is not None:

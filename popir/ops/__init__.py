@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from popir.ops import (
     arithmetic,
+    collectives,
     control,
     elementwise,
     float8,
@@ -19,6 +20,7 @@ from popir.ops import (
 
 __all__ = (
     "arithmetic",
+    "collectives",
     "control",
     "elementwise",
     "float8",

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import popxl
 import pytest
+from popxl import ops
 
 from tests.popir.oracle import Oracle
 from tests.popir.programs import TRANSFERS, Program
@@ -53,3 +54,26 @@ def check(seed: int, device: Any = "ipu_model") -> None:
 def test_random_programs_give_what_the_interpreter_gives(first: int) -> None:
     for seed in range(first, first + GROUP):
         check(seed)
+
+
+def test_what_runs_as_weights_come_and_go_keeps_what_it_computed() -> None:
+    ir = popxl.Ir()
+    with ir.main_graph, popxl.in_sequence():
+        v = popxl.variable(np.ones(2, np.float32), name="v")
+        count = popxl.variable(0.0, name="count")
+        out = popxl.d2h_stream((2,), popxl.float32)
+        fragment: Any = popxl.context._execution_context
+        with fragment(popxl.ExecutionContext.WeightsFromHostFragment):
+            before = ops.identity(v)
+            ops.add_(v, popxl.constant(1.0))
+            twice = v * 2
+        ops.host_store(out, before + twice * 10)
+        ops.add_(v, popxl.constant(100.0))
+        with fragment(popxl.ExecutionContext.WeightsToHostFragment):
+            ops.add_(count, popxl.constant(1.0))
+    with popxl.Session(ir) as session:
+        assert session.run()[out].tolist() == [41, 41]
+        assert session.run()[out].tolist() == [41, 41]
+        assert session.get_tensor_data(v).tolist() == [202, 202]
+        assert session.get_tensor_data(count) == 1
+    assert session.get_tensor_data(count) == 1, "nothing had changed since"

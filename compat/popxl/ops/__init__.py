@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from sys import modules as _modules
+
 from popxl.ops import collectives, var_updates
 from popxl.ops._indexing import index as _index
 from popxl.ops.call import (
@@ -297,5 +299,12 @@ __all__ = (
     "var_updates",
     "where",
 )
+
+# In the original each operator has a module of its own, which programs import from:
+# `from popxl.ops.add import add_`. Here that is the module of its family.
+for _name in __all__:
+    _family = str(getattr(globals()[_name], "__module__", ""))
+    if _family.startswith(__name__):
+        _modules.setdefault(f"{__name__}.{_name.rstrip('_')}", _modules[_family])
 
 _enter_operators({name: globals()[name] for name in __all__} | {"getitem": _index})

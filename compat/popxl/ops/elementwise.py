@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from popxl import dtypes
-from popxl.context import ipu
+from popxl.context import ipu, tiles
 from popxl.errors import UndefinedValue
 from popxl.ops.utils import cast_if_needed, emit, scalar
 from popxl.tensor import Tensor, constant
@@ -243,5 +243,12 @@ def ipu_copy(t: Tensor, destination: int, source: int | None = None) -> Tensor:
 
 def io_tile_copy(t: Tensor) -> Tensor:
     """The same on the other kind of tiles."""
-    name = f"{t.name}_iotilecopy" if isinstance(t, Tensor) else None
-    return emit("IoTileCopy", {"t": t}, [name], together=False)[0]
+    if not isinstance(t, Tensor):
+        return emit("IoTileCopy", {"t": t})[0]  # says what it is not
+    try:
+        source = t.tile_set
+    except UndefinedValue:
+        source = "compute"
+    with tiles("compute" if source == "io" else "io"):
+        name = f"{t.name}_iotilecopy"
+        return emit("IoTileCopy", {"t": t}, [name], together=False)[0]

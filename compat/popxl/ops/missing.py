@@ -1,24 +1,30 @@
-"""Operators that are not there yet; they say so."""
+"""Loads and stores of remote memory, which is not there yet; they say so."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import popir
+from popxl.remote_buffer import RemoteBuffer
+from popxl.tensor import Tensor
 
 
-def missing(name: str, where: str = "ops", why: str = "") -> Callable[..., Any]:
-    """An operator that raises `popir.NotYet`, with its place and a reason."""
-
-    def operator(*_: Any, **__: Any) -> NoReturn:
-        raise popir.NotYet(f"{where}.{name} is not there yet{why}")
-
-    operator.__name__ = operator.__qualname__ = name
-    operator.__doc__ = "Not there yet."
-    return operator
+def remote_load(
+    remote_buffer: RemoteBuffer, offset: int | Tensor, name: str | None = None
+) -> NoReturn:
+    """Not there yet."""
+    raise popir.NotYet("ops.remote_load is not there yet: no remote memory is")
 
 
-remote_load = missing("remote_load")
-remote_load_ = missing("remote_load_")
-remote_store = missing("remote_store")
+def remote_load_(
+    remote_buffer: RemoteBuffer, offset: int | Tensor, t: Tensor
+) -> NoReturn:
+    """Not there yet."""
+    raise popir.NotYet("ops.remote_load_ is not there yet: no remote memory is")
+
+
+def remote_store(
+    remote_buffer: RemoteBuffer, offset: int | Tensor, t: Tensor
+) -> NoReturn:
+    """Not there yet."""
+    raise popir.NotYet("ops.remote_store is not there yet: no remote memory is")

@@ -190,10 +190,13 @@ def _pool(
     windows: Sequence[Sequence[int] | None],
     auto_pad: str,
     ceil_mode: bool,
-    unset: Sequence[object],
+    unset: tuple[Sequence[int] | None, Sequence[int] | None],
 ) -> Tensor:
-    if any(each not in (None, (), []) for each in unset):
-        raise popir.NotYet("out_pads and in_dilations of a pool are not there yet")
+    out_pads, in_dilations = unset
+    if any(out_pads or ()) or any(each != 1 for each in in_dilations or ()):
+        raise popir.NotYet(
+            f"a pool takes neither out_pads {out_pads} nor in_dilations {in_dilations}"
+        )
     stride, padding, dilation = windows
     attributes = {
         "kernel": tuple(kernel_size),

@@ -59,4 +59,4 @@ def grouped_scatter_reduce(
         "spread": enable_index_broadcast,
         "groups": group_size,
     }
-    return emit("ScatterReduce", inputs, ["scatterreduce_out"], attributes)[0]
+    return emit("ScatterReduce", inputs, ["scatter_reduce_out"], attributes)[0]

@@ -31,6 +31,7 @@ DIFFERS = {
     "popxl.io_tiles": "recorded; results do not depend on it",
     "popxl.ops.ipu_copy": "a copy; there is one place",
     "popxl.ops.io_tile_copy": "a copy; there is one place",
+    "popxl.ops.collectives.repl*": "a session runs one replica: groups of one",
     "popxl.ops.remote_code_load": "accepted: code is where it is needed",
     "popxl.ops.dropout": "masks are functions of the seed, not the bits of an IPU",
     "popxl.ops.shaped_dropout": "as dropout",
@@ -41,7 +42,7 @@ DIFFERS = {
     "popxl.transforms.io_tile_exchange": "one operator; nothing runs in another order",
     "popxl.context.op_debug_context": "accepted: names of places are not recorded",
     "popxl.context.debug_context_frame_offset": "accepted, without effect",
-    "popxl.context._execution_context": "recorded; such operators do not run yet",
+    "popxl.context._execution_context": "two fragments are apart; others run in place",
     "popxl.tensor.Tensor.location_info": "always on the chip, whole",
     "popxl.tensor.Variable.replica_grouping": "all replicas: there is one",
     "popxl.tensor.Variable.retrieval_mode": "one_per_group",
@@ -62,8 +63,6 @@ LATER = {
     "popxl*remote_replica_sharded_variable": "remote memory, replicas",
     "popxl*.replica_sharded_variable": "replicas",
     "popxl.replica_sharded_buffer": "replicas",
-    "popxl.ops.collectives.all_reduce*": "replicas",
-    "popxl.ops.collectives.repl*": "replicas",
 }
 #: By pattern: names that are not there, and why.
 WITHOUT = {

@@ -167,14 +167,14 @@ def test_dot_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("POPART_DOT_CHECKS", raising=False)
     ir, _, _ = program()
-    popxl.Session(ir)
+    popxl.Session(ir, "ipu_model")
     assert list(tmp_path.glob("*.dot")) == []
     (tmp_path / "there").mkdir()
     ir.dot_checkpoint("mine", tmp_path / "there")
     (made,) = (tmp_path / "there").iterdir()
     assert made.suffix == ".dot"
     assert made.read_text().startswith("digraph")
-    popxl.Session(ir)
+    popxl.Session(ir, "ipu_model")
     assert len(list(tmp_path.glob("*.dot"))) == 1, "FINAL"
     other, _, _ = program()
     monkeypatch.setenv("POPART_DOT_CHECKS", "")

@@ -1,14 +1,20 @@
-"""Reductions across replicas: not there yet; they say so."""
+"""Reductions and exchanges across replicas, and across the devices of one."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
-from functools import partial
+from typing import Any, Literal, get_args
 
 import popir
 from popxl.context import get_ir
-from popxl.ops.missing import missing
+from popxl.errors import UndefinedValue
+from popxl.ops.utils import emit
 from popxl.replica_grouping import ReplicaGrouping
+from popxl.tensor import Tensor
+
+CollectiveOps = Literal["add", "mean", "mul", "min", "max", "and", "or", "square_add"]
+_Output = Literal["auto", "new_axis", "concat", "meta_shape"]
 
 
 class CommGroupType(Enum):
@@ -52,14 +58,149 @@ class CommGroup:
         return ReplicaGrouping._make(get_ir(), groups)
 
 
-_missing = partial(missing, where="collectives", why=": one replica runs")
+def _reduction(op: str) -> str:
+    if op not in get_args(CollectiveOps):
+        raise ValueError(f"Not a valid collective operation: {op!r}")
+    return op
 
-all_reduce = _missing("all_reduce")
-all_reduce_identical_inputs = _missing("all_reduce_identical_inputs")
-all_reduce_identical_grad_inputs = _missing("all_reduce_identical_grad_inputs")
-replica_sharded_slice = _missing("replica_sharded_slice")
-replicated_all_gather = _missing("replicated_all_gather")
-replicated_all_reduce = _missing("replicated_all_reduce")
-replicated_all_reduce_ = _missing("replicated_all_reduce_")
-replicated_reduce_scatter = _missing("replicated_reduce_scatter")
-replicated_slice = _missing("replicated_slice")
+
+def _size(group: ReplicaGrouping | None) -> int:
+    groups = get_ir().replica_grouping() if group is None else group
+    if not groups.is_const:
+        raise NotImplementedError(
+            "Collectives over a ReplicaGrouping without a constant stride"
+        )
+    return groups.group_size
+
+
+def _emit(type_: str, t: Tensor, name: str, **attributes: Any) -> Tensor:
+    return emit(type_, {"t": t}, [name], attributes)[0]
+
+
+def replicated_all_reduce(
+    t: Tensor, op: CollectiveOps = "add", group: ReplicaGrouping | None = None
+) -> Tensor:
+    """`t` of all members of the group, reduced."""
+    given = {"op": _reduction(op), "group_size": _size(group)}
+    return _emit("ReplicatedAllReduce", t, "replicated_all_reduce_out", **given)
+
+
+def replicated_all_reduce_(
+    t: Tensor, op: CollectiveOps = "add", group: ReplicaGrouping | None = None
+) -> Tensor:
+    """`t` of all members of the group, reduced, into `t`."""
+    given = {"op": _reduction(op), "group_size": _size(group)}
+    name = "replicated_all_reduce_inplace_out"
+    return _emit("ReplicatedAllReduceInplace", t, name, **given)
+
+
+def replicated_all_gather(
+    t: Tensor,
+    axis: int = 0,
+    group: ReplicaGrouping | None = None,
+    output_shape: _Output = "auto",
+) -> Tensor:
+    """`t` of all members: joined along `axis`, along a new one, or the whole of what
+    they are shards of; 'auto': the last where `t` is a shard."""
+    if output_shape not in get_args(_Output):
+        raise ValueError(f"Invalid output_shape: {output_shape!r}")
+    if not isinstance(axis, int):
+        raise ValueError(f"axis must be an integer, found {axis!r}")
+    if output_shape == "auto":
+        is_shard = isinstance(t, Tensor) and bool(t.meta_shape)
+        output_shape = "meta_shape" if is_shard else "concat"
+    given = {"axis": axis, "output": output_shape, "group_size": _size(group)}
+    return _emit("ReplicatedAllGather", t, "replicated_all_gather_out", **given)
+
+
+def replicated_reduce_scatter(
+    t: Tensor,
+    op: CollectiveOps = "add",
+    group: ReplicaGrouping | None = None,
+    configure_output_for_replicated_tensor_sharding: bool = False,
+) -> Tensor:
+    """`t` of all members reduced, of which each keeps its share of the elements."""
+    return _emit(
+        "ReplicatedReduceScatter",
+        t,
+        "replicated_reduce_scatter_out",
+        op=_reduction(op),
+        group_size=_size(group),
+        is_shard=bool(configure_output_for_replicated_tensor_sharding),
+    )
+
+
+def replica_sharded_slice(t: Tensor, group: ReplicaGrouping | None = None) -> Tensor:
+    """The member's share of the elements of `t`, as a shard."""
+    given = {"op": "local", "group_size": _size(group), "is_shard": True}
+    return _emit("ReplicatedReduceScatter", t, "replica_sharded_slice_out", **given)
+
+
+def replicated_slice(
+    t: Tensor, axis: int = 0, group: ReplicaGrouping | None = None
+) -> Tensor:
+    """The member's block of `axis`, which is dropped where the block is one long."""
+    size = _size(group)
+    if isinstance(t, Tensor) and t.rank and t.shape[axis] % size:
+        raise ValueError(f"axis {axis} of {t.shape} is no {size} equal blocks")
+    given = {"axis": axis, "group_size": size}
+    return _emit("ReplicatedSlice", t, "replicated_slice_out", **given)
+
+
+def all_reduce(
+    ts: Iterable[Tensor],
+    ipus: Iterable[int] | None = None,
+    op: CollectiveOps = "add",
+) -> list[Tensor]:
+    """The tensors of several devices, reduced; the result on each."""
+    return _all_reduce(ts, ipus, op)
+
+
+def all_reduce_identical_inputs(
+    ts: Iterable[Tensor],
+    ipus: Iterable[int] | None = None,
+    op: CollectiveOps = "add",
+) -> list[Tensor]:
+    """The tensors as they are, which are alike; gradients are reduced."""
+    return _all_reduce(ts, ipus, op, forward_is_identity=True)
+
+
+def all_reduce_identical_grad_inputs(
+    ts: Iterable[Tensor],
+    ipus: Iterable[int] | None = None,
+    op: CollectiveOps = "add",
+) -> list[Tensor]:
+    """The tensors reduced; gradients, which are alike, pass as they are."""
+    return _all_reduce(ts, ipus, op, backward_is_identity=True)
+
+
+def _all_reduce(
+    ts: Iterable[Tensor],
+    ipus: Iterable[int] | None,
+    op: str,
+    forward_is_identity: bool = False,
+    backward_is_identity: bool = False,
+) -> list[Tensor]:
+    tensors = list(ts)
+    places = _places(tensors) if ipus is None else [int(n) for n in ipus]
+    if len(places) != len(tensors):
+        raise ValueError(
+            f"Number of tensors ({len(tensors)}) and of ipus ({len(places)}) must agree"
+        )
+    attributes = {
+        "op": _reduction(op),
+        "ipus": tuple(places),
+        "forward_is_identity": forward_is_identity,
+        "backward_is_identity": backward_is_identity,
+    }
+    names = [f"{t.name}_all_reduce" for t in tensors if isinstance(t, Tensor)]
+    return list(emit("AllReduce", tensors, names, attributes, together=False))
+
+
+def _places(tensors: list[Tensor]) -> list[int]:
+    try:
+        return [t.ipu for t in tensors]
+    except UndefinedValue as error:
+        raise ValueError(
+            f"Could not automatically infer the ipus: {error}. Please specify `ipus`"
+        ) from None
