@@ -12,11 +12,13 @@ from engine import logs as _logs  # noqa: F401 - as the environment says
 from engine import telemetry as _telemetry  # noqa: F401 - must come first
 from engine.config import (
     MAX_PRIORITY_LEVELS,
+    MAX_WEIGHT,
     NO_BATCHING_DIM,
     DeviceWaitConfig,
     DeviceWaitStrategy,
     FlushCallback,
     ModelRunnerConfig,
+    weighted,
 )
 from engine.descriptors import raise_descriptor_limit
 from engine.devices.cores import usable_cores
@@ -119,6 +121,7 @@ from engine.transport.shared_memory import keep_large_blocks
 __all__ = [
     "DEFAULT_BUFFERS",
     "MAX_PRIORITY_LEVELS",
+    "MAX_WEIGHT",
     "NO_BATCHING_DIM",
     "PYTHON_MORE",
     "PYTHON_STEP",
@@ -229,4 +232,5 @@ __all__ = [
     "used_by_load",
     "used_by_main",
     "used_by_save",
+    "weighted",
 ]

@@ -16,6 +16,8 @@ from engine.errors import InvalidConfig
 
 #: Each level has a channel of its own in each replica.
 MAX_PRIORITY_LEVELS = 32
+MAX_WEIGHT = 100
+_LEVEL_BITS = 8
 #: `batching_dim` that means: no dynamic batch (Model Runtime User Guide 3.3).
 NO_BATCHING_DIM = 0xFFFFFFFF
 #: Nanoseconds that mean: never (Model Runtime: the largest there are).
@@ -235,3 +237,18 @@ class ModelRunnerConfig:
         if not low <= value <= high:
             msg = f"{name} must be between {low} and {high}, got {value!r}"
             raise InvalidConfig(msg)
+
+
+def weighted(priority: int, weight: int) -> int:
+    """What a request of `priority` (of `submit`) states whose user has a weight.
+
+    Requests of one level and weight wait in one line, and a replica serves the lines of
+    a level by their weights; those without one weigh 1. It is negative, so that no
+    level means it.
+    """
+    return -(weight << _LEVEL_BITS | max(0, min(priority, MAX_PRIORITY_LEVELS + 1)))
+
+
+def level_and_weight(stated: int) -> tuple[int, int]:
+    """What `weighted` was called with; levels that there cannot be are one."""
+    return -stated & (1 << _LEVEL_BITS) - 1, -stated >> _LEVEL_BITS

@@ -11,6 +11,7 @@
     models = ["digits", "ranker-*"]
     requests_per_second = 100
     concurrent = 8
+    weight = 3
 
 `popgate key NAME` makes a key and its entry.
 """
@@ -35,6 +36,7 @@ from app.config.config_keys import (
     section,
     text,
 )
+from engine import MAX_WEIGHT
 
 #: What a key may allow: running models; asking what there is; loading and unloading
 #: and other settings of the server; ``/metrics``; the pages for people.
@@ -42,6 +44,8 @@ Group: TypeAlias = Literal["infer", "metadata", "manage", "metrics", "pages"]
 KEY_GROUPS: tuple[Group, ...] = get_args(Group)
 
 MOST_KEYS = 1000
+#: Each is a line of its own at every model.
+MOST_WEIGHTS = 8
 _LARGEST_FILE = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
@@ -79,6 +83,9 @@ class KeyConfig:
     concurrent: Annotated[int, between(1, 1 << 20)] | None = key(
         None, "inferences in flight at a time; more get 429"
     )
+    weight: Annotated[int, between(1, MAX_WEIGHT)] | None = key(
+        None, "its share of a busy device beside others; keys without one weigh 1"
+    )
 
     def __post_init__(self) -> None:
         for name in ("name", "sha256"):
@@ -98,6 +105,12 @@ class KeysConfig:
     key: Annotated[tuple[KeyConfig, ...], entries(MOST_KEYS)] = key((), "the keys")
 
     def __post_init__(self) -> None:
+        weights = {item.weight for item in self.key} - {None}
+        if len(weights) > MOST_WEIGHTS:
+            msg = (
+                f"{len(weights)} different weights; at most {MOST_WEIGHTS} are possible"
+            )
+            raise ValueError(msg)
         for what in ("name", "sha256"):
             seen: set[Any] = set()
             for item in self.key:

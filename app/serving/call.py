@@ -36,7 +36,7 @@ from app.serving.pending import NotOneResponse
 from app.serving.service import Service
 from app.serving.table import ModelEntry, Submitted
 from app.serving.transfer_memory import SMALL
-from engine import Cancelled, DeadlineExceeded, EngineError, Tensor
+from engine import Cancelled, DeadlineExceeded, EngineError, Tensor, weighted
 
 _NS = 1_000_000_000
 
@@ -241,6 +241,9 @@ class Call(ABC):
         if most and wanted > most:
             wanted = most
         self.deadline = self._began / _NS + wanted
+        key = self._entered
+        if key is not None and key.weight:
+            request.priority = weighted(request.priority, key.weight)
         self._decoded = monotonic_ns()
         submitted = self._submit(entry, request)
         if not submitted.done:

@@ -39,7 +39,7 @@ class Key:
     """A key's use. `requests_per_second` is a bucket of tokens that holds one second's
     worth of them, and one at the least."""
 
-    __slots__ = ("_at", "_clock", "_models", "_tokens", "config", "in_flight")
+    __slots__ = ("_at", "_clock", "_models", "_tokens", "config", "in_flight", "weight")
 
     def __init__(
         self, config: KeyConfig, clock: Callable[[], float] = time.monotonic
@@ -53,6 +53,7 @@ class Key:
     def set_up(self, config: KeyConfig) -> None:
         """Take a new configuration over; what is in flight stays."""
         self.config = config
+        self.weight = config.weight or 0
         self._models = (
             None
             if "*" in config.models

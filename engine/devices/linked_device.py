@@ -260,6 +260,7 @@ class LinkedDevice(ABC):
             "replica": mine.replica,
             "layout": layout.to_message(),
             "priority": mine.priority,
+            "weight": mine.weight,
         }
         number = int(self.call(message, [channel.memory.fd])["channel"])
         channel.memory.detach_fd()

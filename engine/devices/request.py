@@ -136,6 +136,8 @@ class RequestChannel(ABC):
     number: int
     #: A level of the model, 1 the highest; 0 if there are no levels.
     priority: int
+    #: Its share beside others of its level; 0: as if it were 1.
+    weight: int
 
     @property
     @abstractmethod

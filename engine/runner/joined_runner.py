@@ -59,7 +59,7 @@ class JoinedRunner:
     def _open(self, device: JoinedDevice, number: int) -> None:
         channel = self.description.open_channel(device, number)
         if self.description.moves:
-            for level in channel.levels or (channel,):
+            for level in channel.lines or (channel,):
                 level.heir = self._inherit
         self._channels.append(channel)
 
@@ -67,8 +67,8 @@ class JoinedRunner:
 
     @property
     def channels(self) -> tuple[ReplicaChannel, ...]:
-        """To all replicas, of all priority levels."""
-        return tuple(level for c in self._channels for level in c.levels or (c,))
+        """To all replicas, of all priority levels and weights."""
+        return tuple(level for c in self._channels for level in c.lines or (c,))
 
     @property
     def serving(self) -> bool:
@@ -116,9 +116,7 @@ class JoinedRunner:
         channel = channels[0] if len(channels) == 1 else least_busy(channels)
         if channel is None or not channel.usable:
             raise channels[0].device.want()
-        if priority and 0 < priority <= len(channel.levels):
-            return channel.levels[priority - 1]
-        return channel
+        return channel.line(priority) if priority else channel
 
     def _inherit(
         self, request: Request, tensors: Mapping[str, Tensor], priority: int

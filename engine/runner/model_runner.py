@@ -212,7 +212,8 @@ class ModelRunner:
 
         `deadline` is a `time.monotonic()` time. Without `replica_id` the least busy
         replica takes it. `priority` is a level of a model that has levels, 1 the
-        highest; 0 and levels it does not have are the default. With `began_ns`
+        highest; 0 and levels it does not have are the default; `engine.weighted`
+        gives it a weight beside others of its level. With `began_ns`
         (`time.monotonic_ns()`) its times are recorded, from then on, if the
         configuration says to record any. The outputs are copied `into` arrays, or else
         are `Request.outputs`. Not `delayed`, it waits for no others to run with it,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from threading import Thread
 from time import monotonic_ns
 
+from engine.config import level_and_weight, weighted
 from engine.devices.device_state import READY
 from engine.devices.linked_device import LinkedDevice
 from engine.devices.request import (
@@ -54,6 +57,10 @@ Heir = Callable[[Request, Mapping[str, Tensor], int], bool]
 #: Called with a channel and the name of the input that a run of its replica waits for;
 #: it returns what ends those that wait, or None.
 Flush = Callable[["ReplicaChannel", str], EngineError | None]
+#: Opens a channel to the same replica, of a level and a weight. Blocks.
+Opener = Callable[[int, int], "ReplicaChannel"]
+
+logger = logging.getLogger(__name__)
 
 _REQUEST_NUMBERS = itertools.count(1)
 #: Retry-After of a full queue: before a service time is known, and at least.
@@ -73,7 +80,9 @@ class ReplicaChannel(RequestChannel):
 
     A replica has one channel for each priority level of its model, which share
     `service_time`; `levels` are all of them, the highest first, and empty if there are
-    none.
+    none. Beside each there is one for every `weight` that was asked for, opened by
+    `opener`. `lines` are all the channels to the replica, and empty if this is the only
+    one.
     """
 
     def __init__(
@@ -87,6 +96,8 @@ class ReplicaChannel(RequestChannel):
         limit: int,
         service_time: ServiceTime,
         priority: int = 0,
+        weight: int = 0,
+        opener: Opener | None = None,
     ) -> None:
         self.device = device
         self.device_id = device.id
@@ -96,7 +107,11 @@ class ReplicaChannel(RequestChannel):
         self.late = 0
         self.service_time = service_time
         self.priority = priority
+        self.weight = weight
         self.levels: tuple[ReplicaChannel, ...] = ()
+        self.lines: tuple[ReplicaChannel, ...] = ()
+        self._opener = opener
+        self._weighted: dict[int, ReplicaChannel] = {}
         self.flusher: Flush | None = None
         #: Takes what has not begun when the device is lost; None: it fails.
         self.heir: Heir | None = None
@@ -167,7 +182,7 @@ class ReplicaChannel(RequestChannel):
         with self._lock:
             if len(self._in_flight) >= self.limit:
                 raise self._full()
-            ahead = self._rows_ahead() if self.levels else self._rows
+            ahead = self._rows_ahead() if self.lines else self._rows
             predicted = 0
             if ahead and deadline_ns:
                 now = monotonic_ns()
@@ -259,9 +274,64 @@ class ReplicaChannel(RequestChannel):
                     "flight"
                 )
 
+    def line(self, priority: int) -> ReplicaChannel:
+        """The channel of requests that state this priority (`ModelRunner.submit`)."""
+        if priority >= 0:
+            known = 0 < priority <= len(self.levels)
+            return self.levels[priority - 1] if known else self
+        level, weight = level_and_weight(priority)
+        return self.line(level)._of_weight(weight)
+
+    def _of_weight(self, weight: int) -> ReplicaChannel:
+        found = self._weighted.get(weight)
+        if found is None:
+            # Opening it waits for what runs. Until it is there, they wait with all.
+            self._weighted[weight] = found = self
+            name = f"popgate-weight-{weight}"
+            Thread(
+                target=self._open_line, args=(weight,), name=name, daemon=True
+            ).start()
+        return found
+
+    def _open_line(self, weight: int) -> None:
+        """Open the channel of a weight, in a thread."""
+        assert self._opener is not None
+        try:
+            mine = self._opener(self.priority, weight)
+        except (EngineError, OSError) as error:  # the device is lost, most likely
+            if not self._closed:
+                what = "%r: requests of weight %d have no line of their own: %s"
+                logger.warning(what, self, weight, error)
+            return
+        mine.flusher, mine.heir = self.flusher, self.heir
+        mine.tracepoints = self.tracepoints
+        with self._lock:
+            usable = not self._closed
+            if usable:
+                mine.levels = self.levels
+                lines = (*(self.lines or (self,)), mine)
+                for line in lines:
+                    line.lines = lines
+                self._weighted[weight] = mine
+        if usable:
+            logger.debug("%r is a line of weight %d", mine, weight)
+        else:
+            self.device.close_channel(mine)
+
     def _rows_ahead(self) -> int:
-        """Rows that run before a request of this level."""
-        return sum(level.rows for level in self.levels[: self.priority])
+        """Rows that run before a request of this line: those of higher levels and its
+        own, and as many of its neighbours as their weights let run meanwhile."""
+        higher = beside = 0
+        mine = weights = self.weight or 1
+        for line in self.lines:
+            if line.priority < self.priority:
+                higher += line.rows
+            elif line.priority == self.priority and line is not self and line.rows:
+                beside += line.rows
+                weights += line.weight or 1
+        if beside:
+            beside = min(beside, max(1, self._rows) * (weights - mine) // mine or 1)
+        return higher + self._rows + beside
 
     def _admit(self, rows: int, now: int, left: int) -> int:
         """Admission control: the predicted completion of the last of `rows` rows.
@@ -502,8 +572,8 @@ class ReplicaChannel(RequestChannel):
     ) -> None:
         """A batch has run; `gone` of its rows are no longer counted as in flight."""
         waiting = self._rows
-        if self.levels:
-            waiting = sum(level.rows for level in self.levels)
+        if self.lines:
+            waiting = sum(line.rows for line in self.lines)
         self.service_time.observe(rows, queue_ns, compute_ns, waiting + gone)
 
     @property
@@ -595,8 +665,9 @@ class ReplicaChannel(RequestChannel):
         error: EngineError,
     ) -> None:
         """Without the lock: it takes that of another device."""
+        stated = weighted(self.priority, self.weight) if self.weight else self.priority
         for request, tensors in left:
-            if not request.done and not heir(request, tensors, self.priority):
+            if not request.done and not heir(request, tensors, stated):
                 request.resolve(error)
 
     def fail_all(self, error: EngineError) -> None:
@@ -648,9 +719,9 @@ def least_busy(channels: Iterable[ReplicaChannel | None]) -> ReplicaChannel | No
 
 def _busy(channel: ReplicaChannel) -> int:
     """Requests in flight on the replica of a channel."""
-    if not channel.levels:
+    if not channel.lines:
         return channel.in_flight
-    return sum(level.in_flight for level in channel.levels)
+    return sum(line.in_flight for line in channel.lines)
 
 
 def _too_many_dimensions(name: str, tensor: Tensor) -> InvalidInput:

@@ -110,9 +110,9 @@ class ReplicaSet:
 
     @property
     def channels(self) -> tuple[ReplicaChannel, ...]:
-        """To the replicas that are loaded, of all priority levels."""
+        """To the replicas that are loaded, of all priority levels and weights."""
         loaded = [c for c in self._channels if c is not None]
-        return tuple(level for c in loaded for level in c.levels or (c,))
+        return tuple(line for c in loaded for line in c.lines or (c,))
 
     @property
     def closed(self) -> bool:
@@ -149,6 +149,7 @@ class ReplicaSet:
             ready=sum(c is not None for c in self._channels),
             in_flight=sum(c.in_flight for c in channels),
             awaiting=sum(c.awaiting for c in channels),
+            lines=len(channels),
             late=sum(c.late for c in channels),
             restarts=sum(device.restarts for device in self._devices),
         )
@@ -163,7 +164,7 @@ class ReplicaSet:
         """The channel to this replica, or to the least busy one.
 
         Where the model has priority levels it is that of `priority`, or of the default
-        level if there is no such one.
+        level if there is no such one; it may have a weight (`weighted`).
         Raises RunnerClosed, or DeviceLost if it has no device at the moment;
         WrongProcess in a forked child.
         """
@@ -182,9 +183,7 @@ class ReplicaSet:
             channel = least_busy(channels)
         if channel is None or not channel.usable:
             raise self._lost(replica_id or 0)
-        if priority and 0 < priority <= len(channel.levels):
-            return channel.levels[priority - 1]
-        return channel
+        return channel.line(priority) if priority else channel
 
     def _lost(self, replica: int) -> DeviceLost:
         """As the requests failed that were in flight when the device was lost."""
@@ -336,8 +335,8 @@ class ReplicaSet:
                 # Of a process that is gone: the number may be another's by now.
                 continue
             device.cancel_run(channel.replica)
-            for level in channel.levels or (channel,):
-                device.close_channel(level)
+            for line in channel.lines or (channel,):
+                device.close_channel(line)
             with contextlib.suppress(EngineError, OSError):
                 device.call({"op": "unload", "replica": channel.replica}, timeout=30.0)
 
@@ -427,7 +426,7 @@ class ReplicaSet:
         """Open the channel to a loaded replica; of several by priority level, that of
         the default one is returned."""
         channel = self._description.open_channel(device, number)
-        for level in channel.levels or (channel,):
+        for level in channel.lines or (channel,):
             level.flusher = self._plan.flusher
             if self._moves:
                 level.heir = self._inherit

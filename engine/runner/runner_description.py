@@ -87,7 +87,7 @@ class RunnerDescription:
         default level is returned. Blocks; raises as `LinkedDevice.call`."""
         service_time = ServiceTime(self.batches.depth, measured=self.measured)
 
-        def connect(priority: int) -> ReplicaChannel:
+        def connect(priority: int, weight: int = 0) -> ReplicaChannel:
             limit = self.priority_queue_sizes.get(priority, self.max_queue_size)
             return ReplicaChannel(
                 device,
@@ -99,13 +99,15 @@ class RunnerDescription:
                 limit,
                 service_time,
                 priority,
+                weight,
+                connect,
             )
 
         if not self.priority_levels:
             return connect(0)
         levels = tuple(connect(n + 1) for n in range(self.priority_levels))
         for level in levels:
-            level.levels = levels
+            level.levels = level.lines = levels
         return levels[self.default_level - 1]
 
     def to_message(self) -> dict[str, object]:

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class RunnerStats:
     """Of a `ModelRunner`: replicas and how many are ready, requests in flight, those
-    of them that no run has taken yet, late answers to abandoned requests, restarts of
-    its devices."""
+    of them that no run has taken yet, the lines they wait in (by level and weight),
+    late answers to abandoned requests, restarts of its devices."""
 
     name: str
     replicas: int
     ready: int
     in_flight: int
     awaiting: int
+    lines: int
     late: int
     restarts: int

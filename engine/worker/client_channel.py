@@ -21,14 +21,22 @@ class ClientChannel:
     runs programs.
     """
 
-    __slots__ = ("channel", "link", "number", "pending", "priority")
+    __slots__ = ("channel", "link", "number", "pending", "priority", "used", "weight")
 
     def __init__(
-        self, number: int, channel: Channel, link: Link, priority: int = 0
+        self,
+        number: int,
+        channel: Channel,
+        link: Link,
+        priority: int = 0,
+        weight: int = 0,
     ) -> None:
         self.number = number
-        #: Level of all its requests (engine/worker/fair_queue.py).
+        #: Level and weight of all its requests, and what they have used of the replica
+        #: (engine/worker/fair_queue.py).
         self.priority = priority
+        self.weight = weight
+        self.used = 0.0
         self.channel = channel
         self.link = link
         self.pending = 0

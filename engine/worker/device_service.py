@@ -303,10 +303,10 @@ class DeviceService:
         channel = Channel.attach(os.dup(fds[0]), layout)
         number = next(self._numbers)
         link, replica = int(message["link"]), int(message["replica"])
-        priority = int(message.get("priority", 0))
+        line = int(message.get("priority", 0)), int(message.get("weight", 0))
         add = self._scheduler.add_channel
         try:
-            self._scheduler.call(partial(add, number, channel, link, replica, priority))
+            self._scheduler.call(partial(add, number, channel, link, replica, *line))
         except BaseException:
             channel.close()
             raise

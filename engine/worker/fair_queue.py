@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from engine.worker.client_channel import ClientChannel
 
 #: One batch in so many begins with a lower level, if one waits.
 SHARE_OF_LOWER = 8
+
+
+class Taken(Protocol):
+    """A request that is in a batch."""
+
+    client: ClientChannel
+    rows: int
 
 
 class FairQueue:
@@ -18,14 +26,22 @@ class FairQueue:
     is served when those above it have nothing more that fits into the batch; so that it
     gets its share under any load, every `SHARE_OF_LOWER`-th batch begins with a lower
     level that waits, round robin too.
+
+    Where a channel has a weight, those of a level are served not round robin but by
+    start-time fair queueing: first the one that has used least for its weight (1, if it
+    has none). One that has nothing waiting saves nothing up.
     """
 
     def __init__(self) -> None:
         self.channels: list[ClientChannel] = []
+        #: Whether `charge` is to be told what was taken.
+        self.is_weighted = False
         self._levels: list[list[ClientChannel]] = []
         self._turn = 0
 
     def add(self, channel: ClientChannel) -> None:
+        beside = [c.used for c in self.channels if c.priority == channel.priority]
+        channel.used = max(beside, default=0.0)
         self.channels.append(channel)
         self._sort()
 
@@ -39,11 +55,20 @@ class FairQueue:
             [channel for channel in self.channels if channel.priority == number]
             for number in numbers
         ]
+        self.is_weighted = any(channel.weight for channel in self.channels)
+
+    def charge(self, taken: Iterable[Taken]) -> None:
+        """Count what has been taken for a batch."""
+        for each in taken:
+            each.client.used += (each.rows or 1) / (each.client.weight or 1)
 
     def next(self) -> Sequence[ClientChannel]:
         """Returns the channels in the order in which the next batch takes from them."""
         if len(self.channels) < 2:
             return self.channels
+        if self.is_weighted:
+            for level in self._levels:
+                _forget_savings(level)
         order = self.upcoming()
         self._turn += 1
         return order
@@ -55,6 +80,8 @@ class FairQueue:
         turn, levels = self._turn + 1, self._levels
         if len(levels) > 1 and turn % SHARE_OF_LOWER == 0:
             levels = self._lower_first(turn)
+        if self.is_weighted:
+            return [c for level in levels for c in sorted(level, key=_used)]
         return [channel for level in levels for channel in _rotated(level, turn)]
 
     def _lower_first(self, turn: int) -> list[list[ClientChannel]]:
@@ -69,6 +96,19 @@ class FairQueue:
         return (
             f"<FairQueue of {len(self.channels)} channels, {len(self._levels)} levels>"
         )
+
+
+def _used(channel: ClientChannel) -> float:
+    return channel.used
+
+
+def _forget_savings(level: list[ClientChannel]) -> None:
+    """What has not waited has used no less than what waits has."""
+    waiting = [channel.used for channel in level if channel.pending]
+    least = min(waiting, default=0.0)
+    for channel in level:
+        if channel.used < least:
+            channel.used = least
 
 
 def _rotated(level: list[ClientChannel], turn: int) -> list[ClientChannel]:

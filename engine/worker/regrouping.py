@@ -130,7 +130,10 @@ class RegroupingReplica(Replica):
         """Take in what has come and run what can run; returns the clients to wake."""
         now = time.monotonic_ns()
         self._drop_cancelled(now)
+        before = len(self._open)
         alone = self._take_in(now)
+        if self._queue.is_weighted:
+            self._queue.charge(islice(self._open, before, None))
         units = self._units
         full, rest = divmod(units, self._each)
         touched: list[ClientChannel] = []

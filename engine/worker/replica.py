@@ -172,6 +172,8 @@ class Replica:
         now = time.monotonic_ns()
         dropped: list[Dropped] = []
         entries = self._take(now, dropped)
+        if self._queue.is_weighted:
+            self._queue.charge(entries)
         taken: dict[ClientChannel, int] = {}
         for one in dropped:
             taken[one.client] = taken.get(one.client, 0) + 1

@@ -324,12 +324,13 @@ class Scheduler:
         client: int,
         replica: int,
         priority: int = 0,
+        weight: int = 0,
     ) -> None:
         """Connect a client's channel to a replica."""
         owner, loaded = self.clients.get(client), self.replicas.get(replica)
         if owner is None or loaded is None:
             raise InvalidInput("the model of this channel is not loaded")
-        mine = ClientChannel(number, channel, owner.link, priority)
+        mine = ClientChannel(number, channel, owner.link, priority, weight)
         owner.channels[number] = (mine, loaded)
         loaded.add(mine)
 

@@ -30,9 +30,10 @@ def test_everything_that_can_be_said(tmp_path: Path) -> None:
         models = ["digits", "r-*"]
         requests_per_second = 2.5
         concurrent = 8
+        weight = 3
         """,
     )
-    shop = KeyConfig("shop", DIGEST, ("infer", "manage"), ("digits", "r-*"), 2.5, 8)
+    shop = KeyConfig("shop", DIGEST, ("infer", "manage"), ("digits", "r-*"), 2.5, 8, 3)
     assert found == KeysConfig(("metadata",), (shop,))
 
 
@@ -58,6 +59,13 @@ KEY = f'[[key]]\nname = "a"\nsha256 = "{DIGEST.hex()}"\n'
         (KEY + "requests_per_second = nan", "must be"),
         (KEY + "concurrent = 1.5", "must be a whole number"),
         (KEY + "concurrent = true", "must be"),
+        (KEY + "weight = 0", "must be at least 1, got 0"),
+        (
+            "".join(
+                KEY.replace('"a"', f'"{n}"') + f"weight = {n}\n" for n in range(1, 10)
+            ),
+            "9 different weights; at most 8 are possible",
+        ),
         (KEY + KEY, "two keys have the same name, that of 'a'"),
         (KEY + KEY.replace('"a"', '"b"'), "two keys have the same sha256, that of 'b'"),
         ("[[key]]\nname = 'a b'", "key.0.name must be 1 to 100 letters"),

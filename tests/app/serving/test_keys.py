@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,10 @@ from app.config.config_keys import KeyProblem
 from app.config.keys import KeyConfig, digest_of
 from app.errors import HttpError
 from app.serving.keys import Key, Keys, KeyTable, given_key
+from tests.app.served import ServedGateway
+from tests.app.serving.test_scheduling import Asking, in_flight
+from tests.engine import models
+from tests.support import FOR_EVER, until
 
 
 class Clock:
@@ -144,3 +149,40 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     path.write_text("anonymous = 1")
     with pytest.raises(KeyProblem, match="anonymous must be a list"):
         Keys(path)
+
+
+def entry(name: str, weight: int) -> str:
+    digest = digest_of(name.encode()).hex()
+    return f'[[key]]\nname = "{name}"\nsha256 = "{digest}"\nweight = {weight}\n'
+
+
+def test_a_busy_device_is_shared_by_weight(tmp_path: Path) -> None:
+    """In the order in which a backlog is served: three of one for one of the other."""
+    models.slow(tmp_path / "slow.popef")
+    keys = tmp_path / "keys.toml"
+    keys.write_text(entry("heavy", 6) + entry("light", 2))
+    options = ("--keys", str(keys), "--devices", "cpu:1", "--log-level", "debug")
+    with ServedGateway(tmp_path, *options, POPGATE_API_KEY="root") as gateway:
+        gateway.wait_ready().client.headers["x-api-key"] = "root"
+
+        def ask(key: str, count: int, name: str = "") -> Asking:
+            body = {"inputs": {"count": count}}
+            return Asking(gateway, "slow", body, x_api_key=key, x_request_id=name)
+
+        # The first of each wait with all others, and have their lines opened.
+        for key, weight in (("heavy", 6), ("light", 2)):
+            assert ask(key, 1).read()[0] == 200
+            gateway.wait_line(f"is a line of weight {weight}")
+        first = ask("root", FOR_EVER)
+        until(lambda: in_flight(gateway) == 1)
+        waiting = [
+            ask(key, 1, f"{key}-{n}") for n in range(40) for key in ("heavy", "light")
+        ]
+        until(lambda: in_flight(gateway) == 81)
+        first.leave()
+        assert {one.read()[0] for one in waiting} == {200}
+        answer = gateway.client.get("/v1/requests?limit=80").json()
+    # Newest first. Until the last heavy one, three of four are.
+    order = [one["id"].partition("-")[0] for one in reversed(answer["answered"])]
+    busy = Counter(order[:53])
+    assert 2.7 <= busy["heavy"] / busy["light"] <= 3.3, order

@@ -52,12 +52,20 @@ class Asking:
     """A request on a connection of its own, whose answer nobody reads yet."""
 
     def __init__(
-        self, gateway: ServedGateway, model: str, body: object, *, chunked: bool = False
+        self,
+        gateway: ServedGateway,
+        model: str,
+        body: object,
+        *,
+        chunked: bool = False,
+        **headers: str,
     ) -> None:
         where = urlsplit(gateway.url)
         self.socket = socket.create_connection((where.hostname, where.port), WAIT)
         data = json.dumps(body).encode()
         head = f"POST /v1/models/{model}/infer HTTP/1.1\r\nHost: test\r\n"
+        for name, value in headers.items():
+            head += f"{name.replace('_', '-')}: {value}\r\n"
         if chunked:
             head += "Transfer-Encoding: chunked\r\n\r\n"
             data = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data)

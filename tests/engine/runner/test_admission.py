@@ -21,7 +21,9 @@ from engine import (
     ModelRunnerConfig,
     QueueFull,
     Request,
+    RunnerClosed,
     Tensor,
+    weighted,
 )
 from engine.transport.link import MOST_OUTSTANDING
 from tests.engine import models
@@ -141,6 +143,52 @@ def test_higher_levels_go_first(open_runner: Opener) -> None:
         assert request.wait(60)
         assert request.error is None
     assert ended == [10, 11, 20, 21, 30, 31]
+
+
+def test_lines_are_served_by_their_weights(open_runner: Opener) -> None:
+    """3 to 1, in the order of work done; what needs no weight weighs 1."""
+    runner = open_runner(priority_levels=2)
+    heavy, ended = weighted(2, 3), []
+
+    def submit(priority: int) -> Request:
+        def on_done(request: Request) -> None:
+            ended.append(priority)
+
+        return runner.submit(count(1), priority=priority, on_done=on_done)
+
+    # The first one of a weight waits with all others, and has the line opened.
+    assert submit(heavy).wait(60)
+    until(lambda: runner.stats.lines == 3)
+    ended.clear()
+    with occupied(runner):
+        requests = [submit(p) for p in [heavy, 2] * 80 + [1] * 8]
+    for request in requests:
+        assert request.wait(60)
+        assert request.error is None
+    # Level 1 goes before; until the heavy ones are done, they get three of four.
+    first = [p for p in ended if p != 1]
+    share = first[: 80 * 4 // 3].count(heavy) / first[: 80 * 4 // 3].count(2)
+    assert 2.7 <= share <= 3.3
+    assert ended.count(1) == 8
+    runner.close()
+    with pytest.raises(RunnerClosed):
+        submit(heavy)
+
+
+def test_a_light_line_waits_for_its_neighbours(open_runner: Opener) -> None:
+    runner = open_runner()
+    one = learn(runner)
+    assert runner.submit(count(1), priority=weighted(0, 9)).wait(60)
+    until(lambda: runner.stats.lines == 2)
+    for _ in range(900):
+        runner.submit(count(SOME), priority=weighted(0, 9))
+    soon = time.monotonic() + 300 * one
+    first = runner.submit(count(SOME), deadline=soon)
+    for _ in range(60):
+        runner.submit(count(SOME))
+    with pytest.raises(DeadlineUnreachable):
+        runner.submit(count(SOME), deadline=soon)
+    first.cancel()
 
 
 def test_only_what_goes_first_counts_for_a_deadline(open_runner: Opener) -> None:

@@ -10,9 +10,13 @@ from engine.worker.client_channel import ClientChannel
 from engine.worker.fair_queue import SHARE_OF_LOWER, FairQueue
 
 
-def channel(number: int, priority: int, pending: int = 1) -> ClientChannel:
+def channel(
+    number: int, priority: int, pending: int = 1, weight: int = 0
+) -> ClientChannel:
     """What the order depends on, without a segment and a link behind it."""
-    made = SimpleNamespace(number=number, priority=priority, pending=pending)
+    made = SimpleNamespace(
+        number=number, priority=priority, pending=pending, weight=weight, used=0.0
+    )
     return cast(ClientChannel, made)
 
 
@@ -56,3 +60,38 @@ def test_a_removed_channel_is_not_asked() -> None:
     assert list(queue.next()) == [second]
     queue.remove(second)
     assert list(queue.next()) == []
+
+
+# -- weights
+
+
+def served(queue: FairQueue, batches: int, rows: int = 1) -> Counter[int]:
+    """Rows of each channel, where the first of each batch's order fills it."""
+    counts: Counter[int] = Counter()
+    for _ in range(batches):
+        first = next(c for c in queue.next() if c.pending)
+        counts[first.number] += rows
+        queue.charge([SimpleNamespace(client=first, rows=rows)])
+    return counts
+
+
+def test_rows_go_by_weight() -> None:
+    queue = queue_of(channel(1, 0, weight=3), channel(2, 0))
+    assert served(queue, 400, rows=4) == {1: 1200, 2: 400}
+
+
+def test_a_channel_saves_nothing_up_while_it_waits_for_nothing() -> None:
+    one, other = channel(1, 0, weight=3), channel(2, 0, pending=0, weight=1)
+    queue = queue_of(one, other)
+    assert served(queue, 1000) == {1: 1000}
+    other.pending = 1
+    assert served(queue, 40) == {1: 30, 2: 10}
+    late = channel(3, 0, weight=3)
+    queue.add(late)
+    assert served(queue, 70) == {1: 30, 2: 10, 3: 30}
+
+
+def test_a_higher_level_comes_before_any_weight() -> None:
+    queue = queue_of(channel(1, 1), channel(2, 2, weight=100))
+    counts = firsts(queue, 10 * SHARE_OF_LOWER)
+    assert counts == {1: 10 * (SHARE_OF_LOWER - 1), 2: 10}
