@@ -90,10 +90,7 @@ class Gateway:
             on_change=lambda: self.table.renew_tracers(),
         )
         self._spans = spans_of_environment()
-        self.journal = Journal(
-            AccessLog(parse_ratio(settings.access_log)),
-            None if self._spans is None else self._spans.record,
-        )
+        self.journal = Journal(AccessLog(parse_ratio(settings.access_log)), self._spans)
         self.processors = Processors()
         self.devices_busy: BusyShares[str] = BusyShares()
         self.models_busy: BusyShares[int] = BusyShares()
@@ -106,6 +103,7 @@ class Gateway:
             tracer=self.tracing.tracer,
             absent=self,
         )
+        self.table.keeps_parts = self._spans is not None
         self.started_at = time.time()
         self.load_seconds = 0.0
         self._on_started = on_started

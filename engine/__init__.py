@@ -114,7 +114,7 @@ from engine.session.queues import InputData, InputQueue, OutputData, OutputQueue
 from engine.session.session import DEFAULT_BUFFERS, Session
 from engine.session.session_config import LaunchPolicy, SessionConfig
 from engine.tensor import Array, Buffer, DataDesc, Tensor
-from engine.transport.call_messages import CallSocket, ModelCall
+from engine.transport.call_messages import Askers, AskersAsked, CallSocket, ModelCall
 from engine.transport.ring_buffer import SpscRingBuffer
 from engine.transport.shared_memory import keep_large_blocks
 
@@ -130,6 +130,8 @@ __all__ = [
     "AnchorWithPolicy",
     "AnchorsNotConnected",
     "Array",
+    "Askers",
+    "AskersAsked",
     "Buffer",
     "CallSocket",
     "CallbackFactory",

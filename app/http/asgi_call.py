@@ -156,7 +156,7 @@ class EventCall(AsgiCall):
         """The last event has said how it failed."""
         row = row_of(error)
         self._end(row.reason)
-        self.log_failed(error, row.status)
+        self.log_failed(error, row.status, self._parts(self._run))
 
     def disconnect(self, why: str = "the client has disconnected") -> None:
         super().disconnect(why)

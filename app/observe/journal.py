@@ -10,12 +10,12 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from app.observe.access_log import AccessLog
 from app.observe.metrics import ModelMetrics
-from app.observe.request_ids import trace_context
+from app.observe.request_ids import SpanIds, trace_context
 
 #: How many requests are kept: the last ones, the slowest, and the last that failed.
 LAST, SLOWEST, FAILED = 1000, 50, 200
@@ -86,6 +86,25 @@ class Asked(NamedTuple):
     traceparent: bytes = b""
     #: The name of the key that let it in (docs/security.md).
     key: str = ""
+    #: Those of its span, where they were needed before it ended.
+    span: SpanIds | None = None
+
+
+class Part(NamedTuple):
+    """What was asked of another model on behalf of a request: by an ensemble, or by a
+    model in Python. Times as in `Answered`; `code` is empty where it was answered."""
+
+    label: str
+    model: ModelMetrics
+    began: int
+    queue_ns: int
+    compute_ns: int
+    ended: int
+    rows: int
+    batch_rows: int
+    device: str
+    code: str = ""
+    parts: Sequence[Part] = ()
 
 
 class Failed(NamedTuple):
@@ -103,26 +122,38 @@ class Failed(NamedTuple):
     seconds: float
 
 
+class Recorder(Protocol):
+    """Who makes spans of requests (app/observe/spans.py)."""
+
+    def begin(self, traceparent: bytes) -> SpanIds:
+        """The ids of a span that is to be recorded later."""
+
+    def record(
+        self, asked: Asked, request: Answered | Failed, parts: Sequence[Part]
+    ) -> None:
+        """A request to a model has been sent."""
+
+
 class Journal:
     """The last requests of a gateway, its access log, and who makes spans of them.
 
-    `record` gets every request to a model, once that has been sent.
+    `spans` gets every request to a model, once that has been sent.
     """
 
     def __init__(
         self,
         access: AccessLog | None = None,
-        record: Callable[[Asked, Answered | Failed], None] | None = None,
+        spans: Recorder | None = None,
     ) -> None:
         self.access = access or AccessLog()
-        self._record = record
+        self.spans = spans
         #: What the request path appends to.
         self.last: deque[Stamps] = deque(maxlen=LAST)
         #: A request that takes longer is to be given to `keep_slow`, in nanoseconds.
         self.slow_ns = 0
         self.failed: deque[Failed] = deque(maxlen=FAILED)
         #: Whether answered requests are to be given to `log_answered`.
-        self.samples = self.access.samples or record is not None
+        self.samples = self.access.samples or spans is not None
         #: The traces of requests that were given to `log_answered`, by their ids.
         self._traces: dict[bytes, str] = {}
         self._slow: list[tuple[int, int, Stamps]] = []  # a heap, the quickest first
@@ -157,12 +188,14 @@ class Journal:
         """The last requests that were answered, the newest first."""
         return map(Answered._make, reversed(self.last))
 
-    def log_answered(self, asked: Asked, answered: Answered) -> None:
+    def log_answered(
+        self, asked: Asked, answered: Answered, parts: Sequence[Part] = ()
+    ) -> None:
         """Write a line of a request, if it is in the sample. It has been sent."""
         if asked.traceparent:
             self._keep_trace(asked)
-        if self._record is not None:
-            self._record(asked, answered)
+        if self.spans is not None:
+            self.spans.record(asked, answered, parts)
         if not self.access.wants_answered():
             return
         took = time.monotonic_ns() - (answered.arrived or answered.began)
@@ -187,11 +220,11 @@ class Journal:
         """The trace that one of the last requests is of; empty if it is not known."""
         return self._traces.get(request_id, "")
 
-    def fail(self, failed: Failed) -> None:
+    def fail(self, failed: Failed, parts: Sequence[Part] = ()) -> None:
         """Keep a request that failed, and write a line of it."""
         self.failed.append(failed)
-        if self._record is not None and failed.model is not None:
-            self._record(failed.asked, failed)
+        if self.spans is not None and failed.model is not None:
+            self.spans.record(failed.asked, failed, parts)
         if not self.access.is_on:
             return
         fields = {"code": failed.code, "error": failed.why}

@@ -10,7 +10,8 @@ import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping
-from typing import Final
+from random import SystemRandom
+from typing import Final, NamedTuple
 
 #: The header that brings and takes one.
 HEADER: Final = b"x-request-id"
@@ -37,6 +38,7 @@ def id_of(headers: Mapping[bytes, bytes]) -> bytes:
     return next(new_ids) if given is None else taken_id(given)
 
 
+_random = SystemRandom()
 _PARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 
 
@@ -47,3 +49,24 @@ def trace_context(traceparent: bytes) -> tuple[str, str, int] | None:
     if match is None or not match[1].strip(b"0") or not match[2].strip(b"0"):
         return None
     return match[1].decode(), match[2].decode(), int(match[3], 16)
+
+
+class SpanIds(NamedTuple):
+    """The ids that the span of a request will have, which others are to name now."""
+
+    trace_id: int
+    span_id: int
+    is_sampled: bool
+
+    @property
+    def traceparent(self) -> str:
+        """As the W3C header has them."""
+        return f"00-{self.trace_id:032x}-{self.span_id:016x}-{self.is_sampled:02x}"
+
+    @classmethod
+    def below(cls, traceparent: bytes, *, is_sampled: bool) -> SpanIds:
+        """New ones, of the trace of this header if it has one."""
+        context = trace_context(traceparent)
+        # Never 0, which is no id.
+        trace = _random.getrandbits(128) | 1 if context is None else int(context[0], 16)
+        return cls(trace, _random.getrandbits(64) | 1, is_sampled)

@@ -13,11 +13,11 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.observe.journal import Answered, Asked, Failed
-from app.observe.request_ids import trace_context
+from app.observe.journal import Answered, Asked, Failed, Part
+from app.observe.request_ids import SpanIds, trace_context
 from engine import InvalidConfig
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ _BATCHES = 64
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _NS = 1_000_000_000
 
-_Job = tuple[Asked, Answered | Failed, int]
+_Job = tuple[Asked, Answered | Failed, Sequence[Part], int]
 
 
 def spans_wanted(environment: Mapping[str, str]) -> bool:
@@ -91,9 +91,22 @@ class Spans:
         self.dropped = 0
         self._thread: threading.Thread | None = None
 
-    def record(self, asked: Asked, request: Answered | Failed) -> None:
-        """Make spans of a request that has been sent, if it is in the sample."""
-        if not self._sampler.wants(asked.traceparent):
+    def begin(self, traceparent: bytes) -> SpanIds:
+        """The ids of the span of a request that brought this header, before it ends:
+        what is asked on its behalf takes them along. Counts it."""
+        wanted = self._sampler.wants(traceparent)
+        return SpanIds.below(traceparent, is_sampled=wanted)
+
+    def record(
+        self, asked: Asked, request: Answered | Failed, parts: Sequence[Part] = ()
+    ) -> None:
+        """Make spans of a request that has been sent, if it is in the sample, and of
+        its parts."""
+        if asked.span is not None:
+            wanted = asked.span.is_sampled
+        else:
+            wanted = self._sampler.wants(asked.traceparent)
+        if not wanted:
             return
         if self._jobs.qsize() >= MOST_WAITING:
             self.dropped += 1
@@ -103,7 +116,7 @@ class Spans:
                 target=self._run, name="popgate-spans", daemon=True
             )
             self._thread.start()
-        self._jobs.put((asked, request, time.monotonic_ns()))
+        self._jobs.put((asked, request, tuple(parts), time.monotonic_ns()))
 
     def close(self) -> None:
         """Export what there is. Blocks, for a few seconds at most."""
@@ -131,6 +144,7 @@ class _Maker:
             from opentelemetry.sdk.resources import Resource
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
+            from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
             from opentelemetry.sdk.trace.sampling import ALWAYS_ON
         except ImportError as e:
             msg = (
@@ -143,14 +157,25 @@ class _Maker:
             environment.get("OTEL_RESOURCE_ATTRIBUTES", "")
         )
         resource = Resource.create({} if named else {"service.name": "popgate"})
+        self._ids = _Ids(RandomIdGenerator())
         # Who is in the sample has been decided already.
-        self._provider = TracerProvider(sampler=ALWAYS_ON, resource=resource)
+        self._provider = TracerProvider(
+            sampler=ALWAYS_ON,
+            resource=resource,
+            id_generator=self._ids,
+        )
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         self._tracer: Any = self._provider.get_tracer("popgate")
         #: The spans of the last batches, by what is the same for all their members.
         self._batches: dict[tuple[Any, ...], list[Any]] = {}
 
-    def make(self, asked: Asked, request: Answered | Failed, sent: int) -> None:
+    def make(
+        self,
+        asked: Asked,
+        request: Answered | Failed,
+        parts: Sequence[Part],
+        sent: int,
+    ) -> None:
         clock = time.time_ns() - time.monotonic_ns()
         status = 200 if isinstance(request, Answered) else request.status
         attributes: dict[str, Any] = {
@@ -168,6 +193,7 @@ class _Maker:
             began = request.arrived or request.began
         else:
             began = request.ended - round(request.seconds * _NS)
+        self._ids.given = asked.span
         root = self._tracer.start_span(
             f"infer {model.name}" if model is not None else asked.method,
             context=self._parent(asked.traceparent),
@@ -180,10 +206,12 @@ class _Maker:
         else:
             code = self._api.StatusCode
             # The client's own mistakes are no errors of a server's span.
-            failed = code.ERROR if status >= 500 else code.UNSET
             root.set_attribute("error.type", request.code)
-            root.set_status(self._api.Status(failed, request.why if failed else None))
+            if status >= 500:
+                root.set_status(self._api.Status(code.ERROR, request.why))
             sent = request.ended
+        for part in parts:
+            self._part(root, part, clock)
         root.end(end_time=max(sent, request.ended) + clock)
 
     def _parent(self, traceparent: bytes) -> Any:
@@ -197,16 +225,52 @@ class _Maker:
         return self._api.set_span_in_context(self._api.NonRecordingSpan(remote))
 
     def _phases(self, root: Any, request: Answered, clock: int) -> None:
-        context = self._api.set_span_in_context(root)
         started = min(request.decoded + request.queue_ns, request.encoding)
         computed = min(started + request.compute_ns, request.encoding)
-        for name, begin, end in (
+        phases = (
             ("receive", request.arrived or request.began, request.began),
             ("decode", request.began, request.decoded),
             ("queue", request.decoded, started),
             ("batch", started, computed),
             ("encode", request.encoding, request.ended),
-        ):
+        )
+        self._children(root, request, phases, clock)
+
+    def _part(self, parent: Any, part: Part, clock: int) -> None:
+        """What another model did for it."""
+        context = self._api.set_span_in_context(parent)
+        attributes = {
+            "popgate.model.name": part.model.name,
+            "popgate.model.version": part.model.version,
+        }
+        span = self._tracer.start_span(
+            part.label,
+            context=context,
+            attributes=attributes,
+            start_time=part.began + clock,
+        )
+        if part.code:
+            span.set_attribute("error.type", part.code)
+            span.set_status(self._api.Status(self._api.StatusCode.ERROR))
+        elif part.parts:
+            for each in part.parts:
+                self._part(span, each, clock)
+        else:
+            started = min(part.began + part.queue_ns, part.ended)
+            computed = min(started + part.compute_ns, part.ended)
+            phases = ("queue", part.began, started), ("batch", started, computed)
+            self._children(span, part, phases, clock)
+        span.end(end_time=part.ended + clock)
+
+    def _children(
+        self,
+        parent: Any,
+        request: Answered | Part,
+        phases: Sequence[tuple[str, int, int]],
+        clock: int,
+    ) -> None:
+        context = self._api.set_span_in_context(parent)
+        for name, begin, end in phases:
             of_batch = name == "batch"
             span = self._tracer.start_span(
                 name,
@@ -222,7 +286,7 @@ class _Maker:
                 self._batches[_run_of(request)].append(span.get_span_context())
             span.end(end_time=end + clock)
 
-    def _mates(self, request: Answered) -> list[Any]:
+    def _mates(self, request: Answered | Part) -> list[Any]:
         """Links to the members of the batch that have been made spans of already."""
         mates = self._batches.setdefault(_run_of(request), [])
         while len(self._batches) > _BATCHES:
@@ -233,7 +297,27 @@ class _Maker:
         self._provider.shutdown()
 
 
-def _run_of(request: Answered) -> tuple[object, ...]:
+class _Ids:
+    """OpenTelemetry's ids, but for one span that has been given some already."""
+
+    def __init__(self, others: Any) -> None:
+        self._others = others
+        #: Those of the next span.
+        self.given: SpanIds | None = None
+
+    def generate_trace_id(self) -> int:
+        given = self.given
+        return int(self._others.generate_trace_id() if given is None else given[0])
+
+    def generate_span_id(self) -> int:
+        given, self.given = self.given, None
+        return int(self._others.generate_span_id() if given is None else given[1])
+
+    def is_trace_id_random(self) -> bool:
+        return True
+
+
+def _run_of(request: Answered | Part) -> tuple[object, ...]:
     """The same for all members of a batch: it was measured once for all of them."""
     return (request.model, request.device, request.compute_ns, request.batch_rows)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from time import monotonic_ns
 from typing import Protocol
@@ -27,8 +27,14 @@ from app.errors import (
     ModelNotReady,
     row_of,
 )
-from app.observe.journal import Answered, Asked, Failed, Stamps
-from app.observe.request_ids import HEADER, new_ids, taken_id
+from app.observe.journal import Answered, Asked, Failed, Part, Stamps
+from app.observe.request_ids import (
+    HEADER,
+    SpanIds,
+    new_ids,
+    taken_id,
+    trace_context,
+)
 from app.observe.tracing import Timeline, Tracer
 from app.serving.keys import Key
 from app.serving.patience import header_timeout
@@ -39,6 +45,8 @@ from app.serving.transfer_memory import SMALL
 from engine import Cancelled, DeadlineExceeded, EngineError, Tensor, weighted
 
 _NS = 1_000_000_000
+#: What is kept of one request's calls of other models.
+MOST_PARTS = 200
 
 
 class Form(Protocol):
@@ -84,6 +92,8 @@ class Call(ABC):
     _entered: Key | None = None  # the key that counts it as in flight
     #: Of an answered request that may be traced or logged, until it is sent.
     _stamps: tuple[InferRequest, Submitted, Stamps] | None = None
+    _span: SpanIds | None = None  # made when it is asked for
+    _asked_for: list[Part] | None = None  # on its behalf
 
     def __init__(
         self,
@@ -370,10 +380,11 @@ class Call(ABC):
         if self.response_complete:
             raise error
         try:
+            submitted = self.submitted
             self._end(row_of(error).reason)
         finally:
             response = self._respond_with(error)
-        self.log_failed(error, response.status)
+        self.log_failed(error, response.status, self._parts(submitted))
 
     def _respond_with(self, error: Exception) -> Response:
         try:
@@ -385,7 +396,9 @@ class Call(ABC):
         self.respond(response)
         return response
 
-    def log_failed(self, error: BaseException, status: int) -> None:
+    def log_failed(
+        self, error: BaseException, status: int, parts: Sequence[Part] = ()
+    ) -> None:
         """Keep, and log, how the request has failed: it has been answered."""
         entry = self.entry
         ended = monotonic_ns()
@@ -399,13 +412,38 @@ class Call(ABC):
             ended,
             (ended - since) / _NS if since else 0.0,
         )
-        self.service.journal.fail(failed)
+        self.service.journal.fail(failed, parts)
 
     def asked(self) -> Asked:
         """The client and what it asked for."""
         trace = self.headers.get(b"traceparent", b"")
         key = "" if self.key is None else self.key.config.name
-        return Asked(self.request_id, "POST", self.path, self.client(), trace, key)
+        client, span = self.client(), self._span
+        return Asked(self.request_id, "POST", self.path, client, trace, key, span)
+
+    def asker(self) -> tuple[str, str]:
+        """Who asks, for what is asked on its behalf (app/serving/origin.py)."""
+        given, spans = self.headers.get(b"traceparent", b""), self.service.journal.spans
+        if spans is not None:
+            if self._span is None:
+                self._span = spans.begin(given)
+            return self.request_id.decode(), self._span.traceparent
+        known = given if trace_context(given) is not None else b""
+        return self.request_id.decode(), known.decode()
+
+    def add_part(self, part: Part) -> None:
+        """Something that was asked on its behalf has ended."""
+        if self._asked_for is None:
+            self._asked_for = []
+        if len(self._asked_for) < MOST_PARTS:
+            self._asked_for.append(part)
+
+    def _parts(self, submitted: Submitted | None) -> Sequence[Part]:
+        """What was asked of others on its behalf, in their order."""
+        parts: Sequence[Part] = getattr(submitted, "parts", ())
+        if self._asked_for:
+            parts = sorted([*parts, *self._asked_for], key=lambda part: part.began)
+        return parts
 
     def _forget(self) -> None:
         """The client is gone."""
@@ -446,7 +484,8 @@ class Call(ABC):
         if entry.tracer is not None and entry.tracer.wants():
             self._trace(entry, entry.tracer, *stamps)
         if self.service.journal.samples:
-            self.service.journal.log_answered(self.asked(), Answered._make(stamps[2]))
+            answered, parts = Answered._make(stamps[2]), self._parts(stamps[1])
+            self.service.journal.log_answered(self.asked(), answered, parts)
 
     def _trace(
         self,

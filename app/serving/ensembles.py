@@ -21,6 +21,7 @@ from app.codec.remember import remember
 from app.config.ensemble_config import EnsembleConfig
 from app.config.triton import DeclaredTensors
 from app.errors import InvalidTensor, ModelNotReady, row_of
+from app.observe.journal import Part
 from app.serving.ensemble_graph import (
     NOTHING_DECLARED,
     EnsembleGraph,
@@ -305,6 +306,8 @@ class EnsembleRequest(Pending):
         self._running: dict[int, Submitted] = {}
         self._began = [0] * len(runner.steps)
         self._fetching: set[asyncio.Task[None]] = set()
+        #: What its steps did, as they ended, where that is kept.
+        self.parts: list[Part] = []
         # What is there so far: inputs, and what steps have given.
         self._tensors = self.inputs
 
@@ -380,6 +383,8 @@ class EnsembleRequest(Pending):
         self._running.pop(number, None)
         took = time.monotonic_ns() - self._began[number]
         error = submitted.error
+        if self._runner.table.keeps_parts:
+            self._keep(number, entry, rows, submitted)
         if error is not None:
             entry.stats.failure(row_of(error).reason, took)
             self._fail(number, error)
@@ -398,6 +403,25 @@ class EnsembleRequest(Pending):
             if self.done:
                 raise  # by who was told
             self._fail(number, raised)
+
+    def _keep(
+        self, number: int, entry: ModelEntry, rows: int, submitted: Submitted
+    ) -> None:
+        error = submitted.error
+        part = Part(
+            self._runner.steps[number].label,
+            entry.stats,
+            self._began[number],
+            submitted.queue_ns,
+            submitted.compute_ns,
+            time.monotonic_ns(),
+            rows,
+            submitted.batch_rows,
+            submitted.device_id,
+            "" if error is None else row_of(error).code,
+            getattr(submitted, "parts", ()),
+        )
+        self.parts.append(part)
 
     def _go_on(self, number: int, submitted: Submitted) -> None:
         """A step has given its outputs: start those that wait for them."""

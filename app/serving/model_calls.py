@@ -21,24 +21,30 @@ import numpy as np
 from app.codec import InferRequest
 from app.codec.messages import Encoding
 from app.errors import ModelNotReady, RequestError, UnknownModel, row_of
+from app.observe.journal import Part
+from app.observe.metrics import ModelMetrics
 from app.serving.ensembles import checked_rows, named
+from app.serving.origin import Origin, origin_of
 from app.serving.patience import MAX_TIMEOUT, Patience
 from app.serving.table import ModelEntry, ModelTable, Submitted, infer_path
 from app.spec import ModelSpec, TensorSpec
 from engine import (
+    Askers,
+    AskersAsked,
     CallSocket,
     Cancelled,
     EngineError,
     ExecutionFailed,
     InvalidInput,
     ModelCall,
+    ModelRunner,
     Refused,
     Tensor,
 )
 
 logger = logging.getLogger(__name__)
 
-Answer: TypeAlias = "Mapping[str, Tensor] | EngineError"
+Answer: TypeAlias = "Mapping[str, Tensor] | Askers | EngineError"
 
 
 def leads_to(start: str, target: str, below_of: Callable[[str], Iterable[str]]) -> bool:
@@ -56,7 +62,7 @@ def leads_to(start: str, target: str, below_of: Callable[[str], Iterable[str]]) 
 
 
 class ModelCalls:
-    """The calls of all models of a gateway.
+    """The calls of all models of a gateway, and who they are made for.
 
     `needs` are the models that one needs, as far as its options say. A call that would
     lead back to where it comes from is refused: the process that would have to answer
@@ -109,6 +115,20 @@ class ModelCalls:
             raise Refused(f"model {caller!r} would call {way}")
         called.add(model)
 
+    def origins(self, caller: str, numbers: Iterable[int]) -> list[Origin | None]:
+        """For whom these requests to a model are made; None for one that has ended."""
+        runners = [entry.runner for entry in self.table.entries(caller)]
+        found = []
+        for number in numbers:
+            requests = (
+                runner.request_of(number)
+                for runner in runners
+                if isinstance(runner, ModelRunner)
+            )
+            request = next(filter(None, requests), None)
+            found.append(None if request is None else origin_of(request.on_done))
+        return found
+
     def close(self) -> None:
         """Take no more."""
         self._loop = None
@@ -149,6 +169,11 @@ class Caller:
             logger.error("a call of model %s: %s", self.name, error)
             self.close()
             return
+        if isinstance(found, AskersAsked):
+            origins = self._calls.origins(self.name, found.requests)
+            told = tuple(("", "") if one is None else one.asker() for one in origins)
+            self._answer(found.number, told)
+            return
         if isinstance(found, int):
             called = self._under_way.get(found)
             if called is not None:
@@ -160,8 +185,10 @@ class Caller:
 
     def answer(self, number: int, result: Answer) -> None:
         """A call has ended."""
-        if self._under_way.pop(number, None) is None:
-            return
+        if self._under_way.pop(number, None) is not None:
+            self._answer(number, result)
+
+    def _answer(self, number: int, result: Answer) -> None:
         self._unsent.append((number, result))
         if len(self._unsent) == 1:
             self._send()
@@ -209,6 +236,42 @@ class Called:
         self._began = time.monotonic_ns()
         self._rows = 1
         self._is_over = False
+        self._parts: list[Part] = []
+        self._called: ModelMetrics | None = None
+        #: For whom it is made, where somebody will want to know.
+        self._origins: list[Origin] = []
+        if calls.table.keeps_parts:
+            found = calls.origins(caller.name, message.requests)
+            self._origins = [origin for origin in found if origin is not None]
+
+    def asker(self) -> tuple[str, str]:
+        """The first of those for whom it is made."""
+        found = self._calls.origins(self._caller.name, self._message.requests)
+        return next((one.asker() for one in found if one is not None), ("", ""))
+
+    def add_part(self, part: Part) -> None:
+        """The model that is called has called another one."""
+        self._parts.append(part)
+
+    def _keep(self, submitted: Submitted | None, code: str = "") -> None:
+        """Let the spans of those it was made for have one of it."""
+        if self._called is None or not self._origins:
+            return
+        part = Part(
+            f"call {self._message.model}",
+            self._called,
+            self._began,
+            0 if submitted is None else submitted.queue_ns,
+            0 if submitted is None else submitted.compute_ns,
+            time.monotonic_ns(),
+            self._rows,
+            0 if submitted is None else submitted.batch_rows,
+            "" if submitted is None else submitted.device_id,
+            code,
+            (*getattr(submitted, "parts", ()), *self._parts),
+        )
+        for origin in self._origins:
+            origin.add_part(part)
 
     def begin(self) -> None:
         """Look the model up and hand the request over."""
@@ -244,6 +307,7 @@ class Called:
 
     def _submit(self, entry: ModelEntry) -> None:
         message = self._message
+        self._called = entry.stats
         if not entry.ready:
             raise ModelNotReady(entry.spec.name)
         inputs = _inputs(entry.spec, message.inputs)
@@ -284,6 +348,7 @@ class Called:
             rows=self._rows,
             batch_rows=submitted.batch_rows,
         )
+        self._keep(submitted)
         wanted = self._message.outputs or entry.spec.outputs_by_name
         found = {n: t for n, t in submitted.outputs.items() if n in wanted}
         self._caller.answer(self._message.number, found)
@@ -295,6 +360,7 @@ class Called:
         if self._entry is not None:
             took = time.monotonic_ns() - self._began
             self._entry.stats.failure(row_of(error).reason, took)
+        self._keep(None, row_of(error).code)
         told = named(_as_engine_error(error), f"model {self._message.model!r}")
         self._caller.answer(self._message.number, told)
 

@@ -14,6 +14,7 @@ import contextlib
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -283,7 +284,7 @@ class SequenceScheduler:
                 inputs,
                 deadline=mine.deadline,
                 priority=mine.priority,
-                on_done=lambda submitted: self._done(sequence, mine, submitted),
+                on_done=partial(self._done, sequence, mine),
             )
         except BaseException:
             sequence.running = None

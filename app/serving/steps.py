@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,14 +116,14 @@ class StepScheduler:
             else:
                 run.proceed()
 
-        def check(done: StepRun) -> None:
-            if done.error is None and done.responses != 1:
-                done.error = NotOneResponse(self._not_one("no"))
-            on_done(done)
-
-        run = self._make(request, deadline, keep, check)
+        run = self._make(request, deadline, keep, partial(self._end_with_one, on_done))
         self._run(run)
         return run
+
+    def _end_with_one(self, on_done: Callable[[Any], None], run: StepRun) -> None:
+        if run.error is None and run.responses != 1:
+            run.error = NotOneResponse(self._not_one("no"))
+        on_done(run)
 
     def stream(
         self,
@@ -169,7 +170,7 @@ class StepScheduler:
     def _run(self, run: StepRun) -> None:
         if self._step is not None:
             run.inputs[self._step.name] = self._step.tensor(run.step)
-        run.inner = self._submit(run, lambda inner: self._stepped(run, inner))
+        run.inner = self._submit(run, partial(self._stepped, run))
 
     def _submit(self, run: StepRun, on_done: Callable[[Submitted], None]) -> Submitted:
         """Raises what the runner raises."""

@@ -201,6 +201,8 @@ class ModelTable:
         self.limits = limits
         self.regions = regions
         self.paths: dict[str, ModelEntry] = {}
+        #: Whether what requests ask of other models is kept, for their spans.
+        self.keeps_parts = False
         self._tracer = tracer
         self._absent: Absent = absent or Nobody()
         self._entries: dict[str, tuple[ModelEntry, ...]] = {}

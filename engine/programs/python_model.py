@@ -42,6 +42,7 @@ class Context:
     """What a model is told when it is loaded. For the thread that calls the model."""
 
     __slots__ = (
+        "askers_now",
         "config",
         "device",
         "folder",
@@ -69,6 +70,7 @@ class Context:
         """The other models of the server, to be called:
         ``context.models["classifier"](pixels=x)``."""
         #: Not for authors.
+        self.askers_now: Callable[[], tuple[tuple[str, str], ...]] = tuple
         self.rows_now: Callable[[], tuple[int, ...]] = tuple
         #: Of the present run; not for authors.
         self.options: RunOptions = None
@@ -78,6 +80,30 @@ class Context:
         """How many rows each request of the present call has, in their order; 0 where
         rows are not counted."""
         return self.rows_now()
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """The id of each request of the present call, in their order: the client's
+        ``x-request-id``, or the one that was made. Empty where there is no server. The
+        first look in a call asks the server, which takes as long as calling a model
+        that does nothing."""
+        return tuple(request_id for request_id, _ in self.askers_now())
+
+    @property
+    def traceparents(self) -> tuple[str, ...]:
+        """The W3C header ``traceparent`` for what is called on behalf of each request
+        of the present call, in their order; empty text where nobody traces it."""
+        return tuple(traceparent for _, traceparent in self.askers_now())
+
+    @property
+    def request_id(self) -> str:
+        """The first of `request_ids`; empty where there are none."""
+        return next(iter(self.request_ids), "")
+
+    @property
+    def traceparent(self) -> str:
+        """The first of `traceparents` that is traced; empty where there is none."""
+        return next(filter(None, self.traceparents), "")
 
     @property
     def cancelled(self) -> bool:

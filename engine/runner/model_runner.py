@@ -336,6 +336,14 @@ class ModelRunner:
         if tell is not None:
             tell(error)
 
+    def request_of(self, number: int) -> Request | None:
+        """The request with this `Request.number`, while it is in flight."""
+        for channel in self._replicas.channels:
+            request = channel.request_of(number)
+            if request is not None:
+                return request
+        return None
+
     def drain(self, timeout: float) -> bool:
         """Wait until nothing is in flight, at most `timeout` seconds."""
         self._replicas.origin.check("ModelRunner")

@@ -140,6 +140,10 @@ class ReplicaChannel(RequestChannel):
     def in_flight(self) -> int:
         return len(self._in_flight)
 
+    def request_of(self, number: int) -> Request | None:
+        """The request of this number, while it is in flight."""
+        return self._in_flight.get(number)
+
     @property
     def awaiting(self) -> int:
         """Requests in flight that no run has taken yet."""

@@ -4,9 +4,14 @@ They travel on a socket of their own between the device process and its owner, w
 the models that are called. Small tensors lie in the message, others in an anonymous
 segment beside it (engine/transport/tensor_pack.py).
 
-    call     {call, model, version, deadline_ns, outputs, parameters, tensors | place}
+    call     {call, model, version, deadline_ns, outputs, parameters, requests,
+              tensors | place}
     cancel   {cancel}                          nobody waits for that call any more
     answer   {call, tensors | place}           or {call, error, message}
+    ask      {ask, requests}                   who is answered by the present run?
+    told     {call, askers}                    [request id, traceparent] of each request
+
+`requests` are the numbers of those that the run answers which makes the call.
 """
 
 from __future__ import annotations
@@ -60,10 +65,15 @@ def tensors_of(message: Message, fds: Sequence[int]) -> dict[str, Tensor]:
     }
 
 
+#: The request id and the ``traceparent`` of each of some requests.
+Askers = tuple[tuple[str, str], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class ModelCall:
     """A call as its owner gets it; `deadline_ns` is of `time.monotonic_ns`, 0: none,
-    `outputs` are the names that are wanted, None for all."""
+    `outputs` are the names that are wanted, None for all; `requests` the numbers of
+    those for which it is made."""
 
     number: int
     model: str
@@ -72,6 +82,15 @@ class ModelCall:
     inputs: Mapping[str, Tensor]
     outputs: tuple[str, ...] | None
     parameters: Mapping[str, Any]
+    requests: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AskersAsked:
+    """A model asks for the ids of the requests that it answers."""
+
+    number: int
+    requests: tuple[int, ...]
 
 
 class CallSocket:
@@ -85,8 +104,8 @@ class CallSocket:
         """Readable when there is a call; -1 once closed."""
         return self._sock.fileno()
 
-    def receive(self) -> ModelCall | int:
-        """The next call, or the number of one that was given up.
+    def receive(self) -> ModelCall | AskersAsked | int:
+        """The next call or question, or the number of a call that was given up.
 
         Raises BlockingIOError where there is none, EOFError at the end, EngineBug or
         ValueError for what is no call.
@@ -95,6 +114,9 @@ class CallSocket:
         try:
             if "cancel" in message:
                 return int(message["cancel"])
+            requests = tuple(map(int, message["requests"]))
+            if "ask" in message:
+                return AskersAsked(int(message["ask"]), requests)
             outputs = message.get("outputs")
             return ModelCall(
                 int(message["call"]),
@@ -104,17 +126,22 @@ class CallSocket:
                 tensors_of(message, fds),
                 None if outputs is None else tuple(map(str, outputs)),
                 dict(message.get("parameters") or {}),
+                requests,
             )
         except (KeyError, TypeError) as error:
             raise EngineBug(f"a call that is none: {error!r}") from None
         finally:
             control.close_all(fds)
 
-    def answer(self, number: int, result: Mapping[str, Tensor] | EngineError) -> None:
-        """How a call has ended. Raises BlockingIOError where there is no room for it,
-        OSError where nobody listens any more."""
+    def answer(
+        self, number: int, result: Mapping[str, Tensor] | Askers | EngineError
+    ) -> None:
+        """How a call has ended, or what was asked for. Raises BlockingIOError where
+        there is no room for it, OSError where nobody listens any more."""
         fds: list[int] = []
-        if isinstance(result, EngineError):
+        if isinstance(result, tuple):
+            message = {"call": number, "askers": list(result)}
+        elif isinstance(result, EngineError):
             message = {"call": number, **control.from_error(result)}
         else:
             message, fds = with_tensors({"call": number}, result)

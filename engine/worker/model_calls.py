@@ -11,7 +11,7 @@ import itertools
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from engine.errors import (
 from engine.programs.python_model import Context
 from engine.tensor import Array, Tensor
 from engine.transport import control
-from engine.transport.call_messages import tensors_of, with_tensors
+from engine.transport.call_messages import Askers, tensors_of, with_tensors
 from engine.transport.channel import REQUEST
 from engine.transport.control import Message
 from engine.worker.cancellation import RunningBatch
@@ -41,6 +41,7 @@ class _Call:
     def __init__(self, on_done: Callable[[], object]) -> None:
         self._on_done = on_done
         self.outputs: dict[str, Array] = {}
+        self.askers: Askers = ()
         self.error: EngineError | None = None
         self.is_open = True
 
@@ -48,6 +49,8 @@ class _Call:
         try:
             if "error" in message:
                 self.error = control.to_error(message)
+            elif "askers" in message:
+                self.askers = tuple((str(i), str(t)) for i, t in message["askers"])
             else:
                 found = tensors_of(message, fds)
                 # Their own, to be kept and written to: nothing else maps that memory.
@@ -85,6 +88,7 @@ class ModelCalls:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._closed = False
+        self._known: tuple[RunningBatch, Askers] | None = None
         self._reader: threading.Thread | None = None
 
     def __getitem__(self, name: str) -> CalledModel:
@@ -107,7 +111,7 @@ class ModelCalls:
     ) -> tuple[int, _Call]:
         """Send a call; `on_done` is called in another thread."""
         tensors = {name: _tensor(name, value) for name, value in inputs.items()}
-        deadline = self._deadline_ns()
+        requests, deadline = self._requests()
         if options.get("timeout") is not None:
             end = time.monotonic_ns() + int(float(options["timeout"]) * 1e9)
             deadline = min(deadline, end) if deadline else end
@@ -122,11 +126,36 @@ class ModelCalls:
                 "deadline_ns": deadline,
                 "outputs": options.get("outputs"),
                 "parameters": dict(options.get("parameters") or {}),
+                "requests": requests,
             },
             tensors,
         )
+        self._send(number, call, message, fds)
+        return number, call
+
+    def askers(self) -> Askers:
+        """The ids of the requests that the present run answers: asked for once a run,
+        where a model wants to know. Raises DeviceLost."""
+        running = self._running()
+        if running is None:
+            return ()
+        if self._known is None or self._known[0] is not running:
+            done = threading.Event()
+            call, number = _Call(done.set), next(self._numbers)
+            self._send(number, call, {"ask": number, "requests": self._requests()[0]})
+            done.wait()
+            if call.error is not None:
+                raise call.error
+            self._known = running, call.askers
+        return self._known[1]
+
+    def _send(
+        self, number: int, call: _Call, message: Message, fds: Sequence[int] = ()
+    ) -> None:
+        """Send a message that will be answered; the descriptors are closed."""
         with self._lock:
             if self._closed:
+                control.close_all(fds)
                 raise DeviceLost("there is nobody who runs other models")
             self._calls[number] = call
             if self._reader is None:
@@ -144,7 +173,6 @@ class ModelCalls:
             raise InvalidInput(f"the call is too large: {error}") from None
         finally:
             control.close_all(fds)
-        return number, call
 
     def give_up(self, number: int) -> None:
         """Nobody waits for that call any more; nothing happens if it is done."""
@@ -157,15 +185,18 @@ class ModelCalls:
         """Of the present run."""
         return self._context.options
 
-    def _deadline_ns(self) -> int:
-        """When the last of those has its deadline who wait for the present run."""
+    def _requests(self) -> tuple[list[int], int]:
+        """Those that the present run answers, by number, and when the last of them has
+        its deadline; 0 where one has none."""
         running = self._running()
-        deadlines = []
+        found = []
         with contextlib.suppress(ValueError):  # it has ended, and its client has gone
             for entry in running.entries if running is not None else ():
                 view = entry.client.channel.view
-                deadlines.append(REQUEST.unpack_from(view, entry.at)[3])
-        return max(deadlines) if deadlines and all(deadlines) else 0
+                found.append(REQUEST.unpack_from(view, entry.at))
+        deadlines = [descriptor[3] for descriptor in found]
+        last = max(deadlines) if deadlines and all(deadlines) else 0
+        return [descriptor[0] for descriptor in found], last
 
     def _read(self) -> None:
         with contextlib.suppress(OSError, EOFError, ValueError):

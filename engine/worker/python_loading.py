@@ -68,7 +68,7 @@ def python_executor(
             sock = socket.socket(fileno=os.dup(fds[-1]))
             calls = ModelCalls(sock, given.get("models"), context, running)
             ends.callback(calls.close)
-            context.models = calls
+            context.models, context.askers_now = calls, calls.askers
         context.rows_now = lambda: _rows(running())
         source = executable.graphs[GRAPH].model
         face = _face(source)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import http.server
+import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.support import until
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 CALLER = "00f067aa0ba902b7"
+PHASES = ["receive", "decode", "queue", "batch", "encode"]
 ROW = {"inputs": {"input": [[1.0, 2.0, 3.0, 4.0]]}}
 
 
@@ -122,6 +124,16 @@ class Collector:
         (root,) = [s for s in self.spans if told(s, "popgate.request_id") == request_id]
         return root, {s.name: s for s in self.spans if s.parent_span_id == root.span_id}
 
+    def children(self, span: Any) -> list[Any]:
+        """The spans below this one, in their order."""
+        found = [s for s in self.spans if s.parent_span_id == span.span_id]
+        return sorted(found, key=lambda s: s.start_time_unix_nano)
+
+    def below(self, span: Any) -> list[Any]:
+        """All spans below this one, however far down."""
+        found = self.children(span)
+        return found + [each for child in found for each in self.below(child)]
+
     def close(self) -> None:
         self.server.shutdown()
         self.server.server_close()
@@ -194,6 +206,168 @@ def test_spans_of_requests(tmp_path: Path, collector: Collector) -> None:
     assert told(root, "error.type") == "invalid_input"
     asked = [told(s, "popgate.request_id") for s in collector.spans]
     assert "not traced" not in asked
+
+
+SAYS = """
+    from popgate import EngineError
+
+    class Says:
+        inputs = {"x": "FP32[-1,4]"}
+        outputs = {"y": "FP32[-1,4]", "id": "BYTES[1]", "parent": "BYTES[1]"}
+
+        def load(self, context):
+            self.context = context
+
+        def __call__(self, x):
+            y = self.context.models["%s"](input=x)["output"]
+            try:
+                self.context.models["affine"](input=x[:, :1])
+            except EngineError:
+                pass
+            context = self.context
+            return {"y": y, "id": [context.request_id], "parent": [context.traceparent]}
+"""
+COUNTS = """
+    class Counts:
+        inputs = {"n": "INT32[1]"}
+        outputs = {"i": "INT32[1]", "id": "BYTES[1]"}
+
+        def load(self, context):
+            self.context = context
+
+        def __call__(self, n):
+            for i in range(n[0]):
+                yield {"i": [i], "id": [self.context.request_id]}
+"""
+ADDS = """
+    class Adds:
+        inputs = {"x": "FP32[1]", "before": "FP32[1]"}
+        outputs = {"after": "FP32[1]", "id": "BYTES[1]"}
+
+        def load(self, context):
+            self.context = context
+
+        def __call__(self, x, before):
+            return {"after": x + before, "id": [self.context.request_id]}
+"""
+STATE = """
+    [sequence]
+    [[sequence.state]]
+    input = "before"
+    output = "after"
+"""
+CHAIN = """
+    [[ensemble.step]]
+    model = "affine"
+    inputs = { input = "START" }
+    outputs = { output = "middle" }
+    [[ensemble.step]]
+    model = "affine"
+    inputs = { input = "middle" }
+    outputs = { output = "END" }
+"""
+ECHO = """
+    class Echo:
+        inputs = {"input": "FP32[-1,4]"}
+        outputs = {"output": "FP32[-1,4]"}
+
+        def load(self, context):
+            self.context = context
+
+        def __call__(self, input):
+            assert self.context.request_id == "calling", self.context.request_id
+            return {"output": self.context.models["chain"](START=input)["END"]}
+"""
+
+
+def fill(root: Path) -> None:
+    """Models of every kind that asks others, or answers several times."""
+    models.affine(root / "affine.popef")
+    files = {"says": SAYS % "affine", "deep": SAYS % "echo", "counts": COUNTS}
+    for name, text in {**files, "adds": ADDS, "echo": ECHO}.items():
+        (root / name / "1").mkdir(parents=True)
+        (root / name / "1" / "model.py").write_text(textwrap.dedent(text))
+    for name, text in (("adds", STATE), ("chain", CHAIN)):
+        (root / name).mkdir(exist_ok=True)
+        (root / name / "config.toml").write_text(textwrap.dedent(text))
+
+
+def outputs_of(response: Any) -> dict[str, Any]:
+    assert response.status_code == 200, response.text
+    return {o["name"]: o["data"] for o in response.json()["outputs"]}
+
+
+def names(spans: Iterable[Any]) -> list[str]:
+    ordered = sorted(spans, key=lambda span: span.start_time_unix_nano)
+    return [span.name for span in ordered]
+
+
+def test_what_is_asked_of_others(tmp_path: Path, collector: Collector) -> None:
+    """The caller's trace is in all that is done on its behalf, and is told to the
+    models that do it."""
+    fill(tmp_path)
+    row = [1.0, 2.0, 3.0, 4.0]
+    asked = "ensemble", "calling", "bad step", "streamed", "first", "second", "deep"
+    with ServedGateway(
+        tmp_path, "--allow-python", OTEL_EXPORTER_OTLP_ENDPOINT=collector.url
+    ) as served:
+        served.wait_ready()
+
+        def ask(request_id: str, name: str, body: Any, **headers: str) -> Any:
+            mine = {"x-request-id": request_id, "traceparent": parent("01").decode()}
+            path = f"/v1/models/{name}/infer"
+            return served.client.post(path, json=body, headers={**headers, **mine})
+
+        outputs_of(ask("ensemble", "chain", {"inputs": {"START": [row]}}))
+        said = outputs_of(ask("calling", "deep", {"inputs": {"x": [row]}}))
+        assert said["id"] == ["calling"]
+        bad = ask("bad step", "chain", {"inputs": {"START": [[1.0]]}})
+        assert bad.status_code == 400
+        events = ask(
+            "streamed", "counts", {"inputs": {"n": [2]}}, accept="text/event-stream"
+        ).text
+        assert events.count('"streamed"') == 2
+        for number, request_id in enumerate(("first", "second")):
+            flags = {"sequence_id": 7, "sequence_start": not number}
+            body = {"inputs": {"x": [1.0]}, "parameters": flags}
+            found = outputs_of(ask(request_id, "adds", body))
+            assert found == {"id": [request_id]}
+        path = "/v1/models/says/infer"
+        headers = {"x-request-id": "deep"}  # without a trace: one is made
+        made = outputs_of(
+            served.client.post(path, json={"inputs": {"x": [row]}}, headers=headers)
+        )
+        assert served.stop() == 0
+        assert "opentelemetry" not in served.output
+    trees = {request_id: collector.of(request_id) for request_id in asked}
+    for request_id, (root, _) in trees.items():
+        assert (root.trace_id.hex() == TRACE) == (request_id != "deep")
+        ids = [s.trace_id for s in collector.below(root)]
+        assert set(ids) <= {root.trace_id}, request_id
+    root, below = trees["calling"]
+    assert said["parent"] == [f"00-{TRACE}-{root.span_id.hex()}-01"]
+    calls = [s for s in collector.below(root) if s.name.startswith(("call", "step"))]
+    # The model calls another one, which calls an ensemble, and then makes a mistake.
+    steps = ["step 1 (affine)", "step 2 (affine)"]
+    assert names(calls) == ["call echo", "call chain", *steps, "call affine"]
+    by_name = {s.name: s for s in calls}
+    assert by_name["call chain"].parent_span_id == by_name["call echo"].span_id
+    assert by_name[steps[0]].parent_span_id == by_name["call chain"].span_id
+    assert told(by_name["call affine"], "error.type") == "invalid_input"
+    assert names(s for s in below.values() if s.name in PHASES) == PHASES
+    root, below = trees["ensemble"]
+    assert names(s for s in below.values() if s.name not in PHASES) == steps
+    for step in steps:
+        assert told(below[step], "popgate.model.name") == "affine"
+        queue, batch = collector.children(below[step])
+        assert (queue.name, batch.name) == ("queue", "batch")
+        assert told(batch, "popgate.device").startswith("cpu:")
+        times = [queue.start_time_unix_nano, batch.start_time_unix_nano]
+        assert below[step].start_time_unix_nano <= times[0] <= times[1]
+        assert batch.end_time_unix_nano <= below[step].end_time_unix_nano
+    root, _ = trees["deep"]
+    expected = f"00-{root.trace_id.hex()}-{root.span_id.hex()}-01"
+    assert made["parent"] == [expected]
 
 
 def test_members_of_a_batch_are_linked(tmp_path: Path, collector: Collector) -> None:
