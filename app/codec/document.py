@@ -155,7 +155,9 @@ class DocumentReader:
                 msg = f"an input must be an object, got {type(item).__name__}"
                 raise InvalidRequest(msg)
             get = item.get
-            model_input = self._input(get("name"))
+            given = get("name")
+            found = self._inputs.get(given) if type(given) is str else None
+            model_input = self._input(given) if found is None else found
             name = model_input.name
             if name in tensors:
                 msg = f"input '{name}' already exists in request"

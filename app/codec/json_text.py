@@ -174,7 +174,17 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _count_usual_keys(document: dict[str, Any]) -> int:
     """The keys where a request has some."""
-    keys = len(document) + _count_keys_of(document.get("inputs"))
+    keys = len(document)
+    inputs = document.get("inputs")
+    if type(inputs) is list:
+        for item in inputs:  # `_count_keys_of` without its call
+            if type(item) is dict:
+                keys += len(item)
+                parameters = item.get("parameters")
+                if type(parameters) is dict:
+                    keys += len(parameters)
+    else:
+        keys += _count_keys_of(inputs)
     if "outputs" in document:
         keys += _count_keys_of(document["outputs"])
     parameters = document.get("parameters")

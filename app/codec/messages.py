@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from app.codec.shared_memory import Extent, HeldPlaces
 from engine import Tensor
@@ -28,6 +28,9 @@ class Encoding(enum.Enum):
     BINARY = b"application/octet-stream"
     """A JSON header and binary tensors behind it (the protocol's binary extension)."""
 
+    # Every request looks something up by this; that of `Enum` is a call of Python.
+    __hash__ = object.__hash__
+
 
 class NanPolicy(enum.Enum):
     """How NaN and the infinities are written in JSON, which has no words for them."""
@@ -36,6 +39,9 @@ class NanPolicy(enum.Enum):
     NULL = "null"
     STRING = "string"
     REFUSE = "refuse"
+
+
+_LITERAL: Final = NanPolicy.LITERAL
 
 
 class Reply(NamedTuple):
@@ -58,28 +64,44 @@ class InferRequest:
     `timeout` is in seconds, None where the request states none; `priority` a level, 1
     the highest, 0 for the model's default. `rows` is the batch of a batched model and
     1 for every other.
-
-    Most requests leave most of this as it is, so the defaults belong to the class.
     """
 
-    id: str | None = None
-    outputs: tuple[str, ...] | None = None
-    binary: bool = False
-    binary_by_name: Mapping[str, bool] | None = None
-    classes: Mapping[str, int] | None = None
-    places: Mapping[str, Extent] | None = None
-    held: HeldPlaces | None = None
-    region_bytes: int = 0
-    read_from: tuple[str, ...] = ()
-    parameters: Mapping[str, Any] | None = None
-    nan: NanPolicy = NanPolicy.LITERAL
-    timeout: float | None = None
-    priority: int = 0
-    rows: int = 1
+    __slots__ = (
+        "binary",
+        "binary_by_name",
+        "classes",
+        "encoding",
+        "held",
+        "id",
+        "inputs",
+        "nan",
+        "outputs",
+        "parameters",
+        "places",
+        "priority",
+        "read_from",
+        "region_bytes",
+        "rows",
+        "timeout",
+    )
 
     def __init__(self, inputs: dict[str, Tensor], encoding: Encoding) -> None:
         self.inputs = inputs
         self.encoding = encoding
+        self.id: str | None = None
+        self.outputs: tuple[str, ...] | None = None
+        self.binary = False
+        self.binary_by_name: Mapping[str, bool] | None = None
+        self.classes: Mapping[str, int] | None = None
+        self.places: Mapping[str, Extent] | None = None
+        self.held: HeldPlaces | None = None
+        self.region_bytes = 0
+        self.read_from: tuple[str, ...] = ()
+        self.parameters: Mapping[str, Any] | None = None
+        self.nan = _LITERAL
+        self.timeout: float | None = None
+        self.priority = 0
+        self.rows = 1
 
     def over(self, inputs: dict[str, Tensor]) -> InferRequest:
         """A request for the same with other inputs."""

@@ -21,7 +21,7 @@ from app.codec.messages import (
     Reply,
     Response,
 )
-from app.codec.number_lists import Unusual, may_have_lists, parse_with_lists
+from app.codec.number_lists import SMALL, Unusual, may_have_lists, parse_with_lists
 from app.codec.outputs import Output, json_strings, strings_of
 from app.codec.remember import remember
 from app.errors import BodyTooLarge, RequestError
@@ -53,8 +53,11 @@ def decode_json(
 ) -> InferRequest:
     """The request of a body that is JSON from end to end."""
     text = join(body)
-    if len(text) > limits.max_json_bytes:
-        check_json_size(len(text), limits)
+    size = len(text)
+    if size > limits.max_json_bytes:
+        check_json_size(size, limits)
+    if size < SMALL:
+        return reader.read(parse_json(text, limits), reply)
     if may_have_lists(text):
         request = _decode_usual(reader, limits, text, reply)
         if request is not None:
@@ -186,6 +189,8 @@ def _string_data(tensor: Tensor) -> bytes:
 
 def _response(pieces: list[bytes], tail: list[Buffer], tail_size: int) -> Response:
     head_size = sum(map(len, pieces))
+    if not tail_size and head_size <= JOIN_BELOW:
+        return Response(200, _JSON_LINES % head_size, pieces, head_size)
     total = head_size + tail_size
     parts: Sequence[Buffer] = [*pieces, *tail] if tail else pieces
     if total > JOIN_BELOW:

@@ -42,8 +42,7 @@ class Exchange(Call):
 
     message_event: ClassVar[_Event] = _Event()
 
-    missing: int = 0  # bytes of the body that have yet to come
-    is_past_parser: bool = False
+    __slots__ = ("connection", "is_past_parser", "keep_alive", "missing")
 
     def __init__(
         self,
@@ -56,6 +55,8 @@ class Exchange(Call):
         super().__init__(service, path, headers)
         self.connection = connection
         self.keep_alive = keep_alive
+        self.missing = 0  # bytes of the body that have yet to come
+        self.is_past_parser = False
 
     def client(self) -> str:
         peer = self.connection.transport.get_extra_info("peername")
@@ -67,39 +68,36 @@ class Exchange(Call):
         self.response_complete = True
 
     def respond(self, response: Response | None) -> None:
-        transport = self.connection.transport
+        connection = self.connection
+        transport = connection.transport
         if not transport.is_closing():
             if response is None:
                 transport.write(_NO_ANSWER)
                 transport.close()
                 return
             try:
-                self._send(transport, response)
+                pieces: list[Buffer] = [
+                    STATUS_LINE[response.status],
+                    connection.common_head(),
+                    response.lines,
+                    b"" if self.keep_alive else b"connection: close\r\n",
+                    b"x-request-id: ",
+                    self.request_id,
+                    b"\r\n\r\n",
+                ]
+                if response.nbytes <= JOIN_BELOW:
+                    pieces += response.parts
+                    transport.write(b"".join(pieces))
+                else:
+                    # In one call to the system: a small write of its own wakes the
+                    # client.
+                    transport.writelines([b"".join(pieces), *response.parts])
+                if not self.keep_alive:
+                    transport.close()
+                connection.on_exchange_complete()
             except Exception:
                 # How much of the answer has gone is unknown.
                 transport.abort()
                 raise
         if self._stamps is not None:
             self.sent()
-
-    def _send(self, transport: asyncio.Transport, response: Response) -> None:
-        connection = self.connection
-        pieces: list[Buffer] = [
-            STATUS_LINE[response.status],
-            connection.common_head(),
-            response.lines,
-            b"" if self.keep_alive else b"connection: close\r\n",
-            b"x-request-id: ",
-            self.request_id,
-            b"\r\n\r\n",
-        ]
-        parts = response.parts
-        if response.nbytes <= JOIN_BELOW:
-            pieces += parts
-            transport.write(b"".join(pieces))
-        else:
-            # In one call to the system: a small write of its own wakes the client.
-            transport.writelines([b"".join(pieces), *parts])
-        if not self.keep_alive:
-            transport.close()
-        connection.on_exchange_complete()

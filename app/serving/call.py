@@ -75,25 +75,34 @@ class Call(ABC):
     uvicorn's words.
     """
 
-    # Most requests leave most of this as it is.
-    is_large: bool = False  # so that its decoding might take long
-    arrived: int = 0
-    entry: ModelEntry | None = None
-    key: Key | None = None
-    is_pending: bool = False  # counted as begun, and not yet as ended
-    deadline: float = 0.0
-    is_exact: bool = False
-    disconnected: bool = False
-    response_complete: bool = False
-    _began: int = 0
-    _decoded: int = 0
-    _request: InferRequest | None = None
-    _preparing: asyncio.Task[None] | None = None
-    _entered: Key | None = None  # the key that counts it as in flight
-    #: Of an answered request that may be traced or logged, until it is sent.
-    _stamps: tuple[InferRequest, Submitted, Stamps] | None = None
-    _span: SpanIds | None = None  # made when it is asked for
-    _asked_for: list[Part] | None = None  # on its behalf
+    # All of it is set in the constructor: looking up a default of the class takes ten
+    # times as long as what the instance has, and most is looked at.
+    __slots__ = (
+        "_asked_for",
+        "_began",
+        "_decoded",
+        "_entered",
+        "_preparing",
+        "_request",
+        "_span",
+        "_stamps",
+        "arrived",
+        "body",
+        "deadline",
+        "disconnected",
+        "entry",
+        "form",
+        "headers",
+        "is_exact",
+        "is_large",
+        "is_pending",
+        "key",
+        "path",
+        "request_id",
+        "response_complete",
+        "service",
+        "submitted",
+    )
 
     def __init__(
         self,
@@ -111,9 +120,21 @@ class Call(ABC):
             self.request_id = next(new_ids)
         self.form = form
         self.body: Body = []
-        # Not above: compiled code forgets the default of an attribute whose type is a
-        # protocol.
+        self.entry: ModelEntry | None = None
+        self.key: Key | None = None
         self.submitted: Submitted | None = None  # while it is in flight
+        self.deadline = 0.0
+        self.arrived = self._began = self._decoded = 0
+        self.is_exact = self.disconnected = self.response_complete = False
+        self.is_large = False  # so that its decoding might take long
+        self.is_pending = False  # counted as begun, and not yet as ended
+        self._request: InferRequest | None = None
+        self._preparing: asyncio.Task[None] | None = None
+        self._entered: Key | None = None  # the key that counts it as in flight
+        self._span: SpanIds | None = None  # made when it is asked for
+        self._asked_for: list[Part] | None = None  # on its behalf
+        #: Of an answered request that may be traced or logged, until it is sent.
+        self._stamps: tuple[InferRequest, Submitted, Stamps] | None = None
 
     @abstractmethod
     def respond(self, response: Response | None) -> None:
@@ -139,7 +160,9 @@ class Call(ABC):
         entry = self.service.models.paths.get(self.path)
         if entry is not None:
             self._began = monotonic_ns()
-            self._count(entry)
+            entry.stats.pending += 1
+            self.entry = entry
+            self.is_pending = True
         if entry is None or self.is_large or b"content-encoding" in self.headers:
             loop = asyncio.get_running_loop()
             self._preparing = loop.create_task(self._prepare())
@@ -148,7 +171,17 @@ class Call(ABC):
         try:
             if not entry.ready:
                 raise ModelNotReady(entry.spec.name)
-            self._queue(entry, self._decode_by(body, entry.codec))
+            if self.form is not None:
+                request = self.form.decode(entry.codec, body)
+            else:
+                get = self.headers.get
+                request = entry.codec.decode(
+                    get(b"content-type"),
+                    get(b"inference-header-content-length"),
+                    get(b"accept"),
+                    body,
+                )
+            self._queue(entry, request)
         except Exception as error:
             self.fail(error)
 
@@ -161,11 +194,6 @@ class Call(ABC):
             return False
         self._entered = key
         return True
-
-    def _count(self, entry: ModelEntry) -> None:
-        entry.stats.pending += 1
-        self.entry = entry
-        self.is_pending = True
 
     async def _prepare(self) -> None:
         """`begin` where something has to be waited for first: a thread that inflates or
@@ -183,7 +211,9 @@ class Call(ABC):
             if entry is None:
                 entry, waited = await service.fetch(self.path, headers, body)
                 self._began = monotonic_ns() - round(waited * _NS)
-                self._count(entry)
+                entry.stats.pending += 1
+                self.entry = entry
+                self.is_pending = True
                 latest = self._began / _NS + service.latest(entry, headers)
             request = await self._decode(body, latest)
             self._preparing = None

@@ -242,7 +242,7 @@ class LinkedDevice(ABC):
         self._busy = True
         # Submitted first, looked at `parked` second: see "Waking" in link.py.
         if link.must_wake():
-            connection.wake()
+            os.eventfd_write(connection.wake_fd, 1)
 
     def tell_cancelled(self) -> None:
         """Requests were marked as cancelled: a run of nothing else ends now."""

@@ -131,7 +131,8 @@ class ReplicaChannel(RequestChannel):
             for desc, anchor in zip(outputs, channel.outputs, strict=True)
         ]
         self._lock = device.lock
-        self._closed = False
+        #: Whether requests can be taken: false once closed or lost.
+        self.usable = True
         #: Whether the last outputs were large: then they are copied out early.
         self._large_outputs = False
         self.number = device.open_channel(self, self._channel, layout)
@@ -148,7 +149,7 @@ class ReplicaChannel(RequestChannel):
     def awaiting(self) -> int:
         """Requests in flight that no run has taken yet."""
         with self._lock:
-            if self._closed:
+            if not self.usable:
                 return 0
             return len(self._backlog) + self._channel.requests.untaken
 
@@ -223,7 +224,7 @@ class ReplicaChannel(RequestChannel):
     def _give_up(self, requests: list[Request], error: EngineError) -> None:
         """End requests whose run will not be filled up; the device forgets them."""
         with self._lock:
-            if self._closed:
+            if not self.usable:
                 return
             for request in requests:
                 slot = request.slot
@@ -243,7 +244,7 @@ class ReplicaChannel(RequestChannel):
             self._queue(FillUp(self, number, rows, 0, on_done), tensors)
 
     def _queue(self, request: Request, tensors: Mapping[str, Tensor]) -> None:
-        if self._closed:  # since the caller picked this channel
+        if not self.usable:  # since the caller picked this channel
             raise DeviceLost(f"{self.name!r} lost its device, or was unloaded")
         device = self.device
         if device.outstanding >= MOST_OUTSTANDING:
@@ -303,14 +304,14 @@ class ReplicaChannel(RequestChannel):
         try:
             mine = self._opener(self.priority, weight)
         except (EngineError, OSError) as error:  # the device is lost, most likely
-            if not self._closed:
+            if self.usable:
                 what = "%r: requests of weight %d have no line of their own: %s"
                 logger.warning(what, self, weight, error)
             return
         mine.flusher, mine.heir = self.flusher, self.heir
         mine.tracepoints = self.tracepoints
         with self._lock:
-            usable = not self._closed
+            usable = self.usable
             if usable:
                 mine.levels = self.levels
                 lines = (*(self.lines or (self,)), mine)
@@ -509,7 +510,10 @@ class ReplicaChannel(RequestChannel):
     ) -> None:
         """Take the times of a completion, for its request and for the estimate."""
         if compute_ns != self.service_time.seen and outcome == DONE:
-            self._observe(rows, queue_ns, compute_ns)
+            if self.levels:
+                self._observe(rows, queue_ns, compute_ns)
+            else:
+                self.service_time.observe(rows, queue_ns, compute_ns, self._rows)
         if request.predicted_ns:
             expired = outcome == Outcome.EXPIRED
             in_time = not expired and time.monotonic_ns() <= request.predicted_ns
@@ -580,11 +584,6 @@ class ReplicaChannel(RequestChannel):
             waiting = sum(line.rows for line in self.lines)
         self.service_time.observe(rows, queue_ns, compute_ns, waiting + gone)
 
-    @property
-    def usable(self) -> bool:
-        """Whether requests can be taken: false once closed or lost."""
-        return not self._closed
-
     def wait(self, request: Request, timeout: float | None) -> bool:
         return self.device.wait(request, timeout)
 
@@ -597,7 +596,7 @@ class ReplicaChannel(RequestChannel):
             # The slot may be another request's by now: the device releases it with the
             # run, before its completion is taken here.
             slot = request.slot
-            usable = not self._closed
+            usable = self.usable
             try:
                 if usable and slot >= 0 and self._owners[slot] == request.number:
                     # The flag before the wake-up, so that the device finds it.
@@ -619,7 +618,7 @@ class ReplicaChannel(RequestChannel):
         """Queue a request that another replica had not begun; returns whether there is
         room for it."""
         with self._lock:
-            if self._closed or len(self._in_flight) >= self.limit:
+            if not self.usable or len(self._in_flight) >= self.limit:
                 return False
             ahead = self._rows
             request.channel, request.slot, request.predicted_ns = self, -1, 0
@@ -635,7 +634,7 @@ class ReplicaChannel(RequestChannel):
         """What no run has taken goes to another replica, if an event loop drives; the
         rest fails. Lock held by the caller."""
         heir = self.heir
-        if heir is None or not self.device.is_adopted or self._closed:
+        if heir is None or not self.device.is_adopted or not self.usable:
             self.fail_all(error)
             return None
         left = self._unstarted()
@@ -693,7 +692,7 @@ class ReplicaChannel(RequestChannel):
     def _cancel(self, requests: list[Request]) -> None:
         """Let the device drop requests, or end their run."""
         with_device = [r for r in requests if r.slot >= 0 and not r.done]
-        if self._closed or not with_device:
+        if not self.usable or not with_device:
             return
         for request in with_device:
             self._channel.set_cancelled(request.slot)
@@ -703,8 +702,8 @@ class ReplicaChannel(RequestChannel):
         """Fail what is in flight and give the memory back."""
         self.fail_all(DeviceLost("the channel was closed"))
         with self._lock:
-            if not self._closed:
-                self._closed = True
+            if self.usable:
+                self.usable = False
                 self._channel.close()
 
     def __repr__(self) -> str:

@@ -201,8 +201,9 @@ class AnchorRing:
     def find(self, request: int) -> int:
         """The slot with the data of `request`, to be released with `ring.skip`; -1
         if the next data belongs to a later one (consumer)."""
+        ring = self.ring
         while True:
-            slot = self.ring.peek()
+            slot = ring.peek()
             if slot < 0:
                 return -1
             owner = self.words[(self.table_at + slot * ANCHOR_SLOT) // 8]
@@ -210,7 +211,7 @@ class AnchorRing:
                 return slot
             if owner > request:
                 return -1
-            self.ring.skip()
+            ring.skip()
 
     def head(self, slot: int) -> tuple[int, int, int, int]:
         """(request, offset, nbytes, rank) of a published slot (consumer)."""
