@@ -140,9 +140,8 @@ class KnownHead:
         if not data.startswith(self._rest, at):
             return None
         at += len(self._rest)
-        length = headers[_LENGTH]
         missing = len(data) - at
-        if missing > self._most or not length.isdigit() or int(length) != missing:
+        if missing > self._most or headers[_LENGTH] != b"%d" % missing:
             return None
         self.size = at
         return headers

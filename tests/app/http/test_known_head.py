@@ -73,6 +73,8 @@ def test_a_request_like_the_one_before_is_read_without_the_parser() -> None:
         HEAD.replace(b": 5", b": 5,5") + b"12345",
         HEAD.replace(b": 5", b": 0x5") + b"12345",
         HEAD.replace(b": 5", b": -5") + b"12345",
+        HEAD.replace(b": 5", b": 05") + b"12345",
+        HEAD.replace(b": 5", b": " + b"5" * 5000) + b"12345",
         HEAD.replace(b": 5", b": 101") + bytes(101),  # more than there may be
     ],
 )
