@@ -18,6 +18,7 @@ from app.cli import bench as bench_commands
 from app.cli import compile as compile_command
 from app.cli import devices, dump, infer, key, openapi, pack, run, serve, top, validate
 from app.cli import perf as perf_command
+from app.cli import tune as tune_command
 from app.cli.commands import Command
 from app.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, CommandError
 
@@ -41,6 +42,7 @@ app.command("validate", cls=Command)(validate.validate)
 app.command("infer", cls=Command)(infer.infer)
 app.command("batch", cls=Command)(batch_command.batch)
 app.command("perf", cls=Command)(perf_command.perf)
+app.command("tune", cls=Command)(tune_command.tune)
 app.command("run", cls=Command)(run.run)
 app.add_typer(bench_commands.bench, name="bench")
 app.command("dump", cls=Command)(dump.dump)

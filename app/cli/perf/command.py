@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 from collections.abc import Sequence
@@ -14,13 +13,8 @@ import typer
 from app.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, CommandError
 
 if TYPE_CHECKING:
-    from app.cli.perf.load import Run
     from app.cli.perf.measure import Load, Measurement
-    from popgate.client import Client
 
-#: Different requests that are sent in turn.
-REQUESTS = 64
-MOST_WINDOWS = 10
 #: What of a core the client may use before it is it that is measured.
 BUSY = 0.9
 
@@ -88,7 +82,9 @@ def perf(
 
     For example: popgate perf digits --concurrency 1,4,16 --html report.html
     """
+    from app.cli.perf.measure import run_step
     from app.cli.perf.report import head, row
+    from app.cli.perf.requests import prepared_requests
     from popgate.client import Client, ClientError, InvalidRequest
 
     loads = _loads(concurrency, rate, arrivals, connections)
@@ -105,10 +101,10 @@ def perf(
     code = 0
     with client:
         try:
-            requests = _requests(client, name, version, inputs, shapes, batch)
+            requests = prepared_requests(client, name, version, inputs, shapes, batch)
             typer.echo(head())
             for load in loads:
-                step = _measure(
+                step = run_step(
                     client, name, requests, load, seconds, warm_up, within / 100
                 )
                 typer.echo(row(step))
@@ -173,93 +169,3 @@ def _numbers(text: str, option: str) -> list[float]:
         msg = f"{option} {text}: expected numbers with commas, as in 1,4,16"
         raise CommandError(msg, EXIT_USAGE)
     return numbers
-
-
-def _requests(
-    client: Client,
-    name: str,
-    version: str,
-    inputs: Sequence[str] | None,
-    shapes: Sequence[str] | None,
-    batch: int,
-) -> list[bytes]:
-    """Whole requests, whose synthetic values differ. One is tried first."""
-    import numpy as np
-
-    from app.cli.pairs import parse_pairs, parse_shapes
-    from app.cli.run_data import made_up_array
-    from app.cli.tensors import read_value
-    from app.spec import DATATYPES
-    from popgate.client import InvalidRequest, Tensor
-
-    metadata = client.metadata(name, version=version)
-    takes = {i["name"]: (i["datatype"], i["shape"]) for i in metadata["inputs"]}
-    given, wanted = parse_pairs(inputs, "--input"), parse_shapes(shapes)
-    for named in (*given, *wanted):
-        if named not in takes:
-            raise InvalidRequest(f"no input {named!r}; {name} takes {', '.join(takes)}")
-    fixed = {
-        key: read_value(text, key, *takes[key]).array for key, text in given.items()
-    }
-    random = np.random.default_rng(0)
-    made = []
-    for number in range(REQUESTS if len(fixed) < len(takes) else 1):
-        values: dict[str, Any] = dict(fixed)
-        for key, (datatype, shape) in takes.items():
-            if key in fixed:
-                continue
-            dims = [int(d) for d in wanted.get(key, ())] or [
-                batch if at == 0 and dim < 0 else max(dim, 1)
-                for at, dim in enumerate(shape)
-            ]
-            kind = DATATYPES[datatype].data_type
-            array = made_up_array(random, kind, tuple(dims))
-            if datatype == "BF16":
-                array = (array.astype(np.uint32) << 16).view(np.float32)
-            values[key] = Tensor(key, datatype, array)
-        if number == 0:
-            client.infer(name, values, version=version)
-        made.append(client.prepare(name, values, version=version))
-    return made
-
-
-def _measure(
-    client: Client,
-    name: str,
-    requests: list[bytes],
-    load: Load,
-    seconds: float,
-    warm_up: float,
-    within: float,
-) -> Measurement:
-    import uvloop
-
-    from app.cli.perf.measure import AGREEING, is_stable, measured, phases, run_window
-
-    address = client.address
-
-    async def windows() -> Measurement:
-        if warm_up:
-            await run_window(address, requests, load, warm_up)
-        runs: list[Run] = []
-        said = [_statistics(client, name)]
-        while len(runs) < MOST_WINDOWS and not is_stable(runs, within):
-            runs.append(await run_window(address, requests, load, seconds, len(runs)))
-            said.append(_statistics(client, name))
-        stable = is_stable(runs, within)
-        server = phases(said[-min(AGREEING, len(runs)) - 1], said[-1])
-        return measured(load, runs, stable, server)
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(windows())
-
-
-def _statistics(client: Client, name: str) -> Any:
-    from popgate.client import ClientError, ConnectionFailed
-
-    try:
-        return client.statistics(name)
-    except ConnectionFailed:
-        raise
-    except ClientError:  # a server without them
-        return None

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import repeat
 from typing import Any, Literal, TypeAlias
 
+import uvloop
+
 from app.cli.latency import quantile
 from app.cli.perf.load import Run, closed_loop, open_loop
+from popgate.client import Client, ClientError, ConnectionFailed
 
 Arrivals: TypeAlias = Literal["constant", "poisson"]
 QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 #: Windows that have to agree.
 AGREEING = 3
+MOST_WINDOWS = 10
 PHASES = ("queue", "compute_input", "compute_infer", "compute_output")
 
 
@@ -81,6 +86,48 @@ async def run_window(
     return await open_loop(address, requests, times, load.connections, seconds)
 
 
+def run_step(
+    client: Client,
+    name: str,
+    requests: Sequence[bytes],
+    load: Load,
+    seconds: float,
+    warm_up: float,
+    within: float,
+    most_windows: int = MOST_WINDOWS,
+) -> Measurement:
+    """Windows of so many seconds under a load, until three agree.
+
+    Raises OSError and `ConnectionFailed` without a server, KeyboardInterrupt for
+    Control-C.
+    """
+    address = client.address
+
+    async def windows() -> Measurement:
+        if warm_up:
+            await run_window(address, requests, load, warm_up)
+        runs: list[Run] = []
+        said = [_statistics(client, name)]
+        while len(runs) < most_windows and not is_stable(runs, within):
+            runs.append(await run_window(address, requests, load, seconds, len(runs)))
+            said.append(_statistics(client, name))
+        stable = is_stable(runs, within)
+        server = phases(said[-min(AGREEING, len(runs)) - 1], said[-1])
+        return measured(load, runs, stable, server)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(windows())
+
+
+def _statistics(client: Client, name: str) -> Any:
+    try:
+        return client.statistics(name)
+    except ConnectionFailed:
+        raise
+    except ClientError:  # a server without them
+        return None
+
+
 def is_stable(runs: Sequence[Run], within: float) -> bool:
     """Whether the rates and the medians of the last windows lie close together."""
     last = runs[-AGREEING:]
@@ -122,8 +169,8 @@ def measured(
 
 
 def phases(before: Any, after: Any) -> dict[str, float]:
-    """Milliseconds a request of each phase, by difference of a model's statistics;
-    empty where the server has none."""
+    """Milliseconds a request of each phase, and the `count` of requests that the server
+    answered, by difference of a model's statistics; empty where it has none."""
 
     def total(document: Any, name: str, key: str) -> int:
         return sum(
@@ -141,4 +188,4 @@ def phases(before: Any, after: Any) -> dict[str, float]:
         }
     except (KeyError, TypeError, ValueError):
         return {}
-    return {"request": found.pop("success"), **found}
+    return {"request": found.pop("success"), **found, "count": count}

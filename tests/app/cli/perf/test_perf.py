@@ -1,7 +1,7 @@
 """`popgate perf` against a real gateway.
 
 Covers: app/cli/perf/command.py, app/cli/perf/measure.py, app/cli/perf/report.py,
-    app/cli/perf/load.py.
+    app/cli/perf/load.py, app/cli/perf/requests.py.
 """
 
 from __future__ import annotations

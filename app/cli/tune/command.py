@@ -1,0 +1,220 @@
+"""The command: what is tuned, where, and what is written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from app.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, CommandError
+
+if TYPE_CHECKING:
+    from app.cli.tune.server import Tuned
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?) *(us|µs|ms|s)")
+_UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+def tune(
+    model: Annotated[
+        str,
+        typer.Argument(help="A model of the folder, an .onnx or .popef file, the "
+                            "folder of one model; with --url a name there."),
+    ],
+    p99: Annotated[
+        str, typer.Option(metavar="TIME", help="What 99 of 100 requests may take, as "
+                                               "in 10ms, 500us, 2s.")
+    ],
+    output: Annotated[
+        str,
+        typer.Option("--output", "-o", metavar="FILE|-",
+                     help="Where to write the config.toml; - is standard output. "
+                     "[default: that of the model's folder, or standard output]"),
+    ] = "",
+    force: Annotated[
+        bool, typer.Option("--force", help="Change a config.toml that is there.")
+    ] = False,
+    budget: Annotated[
+        float, typer.Option("--time", metavar="SECONDS", min=0.1,
+                            help="When to try no more settings.")
+    ] = 120.0,
+    seconds: Annotated[
+        float, typer.Option(min=0.05, help="To measure each load.")
+    ] = 1.0,
+    repository: Annotated[
+        Path, typer.Option("--model-repository", "-m", metavar="DIR",
+                           help="Folder with the models.")
+    ] = Path("models"),
+    url: Annotated[
+        str, typer.Option(help="Tune a model of this running server instead, which "
+                               "others should not use meanwhile.")
+    ] = "",
+    batch: Annotated[int, typer.Option("--batch", "-b", min=1,
+                                       help="Rows of a request.")] = 1,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--input", "-i", metavar="NAME=VALUE",
+                     help="An input, as for `popgate infer`; default: synthetic."),
+    ] = None,
+    shapes: Annotated[
+        list[str] | None,
+        typer.Option("--shape", metavar="NAME=DIMS",
+                     help="Shape of a synthetic input."),
+    ] = None,
+    allow_python: Annotated[
+        bool, typer.Option("--allow-python", help="As for serve: run models in Python.")
+    ] = False,
+) -> None:  # fmt: skip
+    """Find the settings with which a model answers most requests within a latency.
+
+    Starts a server on the model, tries instances, devices (and so threads), batch
+    sizes and queue delays under growing load, and writes the config.toml. The settings
+    of an existing one are where it begins; what else is in it stays.
+
+    For example: popgate tune digits --p99 10ms
+    """
+    from app.cli.tune.config_file import with_values
+    from app.cli.tune.search import BETTER, search
+    from app.cli.tune.trials import Trials
+
+    bound = _duration(p99)
+    place = _place(model, repository, url)
+    target = _target(output, place, force=force)
+    text = target.read_text(encoding="utf-8") if target and target.exists() else ""
+    # What is no part of the file is not mixed with it.
+    tell = partial(typer.echo, err=target is None)
+    with _explained(), closing(_server(place, url, allow_python)) as server:
+        trials = Trials(server, place.name, bound, seconds, budget, tell)
+        try:
+            start, batches = trials.prepare(inputs, shapes, batch)
+            found = search(
+                start, trials.reach, batches=batches, bound=bound,
+                devices=[start.devices] if url else _device_counts(),
+            )  # fmt: skip
+            if not found.best.fits:
+                raise CommandError(
+                    f"{place.name} does not keep within {p99}: one request at a time "
+                    f"takes {found.best.best.latency * 1e3:.3g} ms (p99)"
+                )
+            gain = trials.gain(found) if found.best is not found.first else 1.0
+        finally:
+            trials.clear()
+    if gain < BETTER:
+        tell(f"{trials.count} settings tried: none is better than what it has")
+        return
+    best = found.best
+    said = f"{best.rate:.0f} requests/s, p99 within {p99}"
+    tell(f"{trials.count} settings tried: x{gain:.2f} of what it has; {said}")
+    try:
+        made = with_values(text, trials.changes(found), said)
+    except ValueError as e:
+        raise CommandError(f"{target}: {e}") from None
+    if best.setting.devices > 1:
+        tell(f"serve it with --devices cpu:{best.setting.devices}")
+    if target is None:
+        typer.echo(made, nl=False)
+        return
+    target.parent.mkdir(exist_ok=True)
+    target.write_text(made, encoding="utf-8")
+    tell(f"written to {target}")
+
+
+class _Place(NamedTuple):
+    """The model's name, the folder of its config.toml, and how serve is told of it."""
+
+    name: str
+    folder: Path | None
+    options: list[str]
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    from popgate.client import ClientError, InvalidRequest
+
+    try:
+        yield
+    except InvalidRequest as e:
+        raise CommandError(str(e), EXIT_FAILED if e.status else EXIT_USAGE) from None
+    except ClientError as e:
+        raise CommandError(str(e)) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def _duration(text: str) -> float:
+    found = _DURATION.fullmatch(text.strip())
+    seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
+    if not seconds:
+        msg = f"--p99 {text}: expected a time with its unit, as in 10ms, 500us, 2s"
+        raise CommandError(msg, EXIT_USAGE)
+    return seconds
+
+
+def _place(model: str, repository: Path, url: str) -> _Place:
+    from app.repository.places import ModelPlaces, is_one_model
+    from engine import InvalidConfig
+
+    if url:
+        return _Place(model, None, [])
+    path = Path(model)
+    try:
+        if path.exists():
+            ((name, place),) = ModelPlaces.of(None, [model]).named.items()
+            if place.is_dir() and not is_one_model(place):
+                msg = f"{model} holds several models: name one, with -m {model}"
+                raise CommandError(msg, EXIT_USAGE)
+            folder = place if place.is_dir() else None
+            return _Place(name, folder, ["--model", f"{name}={place}"])
+        names = ModelPlaces.of(repository, []).names() if repository.is_dir() else []
+    except InvalidConfig as e:
+        raise CommandError(str(e), EXIT_USAGE) from None
+    if model not in names:
+        there = f"; there are: {', '.join(names)}" if names else ""
+        msg = f"no model {model!r}, neither here nor in {repository}{there}"
+        raise CommandError(msg, EXIT_USAGE)
+    only = ["--model-control-mode", "explicit", "--load-model", model]
+    options = ["--model-repository", str(repository), *only]
+    return _Place(model, repository / model, options)
+
+
+def _target(output: str, place: _Place, *, force: bool) -> Path | None:
+    """Where to write; None: to standard output."""
+    if output == "-" or (not output and place.folder is None):
+        return None
+    target = Path(output) if output else (place.folder or Path()) / "config.toml"
+    if target.exists() and not force:
+        msg = (
+            f"{target} is there already; --force changes its settings and leaves the "
+            f"rest, -o - writes to standard output"
+        )
+        raise CommandError(msg, EXIT_USAGE)
+    if output and not target.parent.is_dir():
+        raise CommandError(f"{target}: no such folder", EXIT_USAGE)
+    return target
+
+
+def _server(place: _Place, url: str, allow_python: bool) -> Tuned:
+    from app.cli.tune.server import OwnServer, RunningServer
+    from popgate.client import Client, InvalidRequest
+
+    if not url:
+        more = ["--allow-python"] if allow_python else []
+        return OwnServer(place.name, [*place.options, *more])
+    if url.startswith("https:"):
+        raise CommandError("--url: plain HTTP only, as in http://HOST", EXIT_USAGE)
+    try:
+        return RunningServer(Client(url, timeout=60), place.name)
+    except InvalidRequest as e:
+        raise CommandError(str(e), EXIT_USAGE) from None
+
+
+def _device_counts() -> Sequence[int]:
+    """Powers of two up to the number of cores."""
+    from engine import usable_cores
+
+    return [2**n for n in range(usable_cores().bit_length())]

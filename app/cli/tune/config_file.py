@@ -1,0 +1,35 @@
+"""`config.toml` with other values: all else of the file stays as it is."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+
+_TABLE = re.compile(r"^\s*\[", re.MULTILINE)
+_MARK = "# tuned by popgate:"
+
+
+def with_values(text: str, values: Mapping[str, int | float], said: str) -> str:
+    """`text` with these keys, their lines in front, below a comment that is `said`.
+
+    Raises ValueError where the text is no TOML, or a key of it cannot be replaced.
+    """
+    before = tomllib.loads(text)
+    table = _TABLE.search(text)
+    end = table.start() if table else len(text)
+    kept = [
+        line
+        for line in text[:end].splitlines(keepends=True)
+        if line.partition("=")[0].strip() not in values and not line.startswith(_MARK)
+    ]
+    lines = [f"{_MARK} {said}\n", *(f"{k} = {v}\n" for k, v in values.items())]
+    made = "".join([*lines, *kept, text[end:]])
+    try:
+        same = tomllib.loads(made) == {**before, **values}
+    except tomllib.TOMLDecodeError:
+        same = False
+    if not same:
+        keys = ", ".join(values)
+        raise ValueError(f"one of {keys} is written so that it cannot be replaced")
+    return made

@@ -1,0 +1,169 @@
+"""The search: one setting after the other, each as far as it helps.
+
+Knows no server: `Trial` says what a setting reaches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+#: By how much another setting has to be better: less is noise.
+BETTER = 1.03
+#: Steps that may bring nothing before the next would not either.
+FRUITLESS = 2
+MOST_IN_FLIGHT = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is tuned. `devices` is the server's; a graph gets its share of the cores as
+    threads, which are fewer the more devices there are. `max_queue_delay`: seconds."""
+
+    devices: int
+    instances: int
+    max_batch_size: int
+    max_queue_delay: float
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A load and what came of it: `latency` in seconds, of the quantile in question."""
+
+    in_flight: int
+    rate: float
+    latency: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """The most requests a second that a setting answered within the bound, and with
+    how many in flight. `fits`: False where even one at a time took longer."""
+
+    setting: Setting
+    best: Step
+    fits: bool = True
+
+    @property
+    def rate(self) -> float:
+        return self.best.rate if self.fits else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the start reached, and the best of all; the same where none was better."""
+
+    first: Reached
+    best: Reached
+
+
+class OutOfTime(Exception):
+    """What a trial raises where no more may be tried."""
+
+
+#: What a setting reaches, starting with so many requests in flight; None where the
+#: model cannot be served so.
+Trial: TypeAlias = Callable[[Setting, int], Reached | None]
+
+
+def climb(
+    setting: Setting, measure: Callable[[int], Step], bound: float, first: int = 1
+) -> Reached:
+    """Doubles the requests in flight from `first` while that helps and the latency
+    stays within `bound`; halves them where the first ones were too many."""
+
+    def seen(in_flight: int) -> Step:
+        # What else runs on the machine can spoil one measurement.
+        step = measure(in_flight)
+        if step.latency > bound:
+            step = min(step, measure(in_flight), key=lambda one: one.latency)
+        return step
+
+    step = seen(first)
+    down = step.latency > bound
+    while step.latency > bound and step.in_flight > 1:
+        step = seen(step.in_flight // 2)
+    if step.latency > bound:
+        return Reached(setting, step, fits=False)
+    best, fruitless = step, 0
+    while not down and fruitless < FRUITLESS and step.in_flight < MOST_IN_FLIGHT:
+        step = seen(step.in_flight * 2)
+        if step.latency > bound:
+            break
+        fruitless = 0 if step.rate > best.rate * BETTER else fruitless + 1
+        best = max(best, step, key=lambda one: one.rate)
+    return Reached(setting, best)
+
+
+def neighbours(
+    setting: Setting, *, batches: bool, devices: Sequence[int], bound: float
+) -> Iterator[Iterable[Callable[[Setting], Setting]]]:
+    """What is tried: groups of changes to what was best before, in their order.
+
+    `devices` are the numbers of them to try; `batches`: whether rows of requests run
+    together; `bound` in seconds.
+    """
+    for count in devices:
+        # A program of one thread leaves its core idle between two requests.
+        yield [_devices(count, per) for per in (1, 2, 4)]
+    if not batches:
+        return
+    size = setting.max_batch_size
+    yield [_batch(size * 2**n) for n in (1, 2, 3)]
+    yield [_batch(size // 2**n) for n in (1, 2, 3, 4, 5, 6) if size // 2**n]
+    yield [_delay(bound * share) for share in (0.02, 0.05, 0.1, 0.25)]
+    if setting.max_queue_delay:
+        yield [_delay(0.0)]
+
+
+def _devices(count: int, per: int) -> Callable[[Setting], Setting]:
+    return lambda old: replace(old, devices=count, instances=count * per)
+
+
+def _batch(size: int) -> Callable[[Setting], Setting]:
+    return lambda old: replace(old, max_batch_size=size)
+
+
+def _delay(seconds: float) -> Callable[[Setting], Setting]:
+    # To two digits, so that it looks like what a person would write.
+    return lambda old: replace(old, max_queue_delay=float(f"{seconds:.1g}"))
+
+
+def search(
+    start: Setting,
+    trial: Trial,
+    *,
+    batches: bool,
+    devices: Sequence[int],
+    bound: float,
+) -> Found:
+    """The best of what was tried.
+
+    Within a group it goes on until `FRUITLESS` values in turn have been no better.
+    Raises `OutOfTime` where that comes before the start has been tried.
+    """
+    first = best = trial(start, 1)
+    if first is None or best is None:
+        raise ValueError("the model cannot be served as it is")
+    tried = {start}
+    for group in neighbours(start, batches=batches, devices=devices, bound=bound):
+        base, fruitless = best.setting, 0
+        for change in group:
+            setting = change(base)
+            if setting in tried:
+                continue
+            tried.add(setting)
+            try:
+                reached = trial(setting, max(1, best.best.in_flight // 4))
+            except OutOfTime:
+                return Found(first, best)
+            if reached is None:
+                break
+            if reached.rate > best.rate * BETTER:
+                best, fruitless = reached, 0
+            else:
+                fruitless += 1
+            if fruitless == FRUITLESS:
+                break
+    return Found(first, best)
