@@ -87,6 +87,7 @@ class EnsembleLoader:
             loaded_at=time.time(),
             warmed=False,
             scheduler=EnsembleScheduler(runner),
+            example=record.config.example,
         )
 
     async def require(self, name: str, models: Sequence[str]) -> None:

@@ -19,6 +19,7 @@ import orjson
 from app.config.model_config import ModelConfig
 from app.repository.assembly import (
     NO_LIMITS,
+    Assembled,
     TimeLimits,
     assemble,
     graph_changes,
@@ -30,7 +31,7 @@ from app.repository.devices import GatewayDevices
 from app.repository.python_models import check_kind, process_options, read_model
 from app.repository.saved_state import save_state
 from app.repository.scan import VersionSource
-from app.repository.warmup import WarmupFailed, warm_up
+from app.repository.warmup import WarmupFailed, run_example, warm_up
 from app.serving.ensembles import EnsembleRunner
 from app.serving.table import RequestScheduler
 from app.spec import ModelSpec
@@ -251,7 +252,12 @@ class ModelLoader:
             defaults = input_defaults(source, config, self._cache)
             memory = self._memory(files, config)
             made = assemble(name, source, config, runner, runner, defaults)
-            fill = _warm_up(made.spec, runner, source, config, replaces, until)
+            example = config.example or _example_of(runner)
+            tried = _tried(example, made, runner, source, config, until)
+            fill = _warm_up(
+                made.spec, runner, source, config, replaces, until,
+                quiet=tried is True,
+            )  # fmt: skip
         except BaseException:
             runner.close()
             raise
@@ -265,7 +271,7 @@ class ModelLoader:
             fill > 0,
             made.scheduler,
             fill or 1,
-            config.example or _example_of(runner),
+            example if tried is not False else {},
         )
 
     def prepare(self, source: VersionSource, config: ModelConfig) -> None:
@@ -373,6 +379,30 @@ def _example_of(runner: ModelRunner) -> Mapping[str, Any]:
     return {}
 
 
+def _tried(
+    example: Mapping[str, Any],
+    made: Assembled,
+    runner: ModelRunner,
+    source: VersionSource,
+    config: ModelConfig,
+    until: float,
+) -> bool | None:
+    """Whether the model answers its example; None where it was not to be run."""
+    if not example or (config.warmup is not None and not config.warmup.enabled):
+        return None
+    if runner.model.metadata.program_flow.save:
+        return None  # it has a state worth saving, which runs would change
+    try:
+        run_example(made.spec, made.visible, runner, example, 1, until)
+    except WarmupFailed as e:
+        if runner.failure is not None or e.is_late:
+            raise
+        name = f"{made.spec.name}/{source.version}"
+        logger.warning("model %s: its example is not shown: %s", name, e)
+        return False
+    return True
+
+
 def _warm_up(
     spec: ModelSpec,
     runner: ModelRunner,
@@ -380,8 +410,11 @@ def _warm_up(
     config: ModelConfig,
     replaces: LoadedModel | None,
     until: float,
+    *,
+    quiet: bool,
 ) -> int:
-    """What free dimensions were when it ran; 0: it has not run.
+    """What free dimensions were when it ran; 0: it has not run. `quiet`: other values
+    have shown that it runs.
 
     Raises `WarmupFailed` where it should have.
     """
@@ -395,7 +428,8 @@ def _warm_up(
             raise  # with any values: others would wait for its runs
         if config.warmup is not None or (replaces is not None and replaces.warmed):
             raise
-        logger.warning(
+        logger.log(
+            logging.DEBUG if quiet else logging.WARNING,
             "model %s/%s: %s; write a [warmup] section with values that suit it, "
             "or one with enabled = false",
             spec.name,

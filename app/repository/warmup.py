@@ -11,13 +11,16 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from app.codec.model import ModelCodec
 from app.config.model_files import count_strings, file_inside, read_array, read_bytes
 from app.config.warmup_config import WarmupConfig, WarmupInput, WarmupSample
+from app.errors import RequestError
 from app.limits import DEFAULT_LIMITS
 from app.repository.scan import WARMUP_FOLDER
 from app.spec import ModelSpec, TensorSpec
@@ -89,6 +92,34 @@ def warm_up(
                 return fill if ran else 0
     assert first is not None
     raise first
+
+
+def run_example(
+    spec: ModelSpec,
+    visible: ModelSpec,
+    runner: ModelRunner,
+    example: Mapping[str, Any],
+    fill: int = 1,
+    until: float = math.inf,
+) -> None:
+    """Runs the values that are shown as an example, as a request with them would.
+
+    `example` are values by input, of `visible`, the model as requests see it; what else
+    `spec` takes is ones, in free dimensions of `fill`. It is to be done at `until`, a
+    `time.monotonic()`. Raises `WarmupFailed`, and `engine.DeviceLost`.
+    """
+    unknown = sorted(example.keys() - visible.inputs_by_name.keys())
+    if unknown:
+        raise WarmupFailed(f"example: the model has no input {', '.join(unknown)}")
+    given = tuple(t for t in visible.inputs if t.name in example)
+    try:
+        codec = ModelCodec(replace(visible, inputs=given))
+        request = codec.read({"inputs": dict(example)})
+        (ones, *_) = _runs(spec, WarmupConfig(), None, (), fill)
+    except (RequestError, ValueError) as e:
+        raise WarmupFailed(f"example: {e}") from e
+    inputs = {**ones.inputs, **request.inputs}
+    _run_everywhere(runner, _Run("the example", inputs), until)
 
 
 def _has_free_sizes(spec: ModelSpec) -> bool:

@@ -306,6 +306,9 @@ _SOURCE = re.compile(
     r"/onnxruntime_src/\S+?:\d+ .*?\) (?=[\w\[!]+)|"
     r"/onnxruntime_src/\S+(:\d+)? |\b\w+\.(cc|h):\d+ \w+ "
 )
+_RUNNING = re.compile(
+    r"^Non-zero status code returned while running (.*?)\.? Status Message: "
+)
 #: What text models (StringNormalizer) need, and slim container images lack.
 _NO_LOCALE = "Failed to construct locale"
 _MAKE_LOCALE = "localedef -i en_US -f UTF-8 en_US.UTF-8"
@@ -325,7 +328,7 @@ def _words(error: BaseException) -> str:
     """What ONNX Runtime said, without its codes and the paths of its sources."""
     text = _PREFIX.sub("", str(error) or type(error).__name__)
     text = text.removeprefix("Error in execution: ")
-    return " ".join(_SOURCE.sub("", text).split())
+    return _RUNNING.sub(r"\1: ", " ".join(_SOURCE.sub("", text).split()))
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -181,6 +181,29 @@ def test_what_fails_its_warm_up_does_not_take_over(
     served.wait_line("model doubtful/1: warm-up with ones")
 
 
+def test_an_example_is_run_before_it_is_shown(
+    live: Path, served: ServedGateway
+) -> None:
+    """Where it fails, or does not fit, what was run instead is shown."""
+    for name, make, example, shown in (
+        ("good", models.affine, f"input = {ROW}", {"input": ROW}),
+        ("far", models.gather, "index = [99]", {"index": [1]}),
+        ("odd", models.gather, "index = [[1.5]]", {"index": [1]}),
+        ("other", models.gather, "indices = [1]", {"index": [1]}),
+    ):
+        add(live, name, make, config=f"[example]\n{example}\n")
+        assert manage(served, name, "load").status_code == 200
+        found = served.client.get(f"/v1/models/{name}").json()["example"]
+        assert found == {"inputs": shown}
+    for name, why in (
+        ("far", "warm-up with the example failed: "),
+        ("odd", "example: "),
+        ("other", "example: the model has no input indices"),
+    ):
+        served.wait_line(f"model {name}/1: its example is not shown: {why}")
+    assert "model good/1" not in served.output
+
+
 def test_a_model_that_is_no_longer_there(live: Path, served: ServedGateway) -> None:
     add(live, "m7")
     manage(served, "m7", "load")

@@ -14,7 +14,7 @@ import pytest
 
 from app.config.config_keys import read_section
 from app.config.warmup_config import WarmupConfig
-from app.repository.warmup import WarmupFailed, warm_up
+from app.repository.warmup import WarmupFailed, run_example, warm_up
 from app.spec import ModelSpec
 from engine import Device, DeviceManager, ModelRunner, ModelRunnerConfig
 from tests.engine import models
@@ -89,6 +89,24 @@ def test_values_that_do_not_suit_fail(tmp_path: Path, devices: list[Device]) -> 
     sample = {"name": "far", "inputs": {"index": {"file": "far.npy"}}}
     with pytest.raises(WarmupFailed, match=r"warm-up with sample 'far' failed: .*99"):
         run(path, devices, {"samples": [sample]}, folder=tmp_path)
+
+
+def test_an_example_that_suits(tmp_path: Path, devices: list[Device]) -> None:
+    path = models.gather(tmp_path / "m.popef")
+    options = ModelRunnerConfig(replica_to_device={0: devices[0]})
+    with ModelRunner(path, options) as runner:
+        spec = ModelSpec.from_runner("m", "1", runner)
+        before = devices[0].ping()["batches"]
+        run_example(spec, spec, runner, {"index": [3, 4]})
+        run_example(spec, spec, runner, {})  # ones
+        assert devices[0].ping()["batches"] == before + 2
+        for example, message in (
+            ({"index": [99]}, "warm-up with the example failed: .*99"),
+            ({"index": ["x"]}, "example: "),
+            ({"indices": [1]}, "example: the model has no input indices"),
+        ):
+            with pytest.raises(WarmupFailed, match=message):
+                run_example(spec, spec, runner, example)
 
 
 def test_files_are_npy_or_raw(tmp_path: Path, devices: list[Device]) -> None:

@@ -185,8 +185,7 @@ def test_codes_and_source_paths_are_left_out() -> None:
         "void onnxruntime::Init(ptrdiff_t, ptrdiff_t) axis == 1 was false.\n3 by 7"
     )
     assert str(run_error(RuntimeError(said), None)) == (
-        "Non-zero status code returned while running Add node. Name:'add' "
-        "Status Message: axis == 1 was false. 3 by 7"
+        "Add node. Name:'add': axis == 1 was false. 3 by 7"
     )
 
 
