@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from app.background import DaemonPool
 from app.codec.shared_memory import RegionTable
+from app.config.config_keys import KeyProblem
 from app.limits import DEFAULT_LIMITS
 from app.observe.access_log import AccessLog, parse_ratio
 from app.observe.journal import Journal
@@ -40,7 +41,7 @@ from app.serving.model_calls import ModelCalls
 from app.serving.patience import Patience
 from app.serving.table import ModelTable
 from app.settings import Settings
-from engine import EngineError
+from engine import EngineError, InvalidConfig
 
 logger = logging.getLogger(__name__)
 
@@ -78,8 +79,8 @@ class Gateway:
         on_started: Callable[[Gateway], None] = lambda gateway: None,
         on_failed: Callable[[Exception], None] = lambda error: None,
     ) -> None:
-        """Raises `engine.InvalidConfig` for a device specification it cannot read, and
-        for models that are named and not there."""
+        """Raises `engine.InvalidConfig` for a device specification or a file of keys
+        that it cannot read, and for models that are named and not there."""
         self.settings = settings
         self.metrics = MetricsRegistry()
         self.logging = LogControl(settings.log_level, settings.log_format)
@@ -94,8 +95,7 @@ class Gateway:
         self.processors = Processors()
         self.devices_busy: BusyShares[str] = BusyShares()
         self.models_busy: BusyShares[int] = BusyShares()
-        key = settings.api_key
-        self.keys = Keys(settings.keys, None if key is None else key.get_secret_value())
+        self.keys = _keys(settings)
         self.regions = _regions(settings)
         self.table = ModelTable(
             replace(DEFAULT_LIMITS, max_body_bytes=settings.max_body_size),
@@ -325,3 +325,24 @@ def _regions(settings: Settings) -> RegionTable | None:
             seconds, call
         ),
     )
+
+
+def _keys(settings: Settings) -> Keys:
+    """The keys of the server. Raises `InvalidConfig`."""
+    path, secret = settings.keys, settings.api_key
+    try:
+        keys = Keys(path, None if secret is None else secret.get_secret_value())
+    except OSError as e:
+        msg = f"--keys: cannot read {path}: {e.strerror or e}"
+        raise InvalidConfig(msg) from None
+    except KeyProblem as e:
+        msg = f"--keys: {path}: {e}"
+        raise InvalidConfig(msg) from None
+    named = [k.config.name for k in keys.table.keys if k.config.certificate]
+    if named and settings.tls_client_ca is None:
+        msg = (
+            f"--keys: {path}: key {named[0]!r} is that of a client certificate, which "
+            f"nobody is asked for without --tls-client-ca"
+        )
+        raise InvalidConfig(msg)
+    return keys

@@ -29,9 +29,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from app.config.config_keys import KeyProblem
 from app.config.extensions import check_extensions
-from app.config.keys import read_keys
 from app.config.profiles import PROFILES
 from app.config.restrictions import Restrictions
 from app.observe.access_log import parse_ratio
@@ -158,7 +156,8 @@ class Settings(BaseSettings):
     """A request that takes longer fails with 504. It may ask for less, and for more
     only where its model says so (timeout, max_timeout)."""
     header_timeout: Seconds = 30.0
-    """How long the head of a request may take to come; 0: for ever."""
+    """How long the head of a request, and a TLS handshake, may take to come; 0: for
+    ever, and a minute."""
     upload_timeout: Seconds = 30.0
     """How long the body of a request may stop coming before it is given up; 0: for
     ever."""
@@ -360,20 +359,6 @@ class Settings(BaseSettings):
         if value is not None and not value.get_secret_value().strip():
             msg = "an empty key protects nothing; leave it out instead"
             raise ValueError(msg)
-        return value
-
-    @field_validator("keys")
-    @classmethod
-    def _check_keys(cls, value: Path | None) -> Path | None:
-        if value is not None:
-            try:
-                read_keys(value)
-            except OSError as e:
-                msg = f"cannot read {value}: {e.strerror or e}"
-                raise ValueError(msg) from None
-            except KeyProblem as e:
-                msg = f"{value}: {e}"
-                raise ValueError(msg) from None
         return value
 
     @field_validator("load_model")

@@ -13,6 +13,10 @@
     concurrent = 8
     weight = 3
 
+    [[key]]
+    name = "mesh"
+    certificate = "URI:spiffe://example/mesh"     # of a client, by mutual TLS
+
 `popgate key NAME` makes a key and its entry.
 """
 
@@ -86,12 +90,17 @@ class KeyConfig:
     weight: Annotated[int, between(1, MAX_WEIGHT)] | None = key(
         None, "its share of a busy device beside others; keys without one weigh 1"
     )
+    certificate: Annotated[str, text(1000)] = key(
+        "", "a client certificate's subject, as in CN=shop,O=Example, or other name"
+    )
 
     def __post_init__(self) -> None:
-        for name in ("name", "sha256"):
-            if not getattr(self, name):
-                msg = f"{name} is missing"
-                raise ValueError(msg)
+        if not self.name:
+            msg = "name is missing"
+            raise ValueError(msg)
+        if not (self.sha256 or self.certificate):
+            msg = "sha256 or certificate is missing"
+            raise ValueError(msg)
 
 
 @section
@@ -111,11 +120,11 @@ class KeysConfig:
                 f"{len(weights)} different weights; at most {MOST_WEIGHTS} are possible"
             )
             raise ValueError(msg)
-        for what in ("name", "sha256"):
+        for what in ("name", "sha256", "certificate"):
             seen: set[Any] = set()
             for item in self.key:
                 value = getattr(item, what)
-                if value in seen:
+                if value and value in seen:
                     msg = f"two keys have the same {what}, that of {item.name!r}"
                     raise ValueError(msg)
                 seen.add(value)

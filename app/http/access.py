@@ -21,7 +21,7 @@ from __future__ import annotations
 import enum
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 from app.config.keys import Group
@@ -132,10 +132,12 @@ class Access:
         """What verdicts are made by: they hold while this is the same object."""
         return self.keys.table
 
-    def check_inference(self, path: str, headers: Mapping[bytes, bytes]) -> Key | None:
+    def check_inference(
+        self, path: str, headers: Mapping[bytes, bytes], names: Sequence[str] = ()
+    ) -> Key | None:
         """As `check`, for inference at an infer path of the model table."""
         self.restrictions.check(path, headers)
-        return self._check_key("infer", path, headers) if self._for_all else None
+        return self._check_key("infer", path, headers, names) if self._for_all else None
 
     def check(
         self,
@@ -143,19 +145,21 @@ class Access:
         method: str,
         headers: Mapping[bytes, bytes],
         client: str | None,
+        names: Sequence[str] = (),
     ) -> Key | None:
         """The key that a request is let in by, and counted for, but for inference,
         which is counted when it begins; None where it needs none.
 
         `headers` are in lower case; `client` is the peer's address, None on a Unix
-        socket. Raises `HttpError` (401, 403, 429).
+        socket; `names` are those of its certificate. Raises `HttpError` (401, 403,
+        429).
         """
         has_header = self.restrictions.check(path, headers)
         group = key_group(path, method)
         if group is None:
             return None
         if self._for_all or (group == "manage" and self.keys.table.keys):
-            key = self._check_key(group, path, headers)
+            key = self._check_key(group, path, headers, names)
             if key is not None and group != "infer":
                 key.take()
             return key
@@ -174,11 +178,16 @@ class Access:
         return _not_local(headers, client)
 
     def _check_key(
-        self, group: Group, path: str, headers: Mapping[bytes, bytes]
+        self,
+        group: Group,
+        path: str,
+        headers: Mapping[bytes, bytes],
+        names: Sequence[str],
     ) -> Key | None:
         table = self.keys.table
         given = given_key(headers)
-        key = None if given is None else table.find(given)
+        # A key that is sent counts more than the certificate of who sends it.
+        key = table.of_certificate(names) if given is None else table.find(given)
         if key is None:
             # A wrong key is told, even where none is needed: it was meant to count.
             if given is None and group in table.anonymous:

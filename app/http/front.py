@@ -57,6 +57,8 @@ _LINGER_SECONDS = 1.0
 _LINGER_BYTES = 64 << 20
 # Responses up to this size are compressed at once (under a millisecond), larger ones,
 # and all bodies that come compressed (which may become large), in a thread.
+#: Where a scope has the names of its client's certificate (`app.http.tls.names_of`).
+NAMES = "popgate.certificate"
 _COMPRESS_AT_ONCE = 64 * 1024
 
 
@@ -143,7 +145,8 @@ class InferFront:
         client = scope.get("client")
         peer = None if client is None else client[0]
         try:
-            key = self.access.check(path, scope["method"], headers, peer)
+            names = scope.get(NAMES, ())
+            key = self.access.check(path, scope["method"], headers, peer, names)
         except HttpError as error:
             # A body stays unread.
             await send_error(send, ErrorResponse.of(error, close=is_post))

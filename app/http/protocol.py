@@ -34,10 +34,11 @@ from app.codec.messages import Buffer, Header
 from app.codec.model import DECODED_AT_ONCE
 from app.errors import BodyStopped, ErrorResponse, HttpError, row_of
 from app.http.exchange import Exchange
-from app.http.front import InferFront
+from app.http.front import NAMES, InferFront
 from app.http.known_head import LARGEST_BODY, KnownHead
 from app.http.stalls import Stall
 from app.http.streaming import wants_events
+from app.http.tls import names_of
 from app.observe.journal import Asked, Failed
 from app.observe.request_ids import id_of
 
@@ -137,6 +138,8 @@ class GatewayProtocol(HttpToolsProtocol):
         self._held = 0
         self._unsent = 0
         self._closing: asyncio.TimerHandle | None = None
+        # Of its client's certificate.
+        self._names: tuple[str, ...] = ()
 
     @classmethod
     def serving(cls, front: InferFront) -> partial[GatewayProtocol]:
@@ -415,7 +418,9 @@ class GatewayProtocol(HttpToolsProtocol):
                 keep_alive = parser.should_keep_alive()
                 exchange = Exchange(service, path, headers, self, keep_alive)
                 if self._access.guards_inference:
-                    exchange.key = self._access.check_inference(path, headers)
+                    exchange.key = self._access.check_inference(
+                        path, headers, self._names
+                    )
                 exchange.missing = missing
                 if missing > DECODED_AT_ONCE:
                     exchange.is_large = True
@@ -438,6 +443,9 @@ class GatewayProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self.url = url
         self.headers[:] = given
+        if self._names:
+            scope: Any = self.scope
+            scope[NAMES] = self._names
         for name, value in given:
             if name == b"expect" and value.lower() == b"100-continue":
                 self.expect_100_continue = True
@@ -513,6 +521,9 @@ class GatewayProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = self._reading = Reading(transport)
+        certificate = transport.get_extra_info("peercert")
+        if certificate:
+            self._names = names_of(certificate)
 
     def connection_lost(self, exc: Exception | None) -> None:
         cycle = self.cycle

@@ -190,6 +190,7 @@ class GatewayServer(uvicorn.Server):
         self._upload_timeout = upload_timeout or math.inf
         self._send_timeout = send_timeout or math.inf
         self._certificate = certificate
+        self._app = app
         self._sides = sides
         self._on_drain = on_drain
         self._on_reload = on_reload
@@ -243,20 +244,36 @@ class GatewayServer(uvicorn.Server):
             self.begin_drain()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        await super().startup([])
         loop = asyncio.get_running_loop()
         ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # as nohup has it
         if not ignored and threading.current_thread() is threading.main_thread():
             loop.add_signal_handler(signal.SIGHUP, self.handle_hangup)
-        for side, listener in self._sides:
-            make = functools.partial(
-                GatewayProtocol.serving(side), config=self.config,
-                server_state=self.server_state, app_state=self.lifespan.state,
-                _loop=loop,
-            )  # fmt: skip
-            tls = None if listener.family == socket.AF_UNIX else self.config.ssl
-            server = await loop.create_server(make, sock=listener, ssl=tls)
-            self.servers.append(server)
+        main = [(self._app, listener) for listener in sockets or ()]
+        for app, listener in (*main, *self._sides):
+            await self._listen(app, listener)
+
+    async def _listen(self, app: InferFront, listener: socket.socket) -> None:
+        """Serve `app` on a socket. As uvicorn does, but that a TLS handshake has no
+        more time than the head of a request."""
+        loop = asyncio.get_running_loop()
+        make = functools.partial(
+            GatewayProtocol.serving(app), config=self.config,
+            server_state=self.server_state, app_state=self.lifespan.state, _loop=loop,
+        )  # fmt: skip
+        is_side = any(listener is side for _, side in self._sides)
+        is_plain = is_side and listener.family == socket.AF_UNIX
+        tls = None if is_plain else self.config.ssl
+        patience = self._header_timeout
+        limit = None if tls is None or math.isinf(patience) else patience
+        server = await loop.create_server(
+            make,
+            sock=listener,
+            ssl=tls,
+            backlog=BACKLOG,
+            ssl_handshake_timeout=limit,
+        )
+        self.servers.append(server)
 
     async def on_tick(self, counter: int) -> bool:
         stop = await super().on_tick(counter)

@@ -7,8 +7,11 @@ certificate that it began with.
 from __future__ import annotations
 
 import logging
+import re
 import ssl
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from app.config.file_stamps import stamp_of
 
@@ -83,6 +86,37 @@ class Certificate:
     def __repr__(self) -> str:
         mutual = f", clients by {self._client_ca}" if self._client_ca else ""
         return f"<Certificate {self._certificate}{mutual}>"
+
+
+#: As RFC 4514 has them; other attributes have the names that OpenSSL gives them.
+_SHORT = {
+    "commonName": "CN",
+    "countryName": "C",
+    "domainComponent": "DC",
+    "localityName": "L",
+    "organizationName": "O",
+    "organizationalUnitName": "OU",
+    "stateOrProvinceName": "ST",
+    "streetAddress": "STREET",
+    "userId": "UID",
+}
+_SPECIAL = re.compile(r'([,+"\\<>;=])')
+
+
+def names_of(certificate: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a client's certificate (`ssl.SSLSocket.getpeercert`) is called in a file of
+    keys: its subject, in its own order, as in ``CN=shop,O=Example``, with a backslash
+    before what would stand for something; and its other names, as in ``DNS:shop``."""
+    subject = ",".join(
+        "+".join(f"{_SHORT.get(kind, kind)}={_escaped(value)}" for kind, value in part)
+        for part in certificate.get("subject", ())
+    )
+    others = (f"{kind}:{name}" for kind, name in certificate.get("subjectAltName", ()))
+    return (subject, *others) if subject else tuple(others)
+
+
+def _escaped(value: str) -> str:
+    return _SPECIAL.sub(r"\\\1", value)
 
 
 def _no_password() -> str:

@@ -60,9 +60,11 @@ class Told:
 
     def end(self) -> None:
         """The request is over: tell of it, unless a call does or the client is gone."""
+        scope = self.scope
+        # They know each other, and the garbage collector comes by rarely.
+        scope.pop(KEY, None)
         if self.is_told or not self._status:
             return
-        scope = self.scope
         asked = Asked(
             self.request_id,
             scope["method"],

@@ -107,6 +107,9 @@ class KeyTable:
     def __init__(self, keys: Iterable[Key], anonymous: Iterable[Group] = ()) -> None:
         self.keys = tuple(keys)
         self.anonymous = frozenset(anonymous)
+        self._of_certificates = {
+            key.config.certificate: key for key in self.keys if key.config.certificate
+        }
         self._seen: dict[bytes, Key] = {}
 
     def find(self, given: bytes) -> Key | None:
@@ -122,6 +125,12 @@ class KeyTable:
             if key is not None and len(self._seen) < _MOST_SEEN:
                 self._seen[given] = key
         return key
+
+    def of_certificate(self, names: Iterable[str]) -> Key | None:
+        """The key of a client whose certificate has these names
+        (`app.http.tls.names_of`)."""
+        found = self._of_certificates
+        return next((found[name] for name in names if name in found), None)
 
     def __repr__(self) -> str:
         return f"<KeyTable {[key.config.name for key in self.keys]}>"

@@ -49,7 +49,7 @@ KEY = f'[[key]]\nname = "a"\nsha256 = "{DIGEST.hex()}"\n'
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("[[key]]\nname = 'a'", "key.0: sha256 is missing"),
+        ("[[key]]\nname = 'a'", "key.0: sha256 or certificate is missing"),
         (f'[[key]]\nsha256 = "{DIGEST.hex()}"', "key.0: name is missing"),
         (KEY + "group = []", "unknown key 'group' (did you mean groups?)"),
         (KEY + "groups = ['all']", "key.0.groups.0 must be 'infer', 'metadata'"),

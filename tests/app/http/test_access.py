@@ -353,8 +353,19 @@ def as_key(name: str) -> dict[str, str]:
     return {"Authorization": f"Bearer key of {name}"}
 
 
+#: A model of another one.
+OTHER = """
+[[ensemble.step]]
+model = "affine"
+inputs = { input = "input" }
+outputs = { output = "output" }
+"""
+
+
 def test_keys_over_http(tmp_path: Path, keys_file: Path) -> None:
     models.affine(tmp_path / "affine.popef")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.toml").write_text(OTHER)
     options = ("--keys", str(keys_file), "--metrics-port", "0")
     with ServedGateway(tmp_path, *options, POPGATE_API_KEY="root") as gateway:
         gateway.wait_ready()  # health needs none
@@ -379,6 +390,9 @@ def test_keys_over_http(tmp_path: Path, keys_file: Path) -> None:
             assert status(path, {}, "GET") == 401
             assert status(path, as_key("see"), "GET") == 200, path
         assert status("/v1/models/affine", as_key("b"), "GET") == 403
+        # Who may ask a model may ask for what it calls, by way of it.
+        assert status("/v1/models/other/infer", as_key("b")) == 200
+        assert status("/v1/models/other/infer", as_key("a")) == 403
         assert status("/v1/models/affine/unload", as_key("a")) == 403
         assert status("/v2/nothing/of/ours", {}, "GET") == 401
         metrics = gateway.wait_line("metrics").split()[-1].removesuffix("/metrics")
@@ -476,7 +490,7 @@ def test_serve_says_what_is_wrong_with_the_file(
     path = tmp_path / "keys.toml"
     if text is not None:
         path.write_text(text)
-    done = run_popgate("serve", "--port", "0", "--keys", path)
+    done = run_popgate("serve", "-m", tmp_path, "--port", "0", "--keys", path)
     assert done.returncode == 2
     assert problem in done.stderr
     assert "--keys" in done.stderr

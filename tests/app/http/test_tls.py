@@ -12,9 +12,11 @@ from pathlib import Path
 import httpx
 import pytest
 import trustme
+from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from app.http.tls import Certificate, TlsError
+from app.config.keys import digest_of
+from app.http.tls import Certificate, TlsError, names_of
 from tests.app.served import ServedGateway, run_popgate
 from tests.engine import models
 from tests.support import WAIT, until
@@ -67,6 +69,69 @@ def serial(url: str, context: ssl.SSLContext) -> object:
         found = tls.getpeercert()
     assert found is not None
     return found["serialNumber"]
+
+
+def test_the_names_of_a_certificate() -> None:
+    subject = (
+        (("countryName", "DE"),),
+        (("organizationName", "A, B=C"), ("serialNumber", "1")),
+        (("commonName", 'x"\\'),),
+    )
+    others = (("DNS", "a.example"), ("URI", "spiffe://example/a"))
+    assert names_of({"subject": subject, "subjectAltName": others}) == (
+        r"C=DE,O=A\, B\=C+serialNumber=1,CN=x\"\\",
+        "DNS:a.example",
+        "URI:spiffe://example/a",
+    )
+    assert names_of({}) == ()
+
+
+def client_of(authority: trustme.CA, name: str) -> tuple[ssl.SSLContext, str]:
+    """A client with a certificate by `authority`, and that one's subject."""
+    issued = authority.issue_cert(f"{name}.example", common_name=name)
+    context = trusting(authority)
+    issued.configure_cert(context)
+    parsed = x509.load_pem_x509_certificate(issued.cert_chain_pems[0].bytes())
+    # RFC 4514 begins with the last attribute, a certificate with the first.
+    return context, ",".join(reversed(parsed.subject.rfc4514_string().split(",")))
+
+
+def test_a_certificate_is_a_key(tmp_path: Path, authority: trustme.CA) -> None:
+    issue(authority, tmp_path)
+    pem = tmp_path / "clients.pem"
+    authority.cert_pem.write_to_path(str(pem))
+    shop, _ = client_of(authority, "shop")
+    ops, subject = client_of(authority, "ops")
+    nobody, _ = client_of(authority, "nobody")
+    keys = tmp_path / "keys.toml"
+    keys.write_text(
+        "[[key]]\nname = 'shop'\ncertificate = 'DNS:shop.example'\n"
+        "groups = ['infer', 'metrics']\n"
+        f"[[key]]\nname = 'ops'\ncertificate = '{subject}'\ngroups = ['metadata']\n"
+        f"[[key]]\nname = 'sent'\nsha256 = '{digest_of(b'k').hex()}'\n"
+        "groups = ['pages']\n"
+    )
+    options = ["--tls-client-ca", str(pem), "--keys", str(keys), "--metrics-port", "0"]
+    with served(tmp_path, shop, *options) as gateway:
+        metrics = gateway.wait_line("metrics").split()[-1]
+        for context, infer, models, metric in (
+            (shop, 200, 403, 200),
+            (ops, 403, 200, 403),
+            (nobody, 401, 401, 401),
+        ):
+            with httpx.Client(base_url=gateway.url, verify=context) as client:
+                for _ in range(2):  # the second time by the known head
+                    assert client.post(INFER, json=BODY).status_code == infer
+                assert client.get("/v1/models").status_code == models
+                sent = {"X-API-Key": "k"}
+                assert client.get("/docs", headers=sent).status_code == 200
+                assert client.get("/v1/models", headers=sent).status_code == 403
+                wrong = {"X-API-Key": "wrong"}
+                assert client.post(INFER, json=BODY, headers=wrong).status_code == 401
+            assert httpx.get(metrics, verify=context).status_code == metric
+    done = run_popgate("serve", "-m", tmp_path, "--port", "0", "--keys", str(keys))
+    assert done.returncode == 2
+    assert "without --tls-client-ca" in done.stderr
 
 
 def test_a_certificate_is_renewed_under_load(
