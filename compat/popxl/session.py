@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -12,9 +14,8 @@ import popart
 import popir
 from popir import session as running
 from popxl import utils
-from popxl.dtypes import dtype
 from popxl.ir import Ir
-from popxl.streams import DeviceToHostStream, HostToDeviceStream
+from popxl.streams import DeviceToHostStream, HostToDeviceStream, Stream
 from popxl.tensor import Constant, Tensor, Variable
 from popxl.utils import _to_device_info, downcast_np_dtypes
 
@@ -58,7 +59,8 @@ class Session:
             raise
         ir._below.is_prepared = True
         # No graph changes any more.
-        self._h2d, self._d2h = ir.get_all_h2d_streams(), ir.get_all_d2h_streams()
+        self._h2d = {s: self._form_of(s) for s in ir.get_all_h2d_streams()}
+        self._d2h = {s: self._form_of(s) for s in ir.get_all_d2h_streams()}
         ir._write_dot("FINAL")
         self._set_current(True)
         if device.isAttached:
@@ -104,18 +106,19 @@ class Session:
 
     def expected_inputs(self) -> set[HostToDeviceStream]:
         """The streams that `run` must be given data for."""
-        return self._ir.get_all_h2d_streams()
+        return set(self._h2d)
 
-    def _full_shape(self, stream: Any) -> tuple[int, ...]:
+    def _form_of(self, stream: Stream) -> _Form:
         transfers = self._ir.num_host_transfers
         lead = (transfers,) if transfers > 1 else ()
-        return (*lead, *stream.shape)
+        full = (*lead, *stream.shape)
+        return _Form(stream._tensor._below, full, len(lead), stream.dtype.as_numpy())
 
     def create_host_outputs(self) -> dict[DeviceToHostStream, _Array]:
         """An empty array for each output stream."""
         return {
-            stream: np.empty(self._full_shape(stream), stream.dtype.as_numpy())
-            for stream in self._ir.get_all_d2h_streams()
+            stream: np.empty(form.shape, form.dtype)
+            for stream, form in self._d2h.items()
         }
 
     def run(
@@ -142,63 +145,29 @@ class Session:
         }
         self._validate_run_inputs(given)
         self._validate_run_outputs(outputs or {})
-        arrays = {
-            stream._tensor._below: _as_type(self._rows(stream, data), stream.dtype)
-            for stream, data in given.items()
-        }
+        arrays: dict[popir.Tensor, _Array] = {}
+        for stream, data in given.items():
+            form = self._h2d[stream]
+            arrays[form.tensor] = _as_type(form.rows(data), form.dtype)
         into: dict[popir.Tensor, _Array] = {}
         late: list[tuple[_Array, _Array]] = []
-        for stream, array in (outputs or {}).items():
-            rows = self._rows(stream, array)
-            fits = rows.dtype == stream.dtype.as_numpy()
-            if not (fits and np.shares_memory(rows, array)):
-                late.append((array, np.empty(rows.shape, stream.dtype.as_numpy())))
-                rows = late[-1][1]
-            into[stream._tensor._below] = rows
+        for sink, array in (outputs or {}).items():
+            form = self._d2h[sink]
+            rows = form.rows(array)
+            if rows.dtype != form.dtype or not np.may_share_memory(rows, array):
+                rows = np.empty(rows.shape, form.dtype)
+                late.append((array, rows))
+            into[form.tensor] = rows
         self._set_current(not self._written())
         self._session.run(arrays, into)
         for array, made in late:
             array[...] = made.reshape(array.shape)
 
-    def _rows(self, stream: Any, array: _Array) -> _Array:
-        """An array of the caller's with a first dimension of transfers."""
-        if self._ir.num_host_transfers > 1:
-            return array.reshape(len(array), *stream.shape)
-        return array.reshape(1, *stream.shape)
-
     def _validate_run_inputs(self, inputs: Mapping[HostToDeviceStream, Any]) -> None:
-        self._validate(inputs, self._h2d, "inputs")
+        _validate(inputs, self._h2d, "inputs")
 
     def _validate_run_outputs(self, outputs: Mapping[DeviceToHostStream, Any]) -> None:
-        self._validate(outputs, self._d2h, "outputs")
-
-    def _validate(self, given: Mapping[Any, Any], wanted: Any, word: str) -> None:
-        if set(given) != set(wanted):
-            missing = sorted(s.tensor_id for s in set(wanted) - set(given))
-            more = sorted(getattr(s, "tensor_id", str(s)) for s in set(given) - wanted)
-            raise ValueError(
-                f"Unexpected/Missing {word}. Missing: {missing}. Unexpected: {more}"
-            )
-        for stream, array in given.items():
-            self._validate_shape(stream, np.asarray(array))
-
-    def _validate_shape(self, stream: Any, array: _Array) -> None:
-        transfers = self._ir.num_host_transfers
-        lead = 1 if transfers > 1 else 0
-        if lead and (not array.ndim or array.shape[0] < transfers):
-            raise ValueError(
-                f"Stream {stream.tensor_id!r}: the first dimension must be "
-                f"{transfers} (num_host_transfers) at least, found {list(array.shape)}"
-            )
-        if np.squeeze(array).ndim <= lead and array.size >= transfers:
-            rest = int(np.prod(array.shape[lead:]))
-            if rest == int(np.prod(stream.shape)):
-                return
-        if array.shape[lead:] != stream.shape:
-            raise ValueError(
-                f"Shape mismatch of stream {stream.tensor_id!r}: expected "
-                f"{list(self._full_shape(stream))}, found {list(array.shape)}"
-            )
+        _validate(outputs, self._d2h, "outputs")
 
     # Weights
 
@@ -311,6 +280,58 @@ class Session:
             variable.is_current = current
 
 
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What arrays of a stream are like."""
+
+    tensor: popir.Tensor
+    shape: tuple[int, ...]
+    """With a first dimension of transfers where there are several."""
+    lead: int
+    """Whether there are: 1 or 0."""
+    dtype: np.dtype[Any]
+
+    def rows(self, array: _Array) -> _Array:
+        """An array of the caller's with a first dimension of transfers."""
+        if not self.lead:
+            return array.reshape(1, *self.shape)
+        return array.reshape(len(array), *self.shape[1:])
+
+    def check(self, array: _Array) -> None:
+        """ValueError where `array` has another shape. One that without its ones has no
+        more dimensions than that of transfers may stand for any of one element."""
+        found, lead = array.shape, self.lead
+        if found == self.shape:
+            return
+        if lead and (not found or found[0] < self.shape[0]):
+            raise ValueError(
+                f"Stream {self.tensor.id!r}: the first dimension must be "
+                f"{self.shape[0]} (num_host_transfers) at least, found {list(found)}"
+            )
+        if np.squeeze(array).ndim <= lead and prod(found[lead:]) == prod(
+            self.shape[lead:]
+        ):
+            return
+        if found[lead:] != self.shape[lead:]:
+            raise ValueError(
+                f"Shape mismatch of stream {self.tensor.id!r}: expected "
+                f"{list(self.shape)}, found {list(found)}"
+            )
+
+
+def _validate(given: Mapping[Any, Any], wanted: Mapping[Any, _Form], word: str) -> None:
+    if given.keys() != wanted.keys():
+        missing = sorted(s.tensor_id for s in set(wanted) - set(given))
+        more = sorted(
+            getattr(s, "tensor_id", str(s)) for s in set(given) - set(wanted)
+        )
+        raise ValueError(
+            f"Unexpected/Missing {word}. Missing: {missing}. Unexpected: {more}"
+        )
+    for stream, array in given.items():
+        wanted[stream].check(np.asarray(array))
+
+
 def _host_array(data: Any, downcast: bool) -> _Array:
     if hasattr(data, "detach") and hasattr(data, "cpu"):  # a torch tensor
         data = data.detach().cpu().numpy()
@@ -320,9 +341,9 @@ def _host_array(data: Any, downcast: bool) -> _Array:
     return array
 
 
-def _as_type(array: _Array, type_: dtype) -> _Array:
-    if array.dtype != type_.as_numpy():
-        return array.astype(type_.as_numpy())
+def _as_type(array: _Array, wanted: np.dtype[Any]) -> _Array:
+    if array.dtype != wanted:
+        return array.astype(wanted)
     return np.ascontiguousarray(array)
 
 

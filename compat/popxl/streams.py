@@ -15,6 +15,7 @@ class Stream:
 
     _tensor: Tensor
     _stream: popir.Stream
+    _hash: int
 
     def __init__(self) -> None:
         raise NotImplementedError("Use popxl.h2d_stream or popxl.d2h_stream")
@@ -33,6 +34,7 @@ class Stream:
         self = cls.__new__(cls)
         self._tensor = tensor
         self._stream = below
+        self._hash = hash(tensor)
         return self
 
     @property
@@ -56,7 +58,7 @@ class Stream:
         return self._tensor.shape
 
     def __hash__(self) -> int:
-        return hash(self._tensor)
+        return self._hash
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Stream) and self._tensor == other._tensor
