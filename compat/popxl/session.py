@@ -322,9 +322,7 @@ class _Form:
 def _validate(given: Mapping[Any, Any], wanted: Mapping[Any, _Form], word: str) -> None:
     if given.keys() != wanted.keys():
         missing = sorted(s.tensor_id for s in set(wanted) - set(given))
-        more = sorted(
-            getattr(s, "tensor_id", str(s)) for s in set(given) - set(wanted)
-        )
+        more = sorted(getattr(s, "tensor_id", str(s)) for s in set(given) - set(wanted))
         raise ValueError(
             f"Unexpected/Missing {word}. Missing: {missing}. Unexpected: {more}"
         )

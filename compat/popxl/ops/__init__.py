@@ -18,6 +18,13 @@ from popxl.ops.conditional import (
     conditional,
     conditional_with_info,
 )
+from popxl.ops.convolutions import (
+    PadType,
+    conv,
+    conv_pow2scaled,
+    conv_transpose,
+    conv_transpose_pow2scaled,
+)
 from popxl.ops.elementwise import (
     abs,
     add,
@@ -73,8 +80,6 @@ from popxl.ops.elementwise import (
 )
 from popxl.ops.float8 import (
     cast_then_pow2scale,
-    conv_pow2scaled,
-    conv_transpose_pow2scaled,
     matmul_pow2scaled,
     pow2scale_cast_from_fp8,
     pow2scale_cast_to_fp8,
@@ -96,11 +101,8 @@ from popxl.ops.missing import (
     remote_store,
 )
 from popxl.ops.networks import (
-    PadType,
     average_pool,
     batch_norm_inference,
-    conv,
-    conv_transpose,
     group_norm,
     layer_norm,
     matmul,

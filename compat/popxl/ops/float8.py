@@ -1,18 +1,9 @@
-"""Casts to and from float8, and products of float8 tensors."""
+"""Casts to and from float8, and products of float8 matrices."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
-
 from popxl import dtypes
 from popxl.dtypes import dtype
-from popxl.ops.networks import (
-    PadType,
-    conv_attributes,
-    conv_hints,
-    transposed_attributes,
-)
 from popxl.ops.utils import emit
 from popxl.tensor import Tensor
 
@@ -58,7 +49,8 @@ def _cast(type_: str, t: Tensor, log2_scale: Tensor, data_type: dtype) -> Tensor
     return emit(type_, {"t": t, "log2_scale": log2_scale}, [name], attributes)[0]
 
 
-def _check_float8(first: Tensor, second: Tensor, log2_scale: Tensor) -> None:
+def check_float8(first: Tensor, second: Tensor, log2_scale: Tensor) -> None:
+    """TypeError where the operands of a product are not float8; checks the scale."""
     for each in (first, second):
         if isinstance(each, Tensor) and each.dtype not in _FLOAT8:
             raise TypeError(f"{each.id} must be of a float8 type, not {each.dtype}")
@@ -72,61 +64,7 @@ def matmul_pow2scaled(
     available_memory_proportion: float | None = None,
 ) -> Tensor:
     """The product of two float8 matrices times 2^log2_scale, as float16."""
-    _check_float8(lhs, rhs, log2_scale)
+    check_float8(lhs, rhs, log2_scale)
     inputs = {"lhs": lhs, "rhs": rhs, "log2_scale": log2_scale}
     attributes = {"output_type": None}
     return emit("MatMulPow2Scaled", inputs, ["matmul_pow2scaled_out"], attributes)[0]
-
-
-def conv_pow2scaled(
-    t: Tensor,
-    weight: Tensor,
-    log2_scale: Tensor,
-    stride: Sequence[int] = (1, 1),
-    padding: Sequence[int] = (0, 0, 0, 0),
-    dilation: Sequence[int] = (1, 1),
-    groups: int = 1,
-    pad_type: PadType = "not_set",
-    available_memory_proportions: Sequence[float] | None = None,
-    enable_conv_dithering: Iterable[bool] | None = None,
-) -> Tensor:
-    """A convolution of float8 tensors times 2^log2_scale, as float16."""
-    _check_float8(t, weight, log2_scale)
-    attributes: dict[str, Any] = conv_attributes(
-        stride, padding, dilation, groups, pad_type
-    )
-    attributes["hints"] = conv_hints(
-        available_memory_proportions, None, enable_conv_dithering
-    )
-    inputs = {"t": t, "weight": weight, "log2_scale": log2_scale}
-    return emit("ConvPow2Scaled", inputs, ["conv_out"], attributes)[0]
-
-
-def conv_transpose_pow2scaled(
-    t: Tensor,
-    weight: Tensor,
-    log2_scale: Tensor,
-    stride: Sequence[int] = (1, 1),
-    padding: Sequence[int] = (0, 0, 0, 0),
-    dilation: Sequence[int] = (1, 1),
-    groups: int = 1,
-    pad_type: PadType = "not_set",
-    output_padding: Sequence[int] = (),
-    output_shape: Sequence[int] = (),
-    available_memory_proportions: Sequence[float] | None = None,
-    enable_conv_dithering: Iterable[bool] | None = None,
-) -> Tensor:
-    """A transposed convolution of float8 tensors times 2^log2_scale, as float16."""
-    _check_float8(t, weight, log2_scale)
-    attributes: dict[str, Any] = conv_attributes(
-        stride, padding, dilation, groups, pad_type
-    )
-    attributes |= transposed_attributes(
-        t, weight, output_padding, output_shape, pad_type
-    )
-    attributes["hints"] = conv_hints(
-        available_memory_proportions, None, enable_conv_dithering
-    )
-    inputs = {"t": t, "weight": weight, "log2_scale": log2_scale}
-    name = "convtranspose_out"
-    return emit("ConvTransposePow2Scaled", inputs, [name], attributes)[0]

@@ -1,19 +1,18 @@
-"""Matrix products, normalisation, convolution, losses."""
+"""Matrix products, normalisation, pools, losses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal, get_args
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import numpy as np
 
 import popir
 from popxl import dtypes
 from popxl.dtypes import dtype
+from popxl.ops.convolutions import PadType, pad_type_of
 from popxl.ops.utils import emit
 from popxl.tensor import Tensor, constant
-
-PadType = Literal["not_set", "same_upper", "same_lower", "valid"]
 
 
 def matmul(
@@ -79,110 +78,6 @@ def batch_norm_inference(
     return emit("BatchNorm", inputs, ["batch_norm_out"], {"eps": epsilon})[0]
 
 
-def _pad_type(pad_type: str) -> str:
-    if pad_type not in get_args(PadType):
-        raise ValueError(f"Unknown pad_type {pad_type!r}: one of {get_args(PadType)}")
-    return pad_type
-
-
-def conv(
-    t: Tensor,
-    weight: Tensor,
-    stride: Sequence[int] = (1, 1),
-    padding: Sequence[int] = (0, 0, 0, 0),
-    dilation: Sequence[int] = (1, 1),
-    groups: int = 1,
-    pad_type: PadType = "not_set",
-    available_memory_proportions: Sequence[float] | None = None,
-    partials_types: Sequence[dtype] | None = None,
-    enable_conv_dithering: Iterable[bool] | None = None,
-) -> Tensor:
-    """Convolution; padding as ONNX orders it: all begins, then all ends."""
-    attributes = conv_attributes(stride, padding, dilation, groups, pad_type)
-    attributes["hints"] = conv_hints(
-        available_memory_proportions, partials_types, enable_conv_dithering
-    )
-    return emit("Conv", {"t": t, "weight": weight}, ["conv_out"], attributes)[0]
-
-
-def conv_attributes(
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    pad_type: str,
-) -> dict[str, Any]:
-    """What all convolutions are told; ValueError for an unknown `pad_type`."""
-    return {
-        "stride": tuple(stride),
-        "padding": tuple(padding),
-        "dilation": tuple(dilation),
-        "groups": groups,
-        "auto_pad": _pad_type(pad_type),
-    }
-
-
-def conv_hints(
-    proportions: Sequence[float] | None,
-    partials: Sequence[Any] | None,
-    dithering: Iterable[bool] | None,
-) -> dict[str, Any]:
-    """Hints, which are kept and change nothing; ValueError for unknown partials."""
-    for each in partials or ():
-        if each not in (dtypes.float16, dtypes.float32, "half", "float"):
-            raise ValueError(f"partials_types must be float16 or float32: {each!r}")
-    return {
-        "proportions": list(proportions or []),
-        "partials": list(partials or []),
-        "dithering": list(dithering or []),
-    }
-
-
-def transposed_attributes(
-    t: Tensor,
-    weight: Tensor,
-    output_padding: Sequence[int],
-    output_shape: Sequence[int],
-    pad_type: str,
-) -> dict[str, Any]:
-    """What transposed convolutions are told beside; ValueError where it cannot be."""
-    spatial = t.rank - 2 if isinstance(t, Tensor) else 0
-    given = tuple(int(n) for n in output_shape)
-    if given and pad_type == "valid":
-        raise ValueError("output_shape cannot be given with pad_type 'valid'")
-    if given and len(given) not in (spatial, spatial + 2):
-        raise ValueError(
-            f"output_shape must have {spatial} or {spatial + 2} dimensions: {given}"
-        )
-    return {"output_padding": tuple(output_padding), "output_shape": given}
-
-
-def conv_transpose(
-    t: Tensor,
-    weight: Tensor,
-    stride: Sequence[int] = (1, 1),
-    padding: Sequence[int] = (0, 0, 0, 0),
-    dilation: Sequence[int] = (1, 1),
-    groups: int = 1,
-    pad_type: PadType = "not_set",
-    output_padding: Sequence[int] = (),
-    output_shape: Sequence[int] = (),
-    available_memory_proportions: Sequence[float] | None = None,
-    partials_types: Sequence[dtype] | None = None,
-    enable_conv_dithering: Iterable[bool] | None = None,
-) -> Tensor:
-    """The transpose of a convolution; output_shape: paddings follow from it."""
-    attributes = conv_attributes(stride, padding, dilation, groups, pad_type)
-    attributes |= transposed_attributes(
-        t, weight, output_padding, output_shape, pad_type
-    )
-    attributes["hints"] = conv_hints(
-        available_memory_proportions, partials_types, enable_conv_dithering
-    )
-    inputs = {"t": t, "weight": weight}
-    return emit("ConvTranspose", inputs, ["convtranspose_out"], attributes)[0]
-
-
 def _pool(
     type_: str,
     t: Tensor,
@@ -203,7 +98,7 @@ def _pool(
         "stride": tuple(stride or ()),
         "padding": tuple(padding or ()),
         "dilation": tuple(dilation or ()),
-        "auto_pad": _pad_type(auto_pad),
+        "auto_pad": pad_type_of(auto_pad),
         "ceil_mode": bool(ceil_mode),
     }
     return emit(type_, {"t": t}, [f"{type_.lower()}_out"], attributes)[0]
