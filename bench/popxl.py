@@ -11,11 +11,14 @@ be done faster. Ways take turns within a round; a number is the median over the 
     infer       a transformer of six layers (64 tokens of 128, 4 heads): session.run
     repeat      a loop of 1,000 additions: one call of ONNX Runtime an iteration
     import      `import popxl` in a new process beside one that imports numpy
+    learn       a training step of that transformer beside torch's, on as many threads;
+                left out where torch is not installed
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import statistics
 import subprocess
 import sys
@@ -101,6 +104,131 @@ def transformer(layers: int = 6, tokens: int = 64, width: int = 128) -> Any:
             x = x + inner @ weight(4 * width, width)
         ops.host_store(out, x)
     return ir, {stream: rng.normal(size=(tokens, width)).astype(np.float32)}
+
+
+Weights = list[np.ndarray[Any, Any]]
+
+
+def transformer_weights(layers: int, width: int) -> list[Weights]:
+    """For each layer the scales and shifts of two norms, and six matrices."""
+    rng = np.random.default_rng(1)
+
+    def matrix(*shape: int) -> np.ndarray[Any, Any]:
+        return (rng.normal(size=shape) * 0.05).astype(np.float32)
+
+    ones, zeros = np.ones(width, np.float32), np.zeros(width, np.float32)
+    return [
+        [ones, zeros, ones, zeros]
+        + [matrix(width, width) for _ in range(4)]
+        + [matrix(width, 4 * width), matrix(4 * width, width)]
+        for _ in range(layers)
+    ]
+
+
+HEADS, RATE = 4, 0.01
+
+
+def _layer(x: Any, *weights: Any) -> Any:
+    scale, shift, scale2, shift2, *matrices = weights
+    tokens, width = x.shape
+    t = ops.layer_norm(x, scale, shift)
+    parts = [
+        (t @ matrix).reshape((tokens, HEADS, -1)).transpose((1, 0, 2))
+        for matrix in matrices[:3]
+    ]
+    scores = ops.softmax(parts[0] @ parts[1].transpose((0, 2, 1)) * 0.2, -1)
+    mixed = (scores @ parts[2]).transpose((1, 0, 2)).reshape((tokens, width))
+    x = x + mixed @ matrices[3]
+    inner = ops.gelu(ops.layer_norm(x, scale2, shift2) @ matrices[4])
+    return x + inner @ matrices[5]
+
+
+def learner(weights: list[Weights], x: Any, y: Any) -> Callable[[], float]:
+    """A training step of the transformer; each call gives its loss."""
+    ir = popxl.Ir()
+    with ir.main_graph, popxl.in_sequence():
+        source = popxl.h2d_stream(x.shape, popxl.float32, "x")
+        wanted = popxl.h2d_stream(y.shape, popxl.float32, "y")
+        out = popxl.d2h_stream((), popxl.float32, "loss")
+        variables = [[popxl.variable(w) for w in layer] for layer in weights]
+        value = ops.host_load(source)
+        graph = ir.create_graph(_layer, value, *variables[0])
+        calls = []
+        for layer in variables:
+            calls.append(ops.call_with_info(graph, value, *layer))
+            value = calls[-1].outputs[0]
+        error = value - ops.host_load(wanted)
+        ops.host_store(out, ops.mean(error * error))
+        info: Any = autodiff(graph)
+        gradient = error * (2 / error.nelms)
+        updates: list[tuple[Any, Any]] = []
+        for call, layer in zip(calls[::-1], variables[::-1], strict=True):
+            given = info.inputs_dict(call)
+            gradient, *found = ops.call(info.graph, gradient, inputs_dict=given)
+            updates += zip(layer, found, strict=True)
+        for weight, change in updates:
+            ops.scaled_add_(weight, change, b=-RATE)
+    session = popxl.Session(ir, "ipu_model")
+    session.__enter__()
+    data = {source: x, wanted: y}
+    return lambda: float(session.run(data)[out])
+
+
+def torch_learner(
+    torch: Any, weights: list[Weights], x: Any, y: Any
+) -> Callable[[], float]:
+    """The same in torch, with its own kernels for what it has."""
+    functional = torch.nn.functional
+    variables = [
+        [torch.tensor(w, requires_grad=True) for w in layer] for layer in weights
+    ]
+    source, wanted = torch.tensor(x), torch.tensor(y)
+    parameters = [weight for layer in variables for weight in layer]
+    optimiser = torch.optim.SGD(parameters, lr=RATE)
+    tokens, width = x.shape
+
+    def step() -> float:
+        optimiser.zero_grad()
+        value = source
+        for scale, shift, scale2, shift2, *matrices in variables:
+            t = functional.layer_norm(value, (width,), scale, shift)
+            q, k, v = (
+                (t @ matrix).reshape(tokens, HEADS, -1).transpose(0, 1)
+                for matrix in matrices[:3]
+            )
+            mixed = torch.softmax(q @ k.transpose(1, 2) * 0.2, -1) @ v
+            value = value + mixed.transpose(0, 1).reshape(tokens, width) @ matrices[3]
+            t = functional.layer_norm(value, (width,), scale2, shift2)
+            inner = functional.gelu(t @ matrices[4], approximate="tanh")
+            value = value + inner @ matrices[5]
+        loss = ((value - wanted) ** 2).mean()
+        loss.backward()
+        optimiser.step()
+        return float(loss.detach())
+
+    return step
+
+
+def learn(seconds: float, rounds: int, tokens: int = 64, width: int = 128) -> None:
+    """Print what a training step takes beside torch's, if torch is there."""
+    try:
+        torch = importlib.import_module("torch")
+    except ModuleNotFoundError:
+        print("learn    torch is not installed: pip install torch")
+        return
+    torch.set_num_threads(usable_cores())
+    rng = np.random.default_rng(2)
+    x, y = (rng.normal(size=(tokens, width)).astype(np.float32) for _ in range(2))
+    weights = transformer_weights(6, width)
+    mine, theirs = learner(weights, x, y), torch_learner(torch, weights, x, y)
+    losses = np.array([(mine(), theirs()) for _ in range(10)])
+    np.testing.assert_allclose(losses[:, 0], losses[:, 1], rtol=1e-3)
+    times = turns({"run": mine, "torch": theirs}, seconds, rounds)
+    ratio = times["run"] / times["torch"]
+    print(
+        f"{'learn':8} {times['run'] * 1e6:9.1f} us, torch {times['torch'] * 1e6:9.1f} "
+        f"us, x{ratio:.2f}"
+    )
 
 
 def bare(session: popxl.Session, inputs: dict[Any, Any]) -> Way:
@@ -219,6 +347,7 @@ def main() -> None:
     compare("train", training(), given.seconds, given.rounds)
     compare("infer", transformer(), given.seconds, given.rounds)
     loops(given.seconds, given.rounds)
+    learn(given.seconds, given.rounds)
     imports(given.rounds)
 
 

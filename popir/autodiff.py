@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from popir.aliases import changed_inputs
+from popir.dependence import branches, dependents, reached_by
 from popir.errors import IrError
 from popir.ir import Graph, Operator, Tensor
 from popir.records import Call, Grad, GradRule, Record, Spec
@@ -140,7 +141,7 @@ class _Differentiation:
         if operator.type in ("Call", "If"):
             return [
                 n
-                for called, skipped in _branches(operator)
+                for called, skipped in branches(operator)
                 for n in self._given_by_graph(operator, called, skipped, set(arriving))
             ]
         return [
@@ -305,7 +306,7 @@ class _Differentiation:
         zeros for the inputs of the other."""
         found = [
             (called, skipped, *self._gradients_of(operator, called, skipped))
-            for called, skipped in _branches(operator)
+            for called, skipped in branches(operator)
         ]
         wanted: list[int] = []
         for called, skipped, inner, _ in found:
@@ -463,61 +464,3 @@ def _gradient_record(rule: GradRule) -> Record:
         ),
         refuses="gradients of gradients are not there yet",
     )
-
-
-def dependents(graph: Graph, of: Iterable[Tensor]) -> set[Tensor]:
-    """The tensors of `graph` that depend, differentiably, on some of `of`."""
-    found = set(of)
-    for operator in graph.operators:
-        if operator.type in ("Call", "If"):
-            for called, skipped in _branches(operator):
-                pairs = zip(called.inputs, operator.inputs[skipped:], strict=False)
-                inside = dependents(called, [i for i, o in pairs if o in found])
-                found.update(
-                    outer
-                    for inner, outer in zip(
-                        called.outputs, operator.outputs, strict=False
-                    )
-                    if inner in inside
-                )
-            continue
-        if operator.record.refuses and found.intersection(operator.inputs):
-            found.update(operator.outputs)
-            continue
-        if not found.intersection(operator.inputs):
-            continue
-        rules = operator.record.grads(operator.call) or ()
-        if any(operator.inputs[n] in found for rule in rules for n in rule.gives):
-            found.update(t for t in operator.outputs if t.dtype.is_float)
-    return found
-
-
-def reached_by(graph: Graph, outputs: Iterable[Tensor]) -> set[Tensor]:
-    """The tensors of `graph` on which some of `outputs` depend, differentiably."""
-    found = set(outputs)
-    for operator in reversed(graph.operators):
-        if not found.intersection(operator.outputs):
-            continue
-        if operator.type in ("Call", "If"):
-            for called, skipped in _branches(operator):
-                pairs = zip(called.outputs, operator.outputs, strict=False)
-                inside = reached_by(called, [i for i, o in pairs if o in found])
-                found.update(
-                    outer
-                    for inner, outer in zip(
-                        called.inputs, operator.inputs[skipped:], strict=False
-                    )
-                    if inner in inside
-                )
-            continue
-        rules = operator.record.grads(operator.call) or ()
-        found.update(operator.inputs[n] for rule in rules for n in rule.gives)
-    return found
-
-
-def _branches(operator: Operator) -> list[tuple[Graph, int]]:
-    """The graphs of a call or conditional, and where their inputs begin."""
-    graphs = operator.called_graphs
-    if operator.type == "Call":
-        return [(graphs[0], 0)]
-    return [(graphs[0], 1), (graphs[1], 1 + len(graphs[0].inputs))]

@@ -160,12 +160,17 @@ complex128 = _STR_TO_POPXL["complex128"]
 half, float, double = float16, float32, float64
 
 _PY_TO_POPXL: dict[Any, dtype] = {builtins.bool: bool, builtins.float: float32}
-_PT_TO_POPXL: dict[Any, dtype] = {}
-try:
-    import torch as _torch  # type: ignore[import-not-found, unused-ignore]
-except ModuleNotFoundError:
-    pass
-else:
-    _PT_TO_POPXL = {
-        getattr(_torch, name): _STR_TO_POPXL[name] for name in sorted(_torch_names)
-    }
+
+
+def __getattr__(name: str) -> Any:
+    # torch takes a second to import: not before somebody asks for its types.
+    if name != "_PT_TO_POPXL":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        import torch  # type: ignore[import-not-found, unused-ignore]
+    except ModuleNotFoundError:
+        found: dict[Any, dtype] = {}
+    else:
+        found = {getattr(torch, n): _STR_TO_POPXL[n] for n in sorted(_torch_names)}
+    globals()[name] = found
+    return found

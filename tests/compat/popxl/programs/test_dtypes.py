@@ -1,7 +1,7 @@
 import numpy as np
 import popxl
 import pytest
-from popxl import dtype, dtypes
+from popxl import dtype, dtypes, ops
 from popxl.fp8_utils import (
     host_fp8_mse_scale,
     host_fp8_mse_scale_pb,
@@ -213,8 +213,6 @@ def test_utils_spell():
 
 
 def test_fp8_pass():
-    from popxl import ops
-
     for d in (popxl.float8_143, popxl.float8_152):
         ir = popxl.Ir()
         data = np.arange(24, dtype=np.uint8).reshape(4, 6).view(d.as_numpy())
@@ -261,3 +259,22 @@ def test_fp8_pass():
                 ).all()
             ), k
         assert s.get_tensor_data(v).dtype == d.as_numpy()
+
+
+def test_torch():
+    torch = pytest.importorskip("torch")
+    assert popxl.float32.as_torch() is torch.float32
+    assert dtype.as_dtype(torch.float16) is popxl.float16
+    assert dtypes._PT_TO_POPXL[torch.bool] is popxl.bool
+    ir = popxl.Ir()
+    with ir.main_graph:
+        v = popxl.variable(torch.ones(2, requires_grad=True))
+        assert popxl.constant(torch.arange(2)).dtype is popxl.int32
+        source = popxl.h2d_stream((2,), popxl.float32)
+        sink = popxl.d2h_stream((2,), popxl.float32)
+        ops.host_store(sink, ops.host_load(source) + v * torch.ones(2))
+    with popxl.Session(ir) as session:
+        data = torch.ones(2, dtype=torch.float64)
+        assert session.run({source: data})[sink].tolist() == [2, 2]
+        session.write_variable_data(v, torch.zeros(2))
+        assert session.run({source: data})[sink].tolist() == [1, 1]
