@@ -2,6 +2,7 @@
 
     python -m bench.versions COMMIT
     python -m bench.versions COMMIT --pure --scenarios S-json,M-json
+    python -m bench.versions COMMIT --compiled
     python -m bench.versions ../other-tree
 
 Checks the earlier commit out into a temporary folder (or takes a folder as it is, with
@@ -12,7 +13,10 @@ second, the processor time of the gateway and of its devices a request, and the 
 of this version to the earlier one: medians over the rounds of each pair of neighbours.
 
 Here the compiled hot path is used where it is up to date (docs/compiled.md); `--pure`
-runs both as plain Python.
+runs both as plain Python. `--compiled` compiles both first (some minutes), each with
+its own `native.build` at -O3, and runs the earlier one by a virtual environment made
+for it: what has a version's compiled modules taken is a hook of the environment. One
+that is compiled already, at whatever level, stays as it is.
 """
 
 from __future__ import annotations
@@ -22,7 +26,9 @@ import os
 import statistics
 import subprocess
 import sys
+import sysconfig
 import tempfile
+import venv
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -80,14 +86,47 @@ def environment(tree: Path, number: int, *, pure: bool) -> dict[str, str]:
     return {**variables, "POPGATE_PURE": "1"} if pure else variables
 
 
-def serve(tree: Path, sources: list[Path], name: str, *, pure: bool) -> Server:
+def environment_beside(folder: Path) -> str:
+    """The Python of a new virtual environment in `folder` that has the packages of this
+    one, and no hooks of it."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    python = str(folder / "bin" / "python")
+    ask = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+    packages = subprocess.run(
+        [python, "-c", ask], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    # Files of that kind are looked for in an environment's own folder only.
+    Path(packages, "packages.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    return python
+
+
+def compile_hot_path(tree: Path, python: str) -> None:
+    """Compile a tree by its own means, for an environment."""
+    done = subprocess.run(
+        [python, "-m", "native.build"],
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": str(tree), "POPGATE_OPT_LEVEL": "3"},
+        check=False,
+    )
+    if done.returncode != 0:
+        sys.exit(f"{tree} could not be compiled")
+
+
+def serve(
+    tree: Path,
+    sources: list[Path],
+    name: str,
+    *,
+    pure: bool,
+    python: str = sys.executable,
+) -> Server:
     """Compile the models and serve them with the commands of a tree."""
     variables = environment(tree, len(name), pure=pure)
     repository = sources[0].parent / name
-    made = compile_models(sources, repository, environment=variables)
+    made = compile_models(sources, repository, environment=variables, python=python)
     if made.returncode != 0:
         sys.exit(f"popgate compile failed ({name}):\n{made.stdout}{made.stderr}")
-    return gateway(repository, environment=variables, name=name)
+    return gateway(repository, environment=variables, name=name, python=python)
 
 
 def measure(
@@ -153,7 +192,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("commit", help="the earlier version, or its folder")
-    parser.add_argument("--pure", action="store_true", help="plain Python, both")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--pure", action="store_true", help="plain Python, both")
+    kind.add_argument("--compiled", action="store_true", help="compile both first")
     add_choices(parser)
     options = parser.parse_args()
     options.wrk = options.client == "wrk"
@@ -161,11 +202,18 @@ def main() -> int:
     with ExitStack() as stack:
         tree = stack.enter_context(checked_out(options.commit))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        pythons = {"then": sys.executable, "this one": sys.executable}
+        if options.compiled:
+            pythons["then"] = environment_beside(folder / "environment")
+            compile_hot_path(tree, pythons["then"])
+            compile_hot_path(ROOT, pythons["this one"])
         chosen = [SCENARIOS[name] for name in options.scenarios]
         names = sorted({scenario.model for scenario in chosen})
         sources = list(write_models(folder, *names).values())
         servers = [
-            stack.enter_context(serve(root, sources, name, pure=options.pure))
+            stack.enter_context(
+                serve(root, sources, name, pure=options.pure, python=pythons[name])
+            )
             for root, name in ((tree, "then"), (ROOT, "this one"))
         ]
         for server in servers:

@@ -27,8 +27,10 @@ from bench.servers.processes import (
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST = "127.0.0.1"
-#: How the command line is called, so that it is always that of this tree.
-POPGATE = [sys.executable, "-c", "from app.cli import main; main()"]
+#: How the command line is called by an interpreter, so that it is that of its path.
+_MAIN = ["-c", "from app.cli import main; main()"]
+#: And by this one: always that of this tree.
+POPGATE = [sys.executable, *_MAIN]
 
 
 class ServerFailed(RuntimeError):
@@ -193,6 +195,7 @@ def gateway(
     port: int | None = None,
     environment: dict[str, str] | None = None,
     name: str = "gateway",
+    python: str = sys.executable,
 ) -> Server:
     """`popgate serve` on a repository folder; `options` go to its command line.
 
@@ -202,7 +205,7 @@ def gateway(
     # Some load and unload. As variables: a version before this one warns of it.
     pool = {"POPGATE_POOL": f"bench-{os.getpid()}", "POPGATE_TRUST_LOOPBACK": "1"}
     port = free_port() if port is None else port
-    command = [*POPGATE, "serve", "--model-repository", str(repository)]
+    command = [python, *_MAIN, "serve", "--model-repository", str(repository)]
     command += ["--host", HOST, "--port", str(port)]
     if devices is not None:
         command += ["--devices", devices]
@@ -215,9 +218,10 @@ def compile_models(
     out_dir: Path,
     *options: str,
     environment: dict[str, str] | None = None,
+    python: str = sys.executable,
 ) -> subprocess.CompletedProcess[str]:
     """`popgate compile A.onnx … --out-dir DIR`. Exit code 1 where one was refused."""
-    command = [*POPGATE, "compile", *map(str, models), "--out-dir", str(out_dir)]
+    command = [python, *_MAIN, "compile", *map(str, models), "--out-dir", str(out_dir)]
     return subprocess.run(
         [*command, *options],
         cwd=ROOT,
