@@ -52,7 +52,8 @@ class Exchange(Call):
         connection: Connection,
         keep_alive: bool,
     ) -> None:
-        super().__init__(service, path, headers)
+        # Without `super`, which is an object more for every request.
+        Call.__init__(self, service, path, headers)
         self.connection = connection
         self.keep_alive = keep_alive
         self.missing = 0  # bytes of the body that have yet to come

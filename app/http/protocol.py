@@ -321,7 +321,9 @@ class GatewayProtocol(HttpToolsProtocol):
         known = self._known
         if (
             known is None
-            or not self._is_free()
+            or self._behind
+            or ((cycle := self.cycle) is not None and not cycle.response_complete)
+            or self.flow.write_paused
             or known.path not in self._short
             or known.rules is not self._access.rules
             or (headers := known.read(data)) is None

@@ -490,7 +490,15 @@ class ReplicaChannel(RequestChannel):
             if request is None or request.done:
                 self._count_cancelled(outcome, queue_ns, compute_ns, rows, text)
             else:
-                self._count(request, outcome, queue_ns, compute_ns, rows)
+                request.queue_ns = queue_ns
+                request.compute_ns = compute_ns
+                request.batch_rows = rows
+                if outcome == DONE and compute_ns != self.service_time.seen:
+                    self._observe(rows, queue_ns, compute_ns)
+                if request.predicted_ns:
+                    expired = outcome == Outcome.EXPIRED
+                    in_time = not expired and monotonic_ns() <= request.predicted_ns
+                    self.service_time.learn(met=in_time)
                 if outcome != DONE:
                     failed = error_of(outcome, text)
                 elif (
@@ -504,23 +512,6 @@ class ReplicaChannel(RequestChannel):
             if request is not None and not request.done:
                 self._rows -= request.rows or 1
                 request.resolve(failure)
-
-    def _count(
-        self, request: Request, outcome: int, queue_ns: int, compute_ns: int, rows: int
-    ) -> None:
-        """Take the times of a completion, for its request and for the estimate."""
-        if compute_ns != self.service_time.seen and outcome == DONE:
-            if self.levels:
-                self._observe(rows, queue_ns, compute_ns)
-            else:
-                self.service_time.observe(rows, queue_ns, compute_ns, self._rows)
-        if request.predicted_ns:
-            expired = outcome == Outcome.EXPIRED
-            in_time = not expired and time.monotonic_ns() <= request.predicted_ns
-            self.service_time.learn(met=in_time)
-        request.queue_ns = queue_ns
-        request.compute_ns = compute_ns
-        request.batch_rows = rows
 
     def _collect(self, number: int, request: Request | None) -> EngineError | None:
         """Copy the outputs of request `number` out of their slots, where `request` is

@@ -171,7 +171,8 @@ class AnchorRing:
         self, ahead: int, request: int, offset: int, nbytes: int, shape: tuple[int, ...]
     ) -> None:
         """Fill the descriptor `ahead` places after the next one (producer)."""
-        slot = self.ring.write_slot(ahead)
+        ring = self.ring
+        slot = (ring.written + ahead) % ring.capacity
         self.pool.take(slot, offset, nbytes)
         rank = len(shape)
         at = self.table_at + slot * ANCHOR_SLOT

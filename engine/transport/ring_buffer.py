@@ -111,9 +111,9 @@ class RingCounters:
         "_next",
         "_read",
         "_read_seen",
-        "_write",
         "_written_seen",
         "capacity",
+        "written",
     )
 
     def __init__(self, control: memoryview, capacity: int) -> None:
@@ -122,42 +122,43 @@ class RingCounters:
             raise InvalidConfig(msg)
         self._control = control.cast("B")[:CONTROL_SIZE].cast("Q")
         self.capacity = capacity
-        self._write = self._read_seen = 0
+        #: How many slots were published (producer side).
+        self.written = self._read_seen = 0
         self._read = self._next = self._written_seen = 0
         self._read_counters()
 
     def _read_counters(self) -> None:
-        self._write = self._written_seen = self._control[0]
+        self.written = self._written_seen = self._control[0]
         self._read = self._read_seen = self._next = self._control[_READ_WORD]
 
     # -- producer
 
     def try_write_lock(self) -> int:
         """The slot to fill next, or -1 if the ring is full."""
-        if self._write - self._read_seen >= self.capacity:
+        if self.written - self._read_seen >= self.capacity:
             self._read_seen = self._control[_READ_WORD]
-            if self._write - self._read_seen >= self.capacity:
+            if self.written - self._read_seen >= self.capacity:
                 return -1
             if not ORDERED_STORES:
                 _fence()
-        return self._write % self.capacity
+        return self.written % self.capacity
 
     def write_complete(self, count: int = 1) -> None:
         """Publish the slot (or the next `count` slots) that were filled."""
         if not ORDERED_STORES:
             _fence()
-        self._write += count
-        self._control[0] = self._write
+        self.written += count
+        self._control[0] = self.written
 
     def write_slot(self, ahead: int) -> int:
         """The slot `ahead` places after the next one, not checked for room."""
-        return (self._write + ahead) % self.capacity
+        return (self.written + ahead) % self.capacity
 
     @property
     def write_available(self) -> int:
         """How many slots can be filled now."""
         self._read_seen = self._control[_READ_WORD]
-        return self.capacity - (self._write - self._read_seen)
+        return self.capacity - (self.written - self._read_seen)
 
     def unreleased(self) -> tuple[int, int]:
         """How many slots are published and not yet released, and the oldest of them
@@ -165,7 +166,7 @@ class RingCounters:
         read = self._read_seen = self._control[_READ_WORD]
         if not ORDERED_STORES:
             _fence()
-        return self._write - read, read % self.capacity
+        return self.written - read, read % self.capacity
 
     @property
     def untaken(self) -> int:
@@ -174,7 +175,7 @@ class RingCounters:
         Only true at a moment: the other side goes on.
         """
         taken = max(self._control[_TAKEN_WORD], self._control[_READ_WORD])
-        return max(0, self._write - taken)
+        return max(0, self.written - taken)
 
     # -- consumer
 
