@@ -24,7 +24,7 @@ pip := $(bin)/python -m pip --disable-pip-version-check
 example := examples/digits/digits.onnx
 
 .PHONY: help serve compiled test test-compiled test-lowest coverage check format bench \
-	conformance fuzz soak chaos many-models embedded docs-api clean
+	conformance fuzz soak chaos many-models embedded test-ray docs-api clean
 
 help:
 	@echo "make serve          compile the example model and serve it on $(HOST):$(PORT)"
@@ -34,6 +34,7 @@ help:
 	@echo "make format         let ruff format and fix the sources"
 	@echo "make test-compiled  the same tests, with the hot path compiled"
 	@echo "make test-lowest    the same tests, with the lowest versions of all dependencies"
+	@echo "make test-ray       PopGate on a Ray cluster of this machine (installs Ray)"
 	@echo "make coverage       the same tests, and which branches they take; a floor is held"
 	@echo "make bench          gateway against reference server (BENCH='--seconds 1')"
 	@echo "make conformance    every ONNX backend test over HTTP"
@@ -83,6 +84,11 @@ test-compiled: $(VENV)/.installed-dev compiled
 # As warnings of old versions of others are not ours, they are no errors here.
 test-lowest: $(lowest)/.installed
 	$(lowest)/bin/python -m pytest $(PARALLEL) -W default $(TESTS)
+
+# Not part of `make test`, which skips it without the extra: Ray takes 400 MB.
+test-ray: $(VENV)/.installed-dev
+	$(pip) install -q --no-compile -e '.[ray]'
+	$(bin)/python -m pytest tests/app/test_ray.py
 
 # Not part of `make test`: counting branches costs four tenths of the processor time.
 coverage: $(VENV)/.installed-dev

@@ -127,6 +127,7 @@ class Gateway:
             settings.device_wait_config,
             self._device_pool,
             ping_timeout=settings.device_timeout,
+            threads=settings.threads,
         )
         self._cache = CompileCache(
             settings.cache_dir, settings.compile_timeout, settings.compile_memory

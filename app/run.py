@@ -65,7 +65,7 @@ def run_gateway(
 
     try:
         gateway = Gateway(settings, on_started=started, on_failed=failed)
-        _prepare_process(settings)
+        prepare_process(settings)
         app = create_app(gateway=gateway)
         server = GatewayServer(
             app,
@@ -94,7 +94,7 @@ def run_gateway(
     return server.exit_code
 
 
-def _prepare_process(settings: Settings) -> None:
+def prepare_process(settings: Settings) -> None:
     """Make the whole process a server: its log, its memory, its descriptors."""
     set_up_logging(settings.log_level, settings.log_format)
     use_statuses(settings.error_statuses)

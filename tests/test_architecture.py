@@ -97,6 +97,7 @@ TOP: dict[str, dict[str, frozenset[str]]] = {
         "gateway": frozenset({"api", "cli"}),
         "main": frozenset({"cli"}),
         "run": frozenset({"cli"}),
+        "ray": frozenset(),
     },
 }
 #: The device process: it is started, never imported.

@@ -74,9 +74,12 @@ class GatewayDevices:
         pool: DaemonPool,
         *,
         ping_timeout: float = 10.0,
+        threads: int = 0,
     ) -> None:
         """Raises `engine.InvalidConfig` for a specification it cannot read."""
-        self._manager = DeviceManager(specification, reserve_cores=RESERVED_CORES)
+        self._manager = DeviceManager(
+            specification, reserve_cores=RESERVED_CORES, threads=threads
+        )
         self._take_all = specification is not None
         self._wait = wait
         self._pool = pool

@@ -128,13 +128,18 @@ class DeviceManager:
 
     `devices` is the pool (None: what `POPGATE_DEVICES` in the environment says, or so
     many CPU devices as `default`; 0: enough for all programs). `reserve_cores` are left
-    to other work when threads are shared out (a gateway keeps one): `plan` says how.
-    Thread-safe.
+    to other work when threads are shared out (a gateway keeps one), or the devices
+    share `threads` of them (0: all that are left): `plan` says how. Thread-safe.
     Raises InvalidConfig for devices that cannot be understood, or not be used.
     """
 
     def __init__(
-        self, devices: str | None = None, *, default: int = 0, reserve_cores: int = 0
+        self,
+        devices: str | None = None,
+        *,
+        default: int = 0,
+        reserve_cores: int = 0,
+        threads: int = 0,
     ) -> None:
         named = named_devices(devices)
         self._is_argument, self._is_named = bool(devices), named is not None
@@ -149,6 +154,7 @@ class DeviceManager:
             )
         self._budget = cpu_budget()
         self._reserve_cores = reserve_cores
+        self._threads = threads
 
     @property
     def graph_units(self) -> tuple[str, ...]:
@@ -163,7 +169,9 @@ class DeviceManager:
         devices = len(self.units)
         if not self._is_named:
             devices = len(claimed_units(self.units)) + model_devices()
-        return ThreadPlan(self._budget, max(1, devices), self._reserve_cores)
+        return ThreadPlan(
+            self._budget, max(1, devices), self._reserve_cores, self._threads
+        )
 
     def list(self) -> tuple[DeviceInfo, ...]:
         """Every device of the pool and who has it; of the default pool those that are

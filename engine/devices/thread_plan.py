@@ -20,16 +20,18 @@ class ThreadPlan:
 
     `reserved` cores are other work's (a gateway's event loop), `devices` share the
     rest. A thread more than there are cores makes all of them slower, so shares are
-    rounded down, to one thread at least.
+    rounded down, to one thread at least. Where there is a `limit`, devices share that
+    many threads instead: others compute on the machine's cores too.
     """
 
     budget: CpuBudget
     devices: int
     reserved: int = 0
+    limit: int = 0
 
     def threads(self, units: int = 1) -> int:
         """Threads of a device that takes `units` of the devices."""
-        free = max(1, int(self.budget.cores - self.reserved))
+        free = self.limit or max(1, int(self.budget.cores - self.reserved))
         return max(1, free * units // max(self.devices, units))
 
     @property

@@ -55,6 +55,7 @@ class AsyncClient:
         timeout: float | None = 60.0,
         connect_timeout: float = 10.0,
         retries: int = 3,
+        idempotent: bool = False,
         max_connections: int = 100,
         max_answer: int = 1 << 32,
         api_key: str | None = None,
@@ -66,8 +67,8 @@ class AsyncClient:
         http_client: httpx.AsyncClient | None = None,
     ) -> None:
         self._options, self._http_options, plain = client_options(
-            url, timeout, connect_timeout, retries, max_connections, max_answer,
-            api_key, headers, encoding, verify, cert, proxy,
+            url, timeout, connect_timeout, retries, idempotent, max_connections,
+            max_answer, api_key, headers, encoding, verify, cert, proxy,
         )  # fmt: skip
         self._core = Core(self._options)
         self._given = http_client

@@ -50,13 +50,16 @@ class Client:
     server is told; None: no limit. `retries`: how often a call is tried again that no
     server has seen (connection refused) or that one has refused (429, 503), after
     `Retry-After` or 0.05 s and more; a request of a sequence is never sent again after
-    503, and none that ended without an answer. `max_connections`: open at the same
-    time; calls beyond wait. `max_answer`: bytes of one answer. `api_key`: sent as
-    ``Authorization: Bearer``. `headers`: sent with every request. `encoding`: ``json``,
-    ``binary``, ``msgpack`` or ``npy`` instead of the one found. `verify`, `cert`,
-    `proxy`: as httpx has them. `http_client`: an `httpx.Client` that sends everything
-    (and is not closed). Without one, plain HTTP goes over connections of our own, which
-    cost a tenth, TLS, proxies and streams over httpx.
+    503, and none that ended without an answer. `idempotent`: a call may run twice, so
+    those that ended without an answer are tried again too, and those that a proxy
+    answered for a server it had lost (500 and 502 without a code), but for requests of
+    a sequence. `max_connections`: open at the same time; calls beyond wait.
+    `max_answer`: bytes of one answer. `api_key`: sent as ``Authorization: Bearer``.
+    `headers`: sent with every request. `encoding`: ``json``, ``binary``, ``msgpack`` or
+    ``npy`` instead of the one found. `verify`, `cert`, `proxy`: as httpx has them.
+    `http_client`: an `httpx.Client` that sends everything (and is not closed). Without
+    one, plain HTTP goes over connections of our own, which cost a tenth, TLS, proxies
+    and streams over httpx.
 
     Thread-safe. In a forked process it opens connections of its own. Raises
     `ClientError`: InvalidRequest, NotFound, AuthenticationError, Unavailable,
@@ -70,6 +73,7 @@ class Client:
         timeout: float | None = 60.0,
         connect_timeout: float = 10.0,
         retries: int = 3,
+        idempotent: bool = False,
         max_connections: int = 100,
         max_answer: int = 1 << 32,
         api_key: str | None = None,
@@ -81,8 +85,8 @@ class Client:
         http_client: httpx.Client | None = None,
     ) -> None:
         self._options, self._http_options, plain = client_options(
-            url, timeout, connect_timeout, retries, max_connections, max_answer,
-            api_key, headers, encoding, verify, cert, proxy,
+            url, timeout, connect_timeout, retries, idempotent, max_connections,
+            max_answer, api_key, headers, encoding, verify, cert, proxy,
         )  # fmt: skip
         self._core = Core(self._options)
         self._given = http_client

@@ -417,13 +417,19 @@ class Core:
         """Seconds until the next attempt. Raises the error where there is to be none.
 
         Again goes what no server has seen, and what one has refused. `safe`: also what
-        may have begun and says so (a lost device); never what ended without an answer.
+        may have begun and says so (a lost device); what ended without an answer only
+        where the user says that calls may run twice.
         """
         refused = isinstance(error, Unavailable) and (
             error.status == 429 or (safe and error.status == 503)
         )
         unseen = isinstance(error, ConnectionFailed) and not error.sent
-        if attempt > self.options.retries or not (refused or unseen):
+        again = refused or unseen
+        if safe and self.options.idempotent and not again:
+            # Of a proxy whose server has gone: servers of models give codes, or JSON.
+            lost = error.status in (500, 502) and not error.code
+            again = lost or isinstance(error, ConnectionFailed)
+        if attempt > self.options.retries or not again:
             raise error
         pause = error.retry_after
         if pause is None:

@@ -51,6 +51,7 @@ class Options:
     timeout: float | None = 60.0
     connect_timeout: float = 10.0
     retries: int = 3
+    idempotent: bool = False
     max_connections: int = 100
     max_answer: int = 1 << 32
     encoding: Encoding | None = None

@@ -73,3 +73,9 @@ def test_the_words() -> None:
         "devices"
     )
     assert str(ThreadPlan(CpuBudget(4), 1)) == "4 cores: 4 threads for the device"
+
+
+def test_a_limit_is_shared_whatever_the_machine_has() -> None:
+    plan = ThreadPlan(CpuBudget(64), 2, 1, limit=6)
+    assert (plan.threads(), plan.threads(2)) == (3, 6)
+    assert ThreadPlan(CpuBudget(2), 4, 1, limit=1).threads() == 1

@@ -239,6 +239,37 @@ def test_an_error_that_is_not_json(way: str) -> None:
         ask(peer, way, retries=0)
 
 
+LOST = [
+    b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 2\r\n\r\nno",
+    b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 2\r\n\r\nno",
+]
+
+
+@pytest.mark.parametrize("lost", [*map(says, LOST), says(b"", keep=False)])
+def test_a_server_that_is_lost_on_the_way(way: str, lost: Any) -> None:
+    """What may have run is sent again where its sender says that this does no harm."""
+    with Peer(lost) as peer:
+        with pytest.raises((Unavailable, ServerError)):
+            ask(peer, way)
+        assert len(peer.inferences) == 1
+        peer.replies[:] = [lost, lost, GOOD]
+        assert ask(peer, way, idempotent=True) == [[3.0, 5.0]]
+        assert len(peer.inferences) == 4
+        peer.replies[:] = [lost]
+        with Driven(way, peer.url, idempotent=True) as client:
+            run = client.client.sequence("m", close=False)
+            with pytest.raises((Unavailable, ServerError)):
+                client.done(run(X))
+        assert len(peer.inferences) == 5
+
+
+def test_an_error_of_the_server_itself_is_no_loss(way: str) -> None:
+    answer = says(http({"error": "broken", "code": "internal"}, 500))
+    with Peer(answer) as peer, pytest.raises(ServerError, match="broken"):
+        ask(peer, way, idempotent=True)
+    assert len(peer.inferences) == 1
+
+
 @pytest.mark.parametrize("own", ["blocking", "asyncio"])
 def test_an_idle_connection_that_was_closed_is_replaced(own: str) -> None:
     closing = says(http(ANSWER), keep=False)

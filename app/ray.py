@@ -1,0 +1,327 @@
+"""PopGate on Ray Serve: every replica is a gateway with devices of its own.
+
+Ray Serve places replicas on machines, sends requests to them and starts more or fewer;
+what a request is, how batches form and how devices are looked after stays PopGate's.
+
+    # serve_config.yaml, for `serve deploy`
+    applications:
+      - name: popgate
+        import_path: app.ray:application
+        args: {model_repository: /models}
+        deployments:
+          - name: popgate
+            num_replicas: 2
+            ray_actor_options: {num_cpus: 2}
+
+`args` are settings (`app.settings.Settings`), the rest are Ray's own options. Nothing
+here is imported by the rest of `app`; it needs the extra `popgate[ray]`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from app.errors import HttpError
+from app.gateway import Gateway
+from app.http.access import Access, key_group
+from app.http.asgi import ASGIApp, Message, Receive, Scope, Send
+from app.main import create_app
+from app.observe.request_ids import HEADER
+from app.run import prepare_process
+from app.serving.keys import Key
+from app.serving.sequences import SequenceScheduler
+from app.settings import Settings
+from engine import DeviceState
+
+try:
+    import ray
+    from ray import serve
+    from ray.serve.config import BackpressureConfig
+except ImportError as e:  # pragma: no cover
+    msg = f"app.ray needs Ray Serve (pip install 'popgate[ray]'): {e}"
+    raise ImportError(msg) from e
+
+logger = logging.getLogger(__name__)
+
+#: Requests that a replica has at the same time. Ray's default, 5, would keep batches
+#: at 5 requests; what is more than a gateway can queue is refused by it, with 429.
+MOST_ONGOING = 256
+#: Requests that wait in a proxy for a replica that takes them; more get 429 at once.
+MOST_QUEUED = 1024
+#: Seconds without any living device until a replica counts as unhealthy: a device that
+#: has died is started again in less.
+WITHOUT_DEVICES = 10.0
+#: The share of its time that a replica is to be busy, where replicas come and go.
+TARGET_UTILIZATION = 0.7
+
+#: Modes that depend on nothing but the folder, which all replicas see.
+_MODES = ("poll", "none")
+_ADVICE = (
+    "this reaches one replica of several: change the model repository, which all of "
+    "them poll (model_control_mode: poll), or deploy again with other settings"
+)
+_SAMPLE = re.compile(rb"^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{)?(?=.)", re.MULTILINE)
+
+
+def replica_settings(
+    args: Mapping[str, Any], *, cpus: float = 1, gpus: int = 0
+) -> Settings:
+    """The settings of a replica that Ray gives so many processors and GPUs.
+
+    `args` win over the environment (``POPGATE_*``), as everywhere. Where neither says
+    so, models come from the polled folder, a replica with GPUs has a device for each,
+    any other one CPU device, and models compute with all threads that Ray counts for
+    the replica but one, which is HTTP's. Raises ValueError for settings that would hold
+    for one replica only, or are none.
+    """
+    stated = Settings(**args).model_fields_set
+    wanted = dict(args)
+    defaults = {
+        "model_control_mode": "poll",
+        "devices": f"cuda:0-{gpus - 1}" if gpus else "cpu:1",
+        "threads": max(1, int(cpus) - 1),
+    }
+    wanted |= {key: value for key, value in defaults.items() if key not in stated}
+    settings = Settings(**wanted)
+    if settings.model_control_mode not in _MODES:
+        msg = (
+            f"model_control_mode is {settings.model_control_mode!r}, by which a "
+            f"request changes one replica of several; Ray Serve needs one of {_MODES}"
+        )
+        raise ValueError(msg)
+    if settings.allow_shared_memory:
+        msg = (
+            "allow_shared_memory is for clients of the same machine; requests reach "
+            "replicas on any"
+        )
+        raise ValueError(msg)
+    return settings
+
+
+class ReplicaAccess(Access):
+    """Refuses what would change one replica of several."""
+
+    def check(
+        self,
+        path: str,
+        method: str,
+        headers: Mapping[bytes, bytes],
+        client: str | None,
+        names: Sequence[str] = (),
+    ) -> Key | None:
+        if method == "POST" and key_group(path, method) == "manage":
+            raise HttpError(503, _ADVICE, "model_control")
+        return super().check(path, method, headers, client, names)
+
+
+class ReplicaFront:
+    """The application as Ray's proxies need it.
+
+    They put an `x-request-id` on each answer, so ours, which is the same, is left out.
+    They give each scrape to some replica, so `/metrics` says of which: without the
+    label, the numbers of several would be one counter that goes up and down.
+    """
+
+    def __init__(self, app: ASGIApp, replica: str) -> None:
+        self._app = app
+        self._label = b'\\1{replica="%s"' % replica.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        is_metrics = scope["path"].endswith("/metrics")
+        rest = b""
+
+        async def send_to_proxy(message: Message) -> None:
+            nonlocal rest
+            if message["type"] == "http.response.start":
+                headers = [h for h in message["headers"] if h[0] != HEADER]
+                message = {**message, "headers": headers}
+            elif is_metrics:
+                text, newline, rest = (rest + message["body"]).rpartition(b"\n")
+                if not message.get("more_body", False):
+                    text, newline, rest = text + newline + rest, b"", b""
+                message = {**message, "body": _SAMPLE.sub(self._add, text) + newline}
+            await send(message)
+
+        await self._app(scope, receive, send_to_proxy)
+
+    def _add(self, sample: re.Match[bytes]) -> bytes:
+        return sample.expand(self._label) + (b"," if sample[2] else b"}")
+
+
+class Utilization:
+    """How busy a replica has been since it was last asked, from 0 to 1 and more.
+
+    The busier of its devices and of its Python process: with small models it is HTTP
+    that comes to its end first.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._before = self._now()
+
+    def __call__(self) -> float:
+        before, now = self._before, self._now()
+        self._before = now
+        seconds = now[0] - before[0]
+        if seconds <= 0:
+            return 0.0
+        return max(now[1] - before[1], now[2] - before[2]) / seconds
+
+    def _now(self) -> tuple[float, float, float]:
+        """Seconds: of the clock, of the mean device, of the process."""
+        busy = sum(model.busy_ns for model in self._gateway.metrics.models()) / 1e9
+        devices = len(self._gateway.devices.summaries())
+        return time.monotonic(), busy / max(1, devices), time.process_time()
+
+
+class GatewayReplica:
+    """A gateway as a replica of Ray Serve. Made, and asked, by Ray."""
+
+    def __init__(self, args: Mapping[str, Any]) -> None:
+        """Raises ValueError for settings that cannot be (`replica_settings`)."""
+        context = serve.get_replica_context()
+        self.tag: str = context.replica_tag
+        # Ray has shared the machine out already: replicas take nothing from each other.
+        os.environ["POPGATE_POOL"] = f"ray-{self.tag}"
+        os.environ.setdefault("POPGATE_SPIN_US", "0")
+        runtime = ray.get_runtime_context()
+        settings = replica_settings(
+            args,
+            cpus=runtime.get_assigned_resources().get("CPU", 1),
+            gpus=len(ray.get_gpu_ids()),
+        )
+        prepare_process(settings)
+        self._problem: Exception | None = None
+        self.gateway = Gateway(settings, on_failed=self._failed)
+        self._utilization = Utilization(self.gateway)
+        self._alive_at = time.monotonic()
+        self._is_checked = False
+
+    def _failed(self, error: Exception) -> None:
+        self._problem = error
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        front = create_app(gateway=self.gateway)
+        front.access = ReplicaAccess(
+            self.gateway.settings.restrictions, self.gateway.keys
+        )
+        return ReplicaFront(front, self.tag)
+
+    async def check_health(self) -> None:
+        """Asked before the first request, then again and again.
+
+        The first time it waits until the models are loaded, so that no request is sent
+        to a replica that still loads. Raises RuntimeError where nothing is served, or
+        no device has lived for `WITHOUT_DEVICES` seconds.
+        """
+        gateway = self.gateway
+        await gateway.wait_started()
+        if self._problem is not None:
+            msg = f"the gateway did not start: {self._problem}"
+            raise RuntimeError(msg)
+        if not self._is_checked:
+            readiness = gateway.readiness()
+            if not readiness.ready:
+                failed = "; ".join(f"{k}: {v}" for k, v in readiness.failed.items())
+                msg = f"{', '.join(readiness.reasons)} ({failed or 'no models'})"
+                raise RuntimeError(msg)
+            self._is_checked = True
+            for advice in _advice(gateway, _most_ongoing()):
+                logger.warning("%s", advice)
+        now = time.monotonic()
+        states = {device.state for device in gateway.devices.summaries()}
+        if DeviceState.READY.value in states:
+            self._alive_at = now
+        elif now - self._alive_at > WITHOUT_DEVICES:
+            msg = f"no device has lived for {now - self._alive_at:.0f} s"
+            raise RuntimeError(msg)
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """What `ScaleByUtilization` works from."""
+        return {"utilization": self._utilization()}
+
+
+def _most_ongoing() -> int:
+    context = serve.get_replica_context()
+    return int(context._deployment_config.max_ongoing_requests)
+
+
+def _advice(gateway: Gateway, most_ongoing: int) -> Iterable[str]:
+    """What its options keep from working as it could."""
+    loaded = [
+        each
+        for record in gateway.repository.models()
+        for each in record.serving.values()
+    ]
+    largest = max((each.spec.max_batch_size for each in loaded), default=0)
+    if most_ongoing < 2 * largest:
+        yield (
+            f"max_ongoing_requests is {most_ongoing}: batches of up to {largest} "
+            f"requests cannot form; set {2 * largest} or more"
+        )
+    stateful = [e for e in loaded if isinstance(e.scheduler, SequenceScheduler)]
+    for each in stateful:
+        yield (
+            f"model {each.spec.name} has sequences, which have to reach the same "
+            "replica: Ray Serve sends requests to any; serve it with one replica"
+        )
+
+
+class ScaleByUtilization:
+    """A policy of Ray Serve's autoscaling: so many replicas that each is busy for the
+    share `target` of its time.
+
+        autoscaling_config:
+          min_replicas: 1
+          max_replicas: 8
+          policy:
+            policy_function: app.ray:ScaleByUtilization
+            policy_kwargs: {target: 0.7}
+
+    Ray applies its own delays, factors and bounds to what comes out.
+    """
+
+    def __init__(self, target: float = TARGET_UTILIZATION) -> None:
+        if not 0 < target <= 1:
+            msg = f"target must be a share of time over 0 and up to 1, got {target}"
+            raise ValueError(msg)
+        self.target = target
+
+    def __call__(self, ctx: Any) -> tuple[float, dict[str, Any]]:
+        """The number of replicas wanted, as a fraction, and no state."""
+        shares = ctx.aggregated_metrics.get("utilization", {}).values()
+        if not shares:
+            return ctx.target_num_replicas, {}
+        return sum(shares) / self.target, {}
+
+
+#: The deployment; `deployment.options(...)` takes all that Ray Serve has.
+deployment = serve.deployment(
+    serve.ingress()(GatewayReplica),
+    name="popgate",
+    max_ongoing_requests=MOST_ONGOING,
+    max_queued_requests=MOST_QUEUED,
+    backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
+    health_check_period_s=2,
+    health_check_timeout_s=10,
+    graceful_shutdown_wait_loop_s=0.5,
+    graceful_shutdown_timeout_s=40,
+)
+
+
+def application(args: dict[str, Any]) -> Any:
+    """The application of a Serve config: `args` are settings of the gateway.
+
+    ``serve.run(application({"model_repository": "/models"}))`` runs it as well.
+    Raises ValueError for settings that cannot be, before anything is deployed.
+    """
+    replica_settings(args)
+    return deployment.bind(dict(args))
