@@ -54,6 +54,10 @@ def tune(
         str, typer.Option(help="Tune a model of this running server instead, which "
                                "others should not use meanwhile.")
     ] = "",
+    key: Annotated[
+        str, typer.Option(help="The key to load its models with.",
+                          envvar="POPGATE_KEY")
+    ] = "",
     batch: Annotated[int, typer.Option("--batch", "-b", min=1,
                                        help="Rows of a request.")] = 1,
     inputs: Annotated[
@@ -88,7 +92,7 @@ def tune(
     text = target.read_text(encoding="utf-8") if target and target.exists() else ""
     # What is no part of the file is not mixed with it.
     tell = partial(typer.echo, err=target is None)
-    with _explained(), closing(_server(place, url, allow_python)) as server:
+    with _explained(), closing(_server(place, url, key, allow_python)) as server:
         trials = Trials(server, place.name, bound, seconds, budget, tell)
         try:
             start, batches = trials.prepare(inputs, shapes, batch)
@@ -198,7 +202,7 @@ def _target(output: str, place: _Place, *, force: bool) -> Path | None:
     return target
 
 
-def _server(place: _Place, url: str, allow_python: bool) -> Tuned:
+def _server(place: _Place, url: str, key: str, allow_python: bool) -> Tuned:
     from app.cli.tune.server import OwnServer, RunningServer
     from popgate.client import Client, InvalidRequest
 
@@ -208,7 +212,7 @@ def _server(place: _Place, url: str, allow_python: bool) -> Tuned:
     if url.startswith("https:"):
         raise CommandError("--url: plain HTTP only, as in http://HOST", EXIT_USAGE)
     try:
-        return RunningServer(Client(url, timeout=60), place.name)
+        return RunningServer(Client(url, timeout=60, api_key=key or None), place.name)
     except InvalidRequest as e:
         raise CommandError(str(e), EXIT_USAGE) from None
 

@@ -4,6 +4,7 @@ one."""
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,8 @@ from popgate.client import Client, ClientError
 START = 300.0
 STOP = 20.0
 LOG_LINES = 5
+#: With which models are loaded there; nobody else has it.
+_KEY = secrets.token_hex()
 _STARTED = "  models   "
 
 
@@ -80,7 +83,7 @@ class OwnServer:
     def _started(self, devices: int) -> Client:
         folder = Path(self._folder.name)
         log, socket = folder / "log", folder / "socket"
-        variables = {"POPGATE_POOL": f"tune-{os.getpid()}"}
+        variables = {"POPGATE_POOL": f"tune-{os.getpid()}", "POPGATE_API_KEY": _KEY}
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "popgate", "serve", *self._options,
@@ -92,7 +95,7 @@ class OwnServer:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Control-C is for us, who then end it
             )  # fmt: skip
-        client = Client(f"unix:{socket}", timeout=60)
+        client = Client(f"unix:{socket}", timeout=60, api_key=_KEY)
         try:
             self._wait_ready(client, log)
         except BaseException:
