@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from app.background import DaemonPool
 from app.codec.shared_memory import RegionTable
@@ -64,6 +64,15 @@ class Readiness:
     failed: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """A process that takes connections; `pid` is 0 while there is none."""
+
+    number: int
+    pid: int
+    restarts: int
+
+
 class Gateway:
     """The devices, the models, the numbers, and the state of one server.
 
@@ -92,6 +101,11 @@ class Gateway:
         )
         self._spans = spans_of_environment()
         self.journal = Journal(AccessLog(parse_ratio(settings.access_log)), self._spans)
+        #: The processes that take connections; none where this one does.
+        self.workers: Callable[[], list[WorkerState]] = list
+        #: What other processes of the server tell of their last requests, where there
+        #: are any.
+        self.other_journals: Callable[[], Awaitable[list[Any]]] | None = None
         self.processors = Processors()
         self.devices_busy: BusyShares[str] = BusyShares()
         self.models_busy: BusyShares[int] = BusyShares()
@@ -128,6 +142,7 @@ class Gateway:
             self._device_pool,
             ping_timeout=settings.device_timeout,
             threads=settings.threads,
+            event_loops=settings.workers,
         )
         self._cache = CompileCache(
             settings.cache_dir, settings.compile_timeout, settings.compile_memory
@@ -236,6 +251,13 @@ class Gateway:
             await asyncio.to_thread(self._spans.close)
         if self.regions is not None:
             self.regions.unregister()
+
+    async def whole_journal(self) -> Journal:
+        """The last requests of all processes of the server."""
+        if self.other_journals is None:
+            return self.journal
+        told = await self.other_journals()
+        return self.journal.with_those(told, self.metrics.model)
 
     def readiness(self) -> Readiness:
         """Asked by load balancers; cheap."""

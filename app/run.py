@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from app.errors import use_statuses
 from app.gateway import Gateway
@@ -67,22 +68,27 @@ def run_gateway(
         gateway = Gateway(settings, on_started=started, on_failed=failed)
         prepare_process(settings)
         app = create_app(gateway=gateway)
-        server = GatewayServer(
-            app,
-            drain_grace=settings.drain_grace,
-            shutdown_timeout=settings.shutdown_timeout,
-            header_timeout=settings.header_timeout,
-            upload_timeout=settings.upload_timeout,
-            send_timeout=settings.send_timeout,
-            certificate=certificate,
-            sides=listeners.sides(app),
-            on_drain=gateway.begin_drain,
-            on_reload=gateway.reload,
-            abort=gateway.abort,
-        )
+        options: dict[str, Any] = {
+            "drain_grace": settings.drain_grace,
+            "shutdown_timeout": settings.shutdown_timeout,
+            "header_timeout": settings.header_timeout,
+            "upload_timeout": settings.upload_timeout,
+            "send_timeout": settings.send_timeout,
+            "certificate": certificate,
+            "sides": listeners.sides(app),
+            "on_drain": gateway.begin_drain,
+            "on_reload": gateway.reload,
+            "abort": gateway.abort,
+        }
+        sockets = [main]
+        if settings.workers > 1:
+            server = _supervisor(gateway, app, listeners.of_workers, options)
+            sockets = []  # they are the workers'
+        else:
+            server = GatewayServer(app, **options)
         metrics = listeners.metrics
         on_listening(url, None if metrics is None else _url(settings, metrics))
-        server.run(sockets=[main])
+        server.run(sockets=sockets)
     finally:
         listeners.close()
     if not is_written() or server.force_exit or gateway.is_busy:
@@ -92,6 +98,20 @@ def run_gateway(
                 sys.stdout.flush()
         os._exit(server.exit_code)
     return server.exit_code
+
+
+def _supervisor(
+    gateway: Gateway,
+    app: InferFront,
+    listeners: list[socket.socket],
+    options: dict[str, Any],
+) -> GatewayServer:
+    # One process needs none of it.
+    from app.workers.server import SupervisorServer
+    from app.workers.supervisor import Workers
+
+    workers = Workers(gateway, app, gateway.settings, listeners)
+    return SupervisorServer(app, workers, **options)
 
 
 def prepare_process(settings: Settings) -> None:
@@ -126,10 +146,15 @@ class Listeners:
         self.management: socket.socket | None = None
         port, path = settings.metrics_port, settings.management_socket
         try:
+            workers = settings.workers
             if settings.uds is not None:
                 self.main = self._unix(settings.uds)
+                self.of_workers = [self.main] * workers
             else:
                 self.main = self._tcp(settings.host, settings.port)
+                self.of_workers = [self.main]
+                if workers > 1:
+                    self._share_out(settings.host, workers)
             if port and port == settings.port and settings.uds is None:
                 port = None  # all of it is there already
             if port is not None:
@@ -139,6 +164,17 @@ class Listeners:
         except ListenError:
             self.close()
             raise
+
+    def _share_out(self, host: str, workers: int) -> None:
+        """A socket for each worker, among which the kernel spreads connections. All are
+        kept open here: what waits in one goes to the next process of its worker."""
+        port = self.main.getsockname()[1]
+        # While it was there, no other server was: those that share would not notice.
+        self._open.remove(self.main)
+        self.main.close()
+        shared = [listen_tcp(host, port, shared=True) for _ in range(workers)]
+        self._open += shared
+        self.of_workers, self.main = shared, shared[0]
 
     def _tcp(self, host: str, port: int) -> socket.socket:
         self._open.append(listen_tcp(host, port))

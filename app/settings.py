@@ -148,6 +148,9 @@ class Settings(BaseSettings):
     0: never."""
     uds: Annotated[Path | None, Shown("PATH")] = None
     """Listen on a Unix socket instead of a port."""
+    workers: Annotated[int, Field(ge=1, le=64), Shown("N")] = 1
+    """Processes that take connections and run inference on the same devices, where one
+    is too slow for the machine's cores."""
     base_path: Annotated[str, Shown("/PATH")] = ""
     """Answer below this path as well, as in /some/base/v2: for clients and proxies that
     put one in front."""

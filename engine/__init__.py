@@ -70,6 +70,7 @@ from engine.errors import (
 from engine.faults import DeviceFault, FaultKind, RecoveryAction
 from engine.model.description import ModelDescription, describe_model
 from engine.model.model_file import open_model
+from engine.owner import die_with, environment
 from engine.programs.python_interface import MORE as PYTHON_MORE
 from engine.programs.python_interface import STEP as PYTHON_STEP
 from engine.programs.python_model import CalledModels, Context, Model
@@ -115,8 +116,9 @@ from engine.session.session import DEFAULT_BUFFERS, Session
 from engine.session.session_config import LaunchPolicy, SessionConfig
 from engine.tensor import Array, Buffer, DataDesc, Tensor
 from engine.transport.call_messages import Askers, AskersAsked, CallSocket, ModelCall
+from engine.transport.control import peer_uid
 from engine.transport.ring_buffer import SpscRingBuffer
-from engine.transport.shared_memory import keep_large_blocks
+from engine.transport.shared_memory import SharedMemory, keep_large_blocks
 
 __all__ = [
     "DEFAULT_BUFFERS",
@@ -205,6 +207,7 @@ __all__ = [
     "Session",
     "SessionClosed",
     "SessionConfig",
+    "SharedMemory",
     "SpscRingBuffer",
     "Tensor",
     "ThreadPlan",
@@ -217,6 +220,8 @@ __all__ = [
     "and_bind",
     "check_requirement",
     "describe_model",
+    "die_with",
+    "environment",
     "keep_large_blocks",
     "named_devices",
     "non_scalar",
@@ -224,6 +229,7 @@ __all__ = [
     "open_model",
     "or_bind",
     "parse_devices",
+    "peer_uid",
     "program_policies",
     "raise_descriptor_limit",
     "read_python_model",

@@ -76,6 +76,9 @@ ROOMS: dict[str, dict[str, frozenset[str]]] = {
         "api": frozenset(
             {"http", "repository", "serving", "codec", "config", "observe"}
         ),
+        "workers": frozenset(
+            {"api", "http", "repository", "serving", "codec", "config", "observe"}
+        ),
         "cli": frozenset(
             {"api", "http", "repository", "serving", "codec", "config", "observe"}
         ),
@@ -94,7 +97,7 @@ GROUND: dict[str, frozenset[str]] = {
 TOP: dict[str, dict[str, frozenset[str]]] = {
     "engine": {},
     "app": {
-        "gateway": frozenset({"api", "cli"}),
+        "gateway": frozenset({"api", "cli", "workers"}),
         "main": frozenset({"cli"}),
         "run": frozenset({"cli"}),
         "ray": frozenset(),

@@ -39,6 +39,10 @@ def print_started(url: str, gateway: Gateway) -> None:
         say(f"  device   {d.id}, process {d.pid}, {counted(d.threads, 'thread')}")
     plan = gateway.devices.plan
     say(f"  threads  {plan}")
+    workers = gateway.workers()
+    if workers:
+        pids = ", ".join(str(worker.pid) for worker in workers)
+        say(f"  workers  {len(workers)}, processes {pids}")
     say(f"  hot path {'compiled' if COMPILED in sys.modules else 'plain Python'}")
     if plan.spin_us:
         say(f"  idle     devices poll for {plan.spin_us} µs before they sleep")

@@ -48,7 +48,7 @@ from app.http.streaming import send_events, wants_events
 from app.http.told import KEY, Told
 from app.serving.call import Form
 from app.serving.service import Service
-from app.serving.table import infer_path_of
+from app.serving.table import ModelEntry, infer_path_of
 from app.serving.transfer_memory import Share
 
 # How long, and of how many bytes, the rest of a refused body is read and dropped: a
@@ -107,6 +107,8 @@ class InferFront:
         self.access = access or Access()
         self.operations = operations
         self.methods_of = methods_of
+        #: The paths of inference that can be answered the short way, without ASGI.
+        self.short: dict[str, ModelEntry] = service.models.paths
         self.compress_responses = compress_responses
         self._any_method = AnyMethod(self._serve, methods_of)
         #: Answers requests of pages, which browsers send with an Origin.

@@ -103,7 +103,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._service = front.service
         self._access = front.access
         # Where requests can go the short way, if any can.
-        self._short = {} if self.root_path else front.service.models.paths
+        self._short = {} if self.root_path else front.short
         self._common = common
         self._exchange: Exchange | None = None
         self._idle_since = self.loop.time()

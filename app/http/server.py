@@ -54,8 +54,9 @@ class ListenError(Exception):
     """The address cannot be listened on; the message says why, for the user."""
 
 
-def listen_tcp(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. Raises `ListenError`."""
+def listen_tcp(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A listening socket; port 0 takes a free one. Several that are `shared` listen on
+    one port, and the kernel spreads connections among them. Raises `ListenError`."""
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -66,6 +67,8 @@ def listen_tcp(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
         listener.listen(BACKLOG)
     except OSError as e:

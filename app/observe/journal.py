@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from app.observe.access_log import AccessLog
@@ -187,6 +187,45 @@ class Journal:
     def answered(self) -> Iterator[Answered]:
         """The last requests that were answered, the newest first."""
         return map(Answered._make, reversed(self.last))
+
+    def tell(self) -> dict[str, list[Any]]:
+        """What is kept, for another process: in what msgpack knows."""
+
+        def plain(stamps: Stamps) -> list[Any]:
+            return [(stamps[1].name, stamps[1].version), stamps[0], *stamps[2:]]
+
+        return {
+            "last": list(map(plain, self.last)),
+            "slow": [plain(stamps) for _, _, stamps in self._slow],
+            "failed": [
+                [model and (model.name, model.version), list(asked[:6]), *rest]
+                for asked, model, *rest in self.failed
+            ],
+        }
+
+    def with_those(
+        self,
+        told: Iterable[Mapping[str, Sequence[Any]]],
+        model: Callable[[str, str], ModelMetrics],
+    ) -> Journal:
+        """One with what this keeps and what others have told; only to read. `model`
+        gives the numbers of a version."""
+        whole = Journal()
+        last, slow, failed = list(self.last), list(self._slow), list(self.failed)
+        for one in told:
+            for key, request_id, *rest in one["last"]:
+                last.append((request_id, model(*key), *rest))
+            for key, request_id, *rest in one["slow"]:
+                stamps: Stamps = (request_id, model(*key), *rest)
+                slow.append((stamps[8] - stamps[3], stamps[8], stamps))
+            for key, asked, *rest in one["failed"]:
+                found = None if key is None else model(*key)
+                failed.append(Failed(Asked(*asked), found, *rest))
+        whole.last.extend(sorted(last, key=lambda stamps: stamps[8]))
+        whole.failed.extend(sorted(failed, key=lambda one: one.ended))
+        for _, _, stamps in slow:
+            whole.keep_slow(stamps)
+        return whole
 
     def log_answered(
         self, asked: Asked, answered: Answered, parts: Sequence[Part] = ()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,6 +152,8 @@ class LogControl(logging.Filter):
     def __init__(self, level: str, style: str = "text") -> None:
         super().__init__()
         self.settings = LogSettings.of_level(level)
+        #: Called after every change.
+        self.on_change: Callable[[LogSettings], None] = lambda settings: None
         self._style = style
 
     def apply(self, settings: LogSettings) -> None:
@@ -165,6 +168,7 @@ class LogControl(logging.Filter):
         shown = (level for level in levels if settings.shows(level))
         root.setLevel(next(shown, logging.CRITICAL))
         _set_chatter(verbose=settings.verbose_level > 0)
+        self.on_change(settings)
 
     def filter(self, record: logging.LogRecord) -> bool:
         return self.settings.shows(record.levelno)

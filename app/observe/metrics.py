@@ -41,7 +41,7 @@ LATENCY_BUCKETS = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05,
     0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
-_BOUNDS_NS = tuple(round(bound * NS_PER_SECOND) for bound in LATENCY_BUCKETS)
+BOUNDS_NS = tuple(round(bound * NS_PER_SECOND) for bound in LATENCY_BUCKETS)
 # As OpenMetrics has numbers: 1.0, never 1.
 _LE = (*map(repr, LATENCY_BUCKETS), "+Inf")
 
@@ -52,7 +52,7 @@ class Histogram:
     __slots__ = ("counts", "sum_ns")
 
     def __init__(self) -> None:
-        self.counts = [0] * (len(_BOUNDS_NS) + 1)
+        self.counts = [0] * (len(BOUNDS_NS) + 1)
         self.sum_ns = 0
 
     @property
@@ -61,7 +61,7 @@ class Histogram:
 
     def observe(self, ns: int) -> None:
         """Counts one duration. The hot path of ``ModelMetrics`` has this inlined."""
-        self.counts[bisect_left(_BOUNDS_NS, ns)] += 1
+        self.counts[bisect_left(BOUNDS_NS, ns)] += 1
         self.sum_ns += ns
 
     def __repr__(self) -> str:
@@ -102,10 +102,12 @@ class ModelMetrics:
 
     They outlive a reload of the version, so that they never go down while the process
     lives. ``pending`` is the number of requests taken in and not yet answered; draining
-    waits for it to be 0.
+    waits for it to be 0. ``awaiting`` are those that no execution has taken yet, in
+    other processes than this one.
     """
 
     __slots__ = (
+        "awaiting",
         "batches",
         "compute",
         "failure_ns",
@@ -123,7 +125,12 @@ class ModelMetrics:
     def __init__(self, name: str, version: str) -> None:
         self.name = name
         self.version = version
+        self.reset()
+
+    def reset(self) -> None:
+        """Nothing has been counted yet."""
         self.pending = 0
+        self.awaiting = 0
         self.successes = 0
         self.failures = dict.fromkeys(FailureReason, 0)
         self.failure_ns = 0
@@ -157,6 +164,31 @@ class ModelMetrics:
     @property
     def failure_count(self) -> int:
         return sum(self.failures.values())
+
+    def add(self, other: ModelMetrics) -> None:
+        """Add what another process has counted of the same version."""
+        self.pending += other.pending
+        self.awaiting += other.awaiting
+        self.successes += other.successes
+        self.inference_count += other.inference_count
+        self.failure_ns += other.failure_ns
+        self.last_inference = max(self.last_inference, other.last_inference)
+        for reason, count in other.failures.items():
+            self.failures[reason] += count
+        for mine, theirs in (
+            (self.request, other.request),
+            (self.queue, other.queue),
+            (self.compute, other.compute),
+        ):
+            mine.sum_ns += theirs.sum_ns
+            for bucket, count in enumerate(theirs.counts):
+                mine.counts[bucket] += count
+        for rows, batch in other.batches.items():
+            sum_of = self.batches.get(rows) or self._batch(rows)
+            sum_of.share += batch.share
+            sum_of.compute_ns += batch.compute_ns
+            sum_of.input_ns += batch.input_ns
+            sum_of.output_ns += batch.output_ns
 
     def begin(self) -> None:
         """One more request is on its way; ``success`` or ``failure`` ends it."""
@@ -192,13 +224,13 @@ class ModelMetrics:
         batch.output_ns += output_ns
         # Histogram.observe three times over, without its calls.
         histogram = self.request
-        histogram.counts[bisect_left(_BOUNDS_NS, total_ns)] += 1
+        histogram.counts[bisect_left(BOUNDS_NS, total_ns)] += 1
         histogram.sum_ns += total_ns
         histogram = self.queue
-        histogram.counts[bisect_left(_BOUNDS_NS, queue_ns)] += 1
+        histogram.counts[bisect_left(BOUNDS_NS, queue_ns)] += 1
         histogram.sum_ns += queue_ns
         histogram = self.compute
-        histogram.counts[bisect_left(_BOUNDS_NS, compute_ns)] += 1
+        histogram.counts[bisect_left(BOUNDS_NS, compute_ns)] += 1
         histogram.sum_ns += compute_ns
         self.last_inference = time.time()
 
@@ -253,22 +285,43 @@ class ModelMetrics:
 
 
 class MetricsRegistry:
-    """The metrics of every version of a model that this process has served."""
+    """The metrics of every version of a model that this server has served.
+
+    `elsewhere` gives what other processes have counted of a version, where there are
+    any.
+    """
 
     def __init__(self) -> None:
         self._models: dict[tuple[str, str], ModelMetrics] = {}
+        self._totals: dict[tuple[str, str], ModelMetrics] = {}
+        self.elsewhere: Callable[[str, str], Iterable[ModelMetrics]] | None = None
 
     def model(self, name: str, version: str) -> ModelMetrics:
-        """The numbers of a version; made at the first call, the same ones after."""
+        """The numbers that this process counts of a version; made at the first call,
+        the same ones after."""
         key = (name, version)
         found = self._models.get(key)
         if found is None:
             found = self._models.setdefault(key, ModelMetrics(name, version))
         return found
 
+    def total(self, name: str, version: str) -> ModelMetrics:
+        """The numbers of a version, of all processes, as they are now; only to read."""
+        mine = self.model(name, version)
+        if self.elsewhere is None:
+            return mine
+        total = self._totals.get((name, version))
+        if total is None:
+            total = self._totals[name, version] = ModelMetrics(name, version)
+        total.reset()
+        total.add(mine)
+        for other in self.elsewhere(name, version):
+            total.add(other)
+        return total
+
     def models(self) -> list[ModelMetrics]:
-        """Sorted by name and version."""
-        return [self._models[key] for key in sorted(self._models)]
+        """Those of all versions, sorted by name and version."""
+        return [self.total(*key) for key in sorted(self._models)]
 
     def __repr__(self) -> str:
         return f"<MetricsRegistry models={len(self._models)}>"
@@ -463,4 +516,4 @@ def _histogram_lines(
 
 def bucket_of(ns: int) -> int:
     """The number of the bucket of a duration."""
-    return bisect_left(_BOUNDS_NS, ns)
+    return bisect_left(BOUNDS_NS, ns)

@@ -75,10 +75,14 @@ class GatewayDevices:
         *,
         ping_timeout: float = 10.0,
         threads: int = 0,
+        event_loops: int = RESERVED_CORES,
     ) -> None:
-        """Raises `engine.InvalidConfig` for a specification it cannot read."""
+        """`event_loops` cores are left to those who feed the devices.
+
+        Raises `engine.InvalidConfig` for a specification it cannot read.
+        """
         self._manager = DeviceManager(
-            specification, reserve_cores=RESERVED_CORES, threads=threads
+            specification, reserve_cores=event_loops, threads=threads
         )
         self._take_all = specification is not None
         self._wait = wait
@@ -98,6 +102,10 @@ class GatewayDevices:
             )
         self._devices: list[Device] = []
         self._next = 0
+        #: Called when one that was lost has come back, with its models.
+        self.on_back: Callable[[], None] = lambda: None
+        #: How many requests other processes have in flight on one.
+        self.in_flight_elsewhere: Callable[[Device], int] = lambda device: 0
 
     @property
     def plan(self) -> ThreadPlan:
@@ -131,7 +139,9 @@ class GatewayDevices:
         """Lets the running event loop drive the attached devices from now on."""
         self._loop = loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
-        self._watches = [DeviceWatch(d, loop, self._pool) for d in self._devices]
+        self._watches = [
+            DeviceWatch(d, loop, self._pool, self._back) for d in self._devices
+        ]
 
     def place(self, instances: int, wanted: Sequence[int]) -> dict[int, Device]:
         """A device for each instance: the wanted ones in turn, or all in turn.
@@ -166,8 +176,12 @@ class GatewayDevices:
 
     def _drive(self, device: Device) -> None:
         assert self._loop is not None
-        self._python[device] = DeviceWatch(device, self._loop, self._pool)
+        watch = DeviceWatch(device, self._loop, self._pool, self._back)
+        self._python[device] = watch
         device.on_close(self._release)
+
+    def _back(self) -> None:
+        self.on_back()
 
     def _release(self, device: Device) -> None:
         """It is about to be closed, in whichever thread: its descriptors must not be
@@ -216,7 +230,7 @@ class GatewayDevices:
                 d.pid,
                 d.threads,
                 len(d.runners),
-                d.in_flight,
+                d.in_flight + self.in_flight_elsewhere(d),
                 d.restarts,
                 d.lost_by,
                 d.back_off,
@@ -256,8 +270,10 @@ class DeviceWatch:
         device: Device,
         loop: asyncio.AbstractEventLoop,
         pool: DaemonPool,
+        on_back: Callable[[], None] = lambda: None,
     ) -> None:
         self.device = device
+        self._on_back = on_back
         self._loop = loop
         self._pool = pool
         self._recovery: asyncio.Task[None] | None = None
@@ -358,6 +374,7 @@ class DeviceWatch:
         if device.state is DeviceState.READY:
             self._watch_life()
             logger.info("device %s is back, process %s", device.id, device.pid)
+            self._on_back()
 
     async def _pause(self, seconds: float) -> None:
         """Before the next try; a short one where a request has needed the device since

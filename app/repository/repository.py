@@ -76,6 +76,9 @@ class ModelRepository:
         self._closing = False
         self._leaving: set[asyncio.Task[None]] = set()
         self._ensembles = EnsembleLoader(self, table, load_member)
+        #: Returns when all processes of the server have taken over what was published,
+        #: and none has anything in flight on these runners any more.
+        self.settled: Callable[[Sequence[object]], Awaitable[None]] = _at_once
 
     # -- what there is
 
@@ -368,7 +371,7 @@ class ModelRepository:
                 loaded = entry.loaded
                 if loaded is None or entry.source is None or not loaded.memory:
                     continue
-                stats = self._metrics.model(record.name, loaded.version)
+                stats = self._metrics.total(record.name, loaded.version)
                 if loaded.runner.in_flight or self._is_pending(record):
                     continue
                 used = max(stats.last_inference, loaded.loaded_at)
@@ -380,7 +383,7 @@ class ModelRepository:
         """Returns whether requests to it, or to an ensemble that it is in, are under
         way."""
         return any(
-            self._metrics.model(user.name, loaded.version).pending
+            self._metrics.total(user.name, loaded.version).pending
             for user in (record, *self.users_of(record.name))
             for loaded in user.serving.values()
         )
@@ -421,6 +424,8 @@ class ModelRepository:
 
     async def _retire(self, leaving: Iterable[LoadedModel]) -> None:
         """Closes runners that get no new requests, when they have nothing in flight."""
+        leaving = list(leaving)
+        await self.settled([loaded.runner for loaded in leaving])
         for loaded in leaving:
             drain = partial(loaded.runner.drain, self._drain_timeout)
             drained = await self._unload_pool.run(drain)
@@ -437,6 +442,10 @@ class ModelRepository:
     def __repr__(self) -> str:
         ready = len(self.names_in(State.READY))
         return f"<ModelRepository {self.places} {ready}/{len(self._records)} ready>"
+
+
+async def _at_once(leaving: Sequence[object]) -> None:
+    """There is one process."""
 
 
 def _is_running(loop: asyncio.AbstractEventLoop) -> bool:

@@ -66,6 +66,12 @@ class Key:
     def allows_model(self, name: str) -> bool:
         return self._models is None or self._models.match(name) is not None
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether its use is counted."""
+        config = self.config
+        return config.requests_per_second is not None or config.concurrent is not None
+
     def take(self) -> None:
         """Count a request. Raises `HttpError` (429) beyond the rate."""
         rate = self.config.requests_per_second

@@ -206,6 +206,8 @@ class ModelTable:
         self._tracer = tracer
         self._absent: Absent = absent or Nobody()
         self._entries: dict[str, tuple[ModelEntry, ...]] = {}
+        #: Called with the name of a model when anything of it has changed.
+        self.on_change: Callable[[str], None] = lambda name: None
 
     def publish(
         self, name: str, entries: Iterable[ModelEntry], *, default: str | None = None
@@ -236,12 +238,14 @@ class ModelTable:
             self._entries[name] = versions
         else:
             self._entries.pop(name, None)
+        self.on_change(name)
 
     def renew_tracers(self) -> None:
         """What samples requests has changed."""
         for name, versions in self._entries.items():
             for entry in versions:
                 entry.tracer = self._tracer(name)
+            self.on_change(name)
 
     def remove(self, name: str) -> None:
         """Takes a model out; nothing happens if it is not there."""
@@ -249,6 +253,13 @@ class ModelTable:
 
     def entries(self, name: str) -> tuple[ModelEntry, ...]:
         return self._entries.get(name, ())
+
+    def names(self) -> list[str]:
+        return list(self._entries)
+
+    def default(self, name: str) -> ModelEntry | None:
+        """What answers requests that name no version."""
+        return self.paths.get(infer_path(name))
 
     def _paths_of(self, name: str) -> list[str]:
         before = self._entries.get(name, ())

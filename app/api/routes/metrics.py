@@ -98,7 +98,7 @@ def _awaiting(gateway: Gateway, model: ModelMetrics) -> int:
     loaded = record and record.serving.get(int(model.version))
     if not loaded or not isinstance(loaded.runner, ModelRunner):
         return 0
-    waiting = loaded.runner.stats.awaiting
+    waiting = loaded.runner.stats.awaiting + model.awaiting
     if isinstance(loaded.scheduler, SequenceScheduler):
         waiting += loaded.scheduler.waiting
     return waiting
@@ -181,6 +181,20 @@ def _families(gateway: Gateway) -> Iterator[Family]:
         "Whether the readiness check says yes",
         [({}, gateway.readiness().ready)],
     )
+    workers = gateway.workers()
+    if workers:
+        yield Family(
+            "popgate_worker_up",
+            "gauge",
+            "Whether the process that takes connections runs",
+            [({"worker": str(w.number)}, w.pid > 0) for w in workers],
+        )
+        yield Family(
+            "popgate_worker_restarts_total",
+            "counter",
+            "How often the process was lost and started again",
+            [({"worker": str(w.number)}, w.restarts) for w in workers],
+        )
     yield Family("popgate_info", "gauge", "Version", [({"version": VERSION}, 1)])
     yield from _machine(gateway)
     yield from _process(gateway)

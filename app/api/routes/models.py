@@ -182,7 +182,7 @@ def statistics(
 
 def _statistics(gateway: Gateway, record: ModelRecord, number: int) -> ModelStatistics:
     loaded = record.versions[number].loaded
-    document = gateway.metrics.model(record.name, str(number)).statistics()
+    document = gateway.metrics.total(record.name, str(number)).statistics()
     if loaded is not None:
         document["memory_usage"] = [
             {"type": memory_kind(loaded), "id": 0, "byte_size": loaded.memory}

@@ -39,7 +39,7 @@ async def list_requests(
     """The last requests to models that were answered, the slowest of the last quarter
     of an hour, and the last requests of any kind that failed; the newest first, the
     slowest first."""
-    journal = gateway.journal
+    journal = await gateway.whole_journal()
 
     def of_model(requests: Iterable[Answered]) -> Iterator[Answered]:
         found = (r for r in requests if not model or r.model.name == model)
@@ -66,7 +66,7 @@ async def get_request(
 
     The last thousand, the slowest, and those that failed last are kept.
     """
-    journal = gateway.journal
+    journal = await gateway.whole_journal()
     wanted = request_id.encode()
     kept = itertools.chain(journal.answered(), journal.slowest())
     for answered in kept:

@@ -1,0 +1,217 @@
+"""ASGI over a Unix socket: a request that another process of the server answers.
+
+Each request has a connection of its own: the scope goes over it, then the messages of
+both sides, each a msgpack document behind its length. Who closes it has gone, as a
+client has that disconnects. The address is an abstract one, and only processes of the
+same user are listened to, so what comes is believed, the client's address included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import struct
+from typing import Any
+
+import msgpack
+
+from app.errors import ErrorResponse, HttpError
+from app.http.asgi import ASGIApp, Message, Receive, Scope, Send, send_error
+from engine import peer_uid
+
+logger = logging.getLogger(__name__)
+
+_LENGTH = struct.Struct("<I")
+#: Of one message; a chunk of a body is far smaller.
+_MOST = 1 << 30
+_BACKLOG = 1024
+#: Bytes that are read at once of what nobody wants.
+_DROPPED = 1 << 16
+#: Seconds between tries where that many wait already.
+_QUEUE_TICK = 0.005
+#: What of a scope goes over; the rest is the business of one process.
+_SCOPE = (
+    "type", "asgi", "http_version", "method", "scheme", "path", "raw_path",
+    "query_string", "root_path", "headers", "client", "server",
+)  # fmt: skip
+
+
+class Closed(Exception):
+    """The other side has closed the connection."""
+
+
+async def _read(reader: asyncio.StreamReader) -> Any:
+    """The next document. Raises `Closed`."""
+    try:
+        (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+        if size > _MOST:
+            raise Closed
+        return msgpack.unpackb(await reader.readexactly(size), use_list=False)
+    except (asyncio.IncompleteReadError, OSError):
+        raise Closed from None
+
+
+async def _write(writer: asyncio.StreamWriter, document: Any) -> None:
+    """Raises `Closed`."""
+    raw = msgpack.packb(document)
+    try:
+        writer.write(_LENGTH.pack(len(raw)))
+        writer.write(raw)
+        await writer.drain()
+    except OSError:
+        raise Closed from None
+
+
+class Relay:
+    """An application that has `address` answer its requests."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            sock = await _connect(self._address)
+            reader, writer = await asyncio.open_unix_connection(sock=sock)
+        except OSError:
+            await send_error(send, _unreachable())
+            return
+        upwards = asyncio.create_task(_pass_on(scope, receive, writer))
+        started = False
+        try:
+            while True:
+                message = await _read(reader)
+                started = True
+                await send(message)
+                is_last = message["type"] == "http.response.body"
+                if is_last and not message.get("more_body", False):
+                    return
+        except Closed:
+            if started:
+                raise  # half an answer: its connection is closed
+            await send_error(send, _unreachable())
+        finally:
+            upwards.cancel()
+            writer.close()
+
+    def __repr__(self) -> str:
+        return f"<Relay to {self._address}>"
+
+
+async def _connect(address: str) -> socket.socket:
+    """uvloop knows no abstract addresses. Raises OSError."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    try:
+        while True:
+            try:
+                sock.connect(f"\0{address}")
+                return sock
+            except BlockingIOError:  # its queue is full
+                await asyncio.sleep(_QUEUE_TICK)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _unreachable() -> ErrorResponse:
+    msg = "the process that answers this has gone"
+    return ErrorResponse.of(HttpError(503, msg, "supervisor_gone"), close=True)
+
+
+async def _pass_on(
+    scope: Scope, receive: Receive, writer: asyncio.StreamWriter
+) -> None:
+    """The scope and what the client sends, until it has gone."""
+    known = {key: scope[key] for key in _SCOPE if key in scope}
+    with contextlib.suppress(Closed):
+        await _write(writer, known)
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                writer.close()
+                return
+            await _write(writer, message)
+
+
+class RelayServer:
+    """The other end: has `app` answer what processes of the same user relay."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        #: Where it listens; there is no file of it.
+        self.address = f"popgate-{os.getpid()}-{secrets.token_hex(8)}"
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(f"\0{self.address}")
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Begin to take connections, in the running loop."""
+        self._server = await asyncio.start_unix_server(
+            self._serve, sock=self._listener, backlog=_BACKLOG
+        )
+
+    async def _serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        try:
+            sock: socket.socket = writer.get_extra_info("socket")
+            if peer_uid(sock) not in (os.getuid(), 0):
+                return
+            scope = await _read(reader)
+            scope["headers"] = list(scope["headers"])
+            await self._app(scope, _Receiver(reader).receive, _Sender(writer).send)
+            # The other side closes when it has the answer. To close with bytes unread,
+            # a body that was not asked for, would take the answer away from it.
+            while await reader.read(_DROPPED):
+                pass
+        except (Closed, OSError):
+            pass  # its client has gone
+        except Exception:
+            logger.exception("a request that was relayed")
+        finally:
+            writer.close()
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        self._listener.close()
+
+    def __repr__(self) -> str:
+        return f"<RelayServer at {self.address}>"
+
+
+class _Receiver:
+    """What the client sends, as an application asks for it."""
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        self._reader = reader
+
+    async def receive(self) -> Message:
+        try:
+            message: Message = await _read(self._reader)
+        except Closed:
+            return {"type": "http.disconnect"}
+        return message
+
+
+class _Sender:
+    """What goes to the client; nothing, once it has gone."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+
+    async def send(self, message: Message) -> None:
+        with contextlib.suppress(Closed):
+            await _write(self._writer, _plain(message))
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """A message in what msgpack knows."""
+    body = message.get("body")
+    if isinstance(body, memoryview | bytearray):
+        return {**message, "body": bytes(body)}
+    return dict(message)

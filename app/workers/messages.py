@@ -1,0 +1,149 @@
+"""What the supervisor and its workers tell each other, above all of the models that
+these may run: msgpack documents over a socket that keeps message borders, with
+descriptors beside them.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from app.serving.table import ModelEntry
+from app.spec import ModelSpec, TensorSpec
+from engine import RunnerDescription, Tensor
+from popef_io import DataType
+
+Message = dict[str, Any]
+
+#: Bytes of a message, and descriptors beside it.
+MOST = 160 * 1024
+_MOST_FDS = 8
+
+
+class TooLong(Exception):
+    """The message is longer than one may be."""
+
+
+def send(sock: socket.socket, message: Message, fds: Sequence[int] = ()) -> None:
+    """Raises `TooLong`, and OSError as sockets do."""
+    raw = msgpack.packb(message)
+    if len(raw) > MOST:
+        raise TooLong
+    socket.send_fds(sock, [raw], list(fds))
+
+
+def receive(sock: socket.socket) -> tuple[Message, list[int]]:
+    """The next message and the descriptors beside it, which are the receiver's to
+    close. Raises EOFError where there are no more, and OSError as sockets do."""
+    flags = socket.MSG_CMSG_CLOEXEC
+    raw, fds, _, _ = socket.recv_fds(sock, MOST, _MOST_FDS, flags)
+    if not raw:
+        raise EOFError
+    message: Message = msgpack.unpackb(raw, strict_map_key=False)
+    return message, fds
+
+
+def close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedEntry:
+    """A version of a model that workers run.
+
+    `key` is another one for everything that is loaded: a runner that a worker has for
+    it is for this and for nothing else. `block` is where it is counted. `timeout`,
+    `max_timeout` and `level_timeouts` are those of the `ModelEntry`.
+    """
+
+    key: int
+    block: int
+    spec: ModelSpec
+    runner: RunnerDescription
+    timeout: float | None = None
+    max_timeout: float | None = None
+    level_timeouts: Mapping[int, float | None] | None = None
+
+    @classmethod
+    def of(
+        cls, key: int, block: int, entry: ModelEntry, runner: RunnerDescription
+    ) -> SharedEntry:
+        return cls(
+            key,
+            block,
+            entry.spec,
+            runner,
+            entry.timeout,
+            entry.max_timeout,
+            entry.level_timeouts,
+        )
+
+    def to_message(self) -> Message:
+        spec = self.spec
+        return {
+            "key": self.key,
+            "block": self.block,
+            "name": spec.name,
+            "version": spec.version,
+            "inputs": list(map(_tensor_message, spec.inputs)),
+            "outputs": list(map(_tensor_message, spec.outputs)),
+            "rows": [spec.max_batch_size, spec.max_rows, spec.optional_inputs],
+            "defaults": [
+                [name, t.data_type.name, list(t.shape), t.tobytes()]
+                for name, t in spec.defaults.items()
+            ],
+            "runner": self.runner.to_message(),
+            "timeouts": [self.timeout, self.max_timeout],
+            "levels": [list(item) for item in (self.level_timeouts or {}).items()],
+        }
+
+    @classmethod
+    def from_message(cls, message: Mapping[str, Any]) -> SharedEntry:
+        most, most_rows, optional = message["rows"]
+        timeout, max_timeout = message["timeouts"]
+        spec = ModelSpec(
+            message["name"],
+            message["version"],
+            tuple(map(_tensor_of, message["inputs"])),
+            tuple(map(_tensor_of, message["outputs"])),
+            most,
+            most_rows,
+            optional,
+            {
+                name: Tensor(DataType[data_type], tuple(shape), (raw,), len(raw))
+                for name, data_type, shape, raw in message["defaults"]
+            },
+        )
+        return cls(
+            message["key"],
+            message["block"],
+            spec,
+            RunnerDescription.from_message(message["runner"]),
+            timeout,
+            max_timeout,
+            dict(message["levels"]),
+        )
+
+
+def _tensor_message(tensor: TensorSpec) -> list[object]:
+    shape = None if tensor.shape is None else list(tensor.shape)
+    return [tensor.name, tensor.datatype, shape, list(tensor.labels), tensor.multiple]
+
+
+def _tensor_of(message: Sequence[Any]) -> TensorSpec:
+    name, datatype, shape, labels, multiple = message
+    plain = TensorSpec.make(name, datatype, shape)
+    return TensorSpec(
+        plain.name,
+        plain.datatype,
+        plain.data_type,
+        plain.shape,
+        tuple(labels),
+        multiple,
+    )

@@ -1,0 +1,282 @@
+"""`Workers`: the processes that take connections for a server, as their supervisor has
+them.
+
+The supervisor owns devices, repository and the state of the models. Each worker is told
+what it may run, in whole models, and says when it has taken that over and when nothing
+of what it replaced is in flight any more. What a worker cannot run it relays: the
+supervisor's application answers it as if it had come here (app/http/relay.py). A worker
+that dies takes its own connections along, and is started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from typing import Any, NamedTuple
+
+from app.gateway import Gateway, WorkerState
+from app.http.asgi import ASGIApp
+from app.http.relay import RelayServer
+from app.observe.log import LogSettings
+from app.observe.metrics import ModelMetrics
+from app.observe.shared_counters import MOST_MODELS, CounterSegment
+from app.serving.table import ModelEntry
+from app.settings import Settings
+from app.workers.messages import Message, SharedEntry
+from app.workers.worker_process import WorkerProcess
+from engine import Device, ModelRunner, RunnerDescription
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that workers may take to take over what was published, before those who wait
+#: for it go on.
+SWITCH_TIMEOUT = 60.0
+#: Seconds over the time for draining, after which a worker is ended that has not let go
+#: of a model.
+LEAVE_GRACE = 10.0
+
+
+class Workers:
+    """All workers of one server. Belongs to the event loop's thread.
+
+    `listeners` are the sockets that they take connections from, one for each.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        app: ASGIApp,
+        settings: Settings,
+        listeners: Sequence[socket.socket],
+    ) -> None:
+        self._gateway = gateway
+        self._table = gateway.table
+        self.relay = RelayServer(app)
+        self.start_message: Message = {
+            "settings": settings_message(settings),
+            "relay": self.relay.address,
+            "workers": len(listeners),
+        }
+        self._drain_timeout = settings.shutdown_timeout
+        #: Blocks of counters, by name and version.
+        self._blocks: dict[tuple[str, str], int] = {}
+        self._device_numbers: dict[str, int] = {}
+        self._keys = itertools.count(1)
+        #: The key of each runner that is shared, as it was described then.
+        self._known: dict[str, list[_Known]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.is_ending = False
+        self._workers = [WorkerProcess(self, n, s) for n, s in enumerate(listeners)]
+        self._table.on_change = self._changed
+        gateway.repository.settled = self.settled
+        gateway.devices.on_back = self._device_back
+        gateway.devices.in_flight_elsewhere = self._in_flight_on
+        gateway.metrics.elsewhere = self._counted
+        gateway.other_journals = self._journals
+        gateway.logging.on_change = self._log
+        gateway.workers = self.states
+
+    @property
+    def count(self) -> int:
+        return len(self._workers)
+
+    async def start(self) -> None:
+        """Start them all; they are started again when they die."""
+        await self.relay.start()
+        for worker in self._workers:
+            task = asyncio.get_running_loop().create_task(worker.run())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    # -- the end
+
+    def begin_drain(self) -> None:
+        """Have all of them finish. May be called from a signal handler."""
+        self.is_ending = True
+        for worker in self._workers:
+            worker.tell({"op": "drain"})
+
+    @property
+    def are_alive(self) -> bool:
+        return any(worker.is_alive for worker in self._workers)
+
+    async def stop(self) -> None:
+        """End those that are still there."""
+        self.is_ending = True
+        for worker in self._workers:
+            worker.kill()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        self.relay.close()
+
+    def states(self) -> list[WorkerState]:
+        return [WorkerState(w.number, w.pid, w.restarts) for w in self._workers]
+
+    # -- what they are told
+
+    def _log(self, settings: LogSettings) -> None:
+        self.start_message["log"] = asdict(settings)  # of those that start later
+        for worker in self._workers:
+            worker.tell({"op": "log", "settings": asdict(settings)})
+
+    def _changed(self, name: str) -> None:
+        for worker in self._workers:
+            worker.mark(name)
+
+    def _device_back(self) -> None:
+        for name in self._table.names():
+            self._changed(name)
+
+    def names(self) -> list[str]:
+        """Of the models that are served."""
+        return self._table.names()
+
+    def default_of(self, name: str) -> str:
+        """The version for requests that name none."""
+        entry = self._table.default(name)
+        return "" if entry is None else entry.spec.version
+
+    def entries_of(self, name: str) -> list[tuple[SharedEntry, ModelRunner]]:
+        """The versions of a model that workers may run now."""
+        shared = []
+        for entry in self._table.entries(name):
+            runner = entry.runner
+            if not self._is_plain(entry) or not isinstance(runner, ModelRunner):
+                continue
+            if any(device.python is not None for device in runner.devices):
+                continue  # its calls to others are on behalf of requests known here
+            block = self._block(name, entry.spec.version)
+            description = runner.description
+            if block is None or not description.replicas or runner.failure is not None:
+                continue
+            keys = {device.id: self.device_key(device) for device in runner.devices}
+            description = replace(
+                description.shared(self.count),
+                replicas=tuple((keys[d], n) for d, n in description.replicas),
+            )
+            key = self._key(name, runner, description)
+            shared.append((SharedEntry.of(key, block, entry, description), runner))
+        return shared
+
+    @staticmethod
+    def _is_plain(entry: ModelEntry) -> bool:
+        """Whether a worker can do all that a request to it needs."""
+        is_watched = entry.tracer is not None or entry.regions is not None
+        return entry.scheduler is None and entry.ready and not is_watched
+
+    def _key(
+        self, name: str, runner: ModelRunner, description: RunnerDescription
+    ) -> int:
+        known = self._known.setdefault(name, [])
+        for one in known:
+            if one.runner is runner and one.description == description:
+                return one.key
+        known.append(_Known(next(self._keys), runner, description))
+        return known[-1].key
+
+    def runner_of(self, name: str, key: int) -> ModelRunner | None:
+        """What stands behind a key; None if it is of another model."""
+        found = self._known.get(name, ())
+        return next((one.runner for one in found if one.key == key), None)
+
+    def _forget(self) -> None:
+        """Drop runners that no worker has, and that are not served any more."""
+        held = {key for worker in self._workers for key in worker.held}
+        for name, known in list(self._known.items()):
+            serving = [entry.runner for entry in self._table.entries(name)]
+            left = [k for k in known if k.key in held or k.runner in serving]
+            if left:
+                self._known[name] = left
+            else:
+                del self._known[name]
+
+    def device_key(self, device: Device) -> str:
+        """Of the present process of a device."""
+        return f"{device.id}#{device.pid}"
+
+    def device_number(self, device_id: str) -> int:
+        return self._device_numbers.setdefault(device_id, len(self._device_numbers))
+
+    def _block(self, name: str, version: str) -> int | None:
+        found = self._blocks.get((name, version))
+        if found is None and len(self._blocks) < MOST_MODELS:
+            found = self._blocks[name, version] = len(self._blocks)
+        return found
+
+    # -- what they have done
+
+    async def settled(self, leaving: Sequence[object]) -> None:
+        """Returns when all workers have taken over what was published, and have nothing
+        in flight on the runners `leaving`. One that does not let go of them in time is
+        ended: they are about to be unloaded."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SWITCH_TIMEOUT):
+                for worker in self._workers:
+                    await worker.until(lambda w: not w.is_behind)
+        runners = {id(runner) for runner in leaving}
+        keys = {
+            one.key
+            for known in self._known.values()
+            for one in known
+            if id(one.runner) in runners
+        }
+        if not keys:
+            return
+        for worker in self._workers:
+            try:
+                async with asyncio.timeout(self._drain_timeout + LEAVE_GRACE):
+                    await worker.until(lambda w: keys.isdisjoint(w.held))
+            except TimeoutError:
+                logger.error("%r holds a model that is unloaded: it is ended", worker)
+                worker.kill()
+        self._forget()
+
+    def _counted(self, name: str, version: str) -> Iterator[ModelMetrics]:
+        block = self._blocks.get((name, version))
+        if block is not None:
+            for worker in self._workers:
+                if worker.counters is not None:
+                    yield worker.counters.read(block, name, version)
+
+    def keep_counts(self, counters: CounterSegment) -> None:
+        """A worker has ended: what it has counted is ours from now on."""
+        for (name, version), block in self._blocks.items():
+            found = counters.read(block, name, version)
+            found.pending = found.awaiting = 0
+            self._gateway.metrics.model(name, version).add(found)
+
+    def _in_flight_on(self, device: Device) -> int:
+        number = self._device_numbers.get(device.id)
+        if number is None:
+            return 0
+        segments = (worker.counters for worker in self._workers)
+        return sum(c.on_device(number) for c in segments if c is not None)
+
+    async def _journals(self) -> list[Any]:
+        found = await asyncio.gather(*(w.ask_journal() for w in self._workers))
+        return [one for one in found if one is not None]
+
+    def __repr__(self) -> str:
+        return f"<Workers {self._workers}>"
+
+
+class _Known(NamedTuple):
+    key: int
+    runner: ModelRunner
+    description: RunnerDescription
+
+
+def settings_message(settings: Settings) -> Message:
+    """What was set, for a worker to set it too; the rest is in its environment."""
+    message = settings.model_dump(mode="json", include=settings.model_fields_set)
+    if settings.api_key is not None:
+        message["api_key"] = settings.api_key.get_secret_value()
+    if settings.restricted_api:
+        rules = [rule.get_secret_value() for rule in settings.restricted_api]
+        message["restricted_api"] = rules
+    return message

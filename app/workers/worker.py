@@ -1,0 +1,357 @@
+"""`Worker`: a process that takes connections, and runs what its supervisor has loaded.
+
+It owns its connections, their requests, and links and channels of its own to the
+devices, so that batches mix the requests of all workers. It runs what it can run right
+now: plain inference with models that it was told of. Everything else goes to the
+supervisor (app/http/relay.py), which is the one place that knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from typing import Any
+
+import msgpack
+
+from app.http.exchange import Exchange
+from app.limits import Limits
+from app.observe.journal import Journal
+from app.observe.log import LogControl, LogSettings
+from app.observe.shared_counters import CounterSegment
+from app.serving.keys import Keys
+from app.serving.patience import Patience
+from app.serving.table import ModelEntry, ModelTable
+from app.workers.messages import Message, SharedEntry, receive, send
+from engine import (
+    EngineError,
+    ExecutionFailed,
+    JoinedDevice,
+    JoinedRunner,
+    SharedMemory,
+)
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two looks at what is in flight, for those who read the gauges.
+GAUGES_TICK = 0.25
+#: Seconds between looks whether the bodies have come that were coming.
+LINGER_TICK = 0.01
+#: Seconds between looks at the file of keys.
+KEYS_LOOK = 1.0
+
+
+class Worker:
+    """The models and devices of one worker process. For its event loop's thread.
+
+    `sock` leads to the supervisor, whose end is the worker's (app/workers/process.py).
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        counters: CounterSegment,
+        limits: Limits,
+        keys: Keys,
+        logging_: LogControl,
+        journal: Journal,
+        drain_timeout: float,
+    ) -> None:
+        self.table = ModelTable(limits, absent=_Elsewhere(self))
+        self.keys = keys
+        self.journal = journal
+        self.on_drain: Callable[[], None] = lambda: None
+        self._sock = sock
+        self._counters = counters
+        self._logging = logging_
+        self._drain_timeout = drain_timeout
+        self._devices: dict[str, _Joined] = {}
+        #: What was published of each model: entry and runner by key, and the default.
+        self._models: dict[str, dict[int, tuple[ModelEntry, JoinedRunner]]] = {}
+        self._defaults: dict[str, str] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        #: Paths of inference that requests which come now are answered at; the table
+        #: has those too that requests wait for whose bodies are still coming.
+        self.paths: dict[str, ModelEntry] = {}
+        #: Of these, where they can go the short way (app/http/protocol.py).
+        self.short: dict[str, ModelEntry] = {}
+        #: The connections, and the infer paths of requests that do not go that way.
+        self.connections: Callable[[], Iterable[Any]] = tuple
+        self.local: dict[object, str] = {}
+
+    # -- life
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._sock.fileno(), self._receive)
+        self._begin(self._tell_gauges())
+        if self.keys.path is not None:
+            self._begin(self._watch_keys())
+
+    async def stop(self) -> None:
+        """Leaves all devices."""
+        asyncio.get_running_loop().remove_reader(self._sock.fileno())
+        for task in list(self._tasks):
+            task.cancel()
+        self._show_gauges()
+        await self.abort()
+        self._sock.close()
+
+    async def abort(self) -> None:
+        """Fails every request in flight."""
+        for joined in self._devices.values():
+            joined.close()
+        self._devices.clear()
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- what the supervisor says
+
+    def _receive(self) -> None:
+        try:
+            message, fds = receive(self._sock)
+        except (OSError, EOFError):
+            # The supervisor has died: so will we, by the signal of its pipe.
+            asyncio.get_running_loop().remove_reader(self._sock.fileno())
+            return
+        match message["op"]:
+            case "device":
+                self._begin(self._join(message["key"], message, fds[0]))
+            case "model":
+                self._begin(self._take_over(message))
+            case "log":
+                self._logging.apply(LogSettings(**message["settings"]))
+            case "drain":
+                self.on_drain()
+            case "journal":
+                self._tell_journal(message["ask"])
+
+    def _tell_journal(self, ask: int) -> None:
+        raw = msgpack.packb(self.journal.tell())
+        with SharedMemory.create("journal", len(raw)) as memory:
+            memory.view[: len(raw)] = raw
+            message = {"op": "journal", "answer": ask, "size": len(raw)}
+            self._send(message, (memory.fd,))
+
+    def _send(self, message: Message, fds: tuple[int, ...] = ()) -> None:
+        with contextlib.suppress(OSError):
+            send(self._sock, message, fds)
+
+    async def _join(self, key: str, message: Message, fd: int) -> None:
+        door = socket.socket(fileno=fd)
+        joined = _Joined(message["number"], lambda: self._lost(key))
+        self._devices[key] = joined
+        try:
+            await joined.open(message["id"], door)
+        except EngineError as error:  # there will be another one
+            logger.debug("device %s: %s", key, error)
+
+    async def _take_over(self, message: Message) -> None:
+        """A model has changed: run these versions of it, and no others."""
+        name, entries = message["name"], message["entries"]
+        async with self._locks.setdefault(name, asyncio.Lock()):
+            before = self._models.get(name, {})
+            now: dict[int, tuple[ModelEntry, JoinedRunner]] = {}
+            for one in map(SharedEntry.from_message, entries):
+                known = before.get(one.key)
+                runner = known[1] if known is not None else await self._runner(one)
+                if runner is not None:
+                    now[one.key] = self._entry(one, runner), runner
+                else:
+                    self._send({"op": "left", "key": one.key})
+            self._models[name] = now
+            self._defaults[name] = message["default"]
+            left_paths = self._publish(name)
+            self._send({"op": "switched", "seq": message["seq"]})
+        left = {key: runner for key, (_, runner) in before.items() if key not in now}
+        for key, why in message["failed"]:
+            if key in left:
+                left[key].fail(ExecutionFailed(why))
+        await self._linger(left_paths)
+        for key, runner in left.items():
+            self._begin(self._leave(key, runner))
+
+    async def _runner(self, one: SharedEntry) -> JoinedRunner | None:
+        """None where a device has died meanwhile: the supervisor runs it then, and
+        tells when it is back."""
+        for key, _ in one.runner.replicas:
+            if key in self._devices:
+                await self._devices[key].is_open.wait()
+        found = {k: j.device for k, j in self._devices.items() if j.device is not None}
+        try:
+            # It waits for the device, which may be running something.
+            return await asyncio.to_thread(JoinedRunner, one.runner, found)
+        except EngineError as error:
+            logger.debug("model %s: %s", one.spec.name, error)
+            return None
+
+    def _entry(self, one: SharedEntry, runner: JoinedRunner) -> ModelEntry:
+        spec = one.spec
+        return ModelEntry(
+            spec,
+            runner,
+            self._counters.metrics(one.block, spec.name, spec.version),
+            timeout=one.timeout,
+            max_timeout=one.max_timeout,
+            level_timeouts=one.level_timeouts,
+            limits=self.table.limits,
+        )
+
+    async def _leave(self, key: int, runner: JoinedRunner) -> None:
+        """Gives back a runner that gets no new requests."""
+        if not await asyncio.to_thread(runner.drain, self._drain_timeout):
+            logger.warning("%r is closed with requests in flight", runner)
+            runner.close()  # in this thread, which is the one that answers them
+        else:
+            await asyncio.to_thread(runner.close)
+        self._send({"op": "left", "key": key})
+
+    def _publish(self, name: str) -> dict[str, ModelEntry]:
+        """What can be run right now. Returns what cannot any more, by path, to which
+        requests may have begun to come: it stays in the table until `_linger` ends."""
+        before = {p: e for p, e in self.table.paths.items() if e.spec.name == name}
+        entries = [e for e, runner in self._models[name].values() if runner.serving]
+        self.table.publish(name, entries, default=self._defaults[name])
+        paths = self.table.paths
+        now = {path: e for path, e in paths.items() if e in entries}
+        for path in before:
+            self.paths.pop(path, None)
+        self.paths.update(now)
+        self._renew_short()
+        left = {path: e for path, e in before.items() if path not in now}
+        paths.update(left)
+        return left
+
+    async def _linger(self, left: Mapping[str, ModelEntry]) -> None:
+        """Keep what is run no more for requests whose bodies are still coming."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._drain_timeout
+        while self._is_awaited(left):
+            if loop.time() > until:
+                break
+            await asyncio.sleep(LINGER_TICK)
+        for path, entry in left.items():
+            if self.table.paths.get(path) is entry and path not in self.paths:
+                del self.table.paths[path]
+
+    def _is_awaited(self, paths: Collection[str]) -> bool:
+        """Whether requests to these paths have begun to come."""
+        if not paths:
+            return False
+        cycles = (connection.cycle for connection in self.connections())
+        return any(path in paths for path in self.local.values()) or any(
+            isinstance(cycle, Exchange)
+            and cycle.entry is None
+            and cycle.path in paths
+            and not cycle.response_complete
+            for cycle in cycles
+        )
+
+    def _renew_short(self) -> None:
+        """Requests go the short way unless keys must be counted for all workers."""
+        self.short.clear()
+        if not any(key.is_limited for key in self.keys.table.keys):
+            self.short.update(self.paths)
+
+    def _lost(self, key: str) -> None:
+        """A device has died; what has no other goes to the supervisor."""
+        joined = self._devices.pop(key, None)
+        for name in list(self._models):
+            self._begin(self._linger(self._publish(name)))
+        if joined is not None:
+            joined.close()
+
+    # -- by the clock
+
+    async def _watch_keys(self) -> None:
+        while True:
+            await asyncio.sleep(KEYS_LOOK)
+            self.look_at_keys(await asyncio.to_thread(self.keys.read_again))
+
+    def look_at_keys(self, config: Any) -> None:
+        if config is not None:
+            self.keys.take_over(config)
+            self._renew_short()
+
+    async def _tell_gauges(self) -> None:
+        while True:
+            await asyncio.sleep(GAUGES_TICK)
+            self._show_gauges()
+
+    def _show_gauges(self) -> None:
+        for joined in self._devices.values():
+            if joined.device is not None:
+                self._counters.show_device(joined.number, joined.device.in_flight)
+        for published in self._models.values():
+            for entry, runner in published.values():
+                stats: Any = entry.stats
+                stats.show_gauges(sum(c.awaiting for c in runner.channels))
+
+    def knows(self, name: str) -> bool:
+        """Whether it has ever been told of this model."""
+        return name in self._models
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.table!r}>"
+
+
+class _Elsewhere:
+    """Of a model that has left this process while the body of a request to it came
+    (`app.serving.table.Absent`); any later request is relayed."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def explain(self, name: str, version: str | None) -> str | None:
+        return "it has just changed: ask again" if self._worker.knows(name) else None
+
+    def offers(self, name: str, version: str | None) -> bool:
+        return False
+
+    async def ensure(self, name: str, version: str | None, patience: Patience) -> None:
+        """There is nothing to wait for."""
+
+
+class _Joined:
+    """A device that this process feeds, driven by its event loop."""
+
+    def __init__(self, number: int, on_lost: Callable[[], None]) -> None:
+        self.number = number
+        self.device: JoinedDevice | None = None
+        #: Whether it has been joined, or cannot be.
+        self.is_open = asyncio.Event()
+        self._on_lost = on_lost
+        self._lost_fd = -1
+
+    async def open(self, device_id: str, door: socket.socket) -> None:
+        """Raises EngineError."""
+        try:
+            device = await asyncio.to_thread(JoinedDevice, device_id, door)
+            device.adopt()
+            device.on_lost(lambda _: self._on_lost())
+            loop = asyncio.get_running_loop()
+            # One of our own: the device's is closed when its process has died.
+            self._lost_fd = os.dup(device.lost_fileno())
+            loop.add_reader(device.fileno(), device.poll)
+            loop.add_reader(self._lost_fd, device.check)
+            self.device = device
+        finally:
+            self.is_open.set()
+
+    def close(self) -> None:
+        """What is in flight fails."""
+        device, self.device = self.device, None
+        if device is not None:
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(device.fileno())
+            loop.remove_reader(self._lost_fd)
+            os.close(self._lost_fd)
+            device.close()

@@ -1,0 +1,360 @@
+"""`WorkerProcess`: one worker as its supervisor has it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import msgpack
+
+from app.observe.shared_counters import CounterSegment
+from app.workers.messages import (
+    Message,
+    SharedEntry,
+    TooLong,
+    close_all,
+    receive,
+    send,
+)
+from engine import Device, EngineError, ModelRunner, SharedMemory, environment
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that a worker may take to tell of its last requests.
+JOURNAL_TIMEOUT = 2.0
+#: Seconds before one that has died is started again: doubled each time, and
+FIRST_PAUSE, LAST_PAUSE = 0.05, 5.0
+#: from the first again once it has lived for so long.
+LIVED = 30.0
+#: Seconds between tries to tell a worker something that does not listen.
+_FULL_TICK = 0.02
+
+
+class Supervisor(Protocol):
+    """What a worker is told by (`app.workers.supervisor.Workers`)."""
+
+    @property
+    def is_ending(self) -> bool: ...
+    @property
+    def start_message(self) -> Message: ...
+    def names(self) -> list[str]: ...
+    def default_of(self, name: str) -> str: ...
+    def entries_of(self, name: str) -> list[tuple[SharedEntry, ModelRunner]]: ...
+    def runner_of(self, name: str, key: int) -> ModelRunner | None: ...
+    def device_key(self, device: Device) -> str: ...
+    def device_number(self, device_id: str) -> int: ...
+    def keep_counts(self, counters: CounterSegment) -> None: ...
+
+
+class WorkerProcess:
+    """One worker: its process, the next one when that has died, and what it knows."""
+
+    def __init__(
+        self, workers: Supervisor, number: int, listener: socket.socket
+    ) -> None:
+        self.number = number
+        self.restarts = 0
+        self.counters: CounterSegment | None = None
+        #: Keys of the runners that it has, or was told of.
+        self.held: set[int] = set()
+        self._workers = workers
+        self._listener = listener
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner_pipe = -1
+        self._sock: socket.socket | None = None
+        self._devices: set[str] = set()
+        #: Models that it is to be told of, in this order.
+        self._due: dict[str, None] = {}
+        self._sending = False
+        self._unacknowledged: set[int] = set()
+        self._sequence = itertools.count(1)
+        self._asks = itertools.count(1)
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._news = asyncio.Event()
+        self._wanted = asyncio.Event()
+
+    # -- its life
+
+    async def run(self) -> None:
+        """Start it, and again whenever it has died."""
+        pause = FIRST_PAUSE
+        loop = asyncio.get_running_loop()
+        while not self._workers.is_ending:
+            began = loop.time()
+            try:
+                self._start()
+                await self._feed()
+            except OSError as error:
+                logger.error("worker %d does not start: %s", self.number, error)
+            finally:
+                self._clean_up()
+            if self._workers.is_ending:
+                return
+            if loop.time() - began > LIVED:
+                pause = FIRST_PAUSE
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LAST_PAUSE)
+            self.restarts += 1
+
+    def _start(self) -> None:
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.counters = CounterSegment.create()
+        self._sock = mine
+        read_end, self._owner_pipe = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-P", "-m", "app.workers.process"),
+                    *("--control-fd", str(theirs.fileno())),
+                    *("--owner-fd", str(read_end)),
+                ],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno(), read_end],
+                env=environment(),
+            )
+        finally:
+            os.close(read_end)
+            theirs.close()
+        fds = [self.counters.memory.fd, self._listener.fileno()]
+        send(mine, {"op": "start", **self._workers.start_message}, fds)
+        mine.setblocking(False)
+        self.counters.memory.detach_fd()
+        for name in self._workers.names():
+            self.mark(name)
+        logger.debug("worker %d is process %d", self.number, self.pid)
+
+    async def _feed(self) -> None:
+        """Tell it what has changed, until it ends."""
+        process = self._process
+        assert process is not None
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        fd = os.pidfd_open(process.pid)
+        loop.add_reader(fd, ended.set)
+        sock = self._sock
+        assert sock is not None
+        loop.add_reader(sock.fileno(), self._receive)
+        feeding = loop.create_task(self._tell_models())
+        try:
+            await ended.wait()
+            code = process.wait()
+        finally:
+            feeding.cancel()
+            loop.remove_reader(fd)
+            os.close(fd)
+            loop.remove_reader(sock.fileno())
+        if not self._workers.is_ending or code:
+            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            logger.warning("worker %d, process %d: %s", self.number, process.pid, how)
+
+    def _clean_up(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+        if self._owner_pipe >= 0:
+            os.close(self._owner_pipe)
+            self._owner_pipe = -1
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+        counters, self.counters = self.counters, None
+        if counters is not None:
+            self._workers.keep_counts(counters)
+            counters.close()
+        for asked in self._asked.values():
+            if not asked.done():
+                asked.set_result(None)
+        self._asked.clear()
+        self.held.clear()
+        self._devices.clear()
+        self._due.clear()
+        self._unacknowledged.clear()
+        self._sending = False
+        self._tell_news()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process is not None
+
+    @property
+    def pid(self) -> int:
+        return 0 if self._process is None else self._process.pid
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+
+    # -- what it is told
+
+    def tell(self, message: Message) -> None:
+        if self._sock is not None:
+            with contextlib.suppress(OSError):
+                send(self._sock, message)
+
+    async def _send(self, message: Message, fds: Sequence[int] = ()) -> None:
+        """`tell`, and wait while it has no room for it. Raises `TooLong`."""
+        while self._sock is not None:
+            try:
+                send(self._sock, message, fds)
+            except BlockingIOError:
+                await asyncio.sleep(_FULL_TICK)
+                continue
+            except OSError:  # it has just died
+                pass
+            return
+
+    def mark(self, name: str) -> None:
+        """A model has changed."""
+        if self._sock is not None:
+            self._due[name] = None
+            self._wanted.set()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether it has yet to take over something."""
+        return bool(self._due or self._sending or self._unacknowledged)
+
+    async def until(self, condition: Callable[[WorkerProcess], bool]) -> None:
+        while self._sock is not None and not condition(self):
+            await self._news.wait()
+
+    def _tell_news(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    async def _tell_models(self) -> None:
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            while self._due:
+                name = next(iter(self._due))
+                del self._due[name]
+                self._sending = True
+                try:
+                    await self._tell_model(name)
+                finally:
+                    self._sending = False
+                    self._tell_news()
+
+    async def _tell_model(self, name: str) -> None:
+        workers = self._workers
+        entries = []
+        for entry, runner in workers.entries_of(name):
+            try:
+                for device in dict.fromkeys(runner.devices):
+                    await self._invite(device)
+            except EngineError as error:  # it is told again when the device is back
+                logger.debug("model %s: %s", name, error)
+                continue
+            entries.append(entry)
+        message = self._model_message(name, entries)
+        new = self._expect(message)
+        try:
+            await self._send(message)
+        except TooLong:
+            logger.info("model %s is run by the supervisor: too much to tell", name)
+            self.held -= new
+            self._unacknowledged.discard(message["seq"])
+            message = self._model_message(name, ())
+            self._expect(message)
+            await self._send(message)
+
+    def _expect(self, message: Message) -> set[int]:
+        """Before it is sent, as it is answered at once; the keys that are new."""
+        new = {entry["key"] for entry in message["entries"]} - self.held
+        self.held |= new
+        self._unacknowledged.add(message["seq"])
+        return new
+
+    def _model_message(self, name: str, entries: Iterable[SharedEntry]) -> Message:
+        workers = self._workers
+        failed = []
+        for key in self.held:
+            runner = workers.runner_of(name, key)
+            if runner is not None and runner.failure is not None:
+                failed.append([key, str(runner.failure)])
+        return {
+            "op": "model",
+            "seq": next(self._sequence),
+            "name": name,
+            "default": workers.default_of(name),
+            "entries": [entry.to_message() for entry in entries],
+            "failed": failed,
+        }
+
+    async def _invite(self, device: Device) -> None:
+        """Let it join a device, if it has not joined this process of it."""
+        key = self._workers.device_key(device)
+        if key in self._devices:
+            return
+        door = await asyncio.to_thread(device.invite)
+        with door:
+            if self._workers.device_key(device) != key:
+                return  # it is told again
+            message = {
+                "op": "device",
+                "key": key,
+                "id": device.id,
+                "number": self._workers.device_number(device.id),
+            }
+            await self._send(message, [door.fileno()])
+        self._devices.add(key)
+
+    # -- what it says
+
+    def _receive(self) -> None:
+        sock = self._sock
+        if sock is None:
+            return
+        try:
+            message, fds = receive(sock)
+        except BlockingIOError:
+            return
+        except (OSError, EOFError):
+            asyncio.get_running_loop().remove_reader(sock.fileno())
+            return
+        try:
+            match message["op"]:
+                case "switched":
+                    self._unacknowledged.discard(message["seq"])
+                case "left":
+                    self.held.discard(message["key"])
+                case "journal":
+                    asked = self._asked.pop(message["answer"], None)
+                    if asked is not None and not asked.done():
+                        asked.set_result(_journal_of(message, fds))
+        finally:
+            close_all(fds)
+        self._tell_news()
+
+    async def ask_journal(self) -> Any:
+        """What it keeps of its last requests; None if it does not tell in time."""
+        if self._sock is None:
+            return None
+        number = next(self._asks)
+        asked = self._asked[number] = asyncio.get_running_loop().create_future()
+        self.tell({"op": "journal", "ask": number})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(JOURNAL_TIMEOUT):
+                return await asked
+        self._asked.pop(number, None)
+        return None
+
+    def __repr__(self) -> str:
+        return f"<WorkerProcess {self.number}, process {self.pid}>"
+
+
+def _journal_of(message: Message, fds: Sequence[int]) -> Any:
+    size = message["size"]
+    with SharedMemory.attach(os.dup(fds[0]), size) as memory:
+        return msgpack.unpackb(bytes(memory.view[:size]), use_list=False)

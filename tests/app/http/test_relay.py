@@ -1,0 +1,158 @@
+"""A request that another process answers; here it is the same one."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import uvloop
+
+from app.http.asgi import ASGIApp, Message, Receive, Scope, Send
+from app.http.relay import Closed, Relay, RelayServer
+
+SCOPE = {
+    "type": "http",
+    "method": "POST",
+    "path": "/p",
+    "headers": [(b"a", b"1"), (b"a", b"2")],
+    "client": ("10.0.0.1", 5),
+    "app": object(),  # what is of this process stays here
+}
+
+
+class Client:
+    """What the relay is given and gives; goes away when `bodies` are sent and it is
+    told to."""
+
+    def __init__(self, *bodies: bytes) -> None:
+        self.sent: list[Message] = []
+        self.gone = asyncio.Event()
+        self._bodies = list(bodies)
+
+    async def receive(self) -> Message:
+        if self._bodies:
+            body = self._bodies.pop(0)
+            more = bool(self._bodies)
+            return {"type": "http.request", "body": body, "more_body": more}
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        self.sent.append(message)
+
+
+def relayed(app: ASGIApp, ask: Callable[[Relay], Any]) -> None:
+    async def run() -> None:
+        server = RelayServer(app)
+        await server.start()
+        try:
+            await ask(Relay(server.address))
+        finally:
+            server.close()
+
+    uvloop.run(run())
+
+
+def test_requests_and_answers_go_over_whole() -> None:
+    seen: list[Any] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(dict(scope))
+        size, more = 0, True
+        while more:
+            message = await receive()
+            size += len(message["body"])
+            more = message["more_body"]
+        headers = [(b"size", b"%d" % size)]
+        await send({"type": "http.response.start", "status": 201, "headers": headers})
+        for part in (b"one", memoryview(b"two"), bytearray(b"three")):
+            message = {"type": "http.response.body", "body": part, "more_body": True}
+            await send(message)
+        await send({"type": "http.response.body", "body": b""})
+
+    async def ask(relay: Relay) -> None:
+        client = Client(b"x" * 300_000, b"", b"y" * 1_000_000)
+        await relay(SCOPE, client.receive, client.send)
+        start, *bodies = client.sent
+        assert start["status"] == 201
+        assert [tuple(h) for h in start["headers"]] == [(b"size", b"1300000")]
+        assert b"".join(m.get("body", b"") for m in bodies) == b"onetwothree"
+
+    relayed(app, ask)
+    (scope,) = seen
+    assert scope == {key: value for key, value in SCOPE.items() if key != "app"}
+
+
+def test_an_answer_that_reads_nothing_of_a_large_body_arrives() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 413, "headers": []})
+        await send({"type": "http.response.body", "body": b"too large"})
+
+    async def ask(relay: Relay) -> None:
+        for _ in range(20):
+            client = Client(b"x" * 200_000, b"x" * 200_000)
+            await relay(SCOPE, client.receive, client.send)
+            assert [m.get("status", m.get("body")) for m in client.sent] == [
+                413,
+                b"too large",
+            ]
+
+    relayed(app, ask)
+
+
+def test_a_client_that_goes_is_told_of() -> None:
+    told: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        begun.set()
+        told.append((await receive())["type"])
+        ended.set()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def ask(relay: Relay) -> None:
+        client = Client(b"x")
+        asking = asyncio.create_task(relay(SCOPE, client.receive, client.send))
+        await begun.wait()
+        client.gone.set()
+        await ended.wait()
+        await asking
+
+    relayed(app, ask)
+    assert told == ["http.disconnect"]
+
+
+def test_without_a_supervisor_it_is_said() -> None:
+    async def ask() -> None:
+        client = Client(b"x")
+        await Relay("popgate-nobody-is-here")(SCOPE, client.receive, client.send)
+        start, body = client.sent
+        assert start["status"] == 503
+        assert b"supervisor_gone" in body["body"]
+
+    uvloop.run(ask())
+
+
+def test_half_an_answer_is_no_answer() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise RuntimeError("a mistake of ours")
+
+    async def ask(relay: Relay) -> None:
+        client = Client(b"x")
+        with pytest.raises(Closed):
+            await relay(SCOPE, client.receive, client.send)
+
+    relayed(app, ask)
+
+
+def test_it_listens_where_no_file_is() -> None:
+    server = RelayServer(lambda *_: None)  # type: ignore[arg-type]
+    with socket.socket(socket.AF_UNIX) as sock, pytest.raises(FileNotFoundError):
+        sock.connect(server.address)
+    server.close()

@@ -1,0 +1,162 @@
+"""What a worker runs itself, and what it relays."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from app.api.routes import kserve_v1
+from app.codec.compression import CompressResponses
+from app.config.keys import digest_of
+from app.http.access import Access
+from app.http.asgi import Message, Receive, Scope, Send
+from app.limits import DEFAULT_LIMITS
+from app.observe.journal import Journal
+from app.observe.log import LogControl
+from app.observe.shared_counters import CounterSegment
+from app.serving.keys import Keys
+from app.serving.service import Service
+from app.spec import ModelSpec
+from app.workers.front import WorkerFront
+from app.workers.messages import SharedEntry, receive, send
+from app.workers.worker import Worker
+from engine import Device, DeviceManager, ModelRunner, ModelRunnerConfig
+from tests.engine import models
+
+KEYS = """
+[[key]]
+name = "free"
+sha256 = "{free}"
+
+[[key]]
+name = "counted"
+sha256 = "{counted}"
+concurrent = 1
+"""
+
+
+class Supervised:
+    """A worker in this process, told of one model, whose relay only notes what it
+    gets."""
+
+    def __init__(self, keys: Path, device: Device, runner: ModelRunner) -> None:
+        self.theirs, mine = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.counters = CounterSegment.create()
+        self.worker = Worker(
+            mine,
+            CounterSegment.attach(os.dup(self.counters.memory.fd)),
+            DEFAULT_LIMITS,
+            Keys(keys),
+            LogControl("info"),
+            Journal(),
+            5.0,
+        )
+        self.relayed: list[str] = []
+        self.front = WorkerFront(
+            self.worker,
+            self,  # type: ignore[arg-type]
+            Service(self.worker.table),
+            Access(keys=self.worker.keys),
+            operations=kserve_v1.OPERATIONS,
+            compress_responses=CompressResponses.ASKED,
+            base_path="",
+            origins=(),
+        )
+        self._device, self._runner = device, runner
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.relayed.append(scope["path"])
+        await send({"type": "http.response.start", "status": 299, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def tell(self) -> None:
+        """It is told of the model, and has taken it over."""
+        with self._device.invite() as door:
+            joins = {"op": "device", "key": "d", "id": self._device.id, "number": 0}
+            send(self.theirs, joins, [door.fileno()])
+        description = self._runner.description
+        (_, number), *_ = description.replicas
+        spec = ModelSpec.from_runner("m", "1", self._runner)
+        message = SharedEntry(7, 0, spec, description).to_message()
+        message["runner"]["replicas"] = [["d", number]]
+        said = await self.publish([message])
+        assert said == {"op": "switched", "seq": 1}
+
+    async def publish(self, entries: list[Any]) -> Message:
+        send(
+            self.theirs,
+            {
+                "op": "model",
+                "seq": 1,
+                "name": "m",
+                "default": "1",
+                "entries": entries,
+                "failed": [],
+            },
+        )
+        return await self.hear()
+
+    async def hear(self) -> Message:
+        message, _ = await asyncio.to_thread(receive, self.theirs)
+        return message
+
+    async def ask(self, path: str, key: str = "", method: str = "POST") -> int:
+        body = b'{"inputs": {"input": [[1, 2, 3, 4]]}}'
+        if path.endswith(":predict"):
+            body = b'{"instances": [[1, 2, 3, 4]]}'
+        headers = [(b"content-length", b"%d" % len(body))]
+        headers += [(b"x-api-key", key.encode())] if key else []
+        scope = {"type": "http", "method": method, "path": path, "headers": headers}
+        statuses: list[int] = []
+
+        async def take() -> Message:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def give(message: Message) -> None:
+            statuses.append(message.get("status", 0))
+
+        await self.front(scope, take, give)
+        return statuses[0]
+
+
+def test_it_runs_what_it_was_told_of_and_relays_the_rest(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    digests = {name: digest_of(name.encode()).hex() for name in ("free", "counted")}
+    keys.write_text(KEYS.format(**digests))
+
+    async def check(device: Device, runner: ModelRunner) -> None:
+        it = Supervised(keys, device, runner)
+        it.worker.start()
+        infer, predict = "/v1/models/m/infer", "/v1/models/m:predict"
+        assert await it.ask(infer, "free") == 299  # not told yet
+        await it.tell()
+        assert await it.ask(infer, "free") == 200
+        assert await it.ask(predict, "free") == 200
+        assert await it.ask(infer, "wrong") == 401
+        assert it.relayed == [infer]
+        # What is counted is counted in one place.
+        assert await it.ask(infer, "counted") == 299
+        assert it.worker.short == {}
+        for path in ("/metrics", "/v1/models/other/infer", "/v1/models/m/load"):
+            assert await it.ask(path, "free") == 299
+        assert await it.ask(infer, "free", "GET") == 299
+        assert it.counters.read(0, "m", "1").successes == 2
+        keys.write_text(KEYS.format(**digests).replace("concurrent = 1", ""))
+        it.worker.look_at_keys(it.worker.keys.read_again())
+        assert it.worker.short.keys() == it.worker.paths.keys() != set()
+        assert await it.ask(infer, "counted") == 200
+        # Told that it is gone: the channel is given back, and requests are relayed.
+        assert await it.publish([]) == {"op": "switched", "seq": 1}
+        assert await it.hear() == {"op": "left", "key": 7}
+        assert await it.ask(infer, "free") == 299
+        await it.worker.stop()
+        it.theirs.close()
+        it.counters.close()
+
+    with DeviceManager("cpu:21-21").get_device() as device:
+        config = ModelRunnerConfig(replica_to_device={0: device})
+        with ModelRunner(models.affine(tmp_path / "m.popef"), config) as runner:
+            asyncio.run(check(device, runner))

@@ -1,0 +1,268 @@
+"""`popgate serve --workers 2`: several processes take connections for one server.
+
+Covers: app/workers/process.py, app/workers/server.py,
+app/workers/supervisor.py, app/workers/worker.py, app/workers/worker_process.py.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.app.served import ServedGateway, add
+from tests.engine import models
+from tests.support import WAIT, is_gone, until
+
+ROWS = {"inputs": {"input": [[1.0, 2.0, 3.0, 4.0]]}}
+TWICE = [3.0, 5.0, 7.0, 9.0]
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    add(root, "affine")
+    add(root, "slow", models.slow)
+    return root
+
+
+@pytest.fixture(scope="module")
+def served(repository: Path) -> Iterator[ServedGateway]:
+    options = "--workers", "2", "--trust-loopback", "--trace-file"
+    trace = str(repository.parent / "traces.json")
+    with ServedGateway(repository, *options, trace) as found:
+        yield found.wait_ready()
+
+
+def connect(served: ServedGateway) -> httpx.Client:
+    return httpx.Client(base_url=served.url, timeout=WAIT, trust_env=False)
+
+
+def infer(client: httpx.Client, name: str = "affine") -> httpx.Response:
+    return client.post(f"/v1/models/{name}/infer", json=ROWS)
+
+
+def process_of(client: httpx.Client, name: str = "affine") -> str:
+    """Which process has answered: the ids that it makes begin alike."""
+    response = infer(client, name)
+    assert response.status_code == 200, response.text
+    return response.headers["x-request-id"].partition("-")[0]
+
+
+@pytest.fixture
+def clients(served: ServedGateway) -> Iterator[dict[str, httpx.Client]]:
+    """A connection to each worker, once both run the model themselves."""
+    found: dict[str, httpx.Client] = {}
+    supervisor = prefix(served.client.get("/v1/health/live"))
+
+    def both() -> bool:
+        client = connect(served)
+        where = process_of(client)
+        if where == supervisor or where in found:
+            client.close()
+        else:
+            found[where] = client
+        return len(found) == 2
+
+    until(both)
+    yield found
+    for client in found.values():
+        client.close()
+
+
+def prefix(response: httpx.Response) -> str:
+    return str(response.headers["x-request-id"].partition("-")[0])
+
+
+def metric(served: ServedGateway, name: str, **labels: str) -> float:
+    inside = ",".join(f'{key}="{value}"' for key, value in sorted(labels.items()))
+    text = served.client.get("/metrics").text
+    (line,) = (x for x in text.splitlines() if x.startswith(f"{name}{{{inside}}}"))
+    return float(line.rpartition(" ")[2])
+
+
+def workers_of(served: ServedGateway) -> list[int]:
+    pid = served.process.pid
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [
+        int(child)
+        for child in children
+        if b"app.workers.process" in Path(f"/proc/{child}/cmdline").read_bytes()
+    ]
+
+
+def test_both_count_and_the_sums_are_exact(
+    served: ServedGateway, clients: dict[str, httpx.Client]
+) -> None:
+    before = statistics(served)
+    for client in clients.values():
+        for _ in range(20):
+            assert infer(client).json()["outputs"][0]["data"] == TWICE
+        bad = client.post("/v1/models/affine/infer", json={"inputs": {"input": [1.0]}})
+        assert bad.status_code == 400
+    after = statistics(served)
+    assert after["success"] - before["success"] == 40
+    assert after["fail"] - before["fail"] == 2
+    assert after["inferences"] - before["inferences"] == 40
+    # What became of them is told by whichever is asked.
+    answered = served.client.get("/v1/requests", params={"limit": 200}).json()
+    ids = {one["id"].partition("-")[0] for one in answered["answered"]}
+    assert ids >= set(clients)
+    assert len([one for one in answered["failed"] if one["model"] == "affine"]) >= 2
+
+
+def statistics(served: ServedGateway, name: str = "affine") -> dict[str, int]:
+    (stats,) = served.client.get(f"/v2/models/{name}/stats").json()["model_stats"]
+    found = stats["inference_stats"]
+    success = metric(served, "nv_inference_request_success", model=name, version="1")
+    assert success == found["success"]["count"]
+    return {
+        "success": found["success"]["count"],
+        "fail": found["fail"]["count"],
+        "inferences": stats["inference_count"],
+    }
+
+
+def test_what_is_loaded_and_unloaded_is_so_for_all(
+    served: ServedGateway, clients: dict[str, httpx.Client], repository: Path
+) -> None:
+    one, other = clients.values()
+    add(repository, "later")
+    assert infer(other, "later").status_code == 404
+    one.post("/v1/models/later/load").raise_for_status()
+    assert {process_of(c, "later") for c in clients.values()} == set(clients)
+    # Swapped without a failed request, and seen by all from then on.
+    stop = threading.Event()
+
+    def ask(client: httpx.Client) -> list[Any]:
+        seen = []
+        while not stop.is_set():
+            response = infer(client, "later")
+            assert response.status_code == 200, response.text
+            seen.append(response.json()["outputs"][0]["data"])
+        return seen
+
+    with ThreadPoolExecutor(2) as pool, connect(served) as client:
+        asking = [pool.submit(ask, each) for each in clients.values()]
+        add(repository, "later", models.mean_over_rows)
+        client.post("/v1/models/later/load").raise_for_status()
+        stop.set()
+        seen = [answer for asked in asking for answer in asked.result()]
+    assert TWICE in seen
+    swapped = [infer(c, "later").json()["outputs"][0]["data"] for c in clients.values()]
+    assert swapped[0] == swapped[1] != TWICE
+    other.post("/v1/models/later/unload").raise_for_status()
+    assert [infer(c, "later").status_code for c in clients.values()] == [503, 503]
+
+
+def test_what_they_do_not_run_themselves_is_answered_all_the_same(
+    served: ServedGateway, clients: dict[str, httpx.Client], repository: Path
+) -> None:
+    supervisor = prefix(served.client.get("/v1/health/live"))
+    for client in clients.values():
+        assert client.get("/v1/models/affine").json()["name"] == "affine"
+        assert client.get("/docs").status_code == 200
+        assert client.get("/nowhere").status_code == 404
+        large = client.post("/v2/repository/index", content=b" " * 300_000)
+        assert large.status_code in (200, 400)
+        with client.stream("GET", "/metrics") as response:
+            assert prefix(response) == supervisor
+            assert "popgate_worker_up" in response.read().decode()
+        generated = client.post(
+            "/v1/models/affine:predict", json={"instances": [[1, 2, 3, 4]]}
+        )
+        assert generated.json() == {"predictions": [TWICE]}
+        assert prefix(generated) in clients
+    # What is traced is run where traces are written.
+    traced = {"trace_level": ["TIMESTAMPS"], "trace_rate": "1"}
+    one, other = clients.values()
+    one.post("/v2/models/affine/trace/setting", json=traced).raise_for_status()
+    until(lambda: {process_of(c) for c in clients.values()} == {supervisor})
+    other.post(
+        "/v2/models/affine/trace/setting", json={"trace_level": ["OFF"]}
+    ).raise_for_status()
+    until(lambda: {process_of(c) for c in clients.values()} == set(clients))
+
+
+def test_a_killed_worker_takes_its_connections_and_nothing_else(
+    served: ServedGateway, clients: dict[str, httpx.Client]
+) -> None:
+    before, pids = statistics(served), workers_of(served)
+    restarts = sum(
+        metric(served, "popgate_worker_restarts_total", worker=str(n)) for n in range(2)
+    )
+    for client in clients.values():
+        for _ in range(5):
+            infer(client)
+    os.kill(pids[0], signal.SIGKILL)
+    failed = 0
+    for client in clients.values():
+        try:
+            assert infer(client).status_code == 200
+        except httpx.TransportError:
+            failed += 1
+    assert failed == 1
+    until(lambda: len(workers_of(served)) == 2)
+    # What it had answered stays counted; the other's request is one more.
+    after = statistics(served)
+    assert after["success"] - before["success"] == 11
+
+    def back() -> bool:
+        with connect(served) as client:
+            return process_of(client) not in clients
+
+    until(back)
+    now = sum(
+        metric(served, "popgate_worker_restarts_total", worker=str(n)) for n in range(2)
+    )
+    assert now == restarts + 1
+    assert metric(served, "popgate_worker_up", worker="0") == 1
+
+
+def test_a_killed_device_comes_back_for_all(
+    served: ServedGateway, clients: dict[str, httpx.Client]
+) -> None:
+    (device,) = served.client.get("/v1/devices").json()["devices"]
+    os.kill(device["pid"], signal.SIGKILL)
+
+    def answered(client: httpx.Client) -> bool:
+        response = infer(client)
+        assert response.status_code in (200, 503), response.text
+        return response.status_code == 200 and prefix(response) in clients
+
+    for client in clients.values():
+        until(partial(answered, client))
+
+
+def test_ending_answers_what_is_in_flight_and_leaves_nothing(repository: Path) -> None:
+    with ServedGateway(repository, "--workers", "2") as served:
+        served.wait_ready()
+        with connect(served) as client, ThreadPoolExecutor(1) as pool:
+            until(lambda: infer(client).status_code == 200)
+            work = {"inputs": {"count": 30_000}}
+            slow = pool.submit(client.post, "/v1/models/slow/infer", json=work)
+            until(lambda: metric(served, "popgate_device_in_flight", device="cpu:0"))
+            pids = workers_of(served)
+            assert served.stop() == 0
+            assert slow.result().status_code == 200
+        assert [is_gone(pid) for pid in pids] == [True, True]
+        assert not re.search("Traceback|SIGKILL", served.output)
+
+
+def test_nothing_outlives_the_supervisor(repository: Path) -> None:
+    with ServedGateway(repository, "--workers", "2") as served:
+        served.wait_ready()
+        pids = workers_of(served)
+        (device,) = served.client.get("/v1/devices").json()["devices"]
+        served.process.kill()
+        for pid in (*pids, device["pid"]):
+            until(partial(is_gone, pid))
