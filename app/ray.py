@@ -310,8 +310,6 @@ deployment = serve.deployment(
     max_ongoing_requests=MOST_ONGOING,
     max_queued_requests=MOST_QUEUED,
     backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
-    health_check_period_s=2,
-    health_check_timeout_s=10,
     graceful_shutdown_wait_loop_s=0.5,
     graceful_shutdown_timeout_s=40,
 )
