@@ -52,7 +52,8 @@ def decode_json(
     reader: DocumentReader, limits: Limits, body: Body, reply: Reply
 ) -> InferRequest:
     """The request of a body that is JSON from end to end."""
-    text = join(body)
+    first = body[0] if len(body) == 1 else None
+    text = first if isinstance(first, bytes) else join(body)
     size = len(text)
     if size > limits.max_json_bytes:
         check_json_size(size, limits)

@@ -23,6 +23,8 @@ _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 # writer's memory grows by doubling.
 _NUMBER = 80
 _CHARACTER = 18
+# For so many numbers there is room in any case.
+_FEW = 4096
 _WORDS = {
     NanPolicy.LITERAL: (b"NaN", b"Infinity", b"-Infinity"),
     NanPolicy.STRING: (b'"NaN"', b'"Infinity"', b'"-Infinity"'),
@@ -81,7 +83,8 @@ class Output:
         data = parts[0] if len(parts) == 1 else tensor.buffer
         array = np.frombuffer(data, self.dtype)
         if self._short is None:
-            ensure_room(_NUMBER * array.size)
+            if array.size > _FEW:
+                ensure_room(_NUMBER * array.size)
             text = orjson.dumps(array, option=_NUMPY)
         else:
             text = self._short.join(array.view(np.uint16).tolist())

@@ -325,7 +325,7 @@ class GatewayProtocol(HttpToolsProtocol):
             or ((cycle := self.cycle) is not None and not cycle.response_complete)
             or self.flow.write_paused
             or known.path not in self._short
-            or known.rules is not self._access.rules
+            or known.rules is not self._access.keys.table
             or (headers := known.read(data)) is None
         ):
             return False

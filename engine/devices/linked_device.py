@@ -184,7 +184,7 @@ class LinkedDevice(ABC):
             # After the slots were released: the device looks for room when it wakes.
             if link.words[BACKPRESSURE]:
                 connection.wake()
-        if count:
+        if count and self._blocking.followers:
             self._blocking.tell()
         while self.data_requests:  # without the lock: users' code is called
             self.data_requests.popleft()()

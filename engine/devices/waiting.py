@@ -61,7 +61,8 @@ class BlockingDriver:
         self._driver = threading.Lock()
         self._driving = 0  # the thread that has it
         self._turn = threading.Condition()
-        self._followers = 0
+        #: How many threads wait without driving: whether to `tell`.
+        self.followers = 0
         self._heard = 0.0  # when there was an event, or a look, last
         self._poller: select.poll | None = None
         self._lost_fd = -1
@@ -71,7 +72,7 @@ class BlockingDriver:
         """Something was resolved: the threads that wait should look."""
         # A follower counts itself before it looks at its request, so one that is not
         # seen here has yet to look.
-        if self._followers:
+        if self.followers:
             with self._turn:
                 self._turn.notify_all()
 
@@ -105,14 +106,14 @@ class BlockingDriver:
     def _follow(self, left: float | None, request: Request) -> None:
         with self._turn:
             # Counted before it looks at its request: see `tell`.
-            self._followers += 1
+            self.followers += 1
             try:
                 if not request.done and (self.adopted or self._driver.locked()):
                     self._turn.wait(
                         _LOOK_AGAIN if left is None else min(left, _LOOK_AGAIN)
                     )
             finally:
-                self._followers -= 1
+                self.followers -= 1
 
     def _drive(self, left: float | None, request: Request) -> None:
         device = self._device
@@ -173,5 +174,5 @@ class BlockingDriver:
         return True
 
     def __repr__(self) -> str:
-        who = "an event loop" if self.adopted else f"{self._followers} threads wait"
+        who = "an event loop" if self.adopted else f"{self.followers} threads wait"
         return f"<BlockingDriver {who}>"

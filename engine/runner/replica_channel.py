@@ -36,6 +36,7 @@ from engine.tensor import DataDesc, Tensor
 from engine.transport.channel import (
     MAX_RANK,
     REQUEST,
+    REQUEST_SLOT,
     AnchorRing,
     Channel,
     ChannelLayout,
@@ -384,7 +385,7 @@ class ReplicaChannel(RequestChannel):
         now = request.submitted_ns = monotonic_ns()
         REQUEST.pack_into(
             channel.view,
-            channel.request_at(slot),
+            channel.requests_at + slot * REQUEST_SLOT,
             request.number,
             request.rows,
             request.flags,

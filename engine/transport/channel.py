@@ -248,13 +248,13 @@ class Channel:
     """One process's end of a channel: the request ring and a ring for each anchor."""
 
     __slots__ = (
-        "_requests_at",
         "_words",
         "inputs",
         "layout",
         "memory",
         "outputs",
         "requests",
+        "requests_at",
         "view",
     )
 
@@ -262,7 +262,8 @@ class Channel:
         self.memory = memory
         self.layout = layout
         self.view = memory.view
-        self._requests_at = layout.table_at
+        #: Byte offset of the first request descriptor (`REQUEST_SLOT` bytes each).
+        self.requests_at = layout.table_at
         self._words = self.view[: layout.payload_at].cast("Q")
         controls = [
             self.view[at : at + CONTROL_SIZE]
@@ -303,7 +304,7 @@ class Channel:
 
     def request_at(self, slot: int) -> int:
         """Byte offset of a request descriptor."""
-        return self._requests_at + slot * REQUEST_SLOT
+        return self.requests_at + slot * REQUEST_SLOT
 
     def set_cancelled(self, slot: int, *, leaves: bool = False) -> None:
         """Mark the request in `slot` as cancelled (client, before it is released);

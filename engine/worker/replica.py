@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from engine.config import NEVER_NS
 from engine.errors import Cancelled
 from engine.model.batch_plan import BatchPlan
-from engine.transport.channel import CANCELLED, REQUEST
+from engine.transport.channel import CANCELLED, REQUEST, REQUEST_SLOT
 from engine.transport.outcome import Outcome, outcome_of
 from engine.worker.batch import AnchorTable, Batch, Entry
 from engine.worker.cancellation import RunningBatch, cancelled_outcome
@@ -208,7 +208,7 @@ class Replica:
                 if slot < 0:
                     client.pending = 0
                     break
-                at = client.channel.request_at(slot)
+                at = client.channel.requests_at + slot * REQUEST_SLOT
                 request, rows, flags, deadline, submitted = REQUEST.unpack_from(
                     client.channel.view, at
                 )
@@ -264,7 +264,8 @@ class Replica:
         return True
 
     def _run(self, entries: list[Entry], started: int) -> None:
-        error = self._attempt(entries, started)
+        self._batch.begin(entries)
+        error = self._execute(started)
         if error is not None:
             isolate_failure(
                 entries,

@@ -187,9 +187,10 @@ class Scheduler:
         began = time.monotonic_ns()
         end = began + self._spin_ns
         while (now := time.monotonic_ns()) < end:
-            if any(link.submissions.read_available for link in links):
-                self._learn(now - began, links)
-                return True
+            for link in links:
+                if link.submissions.read_available:
+                    self._learn(now - began, links)
+                    return True
             # Let other processes have this core.
             os.sched_yield()
         self._spin_credit -= 1
