@@ -34,6 +34,7 @@ from app.repository.model_control import ControlMode, ModelControl
 from app.repository.model_life import State
 from app.repository.on_demand import OnDemandLoader
 from app.repository.places import ModelPlaces
+from app.repository.remote.remote_models import FetchOptions, RemoteModels
 from app.repository.repository import ModelRepository
 from app.repository.uploads import Uploads
 from app.serving.keys import Keys
@@ -129,11 +130,14 @@ class Gateway:
         self._scan_pool = DaemonPool(1, "popgate-scan")
         self._compile_pool = DaemonPool(settings.load_threads, "popgate-compile")
         self._unload_pool = DaemonPool(settings.load_threads, "popgate-unload")
+        # What takes minutes to come keeps nothing that is here waiting.
+        self._fetch_pool = DaemonPool(settings.load_threads, "popgate-fetch")
         self._pools = (
             self._load_pool,
             self._scan_pool,
             self._compile_pool,
             self._unload_pool,
+            self._fetch_pool,
             self._device_pool,
         )
         self.devices = GatewayDevices(
@@ -182,6 +186,7 @@ class Gateway:
             follows=settings.reload,
             lazily=settings.lazy,
             uploads=self._uploads,
+            fetch_pool=self._fetch_pool,
         )
         self.on_demand = OnDemandLoader(self.repository)
         self._start: asyncio.Task[None] | None = None
@@ -223,6 +228,8 @@ class Gateway:
         self._phase = "shutting down"
         # What loads now is of no use, and its requests would be waited for.
         self._cache.close()
+        if self.repository.places.remote is not None:
+            self.repository.places.remote.stop()
 
     async def abort(self) -> None:
         """Fails every request in flight: the device processes end now."""
@@ -333,7 +340,9 @@ def places_of(settings: Settings) -> ModelPlaces:
     """Where the models are: in the folder, unless only single ones are named."""
     named_only = settings.model and "model_repository" not in settings.model_fields_set
     folder = None if named_only else settings.model_repository
-    return ModelPlaces.of(folder, settings.model)
+    cache = settings.model_cache or settings.cache_dir / "models"
+    options = FetchOptions(settings.model_download_limit, settings.allow_python)
+    return ModelPlaces.of(folder, settings.model, RemoteModels(cache, options))
 
 
 def _regions(settings: Settings) -> RegionTable | None:

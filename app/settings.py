@@ -126,9 +126,10 @@ class Settings(BaseSettings):
 
     model_repository: Annotated[Path, Shown("DIR", names=("-m",))] = Path("models")
     """Folder with the models: NAME.popef or .onnx, or NAME/VERSION/*.popef or .onnx."""
-    model: Annotated[Names, Shown("[NAME=]PATH")] = ()
+    model: Annotated[Names, Shown("[NAME=]PATH|URL")] = ()
     """Serve this file, or this folder of one model, besides; without --model-repository
-    nothing else. May be repeated."""
+    nothing else. May be repeated. A URL is of a model that is elsewhere: s3://, gs://,
+    az://, https://."""
     host: Annotated[str, Shown("ADDRESS")] = "127.0.0.1"
     """Address to listen on. 0.0.0.0 is every one of this machine."""
     port: Port = 8000
@@ -228,6 +229,12 @@ class Settings(BaseSettings):
         default_factory=default_cache_dir
     )
     """Where compiled ONNX files are kept. The default follows XDG_CACHE_HOME."""
+    model_cache: Annotated[
+        Path | None, Shown("DIR", "the folder models of --cache-dir")
+    ] = None
+    """Where models that are elsewhere are kept."""
+    model_download_limit: Bytes = 16 * 1024**3
+    """What one model that is elsewhere may have; 0: no bound."""
     model_control_mode: ControlModeName = "managed"
     """Which models are loaded, and when: all at the start and then by request; all and
     no requests; what the folder holds, looked at again and again; those named with
@@ -236,7 +243,7 @@ class Settings(BaseSettings):
     """Load this model at the start, with the mode explicit; may be repeated, or name
     several with commas; * is all."""
     repository_poll_secs: Annotated[Seconds, Field(ge=0.1, le=86400)] = 15.0
-    """How often the mode poll looks for changes."""
+    """How often the mode poll looks for changes, elsewhere too."""
     reload: bool = False
     """For development: look for changes four times a second, and take them over; what
     cannot be loaded is said, and the version before serves on."""

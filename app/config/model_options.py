@@ -65,12 +65,13 @@ def read_options(
     toml: Path | None,
     override: str | None = None,
     *,
-    is_upload: bool = False,
+    origin: str = "",
 ) -> ModelOptions:
     """The options of model `name`, whose files are in `folder`; `override` is JSON.
 
-    `is_upload`: the files came with a load request as well. Raises `ModelConfigError`,
-    also where such a request sets what is the operator's to set.
+    `origin`: where the files came from, if not from the operator (a load request, a
+    URL). Raises `ModelConfigError`, also where what came from there sets what is the
+    operator's to set.
     """
     try:
         triton = Translation()
@@ -85,8 +86,8 @@ def read_options(
     layers.append((OVERRIDE, changes.options))
     merged: dict[str, Any] = {}
     for label, layer in layers:
-        if is_upload or label == OVERRIDE:
-            _check_requestable(label, layer)
+        if origin or label == OVERRIDE:
+            _check_requestable(label, layer, origin)
         parse_model_config(layer, label)
         merged |= layer
     declared = triton.declared.changed_by(changes.declared)
@@ -109,10 +110,10 @@ def read_options(
     )
 
 
-def _check_requestable(label: str, layer: Mapping[str, Any]) -> None:
+def _check_requestable(label: str, layer: Mapping[str, Any], origin: str) -> None:
     for key in layer:
         if key in _KEYS and key not in REQUESTABLE:
-            where = label if label == OVERRIDE else f"{label} of the load request"
+            where = label if label == OVERRIDE else f"{label} of {origin}"
             msg = f"{where}: {key} can be set in the model repository only"
             raise ModelConfigError(msg)
 

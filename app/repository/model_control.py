@@ -23,6 +23,8 @@ from app.config.file_stamps import Stamp
 from app.errors import HttpError
 from app.repository.load_overrides import LoadOverrides
 from app.repository.model_record import ModelRecord, RepositoryError
+from app.repository.remote.errors import FetchStopped, RemoteError
+from app.repository.remote.urls import RemoteUrl
 from app.repository.repository import ModelRepository
 from app.repository.scan import ModelSource, is_model_name, scan_model
 from app.repository.uploads import Uploads
@@ -83,7 +85,12 @@ class ModelControl:
         follows: bool = False,
         lazily: bool = False,
         uploads: Uploads,
+        fetch_pool: DaemonPool | None = None,
     ) -> None:
+        """`fetch_pool` runs what takes models from elsewhere."""
+        self._fetch_pool = fetch_pool or pool
+        self._fetch_seconds = poll_seconds
+        self._watching: list[asyncio.Task[None]] = []
         self.mode = mode
         self._repository = repository
         self._pool = pool
@@ -112,9 +119,20 @@ class ModelControl:
             wanted = set(self._startup)
         for name in wanted:
             repository.record(name).is_pending = True
-        await asyncio.gather(*(self._load_quietly(name) for name in sorted(wanted)))
+        elsewhere = repository.places.elsewhere()
+        await asyncio.gather(
+            *(
+                self._fetch_first(name, url, name in wanted)
+                for name, url in elsewhere.items()
+            ),
+            *(self._load_quietly(name) for name in sorted(wanted - set(elsewhere))),
+        )
+        loop = asyncio.get_running_loop()
         if self._polls:
-            self._polling = asyncio.get_running_loop().create_task(self._poll())
+            self._polling = loop.create_task(self._poll())
+        self._watching = [
+            loop.create_task(self._watch(name, url)) for name, url in elsewhere.items()
+        ]
 
     async def load(
         self, name: str, request: LoadOverrides = FROM_THE_FOLDER
@@ -173,6 +191,8 @@ class ModelControl:
         """Polls no more."""
         if self._polling is not None:
             self._polling.cancel()
+        for task in self._watching:
+            task.cancel()
 
     async def _store(self, name: str, request: LoadOverrides) -> Path:
         """A folder with the files of the request. Raises `RepositoryError`."""
@@ -210,7 +230,7 @@ class ModelControl:
         """The model in the folder. Raises `RepositoryError` if there is none."""
         scan = partial(self._repository.places.scan, name, config)
         if root is not None:
-            scan = partial(scan_model, root, name, config, is_upload=True)
+            scan = partial(scan_model, root, name, config, origin="the load request")
         source = await self._pool.run(scan)
         if source is None:
             msg = (
@@ -241,6 +261,68 @@ class ModelControl:
         record.is_pending = False
         if problem:
             logger.error("failed to load '%s': %s", name, problem)
+
+    # -- models that are elsewhere
+
+    async def _fetch_first(self, name: str, url: RemoteUrl, wanted: bool) -> None:
+        """Takes a model at the start, and loads it if it is `wanted`; what the cache
+        has if that fails."""
+        try:
+            await self._fetch(name, url)
+        except FetchStopped:
+            return
+        if wanted:
+            await self._load_quietly(name)
+        await self._drop_unused(name, url)
+
+    async def _fetch(self, name: str, url: RemoteUrl) -> bool:
+        """Whether the cache has another model than before. Raises `FetchStopped`."""
+        remote = self._repository.places.remote
+        assert remote is not None
+        try:
+            fetch = partial(remote.fetch, f"model {name}", url)
+            return await self._fetch_pool.run(fetch)
+        except FetchStopped:
+            raise
+        except RemoteError:
+            return False  # its record says so, from what it is scanned for
+        except Exception:
+            logger.exception("model %s: unexpected", name)
+            return False
+
+    async def _watch(self, name: str, url: RemoteUrl) -> None:
+        """Takes over what changes elsewhere, where the mode polls; in any mode, what
+        could not be taken at the start."""
+        places = self._repository.places
+        assert places.remote is not None
+        while self._polls or places.remote.folder_of(url) is None:
+            await asyncio.sleep(self._fetch_seconds)
+            try:
+                if await self._fetch(name, url):
+                    await self._take_over(name, url)
+            except FetchStopped:
+                return
+            except Exception:
+                logger.exception("model %s: unexpected", name)
+
+    async def _take_over(self, name: str, url: RemoteUrl) -> None:
+        """Serves what the cache has now; removes from it what that replaces."""
+        places, record = self._repository.places, self._repository.record(name)
+        asked_for = self.mode is not ControlMode.EXPLICIT or (
+            record.stamp or {name, ALL_MODELS} & set(self._startup)
+        )
+        if not asked_for:
+            return
+        await self._follow(name, await self._pool.run(partial(places.scan, name)))
+        await self._drop_unused(name, url)
+
+    async def _drop_unused(self, name: str, url: RemoteUrl) -> None:
+        """Removes from the cache what nothing is made of any more."""
+        remote = self._repository.places.remote
+        assert remote is not None
+        sources = self._repository.record(name).sources
+        used = [file for source in sources for file in source.files]
+        await self._pool.run(partial(remote.drop_unused, url, used))
 
     # -- polling
 

@@ -4,6 +4,7 @@ popgate serve --model-repository models      what the folder holds
 popgate serve model.onnx                     one file, called `model`
 popgate serve digits=out/v7.onnx             one file, called `digits`
 popgate serve digits/                        a folder with versions, as in models/
+popgate serve digits=s3://bucket/digits      what is elsewhere, by way of a cache
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Self
 
 from app.config.triton import PBTXT_NAME
+from app.repository.remote.remote_models import RemoteModels
+from app.repository.remote.urls import RemoteUrl, is_url
 from app.repository.scan import (
     CONFIG_NAME,
     SUFFIXES,
@@ -30,19 +33,29 @@ from engine import InvalidConfig
 
 @dataclass(frozen=True, slots=True)
 class ModelPlaces:
-    """A folder of models, if there is one, and single models by name, which win."""
+    """A folder of models, if there is one, and single models by name, which win.
+
+    `remote` takes those of `named` that are elsewhere into its cache.
+    """
 
     folder: Path | None
-    named: Mapping[str, Path] = field(default_factory=dict)
+    named: Mapping[str, Path | RemoteUrl] = field(default_factory=dict)
+    remote: RemoteModels | None = None
 
     @classmethod
-    def of(cls, folder: Path | None, models: Iterable[str]) -> Self:
-        """`models` are ``NAME=PATH``, or ``PATH`` alone.
+    def of(
+        cls,
+        folder: Path | None,
+        models: Iterable[str],
+        remote: RemoteModels | None = None,
+    ) -> Self:
+        """`models` are ``NAME=PATH``, or ``PATH`` alone; a URL in the place of a path
+        is one of `remote`.
 
         Raises `engine.InvalidConfig` where something is not there, is no model, or two
         have one name.
         """
-        named: dict[str, Path] = {}
+        named: dict[str, Path | RemoteUrl] = {}
         for text in models:
             name, path = _named(text)
             if name in named:
@@ -52,7 +65,7 @@ class ModelPlaces:
                 )
                 raise InvalidConfig(msg)
             named[name] = path
-        return cls(folder, named)
+        return cls(folder, named, remote)
 
     def names(self) -> list[str]:
         """The names of all models, sorted. Raises OSError."""
@@ -61,14 +74,35 @@ class ModelPlaces:
 
     def scan(self, name: str, override: str | None = None) -> ModelSource | None:
         """The model as it lies there now; None if there is none. Raises OSError."""
-        if name in self.named:
-            return scan_named(self.named[name], name, override)
+        place = self.named.get(name)
+        if isinstance(place, RemoteUrl):
+            return self._scan_remote(name, place, override)
+        if place is not None:
+            return scan_named(place, name, override)
         return scan_model(self.folder, name, override) if self.folder else None
 
     def scan_all(self) -> dict[str, ModelSource]:
         """Every model, by name. Raises OSError."""
         found = ((name, self.scan(name)) for name in self.names())
         return {name: source for name, source in found if source is not None}
+
+    def elsewhere(self) -> dict[str, RemoteUrl]:
+        """The models that come from a URL, by name."""
+        return {n: url for n, url in self.named.items() if isinstance(url, RemoteUrl)}
+
+    def _scan_remote(
+        self, name: str, url: RemoteUrl, override: str | None
+    ) -> ModelSource:
+        """What the cache has of it."""
+        assert self.remote is not None
+        folder = self.remote.folder_of(url)
+        if folder is None:
+            problem = self.remote.problem_of(url) or f"{url} has not been taken yet"
+            return ModelSource(name, problem=problem)
+        # Who may write there may not therefore write files here, or run code.
+        origin = "" if self.remote.options.allow_python else str(url)
+        found = scan_named(folder, name, override, origin=origin)
+        return found or ModelSource(name, problem=f"{url} was taken away meanwhile")
 
     def __str__(self) -> str:
         folder = [str(self.folder)] if self.folder is not None else []
@@ -84,13 +118,14 @@ def is_one_model(folder: Path) -> bool:
     )
 
 
-def _named(text: str) -> tuple[str, Path]:
+def _named(text: str) -> tuple[str, Path | RemoteUrl]:
     """The name and the place of one model."""
     given, equals, rest = text.partition("=")
-    if equals and is_model_name(given):
-        name, path = given, Path(rest)
-    else:
-        name, path = "", Path(text)
+    name, place = (given, rest) if equals and is_model_name(given) else ("", text)
+    if is_url(place):
+        url = RemoteUrl.of(place)
+        return _checked(name or url.name, place), url
+    path = Path(place)
     if not path.exists():
         raise InvalidConfig(f"there is no file or folder {path}")
     if not path.is_dir() and path.suffix not in SUFFIXES:
@@ -99,10 +134,14 @@ def _named(text: str) -> tuple[str, Path]:
     absolute = path.absolute()
     if not name:
         name = absolute.name if path.is_dir() else path.stem
+    return _checked(name, path), path
+
+
+def _checked(name: str, place: object) -> str:
     if not is_model_name(name):
         msg = (
             f"a model cannot be called {name!r} (letters, digits and '_.,+-'); "
-            f"name it, as in --model NAME={path}"
+            f"name it, as in --model NAME={place}"
         )
         raise InvalidConfig(msg)
-    return name, path
+    return name

@@ -130,14 +130,14 @@ def names_in(root: Path) -> tuple[list[str], list[str]]:
 
 
 def scan_model(
-    root: Path, name: str, override: str | None = None, *, is_upload: bool = False
+    root: Path, name: str, override: str | None = None, *, origin: str = ""
 ) -> ModelSource | None:
     """The model of that name as it lies there now; None if there is none.
 
-    `override` is a configuration in JSON that has the last word; `is_upload` says that
-    the files came with it. What is wrong with the model is told in `problem`: one
-    of them never keeps others from being found. Raises OSError if the folder cannot be
-    listed.
+    `override` is a configuration in JSON that has the last word; `origin` says where
+    the files came from, if not from the operator (the load request). What is wrong with
+    the model is told in `problem`: one of them never keeps others from being found.
+    Raises OSError if the folder cannot be listed.
     """
     if not is_model_name(name):
         return None
@@ -148,11 +148,11 @@ def scan_model(
     entries = [entry for entry in listed if _name_of(entry) == name]
     if not entries:
         return None
-    return _scan_entries(root.resolve(), name, sorted(entries), override, is_upload)
+    return _scan_entries(root.resolve(), name, sorted(entries), override, origin)
 
 
 def scan_named(
-    path: Path, name: str, override: str | None = None
+    path: Path, name: str, override: str | None = None, *, origin: str = ""
 ) -> ModelSource | None:
     """The model in one file, or in a folder, named on the command line; None if it has
     gone. As `scan_model`; a folder need not have folders for its versions."""
@@ -160,20 +160,20 @@ def scan_named(
         place = path.resolve(strict=True)
     except OSError:
         return None
-    return _scan_entries(place.parent, name, [place], override, False)
+    return _scan_entries(place.parent, name, [place], override, origin)
 
 
 def _scan_entries(
-    root: Path, name: str, entries: list[Path], override: str | None, is_upload: bool
+    root: Path, name: str, entries: list[Path], override: str | None, origin: str
 ) -> ModelSource:
     """The model that these make, which lie in the folder `root`."""
     stamp: Stamp = ()
     try:
         stamp = _stamp_of(root, entries)
-        read = partial(read_options, override=override, is_upload=is_upload)
+        read = partial(read_options, override=override, origin=origin)
         found = _read_model(root, name, entries, read)
-        if is_upload and any(v.is_python for v in found.versions):
-            raise ScanError(f"{PYTHON_MODEL}: code is never taken from a request")
+        if origin and any(v.is_python for v in found.versions):
+            raise ScanError(f"{PYTHON_MODEL}: code is never taken from {origin}")
         return replace(found, stamp=stamp)
     except (ScanError, ModelConfigError) as e:
         problem = str(e)

@@ -50,6 +50,7 @@ NOT_RUN = {
     ".venv/bin/python -m pytest": "the same",
     ". .venv/bin/activate": "the tests' own environment is active",
     "pip install": "the tests run with what is installed",
+    "popgate serve digits=s3:": "there is no bucket",
     "docker ": "there is no container engine; tests/deploy reads its files",
     "POPGATE_COMPILE=1 pip": "takes minutes; tests/native compiles",
 }

@@ -168,12 +168,12 @@ def _place(model: str, repository: Path, url: str) -> _Place:
     path = Path(model)
     try:
         if path.exists():
-            ((name, place),) = ModelPlaces.of(None, [model]).named.items()
-            if place.is_dir() and not is_one_model(place):
+            (name,) = ModelPlaces.of(None, [model]).named
+            if path.is_dir() and not is_one_model(path):
                 msg = f"{model} holds several models: name one, with -m {model}"
                 raise CommandError(msg, EXIT_USAGE)
-            folder = place if place.is_dir() else None
-            return _Place(name, folder, ["--model", f"{name}={place}"])
+            folder = path if path.is_dir() else None
+            return _Place(name, folder, ["--model", f"{name}={path}"])
         names = ModelPlaces.of(repository, []).names() if repository.is_dir() else []
     except InvalidConfig as e:
         raise CommandError(str(e), EXIT_USAGE) from None

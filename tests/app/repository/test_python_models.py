@@ -166,7 +166,7 @@ def test_code_never_comes_with_a_request(served: ServedGateway) -> None:
         if model["name"] == "brought"
     )
     assert brought["state"] == "UNAVAILABLE"
-    assert brought["reason"] == "model.py: code is never taken from a request"
+    assert brought["reason"] == "model.py: code is never taken from the load request"
     for key, value in (("python", "/bin/sh"), ("environment", {"LD_PRELOAD": "x"})):
         config = json.dumps({key: value})
         response = served.client.post(

@@ -1,0 +1,221 @@
+"""The models of a server that lie elsewhere: what is taken of them, and when.
+
+What is served comes from the cache alone. `fetch` is what looks elsewhere: at the start
+and when models are polled, never for a request.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.repository.remote.download import PROGRESS_SECONDS, Progress, download
+from app.repository.remote.errors import FetchStopped, RemoteError, SourceChanged
+from app.repository.remote.listing import Listing
+from app.repository.remote.model_cache import CacheEntry, ModelCache, Snapshot
+from app.repository.remote.source import Source
+from app.repository.remote.urls import RemoteUrl
+from app.sizes import counted, size_text
+
+logger = logging.getLogger(__name__)
+
+TRIES = 3  # where it changes while it comes
+SPARE = 64 << 20  # bytes that are left on a disk
+
+
+@dataclass(frozen=True, slots=True)
+class FetchOptions:
+    """How models are taken. `limit` bounds each, in bytes (0: no bound);
+    `progress_seconds` is how often a download is told of."""
+
+    limit: int = 0
+    allow_python: bool = False
+    progress_seconds: float = PROGRESS_SECONDS
+
+
+class RemoteModels:
+    """Takes models from elsewhere into a cache. Thread-safe."""
+
+    def __init__(self, folder: Path, options: FetchOptions | None = None) -> None:
+        self.options = options or FetchOptions()
+        self._cache = ModelCache(folder)
+        self._stop = threading.Event()
+        self._problems: dict[str, str] = {}
+
+    def folder_of(self, url: RemoteUrl) -> Path | None:
+        """Where the whole model is that is served from there; None if there is none."""
+        found = self._cache.entry(url.key).current()
+        return found.folder if found is not None else None
+
+    def problem_of(self, url: RemoteUrl) -> str:
+        """Why it could not be taken the last time, or nothing."""
+        return self._problems.get(url.key, "")
+
+    def listing(self, url: RemoteUrl) -> Listing:
+        """What would come. Raises `RemoteError`."""
+        source = url.open()
+        try:
+            return self._listed(source)
+        finally:
+            source.close()
+
+    def fetch(self, label: str, url: RemoteUrl) -> bool:
+        """Takes what is there now; whether that is other than what the cache had.
+
+        Blocks; `label` is for the log. Where it fails and the cache has the model, that
+        is a warning, once for each reason. Raises `RemoteError` where it has not, and
+        `FetchStopped` after `stop`.
+        """
+        entry = self._cache.entry(url.key)
+        before = entry.current()
+        try:
+            found = self._fetched(label, url, entry)
+        except FetchStopped:
+            raise
+        except RemoteError as e:
+            told = self._problems.get(url.key)
+            why = str(e) if str(url) in str(e) else f"{url}: {e}"
+            self._problems[url.key] = why
+            if before is None:
+                raise RemoteError(why) from e
+            if told != why:
+                logger.warning("%s: %s; what the cache has is served", label, why)
+            return False
+        if self._problems.pop(url.key, "") and before is not None:
+            logger.info("%s: %s answers again", label, url)
+        return before is None or found.folder != before.folder
+
+    def drop_unused(self, url: RemoteUrl, used: Collection[Path]) -> None:
+        """Removes what was taken from there before, except for the files in use."""
+        self._cache.entry(url.key).drop(used)
+
+    def stop(self) -> None:
+        """Downloads end now; what has come is kept."""
+        self._stop.set()
+
+    def __repr__(self) -> str:
+        return f"<RemoteModels {self._cache.folder}>"
+
+    def _listed(self, source: Source) -> Listing:
+        return Listing.of(
+            source.files(),
+            allow_python=self.options.allow_python,
+            limit=self.options.limit,
+        )
+
+    def _fetched(self, label: str, url: RemoteUrl, entry: CacheEntry) -> Snapshot:
+        """What is there now, in the cache. Raises `RemoteError`."""
+        source = url.open()
+        try:
+            listing = self._listed(source)
+            current = entry.current()
+            if current is not None and current.digest == listing.digest:
+                return current
+            with entry.locked(self._stop):
+                for _ in range(TRIES):
+                    found = self._try(label, url, entry, source, listing)
+                    if found is not None:
+                        return found
+                    listing = self._listed(source)
+            raise SourceChanged("it changed again and again while it was taken")
+        finally:
+            source.close()
+
+    def _try(
+        self,
+        label: str,
+        url: RemoteUrl,
+        entry: CacheEntry,
+        source: Source,
+        listing: Listing,
+    ) -> Snapshot | None:
+        """The snapshot of a listing; None if that is no longer what is there."""
+        current = entry.current()  # another process may have taken it meanwhile
+        if current is not None and current.digest == listing.digest:
+            return current
+        if (found := entry.switch(listing)) is not None:
+            logger.info("%s: %s is as it was before; that is there", label, url)
+            return found
+        for name in listing.skipped:
+            logger.info("%s: %s is not taken", label, name)
+        try:
+            sha256 = self._download(label, url, current, source, listing)
+        except FetchStopped:
+            raise
+        except RemoteError:
+            if self._listed(source).digest == listing.digest:
+                raise
+            logger.warning("%s: %s changed meanwhile; once more", label, url)
+            return None
+        may_change = any(file.can_change for file in listing.files)
+        if may_change and self._listed(source).digest != listing.digest:
+            logger.warning("%s: %s changed meanwhile; once more", label, url)
+            return None
+        try:
+            return entry.commit(listing, sha256, str(url))
+        except OSError as e:
+            raise RemoteError(f"the cache cannot be written: {e}") from e
+
+    def _download(
+        self,
+        label: str,
+        url: RemoteUrl,
+        current: Snapshot | None,
+        source: Source,
+        listing: Listing,
+    ) -> dict[str, str]:
+        """Makes blobs of all files; their SHA-256, by name."""
+        known = current.sha256 if current is not None else {}
+        sha256: dict[str, str] = {}
+        for file in listing.files:
+            digest = file.sha256 or (known.get(file.identity, "") if file.tag else "")
+            blob = self._cache.blob(digest) if digest else None
+            if blob is not None and blob.is_file():
+                sha256[file.name] = digest
+        missing = [file for file in listing.files if file.name not in sha256]
+        total = sum(file.size or 0 for file in missing)
+        self._check_disk(total)
+        logger.info(
+            "%s: taking %s, %s, from %s",
+            label,
+            counted(len(missing), "file"),
+            size_text(total),
+            url,
+        )
+        begin = time.monotonic()
+        progress = Progress(
+            label,
+            total,
+            self._stop,
+            limit=self.options.limit,
+            every=self.options.progress_seconds,
+        )
+        for file in missing:
+            part = self._cache.part(url.key, file)
+            digest = download(source, file, part, progress)
+            self._cache.keep(part, digest)
+            sha256[file.name] = digest
+        seconds = time.monotonic() - begin
+        logger.info(
+            "%s: %s came in %.1f s (%s)",
+            label,
+            size_text(progress.came),
+            seconds,
+            progress,
+        )
+        return sha256
+
+    def _check_disk(self, size: int) -> None:
+        folder = self._cache.make("parts")
+        free = shutil.disk_usage(folder).free
+        if size + SPARE > free:
+            msg = (
+                f"it has {size_text(size)}, and {size_text(free)} are free in {folder} "
+                f"(--model-cache)"
+            )
+            raise RemoteError(msg)

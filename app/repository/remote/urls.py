@@ -1,0 +1,116 @@
+"""URLs of models, and the source that each kind of them has."""
+
+from __future__ import annotations
+
+import re
+import urllib.parse
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from app.repository.remote.http_files import WebSource, is_loopback
+from app.repository.remote.listing import MODEL_SUFFIXES
+from app.repository.remote.source import Source
+from engine import InvalidConfig
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+_SHA256 = re.compile(r"sha256=([0-9a-f]{64})")
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """A kind of place. `module` is the library it needs, of the extra `extra`."""
+
+    example: str
+    module: str = ""
+    extra: str = ""
+
+
+SCHEMES = {
+    "s3": Scheme("s3://bucket/models/digits", "s3fs", "s3"),
+    "gs": Scheme("gs://bucket/models/digits", "gcsfs", "gcs"),
+    "az": Scheme("az://container/models/digits", "adlfs", "azure"),
+    "https": Scheme("https://example.com/digits.onnx"),
+    "http": Scheme("http://localhost:8080/digits.onnx"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteUrl:
+    """A URL that a model may come from. `sha256` is what its one file has to have."""
+
+    text: str
+    scheme: str
+    path: str
+    sha256: str = ""
+
+    @classmethod
+    def of(cls, text: str) -> RemoteUrl:
+        """Raises `engine.InvalidConfig` for a kind that is not known, or needs a
+        library that is not installed."""
+        scheme = text.partition(":")[0].lower()
+        known = SCHEMES.get(scheme)
+        if known is None:
+            all_of_them = ", ".join(f"{name}:" for name in sorted(SCHEMES))
+            msg = f"{_bare(text)}: {scheme}: is not known here, which are {all_of_them}"
+            raise InvalidConfig(msg)
+        if known.module and find_spec(known.module) is None:
+            msg = (
+                f"{scheme}:// needs {known.module}, which is not installed: "
+                f"pip install 'popgate[{known.extra}]'"
+            )
+            raise InvalidConfig(msg)
+        plain, _, fragment = text.partition("#")
+        path = plain.partition(":")[2].removeprefix("//")
+        if not path.strip("/"):
+            raise InvalidConfig(f"{text} names no model; as in {known.example}")
+        if fragment and scheme not in ("http", "https"):
+            raise InvalidConfig(f"{text}: nothing can follow a # here")
+        found = _SHA256.fullmatch(fragment)
+        if fragment and found is None:
+            msg = f"{_bare(text)}: after # goes sha256= and 64 digits"
+            raise InvalidConfig(msg)
+        parts = urllib.parse.urlsplit(plain)
+        if "@" in parts.netloc and scheme in ("http", "https"):
+            msg = f"{scheme}://{parts.hostname}: user and password go into ~/.netrc"
+            raise InvalidConfig(msg)
+        if scheme == "http" and found is None and not is_loopback(parts.hostname):
+            msg = (
+                f"{_bare(text)} comes without TLS, so that anybody on the way may "
+                f"change it: use https://, or put its checksum behind it (#sha256=...)"
+            )
+            raise InvalidConfig(msg)
+        return cls(plain, scheme, path, found[1] if found else "")
+
+    @property
+    def name(self) -> str:
+        """What a model from there is called, unless it is said."""
+        last = _bare(self.path).rstrip("/").rpartition("/")[2]
+        for suffix in MODEL_SUFFIXES:
+            last = last.removesuffix(suffix)
+        return urllib.parse.unquote(last)
+
+    @property
+    def key(self) -> str:
+        """What two that are the same have in common."""
+        return f"{self.text}#{self.sha256}" if self.sha256 else self.text
+
+    def open(self) -> Source:
+        """What is there. Raises `RemoteError`."""
+        if self.scheme in ("http", "https"):
+            return WebSource(self.text, self.sha256)
+        from app.repository.remote.buckets import BucketSource
+
+        return BucketSource.of(self.scheme, self.path)
+
+    def __str__(self) -> str:
+        return _bare(self.text)
+
+
+def is_url(text: str) -> bool:
+    """Whether a text is meant as a URL, not as a path."""
+    return _URL.match(text) is not None
+
+
+def _bare(text: str) -> str:
+    """Without what may be secret: signatures are in queries."""
+    return re.split(r"[?#]", text, maxsplit=1)[0]

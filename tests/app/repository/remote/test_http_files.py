@@ -1,0 +1,137 @@
+"""Files over HTTP, from a real socket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.repository.remote.errors import RemoteError, SourceAway, SourceChanged
+from app.repository.remote.http_files import (
+    MAX_DOCUMENT,
+    HttpFiles,
+    WebSource,
+    check_redirects,
+)
+from tests.app.repository.remote.web import Answer, Web, serving
+
+BODY = bytes(range(256)) * 1000
+
+
+@pytest.fixture
+def web() -> Iterator[Web]:
+    with serving() as found:
+        yield found
+
+
+@pytest.fixture
+def files() -> Iterator[HttpFiles]:
+    found = HttpFiles("set MY_TOKEN")
+    yield found
+    found.close()
+
+
+def read(
+    files: HttpFiles, url: str, start: int = 0, tag: str = ""
+) -> tuple[int, bytes]:
+    with files.file(url, start, tag) as (begins, chunks):
+        return begins, b"".join(chunks)
+
+
+def test_a_file_is_read_from_where_it_stopped(web: Web, files: HttpFiles) -> None:
+    answer = web.put("/m.onnx", BODY)
+    url = f"{web.url}/m.onnx"
+    assert read(files, url) == (0, BODY)
+    assert read(files, url, 1000, answer.etag or "") == (1000, BODY[1000:])
+    answer.takes_ranges = False
+    assert read(files, url, 1000) == (0, BODY)
+    assert web.ranges() == ["bytes=1000-"] * 2
+
+
+def test_another_file_is_noticed(web: Web, files: HttpFiles) -> None:
+    web.put("/m.onnx", BODY)
+    url = f"{web.url}/m.onnx"
+    with pytest.raises(SourceChanged, match="has changed"):
+        read(files, url, 0, '"another"')
+    with pytest.raises(SourceChanged, match="is shorter than it was"):
+        read(files, url, len(BODY) + 1)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "text"),
+    [
+        (403, RemoteError, r"refuses us \(403\): set MY_TOKEN"),
+        (401, RemoteError, r"refuses us \(401\)"),
+        (404, RemoteError, "there is nothing at"),
+        (503, SourceAway, "answers 503"),
+        (429, SourceAway, "answers 429"),
+        (300, RemoteError, "answers 300, which is not understood"),
+    ],
+)
+def test_what_a_server_answers_is_told(
+    web: Web, files: HttpFiles, status: int, kind: type[Exception], text: str
+) -> None:
+    web.answers["/m.onnx"] = Answer(status=status)
+    with pytest.raises(kind, match=text) as raised:
+        read(files, f"{web.url}/m.onnx?signature=secret")
+    assert "secret" not in str(raised.value)
+
+
+def test_nobody_there(files: HttpFiles) -> None:
+    with serving() as web:
+        url = web.url
+    with pytest.raises(SourceAway, match="refused"):
+        read(files, f"{url}/m.onnx")
+
+
+def test_documents_are_bounded_and_are_json(web: Web, files: HttpFiles) -> None:
+    web.put("/good", b'{"a": 1}')
+    web.put("/bad", b"<html>")
+    web.put("/endless", b" " * (MAX_DOCUMENT + 1))
+    assert files.document(f"{web.url}/good") == {"a": 1}
+    with pytest.raises(RemoteError, match="no JSON"):
+        files.document(f"{web.url}/bad")
+    with pytest.raises(RemoteError, match="too much"):
+        files.document(f"{web.url}/endless")
+
+
+def test_tls_is_not_given_up_on_the_way() -> None:
+    first, second = (
+        httpx.Response(200, request=httpx.Request("GET", url))
+        for url in ("https://a.example/m", "http://b.example/m")
+    )
+    check_redirects(first)
+    second.history = [first]
+    with pytest.raises(RemoteError, match=r"a.example leads to a place without TLS"):
+        check_redirects(second)
+
+
+def test_one_file_of_the_web(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NETRC", "/nowhere")
+    answer = web.put("/a/my%20net.onnx", BODY)
+    source = WebSource(f"{web.url}/a/my%20net.onnx")
+    (found,) = source.files()
+    assert (found.name, found.size, found.tag) == (
+        "my net.onnx",
+        len(BODY),
+        answer.etag,
+    )
+    assert source.checksums(found) == ()
+    with source.open(found, 10) as (begins, chunks):
+        assert (begins, b"".join(chunks)) == (10, BODY[10:])
+    source.close()
+    with pytest.raises(RemoteError, match=r"ends in .onnx or .popef"):
+        list(WebSource(f"{web.url}/readme.txt").files())
+
+
+def test_users_of_netrc_are_used(
+    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login me password secret\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    web.put("/m.onnx", BODY)
+    list(WebSource(f"{web.url}/m.onnx").files())
+    assert web.authorizations == ["Basic bWU6c2VjcmV0"]

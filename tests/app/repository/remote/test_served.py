@@ -1,0 +1,94 @@
+"""`popgate serve` with models that are elsewhere."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.app.repository.remote.web import Web, serving
+from tests.app.served import ServedGateway
+from tests.engine import models
+from tests.support import WAIT, until
+
+
+@pytest.fixture
+def web() -> Iterator[Web]:
+    with serving() as found:
+        yield found
+
+
+def file_of(tmp_path: Path, make: Callable[[Path], Path]) -> bytes:
+    return make(tmp_path / "made.popef").read_bytes()
+
+
+def infer(gateway: ServedGateway) -> float:
+    answer = gateway.client.post(
+        "/v1/models/m/infer", json={"inputs": {"input": [[1.0, 2.0, 3.0, 4.0]]}}
+    )
+    assert answer.status_code == 200, answer.text
+    value: float = answer.json()["outputs"][0]["data"][0]
+    return value
+
+
+def test_what_changes_elsewhere_is_swapped_in_without_a_failed_request(
+    web: Web, tmp_path: Path
+) -> None:
+    web.put("/m.popef", file_of(tmp_path, models.affine))
+    options = (
+        "--model",
+        f"m={web.url}/m.popef",
+        "--cache-dir",
+        str(tmp_path / "cache"),
+    )
+    poll = ("--model-control-mode", "poll", "--repository-poll-secs", "0.1")
+    with ServedGateway(None, *options, *poll, NETRC="/nowhere") as gateway:
+        gateway.wait_ready()
+        before = infer(gateway)
+        # Nothing half or wrong ever takes the place of what is served.
+        web.put("/m.popef", b"not a container")
+        gateway.wait_line("failed to load 'm'")
+        assert infer(gateway) == before
+        web.put("/m.popef", file_of(tmp_path, models.mean_over_rows))
+        until(lambda: infer(gateway) != before)
+        after = infer(gateway)
+        web.stop()
+        gateway.wait_line("what the cache has is served")
+        assert infer(gateway) == after
+    # And without a network from the start; a load request does not look there.
+    with ServedGateway(None, *options, NETRC="/nowhere") as gateway:
+        gateway.wait_ready()
+        assert infer(gateway) == after
+        asked = len(web.asked)
+        assert gateway.client.post("/v1/models/m/load").status_code == 200
+        assert len(web.asked) == asked
+        assert "what the cache has is served" in gateway.output
+
+
+def test_what_could_not_be_taken_at_the_start_is_tried_again(
+    web: Web, tmp_path: Path
+) -> None:
+    options = ("--model", f"m={web.url}/m.popef", "--repository-poll-secs", "0.1")
+    cache = ("--model-cache", str(tmp_path / "cache"))
+    with ServedGateway(None, *options, *cache, NETRC="/nowhere") as gateway:
+        gateway.wait_line("failed to load 'm'")
+        reason = gateway.client.get("/v1/models/m").text
+        assert "there is nothing at" in reason
+        web.put("/m.popef", file_of(tmp_path, models.affine))
+        gateway.until("/v2/models/m/ready", 200)
+        assert infer(gateway) == 3.0
+
+
+def test_ctrl_c_ends_a_download_at_once(web: Web, tmp_path: Path) -> None:
+    answer = web.put("/m.popef", bytes(1 << 20))
+    answer.gate = threading.Event()  # never set: it hangs for ever
+    options = ("--model", f"m={web.url}/m.popef", "--model-cache", str(tmp_path))
+    with ServedGateway(None, *options, NETRC="/nowhere") as gateway:
+        gateway.wait_line("taking 1 file")
+        gateway.process.send_signal(signal.SIGINT)
+        assert gateway.process.wait(WAIT) == 0
+    assert "ERROR" not in gateway.output
+    answer.gate.set()
