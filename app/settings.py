@@ -129,7 +129,7 @@ class Settings(BaseSettings):
     model: Annotated[Names, Shown("[NAME=]PATH|URL")] = ()
     """Serve this file, or this folder of one model, besides; without --model-repository
     nothing else. May be repeated. A URL is of a model that is elsewhere: s3://, gs://,
-    az://, https://."""
+    az://, hf://, oci://, mlflow:/, https://."""
     host: Annotated[str, Shown("ADDRESS")] = "127.0.0.1"
     """Address to listen on. 0.0.0.0 is every one of this machine."""
     port: Port = 8000

@@ -17,9 +17,12 @@ MAX_TENSORS_SHOWN = 8
 
 
 def validate(
-    root: Annotated[
-        Path,
-        typer.Argument(metavar="DIR", help="The folder, as for serve."),
+    place: Annotated[
+        str,
+        typer.Argument(
+            metavar="DIR|[NAME=]URL",
+            help="The folder, as for serve, or a model that is elsewhere.",
+        ),
     ],
     devices: Annotated[
         str | None,
@@ -36,6 +39,11 @@ def validate(
         typer.Option("--allow-python", help="As for serve: run models that are Python "
                      "code, to see what they take and give."),
     ] = False,
+    model_cache: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where models that are elsewhere are kept, as "
+                     "for serve. [default: the folder models of --cache-dir]"),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:  # fmt: skip
     """Explain what a folder of models would serve, and what is wrong.
@@ -44,12 +52,20 @@ def validate(
     are compiled, which the server then need not do. No device of the pool is used;
     what a warm-up says is run in a process of its own. Ends with 1 if anything is
     wrong, and names the file and the key to change.
+
+    Of a model that is elsewhere (s3://bucket/digits) it lists what would come, and
+    what of it is in the cache; nothing is downloaded.
     """
     from app.repository.compile_cache import CompileCache
     from app.repository.preview import preview_repository
     from app.settings import default_cache_dir
     from engine import InvalidConfig, named_devices
 
+    root = Path(place)
+    cache_dir = cache_dir or default_cache_dir()
+    if ":/" in place and not root.is_dir():
+        _elsewhere(place, model_cache or cache_dir / "models", allow_python, json)
+        return
     if not root.is_dir():
         raise CommandError(f"there is no folder {root}", EXIT_USAGE)
     try:
@@ -57,7 +73,7 @@ def validate(
     except InvalidConfig as e:
         raise CommandError(str(e), EXIT_USAGE) from None
     count = 1 if named is None else len(named)
-    cache = CompileCache(cache_dir or default_cache_dir())
+    cache = CompileCache(cache_dir)
     try:
         found = preview_repository(
             root, cache, devices=count, allow_python=allow_python
@@ -73,6 +89,54 @@ def validate(
         _print(root, found)
     if not found.is_good:
         raise typer.Exit(EXIT_FAILED)
+
+
+def _elsewhere(place: str, folder: Path, allow_python: bool, json: bool) -> None:
+    """Shows what would come of a model that is elsewhere."""
+    from app.repository.places import ModelPlaces
+    from app.repository.remote.errors import RemoteError
+    from app.repository.remote.remote_models import FetchOptions, RemoteModels
+    from app.sizes import counted, size_text
+    from engine import InvalidConfig
+
+    remote = RemoteModels(folder, FetchOptions(allow_python=allow_python))
+    try:
+        ((name, url),) = ModelPlaces.of(None, [place], remote).elsewhere().items()
+        listing, cached = remote.preview(url)
+    except (InvalidConfig, ValueError) as e:
+        raise CommandError(str(e), EXIT_USAGE) from None
+    except RemoteError as e:
+        why = str(e) if str(url) in str(e) else f"{url}: {e}"
+        raise CommandError(why, EXIT_FAILED) from None
+    if json:
+        import orjson
+
+        document = {
+            "name": name,
+            "url": str(url),
+            "digest": listing.digest,
+            "files": [
+                {
+                    "name": file.name,
+                    "size": file.size,
+                    "checksums": dict(file.checksums),
+                    "in_cache": file.name in cached,
+                }
+                for file in listing.files
+            ],
+            "not_taken": list(listing.skipped),
+        }
+        typer.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
+        return
+    for file in listing.files:
+        size = "?" if file.size is None else size_text(file.size)
+        where = "in the cache" if file.name in cached else "would come"
+        typer.echo(f"{where:<12}  {size:>8}  {file.name}")
+    for skipped in listing.skipped:
+        typer.echo(f"{'not taken':<12}  {'':>8}  {skipped}")
+    coming = [file for file in listing.files if file.name not in cached]
+    size = size_text(sum(file.size or 0 for file in coming))
+    typer.echo(f"{name}: {counted(len(coming), 'file')}, {size}, would come from {url}")
 
 
 def _document(root: Path, found: RepositoryPreview) -> dict[str, Any]:

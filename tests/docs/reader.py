@@ -51,6 +51,7 @@ NOT_RUN = {
     ". .venv/bin/activate": "the tests' own environment is active",
     "pip install": "the tests run with what is installed",
     "popgate serve digits=s3:": "there is no bucket",
+    "popgate validate digits=s3:": "the same",
     "docker ": "there is no container engine; tests/deploy reads its files",
     "POPGATE_COMPILE=1 pip": "takes minutes; tests/native compiles",
 }

@@ -23,6 +23,7 @@ MODEL_SUFFIXES = (".onnx", ".popef")
 
 # No separators of any system, no control characters, neither `.` nor `..`.
 _PART = re.compile(r"(?!\.{1,2}$)[^/\\\x00-\x1f\x7f]{1,200}")
+_VERSION = re.compile(r"[1-9][0-9]{0,17}")
 #: What is run where it is loaded.
 _CODE = (".py", ".pyc", ".so")
 
@@ -104,7 +105,14 @@ class Listing:
                 f"{size_text(limit)} are allowed (--model-download-limit)"
             )
             raise RemoteError(msg)
-        if not any(is_model_file(name, allow_python) for name in taken):
+        models = [name for name in taken if is_model_file(name, allow_python)]
+        if models and not any(map(_is_served, models)):
+            msg = (
+                f"{models[0]} lies too deep: a model is at the top of its folder or "
+                f"in one of a version (1/, 2/); name the folder that it is in, or it"
+            )
+            raise RemoteError(msg)
+        if not models:
             where = f"; not taken: {', '.join(skipped[:5])}" if skipped else ""
             why = f"there is neither an .onnx nor a .popef file{where}"
             if any(name.endswith(".py") for name in skipped):
@@ -142,6 +150,12 @@ def belongs_to(name: str, model: str) -> bool:
     ``model.onnx.data``."""
     rest = name.removeprefix(model)
     return name == model or (rest != name and rest[:1] in ("_", "."))
+
+
+def _is_served(name: str) -> bool:
+    """Whether a model's file lies where one is looked for."""
+    folder, _, rest = name.partition("/")
+    return not rest or (_VERSION.fullmatch(folder) is not None and "/" not in rest)
 
 
 def _is_skipped(name: str, allow_python: bool) -> bool:

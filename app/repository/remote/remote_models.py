@@ -56,13 +56,18 @@ class RemoteModels:
         """Why it could not be taken the last time, or nothing."""
         return self._problems.get(url.key, "")
 
-    def listing(self, url: RemoteUrl) -> Listing:
-        """What would come. Raises `RemoteError`."""
+    def preview(self, url: RemoteUrl) -> tuple[Listing, set[str]]:
+        """What is there now, and which files of it the cache has; takes nothing.
+
+        Raises `RemoteError`.
+        """
         source = url.open()
         try:
-            return self._listed(source)
+            listing = self._listed(source)
         finally:
             source.close()
+        current = self._cache.entry(url.key).current()
+        return listing, set(self._known(current, listing))
 
     def fetch(self, label: str, url: RemoteUrl) -> bool:
         """Takes what is there now; whether that is other than what the cache had.
@@ -170,13 +175,7 @@ class RemoteModels:
         listing: Listing,
     ) -> dict[str, str]:
         """Makes blobs of all files; their SHA-256, by name."""
-        known = current.sha256 if current is not None else {}
-        sha256: dict[str, str] = {}
-        for file in listing.files:
-            digest = file.sha256 or (known.get(file.identity, "") if file.tag else "")
-            blob = self._cache.blob(digest) if digest else None
-            if blob is not None and blob.is_file():
-                sha256[file.name] = digest
+        sha256 = self._known(current, listing)
         missing = [file for file in listing.files if file.name not in sha256]
         total = sum(file.size or 0 for file in missing)
         self._check_disk(total)
@@ -209,6 +208,16 @@ class RemoteModels:
             progress,
         )
         return sha256
+
+    def _known(self, current: Snapshot | None, listing: Listing) -> dict[str, str]:
+        """The SHA-256 of what the cache has, by name."""
+        known = current.sha256 if current is not None else {}
+        found: dict[str, str] = {}
+        for file in listing.files:
+            digest = file.sha256 or (known.get(file.identity, "") if file.tag else "")
+            if digest and self._cache.blob(digest).is_file():
+                found[file.name] = digest
+        return found
 
     def _check_disk(self, size: int) -> None:
         folder = self._cache.make("parts")

@@ -7,6 +7,7 @@ import urllib.parse
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+from app.repository.remote.errors import RemoteError
 from app.repository.remote.http_files import WebSource, is_loopback
 from app.repository.remote.listing import MODEL_SUFFIXES
 from app.repository.remote.source import Source
@@ -29,6 +30,9 @@ SCHEMES = {
     "s3": Scheme("s3://bucket/models/digits", "s3fs", "s3"),
     "gs": Scheme("gs://bucket/models/digits", "gcsfs", "gcs"),
     "az": Scheme("az://container/models/digits", "adlfs", "azure"),
+    "hf": Scheme("hf://org/name@main/onnx/model.onnx"),
+    "oci": Scheme("oci://ghcr.io/me/digits:1"),
+    "mlflow": Scheme("mlflow:/digits/3"),
     "https": Scheme("https://example.com/digits.onnx"),
     "http": Scheme("http://localhost:8080/digits.onnx"),
 }
@@ -84,7 +88,10 @@ class RemoteUrl:
     @property
     def name(self) -> str:
         """What a model from there is called, unless it is said."""
-        last = _bare(self.path).rstrip("/").rpartition("/")[2]
+        parts = _bare(self.path).strip("/").split("/")
+        last = parts[0] if self.scheme == "mlflow" else parts[-1]
+        if self.scheme in ("hf", "oci", "mlflow"):
+            last = re.split("[@:]", last)[0]
         for suffix in MODEL_SUFFIXES:
             last = last.removesuffix(suffix)
         return urllib.parse.unquote(last)
@@ -98,12 +105,32 @@ class RemoteUrl:
         """What is there. Raises `RemoteError`."""
         if self.scheme in ("http", "https"):
             return WebSource(self.text, self.sha256)
+        if self.scheme == "hf":
+            from app.repository.remote.hugging_face import HuggingFaceSource
+
+            return HuggingFaceSource(self.path)
+        if self.scheme == "oci":
+            from app.repository.remote.oci import OciSource
+
+            return OciSource(self.path)
+        if self.scheme == "mlflow":
+            from app.repository.remote.mlflow import MlflowSource
+
+            return MlflowSource(self.path, _open_artifacts)
         from app.repository.remote.buckets import BucketSource
 
         return BucketSource.of(self.scheme, self.path)
 
     def __str__(self) -> str:
         return _bare(self.text)
+
+
+def _open_artifacts(text: str) -> Source:
+    """Where MLflow says that a version's files are. Raises `RemoteError`."""
+    try:
+        return RemoteUrl.of(text).open()
+    except InvalidConfig as e:
+        raise RemoteError(str(e)) from None
 
 
 def is_url(text: str) -> bool:

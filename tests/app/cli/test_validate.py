@@ -5,6 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from app.cli.errors import CommandError
+from app.cli.validate import validate
+from app.repository.remote.remote_models import RemoteModels
+from app.repository.remote.urls import RemoteUrl
+from tests.app.repository.remote.web import serving
 from tests.app.served import run_popgate
 from tests.engine import models
 
@@ -56,3 +63,34 @@ def test_what_cannot_be_looked_at(tmp_path: Path) -> None:
     ended = run_popgate("validate", tmp_path, POPGATE_DEVICES="tpu:1")
     assert ended.returncode == 2
     assert "POPGATE_DEVICES: cannot understand devices 'tpu:1'" in ended.stderr
+
+
+def test_a_model_that_is_elsewhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NETRC", "/nowhere")
+    with serving() as web:
+        web.put("/m.onnx", bytes(2048))
+        place = f"digits={web.url}/m.onnx"
+        validate(place, cache_dir=tmp_path)
+        end = f"digits: 1 file, 2 KiB, would come from {web.url}/m.onnx"
+        assert capsys.readouterr().out.splitlines() == [
+            "would come       2 KiB  m.onnx",
+            end,
+        ]
+        assert list(tmp_path.iterdir()) == []  # nothing was taken
+        url = RemoteUrl.of(f"{web.url}/m.onnx")
+        RemoteModels(tmp_path / "models").fetch("model digits", url)
+        validate(place, cache_dir=tmp_path, json=True)
+        document = json.loads(capsys.readouterr().out)
+        assert document["name"] == "digits"
+        assert document["files"] == [
+            {"name": "m.onnx", "size": 2048, "checksums": {}, "in_cache": True}
+        ]
+        for wrong, text, code in (
+            (f"{web.url}/none.onnx", "there is nothing at", 1),
+            ("ftp://host/m.onnx", "ftp: is not known here", 2),
+        ):
+            with pytest.raises(CommandError, match=text) as raised:
+                validate(wrong, cache_dir=tmp_path)
+            assert raised.value.exit_code == code

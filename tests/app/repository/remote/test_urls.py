@@ -26,6 +26,12 @@ def test_urls_and_paths_are_told_apart() -> None:
         ("https://example.com/a/digits.onnx?X-Sig=secret", "digits"),
         ("https://example.com/digits.popef", "digits"),
         ("http://localhost:8080/digits.onnx", "digits"),
+        ("hf://org/digits@main", "digits"),
+        ("hf://org/name@main/onnx/digits.onnx", "digits"),
+        ("oci://ghcr.io/me/digits:1", "digits"),
+        ("oci://localhost:5000/digits@sha256:ab", "digits"),
+        ("mlflow:/digits/3", "digits"),
+        ("mlflow:/digits@best", "digits"),
         (f"http://example.com/digits.onnx#sha256={SHA}", "digits"),
     ],
 )
