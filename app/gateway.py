@@ -193,6 +193,13 @@ class Gateway:
         self._reload = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
         self._phase = "starting"
+        self._drained = False
+        #: How many other requests of any kind are not answered; a server knows more.
+        self.count_unfinished: Callable[[], int] = lambda: sum(
+            model.pending for model in self.metrics.models()
+        )
+        #: Whether everything was attached and loaded once: a startup probe's question.
+        self.has_started = False
 
     @property
     def is_draining(self) -> bool:
@@ -222,6 +229,18 @@ class Gateway:
     def reload(self) -> None:
         """Look now whether the keys have changed, not only in a second."""
         self._reload.set()
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether `drain` was called."""
+        return self._drained
+
+    def drain(self) -> None:
+        """From now on not ready, though requests are still answered: whoever sends them
+        is to take them elsewhere, and the process to be ended later."""
+        if not self._drained:
+            logger.info("draining: not ready from now on; a signal ends the server")
+        self._drained = True
 
     def begin_drain(self) -> None:
         """From now on not ready. May be called from a signal handler."""
@@ -273,6 +292,8 @@ class Gateway:
         failed = self.repository.problems()
         if self._phase != "serving":
             reasons.append(f"the gateway is {self._phase}")
+        elif self._drained:
+            reasons.append("the gateway is drained")
         lost = self.repository.without_replica()
         if lost:
             names = ", ".join(lost)
@@ -330,6 +351,7 @@ class Gateway:
         self.load_seconds = time.monotonic() - begin
         if not self.is_draining:
             self._phase = "serving"
+            self.has_started = True
             self._on_started(self)
 
     def __repr__(self) -> str:

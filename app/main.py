@@ -21,6 +21,7 @@ from app.api.openapi import (
     to_yaml,
 )
 from app.api.routes import (
+    drain,
     generate,
     health,
     infer,
@@ -46,7 +47,7 @@ from app.settings import Settings
 ROUTERS = [
     part.router
     for part in (
-        infer, models, health, metrics, oip, docs_page, pages, requests,
+        infer, models, health, drain, metrics, oip, docs_page, pages, requests,
         generate, kserve_v1, log_settings, trace_settings, shared_memory,
     )
 ]  # fmt: skip

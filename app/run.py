@@ -76,6 +76,7 @@ def run_gateway(
             "send_timeout": settings.send_timeout,
             "certificate": certificate,
             "sides": listeners.sides(app),
+            "is_drained": lambda: gateway.is_drained,
             "on_drain": gateway.begin_drain,
             "on_reload": gateway.reload,
             "abort": gateway.abort,
@@ -86,6 +87,9 @@ def run_gateway(
             sockets = []  # they are the workers'
         else:
             server = GatewayServer(app, **options)
+        in_models = gateway.count_unfinished  # those of workers too
+        # Less the one that asks.
+        gateway.count_unfinished = lambda: max(in_models(), server.unfinished() - 1)
         metrics = listeners.metrics
         on_listening(url, None if metrics is None else _url(settings, metrics))
         server.run(sockets=sockets)

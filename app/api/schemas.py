@@ -257,6 +257,19 @@ class Live(Body):
     live: bool
 
 
+class Started(Body):
+    started: bool
+
+
+class Drained(Body):
+    """What is left of a server that takes no more work from load balancers."""
+
+    draining: bool
+    in_flight: int = Field(
+        description="Requests of any kind that are not answered yet, but this one."
+    )
+
+
 class Ready(Body):
     """Whether requests are taken, and if not, why. The status says it too (503)."""
 

@@ -16,11 +16,22 @@ import typer
 from app.cli import batch as batch_command
 from app.cli import bench as bench_commands
 from app.cli import compile as compile_command
-from app.cli import devices, dump, infer, key, openapi, pack, run, serve, top, validate
+from app.cli import (
+    devices,
+    dump,
+    infer,
+    key,
+    openapi,
+    pack,
+    run,
+    serve,
+    validate,
+)
 from app.cli import perf as perf_command
 from app.cli import tune as tune_command
 from app.cli.commands import Command
 from app.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, CommandError
+from app.cli.running import drain, top
 
 app = typer.Typer(
     name="popgate",
@@ -47,7 +58,8 @@ app.command("run", cls=Command)(run.run)
 app.add_typer(bench_commands.bench, name="bench")
 app.command("dump", cls=Command)(dump.dump)
 app.command("devices", cls=Command)(devices.devices)
-app.command("top", cls=Command)(top.top)
+app.command("top", cls=Command)(top)
+app.command("drain", cls=Command)(drain)
 app.command("key", cls=Command)(key.key)
 app.command("openapi", cls=Command)(openapi.openapi)
 

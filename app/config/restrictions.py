@@ -15,10 +15,10 @@ from app.errors import HttpError
 _MODEL = r"/v[12]/models/[^/]+(/versions/[^/]+)?"
 # The first that fits is a path's group. Triton's names, and its division.
 _GROUPS: tuple[tuple[str, str], ...] = (
-    ("health", rf"/v[12]/health/(live|ready)|{_MODEL}/ready"),
+    ("health", rf"/v[12]/health/(live|ready|startup)|{_MODEL}/ready"),
     ("inference", rf"{_MODEL}/(infer|generate|generate_stream)"),
     ("inference", rf"{_MODEL}:predict"),
-    ("model-repository", rf"/v2/repository/.*|{_MODEL}/(load|unload)"),
+    ("model-repository", rf"/v2/repository/.*|/v1/drain|{_MODEL}/(load|unload)"),
     ("model-config", rf"{_MODEL}/config"),
     ("statistics", rf"{_MODEL}/stats|/v2/models/stats|/v1/requests(/.*)?"),
     ("trace", rf"/v2/trace/setting|{_MODEL}/trace/setting"),

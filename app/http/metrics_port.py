@@ -14,6 +14,7 @@ from app.serving.table import ModelTable
 PATHS = frozenset(
     {"/metrics"}
     | {f"/{api}/health/{what}" for api in ("v1", "v2") for what in ("live", "ready")}
+    | {"/v1/health/startup"}
 )
 
 

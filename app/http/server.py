@@ -146,6 +146,8 @@ class GatewayServer(uvicorn.Server):
     nothing is taken for `send_timeout` (0: never).
     With a `certificate` all sockets speak TLS, but Unix sockets of `sides`.
     `sides` are other applications with sockets of their own, which live as long.
+    While `is_drained` says so, every answer is its connection's last, so that clients
+    come again through whoever knows of other servers.
     `on_drain` is called when the end begins (from a signal handler: it may only set
     things), `on_reload` when files should be read again, `abort` when the time is up:
     it must make every request in flight end soon.
@@ -163,6 +165,7 @@ class GatewayServer(uvicorn.Server):
         send_timeout: float = 30.0,
         certificate: Certificate | None = None,
         sides: Sequence[tuple[InferFront, socket.socket]] = (),
+        is_drained: Callable[[], bool] = lambda: False,
         on_drain: Callable[[], None] = lambda: None,
         on_reload: Callable[[], None] = lambda: None,
         abort: Callable[[], Awaitable[None]] | None = None,
@@ -195,6 +198,7 @@ class GatewayServer(uvicorn.Server):
         self._certificate = certificate
         self._app = app
         self._sides = sides
+        self._is_drained = is_drained
         self._on_drain = on_drain
         self._on_reload = on_reload
         self._abort = abort
@@ -216,7 +220,7 @@ class GatewayServer(uvicorn.Server):
             self.should_exit = True
             self.exit_code = 1
             return
-        name, left = signal.Signals(sig).name, self._unfinished()
+        name, left = signal.Signals(sig).name, self.unfinished()
         waits = (
             f", waiting for {left} request{'s' if left > 1 else ''} in flight, at most "
             f"{self._shutdown_timeout:g} s; a second signal ends it at once"
@@ -284,6 +288,8 @@ class GatewayServer(uvicorn.Server):
             self._look_after_connections()
             if self._certificate is not None:
                 self._certificate.renew()
+        if not self.draining and self._is_drained():
+            self._announce_close()
         if self.draining:
             self._announce_close()
             stop |= time.monotonic() >= self._draining_since + self._drain_grace
@@ -350,7 +356,7 @@ class GatewayServer(uvicorn.Server):
                     now, self._header_timeout, self._upload_timeout, self._send_timeout
                 )
 
-    def _unfinished(self) -> int:
+    def unfinished(self) -> int:
         """How many requests have not been answered."""
         direct = sum(
             isinstance(c, GatewayProtocol)
@@ -361,7 +367,7 @@ class GatewayServer(uvicorn.Server):
         return len(self.server_state.tasks) + direct
 
     async def _abort_requests(self) -> None:
-        tasks, left = self.server_state.tasks, self._unfinished()
+        tasks, left = self.server_state.tasks, self.unfinished()
         if self.force_exit or not left:
             return
         logger.error(

@@ -15,6 +15,7 @@ from app.observe.metrics import ModelMetrics, bucket_of, escape_label
 
 #: Characters that the labels of one may have together (OpenMetrics).
 MOST = 128
+_Key = tuple[str, str, str]  # a model, its version, a histogram
 _NONE: Mapping[int, str] = {}
 
 
@@ -22,7 +23,7 @@ class JournalExemplars:
     """The exemplars of all models, as they are at this moment."""
 
     def __init__(self, journal: Journal) -> None:
-        self._found: dict[tuple[int, str], dict[int, str]] = defaultdict(dict)
+        self._found: dict[_Key, dict[int, str]] = defaultdict(dict)
         self._journal = journal
         self._clock = time.time_ns() - time.monotonic_ns()
         for request in journal.answered():
@@ -31,13 +32,14 @@ class JournalExemplars:
             self._add(request)
 
     def _add(self, request: Answered) -> None:
-        model, labels = id(request.model), ""
+        model, labels = request.model, ""
         for name, ns in (
             ("popgate_request_duration_seconds", request.total_ns),
             ("popgate_queue_duration_seconds", request.queue_ns),
             ("popgate_compute_duration_seconds", request.compute_ns),
         ):
-            buckets, number = self._found[model, name], bucket_of(ns)
+            key = (model.name, model.version, name)
+            buckets, number = self._found[key], bucket_of(ns)
             if number in buckets:  # by a later one
                 continue
             labels = labels or self._labels(request)
@@ -57,7 +59,7 @@ class JournalExemplars:
 
     def __call__(self, model: ModelMetrics, name: str) -> Mapping[int, str]:
         """Those of one histogram, by the number of their bucket, as text."""
-        return self._found.get((id(model), name), _NONE)
+        return self._found.get((model.name, model.version, name), _NONE)
 
     def __repr__(self) -> str:
         return f"<JournalExemplars of {len(self._found)} histograms>"

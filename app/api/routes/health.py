@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 
 from app.api.dependencies import GatewayOf
-from app.api.schemas import Live, Ready
+from app.api.schemas import Live, Ready, Started
 
 router = APIRouter(tags=["health"])
 
@@ -19,6 +19,18 @@ _READY: dict[int | str, dict[str, object]] = {
 async def live() -> Live:
     """Answers as long as the server can answer at all. Restart it if this fails."""
     return Live(live=True)
+
+
+@router.get(
+    "/v1/health/startup",
+    summary="Has it started?",
+    responses={503: {"model": Started, "description": "Not yet."}},
+)
+async def startup(gateway: GatewayOf, response: Response) -> Started:
+    """200 from when devices are attached and the models were loaded, or could not be,
+    for as long as the server lives; 503 before. Then readiness is worth asking."""
+    response.status_code = 200 if gateway.has_started else 503
+    return Started(started=gateway.has_started)
 
 
 @router.get("/v1/health/ready", summary="Should it get requests?", responses=_READY)

@@ -162,13 +162,14 @@ def test_a_wrong_key_or_none(headers: dict[str, str]) -> None:
 #: Method and path, with names in place of parameters; a new route needs a line.
 ROUTES: dict[Group | None, set[str]] = {
     None: {f"GET /v{v}/health/{what}" for v in (1, 2) for what in ("live", "ready")}
-    | {f"GET /v2/models/name{version}/ready" for version in ("", "/versions/version")},
+    | {f"GET /v2/models/name{version}/ready" for version in ("", "/versions/version")}
+    | {"GET /v1/health/startup"},
     "metrics": {"GET /metrics"},
     "manage": {
         f"POST /v2/models/name{version}/trace/setting"
         for version in ("", "/versions/version")
     }
-    | {"POST /v2/trace/setting", "POST /v2/logging"}
+    | {"POST /v2/trace/setting", "POST /v2/logging", "POST /v1/drain"}
     | {f"POST /v1/models/name/{verb}" for verb in ("load", "unload")}
     | {f"POST /v2/repository/models/name/{verb}" for verb in ("load", "unload")},
 }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from app.cli.errors import EXIT_USAGE, CommandError
+from app.cli.running.asking import asking
 
 if TYPE_CHECKING:
     import httpx
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-TIMEOUT = 5.0
 _MODELS, _REQUESTS = 20, 10
 _BAR = 40  # cells
 _PHASES = {
@@ -45,14 +44,12 @@ def top(
 
     The figures of its pages (http://127.0.0.1:8000/), until you press Ctrl+C.
     """
-    import httpx
     from rich.console import Console
     from rich.live import Live
 
     console = Console()
-    headers = {"x-api-key": key} if key else {}
     try:
-        with _client(url, headers) as client:
+        with asking(url, key) as client:
             looks = Looks(client, url)
             looks.look()
             time.sleep(interval)
@@ -63,33 +60,8 @@ def top(
                 while True:
                     time.sleep(interval)
                     live.update(looks.look(), refresh=True)
-    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as e:
-        raise CommandError(f"--url {url!r}: {e}", EXIT_USAGE) from None
-    except httpx.HTTPStatusError as e:
-        said = e.response.json() if "json" in _kind_of(e.response) else {}
-        why = said.get("error") or e.response.reason_phrase
-        raise CommandError(f"{e.request.url}: {why}") from None
-    except httpx.HTTPError as e:
-        msg = f"no answer from {url}: {e}; is `popgate serve` running there?"
-        raise CommandError(msg) from None
     except KeyboardInterrupt:
         return
-
-
-def _client(url: str, headers: dict[str, str]) -> httpx.Client:
-    import httpx
-
-    transport = None
-    if url.startswith("unix:"):
-        path = "/" + url.removeprefix("unix:").lstrip("/")  # unix:///path too
-        transport, url = httpx.HTTPTransport(uds=path), "http://localhost"
-    return httpx.Client(
-        base_url=url, headers=headers, timeout=TIMEOUT, transport=transport
-    )
-
-
-def _kind_of(response: httpx.Response) -> str:
-    return str(response.headers.get("content-type", ""))
 
 
 class Looks:

@@ -1,0 +1,6 @@
+"""Commands that ask a running gateway, or tell it something."""
+
+from app.cli.running.drain import drain
+from app.cli.running.top import top
+
+__all__ = ["drain", "top"]
