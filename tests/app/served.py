@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
@@ -69,6 +69,7 @@ def memory_of(gateway: ServedGateway) -> int:
 class ServedGateway:
     """`popgate serve` on a free port, with a device pool of its own. A context manager.
 
+    `before` are words in front of the command, which runs it as another user.
     Leaving it ends the server with SIGTERM and checks nothing; `stop` returns the code.
     """
 
@@ -78,10 +79,11 @@ class ServedGateway:
         *options: str,
         pool: str | None = None,
         cwd: Path | str = ROOT,
+        before: Sequence[str] = (),
         **variables: str,
     ) -> None:
         self.pool = pool or f"test-app-{os.getpid()}-{next(_NUMBERS)}"
-        command = [*POPGATE, "serve"]
+        command = [*before, *POPGATE, "serve"]
         if repository is not None:
             command += ["--model-repository", str(repository)]
         if not any(option.startswith("--uds") for option in options):

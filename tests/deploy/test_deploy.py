@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import configparser
 import json
+import os
 import re
 import runpy
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import tomllib
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import jsonschema_rs
+import numpy as np
 import pytest
 import yaml
 
@@ -263,7 +266,9 @@ def read_only(root: Path) -> None:
         each.chmod(0o555 if each.is_dir() else 0o444)
 
 
-def serves_until_told(path: str, gateway: ServedGateway, name: str) -> None:
+def serves_until_told(
+    path: str, gateway: ServedGateway, name: str, is_ready: str = ""
+) -> None:
     """Its probes pass, requests are answered, and none is lost when it is to end."""
     found = container(path)
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
@@ -286,6 +291,8 @@ def serves_until_told(path: str, gateway: ServedGateway, name: str) -> None:
         thread.start()
     until(lambda: len(answers) > 40)
     gateway.process.send_signal(signal.SIGTERM)
+    if is_ready:  # it still takes connections, and says that it wants none
+        gateway.until(is_ready, 503)
     for thread in threads:
         thread.join()
     assert gateway.process.wait() == 0
@@ -300,15 +307,164 @@ def test_the_deployment_serves(folder: Path, tmp_path: Path) -> None:
         serves_until_told(CONTAINERS[0], gateway, "affine")
 
 
+class Kubelet:
+    """Starts the container of KServe's runtime and probes it, as a kubelet would: its
+    arguments, a user of its own, a volume that it may only read, one to write to, no
+    home. A context manager.
+
+    Each probe is repeated after its `periodSeconds`; `failed` names one that has
+    failed as often in a row as its `failureThreshold`.
+    """
+
+    #: Another user, who may read what is ours (the interpreter) and write nothing.
+    AS_ANOTHER = (
+        "setpriv", "--reuid=12345", "--regid=12345", "--clear-groups",
+        "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search",
+    )  # fmt: skip
+
+    def __init__(self, path: str, models: Path, scratch: Path, name: str) -> None:
+        self.container = container(path)
+        mounts = {"/mnt/models": str(models), "/tmp": str(scratch)}
+        arguments = []
+        for argument in self.container["args"]:
+            option, _, value = argument.replace("{{.Name}}", name).partition("=")
+            if option == "--port":
+                continue  # any that is free
+            mounted = [place for place in mounts if place in value]
+            for place in mounted:
+                value = value.replace(place, mounts[place])
+            arguments.append(f"{option}={value}")
+        self.gateway = ServedGateway(
+            None,
+            *arguments,
+            before=self.AS_ANOTHER,
+            HOME="/nonexistent",
+            PYTHONDONTWRITEBYTECODE="1",
+        )
+        self.seen: dict[str, list[int]] = {}
+        self.failed: list[str] = []
+        self._ends = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Return when the startup probe has passed; then the others are asked."""
+        self._watch("startupProbe")
+        assert self.failed == [], self.gateway.output
+        for probe in ("readinessProbe", "livenessProbe"):
+            thread = threading.Thread(target=self._watch, args=(probe,))
+            self._threads.append(thread)
+            thread.start()
+        until(lambda: len(self.seen) == 3)
+
+    def _watch(self, probe: str) -> None:
+        said = self.container[probe]
+        url = self.gateway.url
+        seen = self.seen.setdefault(probe, [])
+        failures = 0
+        while not self._ends.is_set():
+            try:
+                # A new connection each time, as kubelets do.
+                status = httpx.get(
+                    url + said["httpGet"]["path"],
+                    timeout=said.get("timeoutSeconds", 1),
+                    trust_env=False,
+                ).status_code
+            except httpx.TransportError:
+                status = 0
+            seen.append(status)
+            if status == 200 and probe == "startupProbe":
+                return
+            failures = 0 if status == 200 else failures + 1
+            if failures == said.get("failureThreshold", 3):
+                self.failed.append(probe)
+                return
+            self._ends.wait(said["periodSeconds"])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._ends.set()
+        for thread in self._threads:
+            thread.join()
+        self.gateway.__exit__()
+
+
+needs_root = pytest.mark.skipif(
+    os.getuid() != 0 or shutil.which("setpriv") is None,
+    reason="another user is what only root can become, with setpriv",
+)
+
+
+@pytest.fixture
+def volumes() -> Iterator[tuple[Path, Path]]:
+    """Where models are, and where anybody may write; both are open to other users."""
+    with tempfile.TemporaryDirectory(prefix="popgate-deploy-", dir="/tmp") as name:
+        root = Path(name)
+        root.chmod(0o755)
+        for each in ("models", "scratch"):
+            (root / each).mkdir()
+        (root / "scratch").chmod(0o777)
+        yield root / "models", root / "scratch"
+
+
+@needs_root
 @pytest.mark.parametrize("has_versions", [True, False])
-def test_the_runtime_of_kserve_serves(
-    folder: Path, tmp_path: Path, has_versions: bool
-) -> None:
-    with ExitStack() as stack:
-        place = folder / "7" if has_versions else folder
-        place.mkdir(exist_ok=True)
-        models.affine(tmp_path / "new").rename(place / "model.popef")
-        read_only(folder)
-        mounts = {"/mnt/models": folder, "/tmp/popgate": tmp_path / "cache"}
-        gateway = stack.enter_context(started(CONTAINERS[1], mounts, "mine"))
-        serves_until_told(CONTAINERS[1], gateway, "mine")
+def test_the_contract_of_kserve(volumes: tuple[Path, Path], has_versions: bool) -> None:
+    """Probes pass, both protocols answer, and when it is to end, readiness says so
+    first, and nothing that is asked meanwhile is lost."""
+    folder, scratch = volumes
+    place = folder / "7" if has_versions else folder
+    place.mkdir(exist_ok=True)
+    models.affine(scratch / "new").rename(place / "model.popef")
+    read_only(folder)
+    with Kubelet(CONTAINERS[1], folder, scratch, "mine") as kubelet:
+        kubelet.start()
+        gateway = kubelet.gateway
+        assert Path(f"/proc/{gateway.process.pid}").stat().st_uid == 12345
+        version = gateway.client.get("/v2/models/mine").json()["versions"]
+        assert version == ["7" if has_versions else "1"]
+        body = {"instances": [[1.0, 2.0, 3.0, 4.0]]}
+        answer = gateway.client.post("/v1/models/mine:predict", json=body)
+        assert answer.json() == {"predictions": [[3.0, 5.0, 7.0, 9.0]]}
+        serves_until_told(CONTAINERS[1], gateway, "mine", is_ready="/v2/health/ready")
+        ready, live = kubelet.seen["readinessProbe"], kubelet.seen["livenessProbe"]
+        assert (ready[0], live[0]) == (200, 200)
+        assert set(live) <= {200, 0}  # 0: it has ended
+        assert "livenessProbe" not in kubelet.failed
+
+
+@needs_root
+def test_the_client_of_kserve(volumes: tuple[Path, Path]) -> None:
+    kserve = pytest.importorskip(
+        "kserve", reason="needs kserve (pip install kserve), which wants protobuf < 7"
+    )
+    folder, scratch = volumes
+    models.affine(scratch / "new").rename(folder / "model.popef")
+    read_only(folder)
+    rows = [[1.0, 2.0, 3.0, 4.0]]
+    with Kubelet(CONTAINERS[1], folder, scratch, "mine") as kubelet:
+        kubelet.start()
+        url = kubelet.gateway.url
+
+        async def call() -> None:
+            v1 = kserve.InferenceRESTClient(kserve.RESTConfig(protocol="v1"))
+            said = await v1.infer(url, {"instances": rows}, model_name="mine")
+            assert said == {"predictions": [[3.0, 5.0, 7.0, 9.0]]}
+            assert await v1.is_model_ready(url, "mine")
+            v2 = kserve.InferenceRESTClient(kserve.RESTConfig(protocol="v2"))
+            assert await v2.is_server_live(url)
+            assert await v2.is_server_ready(url)
+            assert await v2.is_model_ready(url, "mine")
+            for is_binary in (False, True):
+                given = kserve.InferInput("input", [1, 4], "FP32")
+                array = np.array(rows, np.float32)
+                given.set_data_from_numpy(array, binary_data=is_binary)
+                request = kserve.InferRequest("mine", [given])
+                answer = await v2.infer(url, request, model_name="mine")
+                values = answer.outputs[0].as_numpy()
+                assert values.tolist() == [[3.0, 5.0, 7.0, 9.0]]
+            await v1.close()
+            await v2.close()
+
+        asyncio.run(call())
