@@ -26,7 +26,7 @@ def translate(folder: str, level: str, sources: list[str]) -> list[dict[str, Any
 
     `level` is that of the C compiler's optimisation.
     """
-    options = ["--config-file", "pyproject.toml"]
+    options = ["--config-file", "native/mypy.ini"]
     made = mypycify(
         [*options, *sources],
         debug_level="0",

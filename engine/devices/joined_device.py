@@ -38,11 +38,10 @@ class JoinedDevice(LinkedDevice):
     back, invites again. Thread-safe. Close it to leave.
     """
 
-    ping_timeout = ANSWER_TIMEOUT
-
     def __init__(self, device_id: str, door: socket.socket) -> None:
         """Raises DeviceLost if the process has died."""
         super().__init__(device_id, spin_us=0)
+        self.ping_timeout = ANSWER_TIMEOUT
         self._on_lost: list[Callable[[JoinedDevice], None]] = []
         self._why = "its process died"
         try:
