@@ -7,6 +7,7 @@ import base64
 import itertools
 import re
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -270,6 +271,29 @@ def test_a_key_opens_its_groups_and_nothing_else() -> None:
                 assert found == 403, (route, other)
         assert isinstance(verdict(access, route, "root"), Key)
     assert seen == {None, *KEY_GROUPS}
+
+
+def test_every_route_counts_for_the_rate_and_asks_for_the_model() -> None:
+    slow = replace(config("slow", *KEY_GROUPS), requests_per_second=0.001)
+    elsewhere = config("elsewhere", *KEY_GROUPS, models=("elsewhere",))
+    for route in sorted(routes()):
+        access = access_with(slow, elsewhere)
+        method, path = route.split()
+        group = key_group(path, method)
+        if group is None:
+            assert verdict(access, route, "key of elsewhere") is None
+            continue
+        found = verdict(access, route, "key of elsewhere")
+        assert isinstance(found, Key) if model_of(path) is None else found == 403, route
+        key = verdict(access, route, "key of slow")
+        assert isinstance(key, Key), route
+        if group == "infer":  # counted where it begins: the rest of it is of no use
+            key.enter()
+            with pytest.raises(HttpError) as caught:
+                key.enter()
+            assert caught.value.status == 429
+        else:
+            assert verdict(access, route, "key of slow") == 429, route
 
 
 def test_a_key_opens_its_models() -> None:
