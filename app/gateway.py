@@ -194,6 +194,8 @@ class Gateway:
         self._watch: asyncio.Task[None] | None = None
         self._phase = "starting"
         self._drained = False
+        #: Called by `drain`.
+        self.on_drained: Callable[[], None] = lambda: None
         #: How many other requests of any kind are not answered; a server knows more.
         self.count_unfinished: Callable[[], int] = lambda: sum(
             model.pending for model in self.metrics.models()
@@ -241,6 +243,7 @@ class Gateway:
         if not self._drained:
             logger.info("draining: not ready from now on; a signal ends the server")
         self._drained = True
+        self.on_drained()
 
     def begin_drain(self) -> None:
         """From now on not ready. May be called from a signal handler."""

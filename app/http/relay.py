@@ -62,7 +62,7 @@ async def _write(writer: asyncio.StreamWriter, document: Any) -> None:
         writer.write(_LENGTH.pack(len(raw)))
         writer.write(raw)
         await writer.drain()
-    except OSError:
+    except (OSError, RuntimeError):  # which is what uvloop raises
         raise Closed from None
 
 

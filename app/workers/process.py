@@ -82,6 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     if "log" in start:
         control.apply(LogSettings(**start["log"]))
+    worker.is_drained = "drained" in start
     transfers = settings.transfer_memory or half_of_memory()
     service = Service(
         worker.table,
@@ -107,6 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
         upload_timeout=settings.upload_timeout,
         send_timeout=settings.send_timeout,
         certificate=_certificate(settings),
+        is_drained=lambda: worker.is_drained,
         abort=worker.abort,
     )
     worker.on_drain = lambda: server.stop(0)

@@ -80,6 +80,7 @@ class Workers:
         gateway.other_journals = self._journals
         gateway.logging.on_change = self._log
         gateway.workers = self.states
+        gateway.on_drained = self._drained
 
     @property
     def count(self) -> int:
@@ -123,6 +124,11 @@ class Workers:
         self.start_message["log"] = asdict(settings)  # of those that start later
         for worker in self._workers:
             worker.tell({"op": "log", "settings": asdict(settings)})
+
+    def _drained(self) -> None:
+        self.start_message["drained"] = True
+        for worker in self._workers:
+            worker.tell({"op": "drained"})
 
     def _changed(self, name: str) -> None:
         for worker in self._workers:

@@ -65,6 +65,8 @@ class Worker:
         self.keys = keys
         self.journal = journal
         self.on_drain: Callable[[], None] = lambda: None
+        #: Whether every answer is to be its connection's last.
+        self.is_drained = False
         self._sock = sock
         self._counters = counters
         self._logging = logging_
@@ -129,6 +131,8 @@ class Worker:
                 self._begin(self._take_over(message))
             case "log":
                 self._logging.apply(LogSettings(**message["settings"]))
+            case "drained":
+                self.is_drained = True
             case "drain":
                 self.on_drain()
             case "journal":

@@ -244,7 +244,7 @@ def test_a_killed_device_comes_back_for_all(
 
 
 def test_ending_answers_what_is_in_flight_and_leaves_nothing(repository: Path) -> None:
-    with ServedGateway(repository, "--workers", "2") as served:
+    with ServedGateway(repository, "--workers", "2", "--trust-loopback") as served:
         served.wait_ready()
         with connect(served) as client, ThreadPoolExecutor(1) as pool:
             until(lambda: infer(client).status_code == 200)
@@ -252,6 +252,9 @@ def test_ending_answers_what_is_in_flight_and_leaves_nothing(repository: Path) -
             slow = pool.submit(client.post, "/v1/models/slow/infer", json=work)
             until(lambda: metric(served, "popgate_device_in_flight", device="cpu:0"))
             pids = workers_of(served)
+            with connect(served) as other:
+                other.post("/v1/drain").raise_for_status()
+            until(lambda: infer(client).headers.get("connection") == "close")
             assert served.stop() == 0
             assert slow.result().status_code == 200
         assert [is_gone(pid) for pid in pids] == [True, True]
