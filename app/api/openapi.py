@@ -227,6 +227,8 @@ def _description(spec: ModelSpec, loaded: LoadedModel) -> str:
             "- the values of the example have not been tried; `[example]` in its "
             "config.toml gives others"
         )
+    url = f"v1/models/{quote(spec.name)}/client.py"
+    lines.append(f"- [client.py]({url}): a Python program that calls it")
     return "\n".join(lines)
 
 

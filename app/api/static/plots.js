@@ -51,7 +51,7 @@ export function plot(title, series, { unit = "", stacked = false } = {}) {
       padding: [8, 8, 0, 0],
       scales: {
         x: { time: true, range: () => [Date.now() / 1000 - WINDOW, Date.now() / 1000] },
-        y: { range: (_, low, high) => [0, Math.max(high ?? 0, 1e-3) * 1.12] },
+        y: { range: (_, low, high) => [0, (high > 0 ? high : 1) * 1.12] },
       },
       axes: [
         { ...axis, grid: { show: false }, size: 26,

@@ -9,7 +9,8 @@ export function snippets(model) {
   const url = address(model.url.slice(1));
   const headers = { "content-type": "application/json", ...keyHeaders() };
   const made = { url, headers, ...bodies(model) };
-  return h("section", { class: "panel" }, h("div", { class: "head" }, h("h2", {}, "Ask it from elsewhere")),
+  const program = h("a", { href: address(model.url.slice(1).replace(/infer$/, "client.py")) }, "client.py");
+  return h("section", { class: "panel" }, h("div", { class: "head" }, h("h2", {}, "Ask it from elsewhere"), program),
     h("div", { class: "body" }, tabs("In what", [
       ["curl", () => code(curl(made))], ["Python", () => code(python(made))], ["JavaScript", () => code(javascript(made))],
     ])));
