@@ -607,7 +607,7 @@ class GatewayProtocol(HttpToolsProtocol):
                 # The list of headers is another one for each message.
                 stood = self._stall.stands_still(self.headers, 0, now)
                 if stood > head_patience:
-                    self._end_with(_too_slow(stood))
+                    self._end_with(_too_slow(stood), stood)
                     return
             else:
                 self._stall.forget()
@@ -626,10 +626,11 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _give_up(self, stood: float) -> None:
         """End a request whose body has stopped coming, and its connection."""
-        self._end_with(BodyStopped(stood))
+        self._end_with(BodyStopped(stood), stood)
 
-    def _end_with(self, error: BaseException) -> None:
-        """Send the connection's last answer: to the message that is being parsed."""
+    def _end_with(self, error: BaseException, stood: float = 0.0) -> None:
+        """Send the connection's last answer: to the message that is being parsed, and
+        that took `stood` seconds at least."""
         cycle = self.cycle if self._has_cycle else None
         if cycle is not None and (
             cycle.response_complete or getattr(cycle, "response_started", False)
@@ -652,7 +653,7 @@ class GatewayProtocol(HttpToolsProtocol):
             headers.get(b"traceparent", b""),
         )
         now, why = monotonic_ns(), str(error)
-        failed = Failed(asked, None, answer.status, row_of(error).code, why, now, 0.0)
+        failed = Failed(asked, None, answer.status, row_of(error).code, why, now, stood)
         self._service.journal.fail(failed)
         if isinstance(cycle, Exchange):
             cycle.give_up()

@@ -11,10 +11,11 @@ from typing import Any
 import orjson
 
 from app.config.restrictions import group_of
-from app.errors import current_request
+from app.errors import current_request, row_of
 from app.http.asgi import Message, Scope, Send
 from app.observe.journal import Asked, Failed, Journal
 from app.observe.request_ids import HEADER, id_of
+from engine import Cancelled
 
 #: Bytes of the body of an error that are kept for the log.
 _MOST_TEXT = 2000
@@ -59,11 +60,11 @@ class Told:
         await self._send(message)
 
     def end(self) -> None:
-        """The request is over: tell of it, unless a call does or the client is gone."""
+        """The request is over: tell of it, unless a call does."""
         scope = self.scope
         # They know each other, and the garbage collector comes by rarely.
         scope.pop(KEY, None)
-        if self.is_told or not self._status:
+        if self.is_told:
             return
         asked = Asked(
             self.request_id,
@@ -77,11 +78,16 @@ class Told:
         # "Not ready" is what a probe asked for: it is no failure, and probes that come
         # by the hundred must not use up the lines of those that are.
         is_answer = self._status == 503 and group_of(scope["path"]) == "health"
-        if self._status < 400 or is_answer:
+        if 0 < self._status < 400 or is_answer:
             self._journal.end(asked, self._status, seconds)
             return
+        status = self._status
         code, why = _read_error(self._text)
-        failed = Failed(asked, None, self._status, code, why, ended, seconds)
+        if not status:
+            gone = Cancelled("the client has disconnected")
+            row = row_of(gone)
+            status, code, why = row.status, row.code, str(gone)
+        failed = Failed(asked, None, status, code, why, ended, seconds)
         self._journal.fail(failed)
 
 

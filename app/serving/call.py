@@ -315,6 +315,7 @@ class Call(ABC):
             self._preparing.cancel()
             self._forget()
         self.abandon(Cancelled(why))
+        self._forget()  # where there was nothing to give up: its body was on its way
 
     def abandon(self, error: EngineError) -> None:
         submitted = self.submitted
