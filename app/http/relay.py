@@ -21,6 +21,7 @@ import msgpack
 
 from app.errors import ErrorResponse, HttpError
 from app.http.asgi import ASGIApp, Message, Receive, Scope, Send, send_error
+from app.http.front import NAMES
 from engine import peer_uid
 
 logger = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ _QUEUE_TICK = 0.005
 #: What of a scope goes over; the rest is the business of one process.
 _SCOPE = (
     "type", "asgi", "http_version", "method", "scheme", "path", "raw_path",
-    "query_string", "root_path", "headers", "client", "server",
+    "query_string", "root_path", "headers", "client", "server", NAMES,
 )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from app.codec.compression import CompressResponses
 from app.http.access import Access
 from app.http.asgi import Receive, Scope, Send
-from app.http.front import InferFront, Operation
+from app.http.front import NAMES, InferFront, Operation
 from app.http.relay import Relay
 from app.serving.keys import given_key
 from app.serving.service import Service
@@ -73,8 +73,8 @@ class WorkerFront(InferFront):
         found = next((target for target in (path, *of) if target in paths), "")
         table = self.access.keys.table
         if found and any(key.is_limited for key in table.keys):
-            given = given_key(dict(scope["headers"]))
-            key = None if given is None else table.find(given)
+            given, names = given_key(dict(scope["headers"])), scope.get(NAMES, ())
+            key = table.of_certificate(names) if given is None else table.find(given)
             if key is not None and key.is_limited:
                 return ""
         return found

@@ -19,6 +19,7 @@ SCOPE = {
     "path": "/p",
     "headers": [(b"a", b"1"), (b"a", b"2")],
     "client": ("10.0.0.1", 5),
+    "popgate.certificate": ("CN=a",),
     "app": object(),  # what is of this process stays here
 }
 

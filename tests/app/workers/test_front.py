@@ -13,6 +13,7 @@ from app.codec.compression import CompressResponses
 from app.config.keys import digest_of
 from app.http.access import Access
 from app.http.asgi import Message, Receive, Scope, Send
+from app.http.front import NAMES
 from app.limits import DEFAULT_LIMITS
 from app.observe.journal import Journal
 from app.observe.log import LogControl
@@ -34,6 +35,7 @@ sha256 = "{free}"
 [[key]]
 name = "counted"
 sha256 = "{counted}"
+certificate = "CN=counted"
 concurrent = 1
 """
 
@@ -103,13 +105,17 @@ class Supervised:
         message, _ = await asyncio.to_thread(receive, self.theirs)
         return message
 
-    async def ask(self, path: str, key: str = "", method: str = "POST") -> int:
+    async def ask(
+        self, path: str, key: str = "", method: str = "POST", certificate: str = ""
+    ) -> int:
         body = b'{"inputs": {"input": [[1, 2, 3, 4]]}}'
         if path.endswith(":predict"):
             body = b'{"instances": [[1, 2, 3, 4]]}'
         headers = [(b"content-length", b"%d" % len(body))]
         headers += [(b"x-api-key", key.encode())] if key else []
         scope = {"type": "http", "method": method, "path": path, "headers": headers}
+        if certificate:
+            scope[NAMES] = (certificate,)
         statuses: list[int] = []
 
         async def take() -> Message:
@@ -139,6 +145,8 @@ def test_it_runs_what_it_was_told_of_and_relays_the_rest(tmp_path: Path) -> None
         assert it.relayed == [infer]
         # What is counted is counted in one place.
         assert await it.ask(infer, "counted") == 299
+        assert await it.ask(infer, certificate="CN=counted") == 299
+        assert await it.ask(infer, certificate="CN=other") == 401
         assert it.worker.short == {}
         for path in ("/metrics", "/v1/models/other/infer", "/v1/models/m/load"):
             assert await it.ask(path, "free") == 299
