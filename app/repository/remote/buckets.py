@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import os
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -19,6 +21,7 @@ from app.repository.remote.listing import (
 from app.repository.remote.source import Reading
 
 BLOCK = 8 << 20  # bytes asked for at once
+AHEAD = 4  # blocks that are on their way: one alone waits for each answer to begin
 
 Checksums: TypeAlias = tuple[tuple[str, str], ...]
 #: What file systems call that which differs for other content, best first.
@@ -81,13 +84,25 @@ class BucketSource:
 
     def _blocks(self, file: RemoteFile, start: int) -> Iterator[bytes]:
         assert file.size is not None
-        for begin in range(start, file.size, BLOCK):
-            end = min(begin + BLOCK, file.size)
-            with self._explained():
-                block = self._fs.cat_file(file.place, start=begin, end=end)
-            if len(block) != end - begin:
-                raise SourceChanged(f"{file.name} is shorter than it was")
-            yield block
+        pool = ThreadPoolExecutor(AHEAD, "popgate-block")
+        coming: deque[Future[bytes]] = deque()
+        try:
+            for begin in range(start, file.size, BLOCK):
+                end = min(begin + BLOCK, file.size)
+                coming.append(pool.submit(self._block, file, begin, end))
+                if len(coming) == AHEAD:
+                    yield coming.popleft().result()
+            while coming:
+                yield coming.popleft().result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _block(self, file: RemoteFile, begin: int, end: int) -> bytes:
+        with self._explained():
+            block: bytes = self._fs.cat_file(file.place, start=begin, end=end)
+        if len(block) != end - begin:
+            raise SourceChanged(f"{file.name} is shorter than it was")
+        return block
 
     def _below(self, folder: str, depth: int) -> Iterator[RemoteFile]:
         if depth > MAX_DEPTH:
