@@ -176,9 +176,11 @@ class Listeners:
         # While it was there, no other server was: those that share would not notice.
         self._open.remove(self.main)
         self.main.close()
-        shared = [listen_tcp(host, port, shared=True) for _ in range(workers)]
-        self._open += shared
-        self.of_workers, self.main = shared, shared[0]
+        self.of_workers = []
+        for _ in range(workers):
+            self.of_workers.append(listen_tcp(host, port, shared=True))
+            self._open.append(self.of_workers[-1])
+        self.main = self.of_workers[0]
 
     def _tcp(self, host: str, port: int) -> socket.socket:
         self._open.append(listen_tcp(host, port))

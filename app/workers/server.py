@@ -36,6 +36,7 @@ class SupervisorServer(GatewayServer):
         await self._workers.start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._workers.close_listeners()
         try:
             await super().shutdown(sockets)
         finally:

@@ -102,6 +102,11 @@ class Workers:
         for worker in self._workers:
             worker.tell({"op": "drain"})
 
+    def close_listeners(self) -> None:
+        """No worker is started again: what they close is to be closed for clients."""
+        for worker in self._workers:
+            worker.listener.close()
+
     @property
     def are_alive(self) -> bool:
         return any(worker.is_alive for worker in self._workers)

@@ -67,7 +67,7 @@ class WorkerProcess:
         #: Keys of the runners that it has, or was told of.
         self.held: set[int] = set()
         self._workers = workers
-        self._listener = listener
+        self.listener = listener
         self._process: subprocess.Popen[bytes] | None = None
         self._owner_pipe = -1
         self._sock: socket.socket | None = None
@@ -124,7 +124,7 @@ class WorkerProcess:
         finally:
             os.close(read_end)
             theirs.close()
-        fds = [self.counters.memory.fd, self._listener.fileno()]
+        fds = [self.counters.memory.fd, self.listener.fileno()]
         send(mine, {"op": "start", **self._workers.start_message}, fds)
         mine.setblocking(False)
         self.counters.memory.detach_fd()
