@@ -176,24 +176,38 @@ def torch(file: Path) -> Packed:
 
 
 def mlflow(file: Path) -> Packed:
-    """Folders of MLflow models, by their `pyfunc` flavour and signature."""
+    """Folders of MLflow models, by their `pyfunc` flavour and signature: columns, or
+    one tensor, to one output."""
     model = _library("mlflow.pyfunc", "mlflow").load_model(str(file))
     given, taken = model.metadata.get_output_schema(), model.metadata.get_input_schema()
-    if taken is None or not all(taken.input_names()):
-        raise CommandError(f"{file} has no signature with named columns", EXIT_USAGE)
-    inputs = {c.name: f"{_COLUMNS[c.type.name]}[-1]" for c in taken.inputs}
+    if taken is None:
+        raise CommandError(f"{file} has no signature", EXIT_USAGE)
+    if taken.is_tensor_spec():
+        if len(taken.inputs) != 1:
+            raise CommandError(f"{file} takes several tensors, not one", EXIT_USAGE)
+        inputs, value = {X: _of_mlflow(taken.inputs[0])}, X
+    else:
+        if not all(taken.input_names()):
+            raise CommandError(f"{file} has columns without names", EXIT_USAGE)
+        inputs = {c.name: _of_mlflow(c) for c in taken.inputs}
+        columns = ", ".join(
+            f'"{n}": ' + (f"[t.decode() for t in {n}]" if k[:5] == "BYTES" else n)
+            for n, k in inputs.items()
+        )
+        value = f"pd.DataFrame({{{columns}}})"
     outputs = {"output": "FP64[-1]"}
-    if given is not None and len(given.inputs) == 1:
-        outputs = {"output": f"{_COLUMNS[given.inputs[0].type.name]}[-1]"}
-    texts = [name for name, kind in inputs.items() if kind.startswith("BYTES")]
-    columns = ", ".join(
-        f'"{n}": ' + (f"[t.decode() for t in {n}]" if n in texts else n) for n in inputs
-    )
+    if given is not None:
+        if len(given.inputs) != 1:
+            raise CommandError(f"{file} has several outputs, not one", EXIT_USAGE)
+        outputs = {"output": _of_mlflow(given.inputs[0])}
+    kind, _, dims = outputs["output"].partition("[")
+    made = {name: number for number, name in _NUMBERS.items()}.get(kind, "object")
+    shape = "" if "," in dims else ".reshape(-1)"
     return Packed(
         "import mlflow.pyfunc\nimport numpy as np\nimport pandas as pd",
         "self.model = mlflow.pyfunc.load_model(str(file))",
-        f"found = self.model.predict(pd.DataFrame({{{columns}}}))\n"
-        '        return {"output": np.asarray(found).reshape(-1)}',
+        f"found = self.model.predict({value})\n"
+        f'        return {{"output": np.asarray(found, "{made}"){shape}}}',
         inputs,
         outputs,
         ("mlflow", "pandas"),
@@ -275,6 +289,16 @@ def _row(columns: int) -> Any:
 def _of_rows(found: Any, kind: str) -> str:
     dims = ",".join(map(str, (-1, *found.shape[1:])))
     return f"{kind}[{dims}]"
+
+
+def _of_mlflow(spec: Any) -> str:
+    """The type of a column, or of a tensor, of a signature."""
+    shape = getattr(spec, "shape", (-1,))
+    name = getattr(spec.type, "name", str(spec.type))
+    kind = (_NUMBERS if hasattr(spec, "shape") else _COLUMNS).get(name)
+    if kind is None:
+        raise CommandError(f"there is no name for {spec}", EXIT_USAGE)
+    return f"{kind}[{','.join(map(str, shape))}]"
 
 
 def _of_torch(value: Any) -> str:

@@ -101,16 +101,25 @@ def test_models_of_mlflow(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     from sklearn.linear_model import LinearRegression
 
-    frame = pandas.DataFrame(ROWS, columns=list("abcd"))
-    model = LinearRegression().fit(frame, ROWS.sum(1))
-    signature = mlflow.models.infer_signature(frame, model.predict(frame))
-    mlflow.sklearn.save_model(model, tmp_path / "m", signature=signature)
     root = tmp_path / "models"
-    pack("mlflow", tmp_path / "m", root / "m")
+    frame = pandas.DataFrame(ROWS, columns=list("abcd"))
+    both = np.stack([ROWS.sum(1), ROWS.max(1)], axis=1)
+    # Columns to one number a row, and a tensor to another.
+    for name, rows, wanted in (("m", frame, ROWS.sum(1)), ("t", ROWS, both)):
+        model = LinearRegression().fit(rows, wanted)
+        signature = mlflow.models.infer_signature(rows, model.predict(rows))
+        mlflow.sklearn.save_model(model, tmp_path / name, signature=signature)
+        pack("mlflow", tmp_path / name, root / name)
+    bare = LinearRegression().fit(ROWS, both)
+    mlflow.sklearn.save_model(bare, tmp_path / "bare")
+    done = run_popgate("pack", "mlflow", tmp_path / "bare", "-o", root / "bare")
+    assert (done.returncode, "has no signature" in done.stderr) == (2, True)
     with serve(root) as gateway:
         columns = {name: frame[name][:5].tolist() for name in "abcd"}
         found = gateway.infer("m", **columns)["output"]
         assert np.allclose(found, ROWS[:5].sum(1))
+        found = gateway.infer("t", x=ROWS[:5].tolist())["output"]
+        assert np.allclose(found, bare.predict(ROWS[:5]).ravel())
 
 
 def test_what_cannot_be_packed_is_said(tmp_path: Path) -> None:
