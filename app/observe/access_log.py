@@ -58,6 +58,16 @@ class AccessLog:
         """Whether requests that are answered are logged, some of them at least."""
         return bool(self.ratio)
 
+    def passes_over(self) -> bool:
+        """Returns whether the next answered request is not in the sample, and counts it
+        then: nothing has to be worked out for it. If it is, `wants_answered` says so.
+        """
+        due = self._due + (self.ratio or 0.0)
+        if due >= 1.0:
+            return False
+        self._due = due
+        return True
+
     def wants_answered(self) -> bool:
         """Returns whether the next answered request is in the sample. Counts it."""
         self._due += self.ratio or 0.0

@@ -403,7 +403,10 @@ class Call(ABC):
             input_ns=self._decoded - began,
             output_ns=ended - encoding,
         )
-        if entry.tracer is not None or journal.samples:
+        if entry.tracer is not None or (
+            journal.samples
+            and (journal.spans is not None or not journal.access.passes_over())
+        ):
             self._stamps = (request, submitted, stamps)
 
     def fail(self, error: Exception) -> None:

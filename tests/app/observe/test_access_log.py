@@ -27,6 +27,10 @@ def test_a_share_of_the_answered() -> None:
     log = AccessLog(0.25)
     assert [log.wants_answered() for _ in range(8)].count(True) == 2
     assert not any(AccessLog(0.0).wants_answered() for _ in range(8))
+    log = AccessLog(0.25)
+    for _ in range(2):
+        assert [log.passes_over() for _ in range(5)] == [True] * 3 + [False] * 2
+        assert log.wants_answered()
     assert all(AccessLog(1.0).wants_answered() for _ in range(8))
 
 
