@@ -170,12 +170,16 @@ class CallSiteInfo:
     def set_parent_input_modified(
         self, parent_tensor: Tensor, infer_modified_regions: bool = False
     ) -> None:
-        """The final value of that input is written back to the parent's tensor."""
+        """The final value of that input is written back to the parent's tensor; in a
+        loop it is also what the next iteration begins with."""
         if parent_tensor not in self.inputs:
             raise ValueError(f"{parent_tensor} is not an input of the call")
         for index, tensor in enumerate(self._operator.inputs):
             if tensor is parent_tensor._below:
                 self._operator.modified.add(index)
+                if self._operator.type == "Loop":
+                    (inside,) = self._operator.called_graphs[0].operators
+                    inside.modified.add(index)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}[{self._operator} of {self.called_graph}]"
