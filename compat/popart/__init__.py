@@ -28,6 +28,7 @@ from popart.sessions import (
     InferenceSession,
     PyStepIO,
 )
+from popart.views import DataType
 from popir import DeviceError, IrError, RunError, ValueOutOfRange
 
 popart_exception = IrError
@@ -79,30 +80,6 @@ class VariableRetrievalMode(Enum):
     OnePerGroup = 0
     AllReduceReplicas = 1
     AllReplicas = 2
-
-
-class DataType(Enum):
-    """Types of elements."""
-
-    UINT8 = 0
-    INT8 = 1
-    UINT16 = 2
-    INT16 = 3
-    INT32 = 4
-    INT64 = 5
-    UINT32 = 6
-    UINT64 = 7
-    BOOL = 8
-    FLOAT = 9
-    FLOAT16 = 10
-    BFLOAT16 = 11
-    DOUBLE = 12
-    COMPLEX64 = 13
-    COMPLEX128 = 14
-    STRING = 15
-    FLOAT8_143 = 16
-    FLOAT8_152 = 17
-    UNDEFINED = 18
 
 
 class VariableSettings:

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from enum import Enum
 from typing import Any
 
 import popir
 from popart.names import class_of, type_of
 
-_DATA_TYPES = {"bool": "bool", "float16": "float16"}
+#: Types that are called otherwise here.
+_NAMES = {"FLOAT32": "FLOAT", "FLOAT64": "DOUBLE"}
 
 
 class _View:
@@ -28,20 +30,28 @@ class _View:
         return hash(id(self._below))
 
 
-class DataType:
-    """The type of a tensor's elements; its name in capitals."""
+class DataType(Enum):
+    """Types of elements."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name.upper()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, DataType) and self.name == other.name
-
-    def __hash__(self) -> int:
-        return hash(self.name)
-
-    def __repr__(self) -> str:
-        return f"DataType.{self.name}"
+    UINT8 = 0
+    INT8 = 1
+    UINT16 = 2
+    INT16 = 3
+    INT32 = 4
+    INT64 = 5
+    UINT32 = 6
+    UINT64 = 7
+    BOOL = 8
+    FLOAT = 9
+    FLOAT16 = 10
+    BFLOAT16 = 11
+    DOUBLE = 12
+    COMPLEX64 = 13
+    COMPLEX128 = 14
+    STRING = 15
+    FLOAT8_143 = 16
+    FLOAT8_152 = 17
+    UNDEFINED = 18
 
 
 class TensorInfo:
@@ -71,7 +81,8 @@ class TensorInfo:
 
     def dataType(self) -> DataType:
         """Type of elements."""
-        return DataType(self._spec.dtype.name)
+        name = self._spec.dtype.name.upper()
+        return DataType[_NAMES.get(name, name)]
 
     def data_type_lcase(self) -> str:
         """Such as `float32`."""

@@ -243,7 +243,12 @@ case(
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_agree_with_finite_differences(name: str) -> None:
     build, shapes = CASES[name]
-    rng = np.random.default_rng(len(name))
+    check(build, shapes, len(name))
+
+
+def check(build: Build, shapes: list[tuple[int, ...]], seed: int) -> None:
+    """Compare the gradients of `build` over inputs of these shapes with differences."""
+    rng = np.random.default_rng(seed)
     # Away from each other, from 0 and from whole numbers: steps stay on one side.
     values = []
     for n, shape in enumerate(shapes):

@@ -40,12 +40,15 @@ DIFFERS = {
     "popxl.ops.roi_align": "no gradient where sampling_ratio is 0",
     "popxl.ops.average_pool": "no out_pads, no in_dilations",
     "popxl.ops.max_pool": "no out_pads, no in_dilations",
-    "popxl.transforms.autodiff": "not of graphs that hold gradient operators",
+    "popxl.transforms.autodiff": "gradient graphs too, but for convolutions and "
+    "normalisations by groups",
     "popxl.transforms.merge_exchange": "one operator; nothing runs in another order",
     "popxl.transforms.io_tile_exchange": "one operator; nothing runs in another order",
     "popxl.context.op_debug_context": "accepted: names of places are not recorded",
     "popxl.context.debug_context_frame_offset": "accepted, without effect",
     "popxl.context._execution_context": "two fragments are apart; others run in place",
+    "popxl.tensor.Tensor": "as there no item assignment: `t[1] += x` is Python's "
+    "TypeError, `ops.slice_` gives what can be written through",
     "popxl.tensor.Tensor.location_info": "always on the chip, whole",
     "popxl.tensor.Variable.replica_grouping": "all replicas: there is one",
     "popxl.tensor.Variable.retrieval_mode": "one_per_group",
