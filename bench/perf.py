@@ -4,7 +4,7 @@
     python -m bench.perf --rounds 20 --pin
 
 Both keep connections busy with 64 requests in turn that differ in their values.
-What else runs on the machine can only slow one of them down, so the bests of all
+What else runs on the machine can only slow one of them down, so the fastest of all
 rounds are compared: requests a second, and the median latency. Beside them stands what
 the server's own statistics say: how many requests it answered for each that the client
 counted, and how long one took.
@@ -114,10 +114,11 @@ def compared(connections: int, own: list[Seen], wrk: list[Seen]) -> bool:
     """Prints both, and says whether they agree."""
     shown, bests = [], []
     for runs in (own, wrk):
-        rate, p50 = max(run.rate for run in runs), min(run.p50 for run in runs)
+        fastest = max(runs, key=lambda run: run.rate)
+        rate, p50 = fastest.rate, fastest.p50
         bests.append((rate, p50))
         counted = [run.counted for run in runs]
-        server = min(run.server for run in runs)
+        server = fastest.server
         shown.append(
             f"{rate:8.0f}/s p50 {p50 * 1e6:6.0f} us, in the server {server * 1e6:6.0f}"
             f" us, counted x{min(counted):.3f} to x{max(counted):.3f}"

@@ -12,6 +12,8 @@ from app.repository.model_life import LIFE, Action, Event, State
 from app.repository.scan import VersionSource
 
 NEVER_LOADED = "it has not been loaded"
+#: Said of what came into the folder after it was last looked at.
+APPEARED = "it lies in the folder and has not been loaded; POST /v1/models/{}/load does"
 UNLOADED = "unloaded"  # the word that scripts look for
 ON_DEMAND = "it is loaded by the first request to it"
 

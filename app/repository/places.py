@@ -81,6 +81,12 @@ class ModelPlaces:
             return scan_named(place, name, override)
         return scan_model(self.folder, name, override) if self.folder else None
 
+    def holds(self, name: str) -> bool:
+        """Whether something lies there under this name, whatever it is."""
+        if self.folder is None or not is_model_name(name):
+            return False
+        return any((self.folder / f"{name}{end}").exists() for end in ("", *SUFFIXES))
+
     def scan_all(self) -> dict[str, ModelSource]:
         """Every model, by name. Raises OSError."""
         found = ((name, self.scan(name)) for name in self.names())

@@ -53,7 +53,12 @@ def manage(gateway: ServedGateway, name: str, verb: str) -> Any:
 def test_an_empty_repository_is_ready_and_takes_models(
     live: Path, served: ServedGateway
 ) -> None:
+    ask = {"inputs": {"input": ROW}}
+    assert served.client.post("/v1/models/late/infer", json=ask).status_code == 404
     models.affine(live / "late.popef")
+    answer = served.client.post("/v1/models/late/infer", json=ask)
+    assert answer.status_code == 503
+    assert "has not been loaded; POST /v1/models/late/load does" in answer.text
     answer = manage(served, "late", "load")
     assert answer.json() == {"name": "late", "state": "READY", "version": "1"}
     assert served.infer("late", input=ROW)["output"] == AFFINE
