@@ -225,6 +225,7 @@ class Journal:
         whole.failed.extend(sorted(failed, key=lambda one: one.ended))
         for _, _, stamps in slow:
             whole.keep_slow(stamps)
+        whole._traces = self._traces
         return whole
 
     def log_answered(

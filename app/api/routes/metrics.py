@@ -75,11 +75,12 @@ def _wants_openmetrics(accept: str) -> bool:
 
 async def _render(gateway: Gateway, is_open: bool) -> AsyncIterator[str]:
     models = gateway.metrics.models()
+    journal = await gateway.whole_journal() if is_open else None
     for text in render_models(
         models,
         partial(_awaiting, gateway),
         gateway.models_busy.of({id(m): m.busy_ns for m in models}),
-        JournalExemplars(gateway.journal) if is_open else None,
+        None if journal is None else JournalExemplars(journal),
     ):
         yield text
         await asyncio.sleep(0)  # hundreds of models: let requests in between

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgpack
 import numpy as np
 import pytest
 
@@ -34,10 +35,42 @@ PYTHON = """
 
     class Double(Model):
         inputs = {"x": "FP32[-1]"}
-        outputs = {"y": "FP32[-1]"}
+        outputs = {"y": "FP32[-1]", "id": "BYTES[1]", "parent": "BYTES[1]"}
+
+        def load(self, context):
+            self.context = context
 
         def __call__(self, x):
-            return {"y": x * 2}
+            if x[0] < 0:
+                raise ValueError("negative")
+            context = self.context
+            told = {"id": [context.request_id], "parent": [context.traceparent]}
+            return {"y": x * 2, **told}
+"""
+ADDS = """
+    class Adds:
+        inputs = {"x": "FP32[1]", "before": "FP32[1]"}
+        outputs = {"after": "FP32[1]", "y": "FP32[1]"}
+
+        def __call__(self, x, before):
+            return {"after": x + before, "y": x + before}
+"""
+STATE = """
+    [sequence]
+    [[sequence.state]]
+    input = "before"
+    output = "after"
+"""
+COUNTS = """
+    class Counts:
+        inputs = {"n": "INT32[1]"}
+        outputs = {"i": "INT32[1]"}
+
+        def __call__(self, n):
+            for i in range(n[0]):
+                yield {"i": [i]}
+            if n[0] > 2:
+                raise ValueError("enough")
 """
 
 
@@ -45,8 +78,10 @@ def fill(root: Path) -> None:
     add(root, "affine")
     (root / "chain").mkdir()
     (root / "chain" / "config.toml").write_text(textwrap.dedent(CHAIN))
-    (root / "python" / "1").mkdir(parents=True)
-    (root / "python" / "1" / "model.py").write_text(textwrap.dedent(PYTHON))
+    for name, text in (("python", PYTHON), ("adds", ADDS), ("counts", COUNTS)):
+        (root / name / "1").mkdir(parents=True)
+        (root / name / "1" / "model.py").write_text(textwrap.dedent(text))
+    (root / "adds" / "config.toml").write_text(textwrap.dedent(STATE))
 
 
 @pytest.fixture(scope="module")
@@ -89,9 +124,34 @@ def npy() -> bytes:
     return file.getvalue()
 
 
+def oip_binary() -> dict[str, Any]:
+    """The protocol's binary form, as its stock clients write it."""
+    raw = np.ones((1, 4), np.float32).tobytes()
+    size = {"binary_data_size": len(raw)}
+    tensor = {"name": "input", "datatype": "FP32", "shape": [1, 4], "parameters": size}
+    head = json.dumps({"inputs": [tensor]}).encode()
+    return {
+        "headers": {"inference-header-content-length": str(len(head))},
+        "content": head + raw,
+    }
+
+
+EVENTS = {"accept": "text/event-stream"}
+MSGPACK = {"content-type": "application/msgpack", "accept": "application/msgpack"}
+IN_SEQUENCE = {
+    "inputs": {"x": [1.0]},
+    "parameters": {"sequence_id": 5, "sequence_start": True, "sequence_end": True},
+}
 ANSWERED: dict[str, Ask] = {
     "json": post("affine", json=DOCUMENT),
     "npy": post("affine", NPY, content=npy()),
+    "msgpack": post("affine", MSGPACK, content=msgpack.packb(DOCUMENT)),
+    "binary": post("/v2/models/affine/infer", **oip_binary()),
+    "chunks": lambda client, mine: client.post(
+        INFER.format("affine"),
+        content=iter([json.dumps(DOCUMENT).encode()]),
+        headers=mine,
+    ),
     "compressed": post("affine", {"accept-encoding": "gzip;q=1"}, json=DOCUMENT),
     "stream": post("affine", {"accept": "text/event-stream"}, json=DOCUMENT),
     "generate": post("/v2/models/affine/generate", json={"input": [1, 2, 3, 4]}),
@@ -100,6 +160,8 @@ ANSWERED: dict[str, Ask] = {
     ),
     "ensemble": post("chain", json={"inputs": {"START": [[1.0, 2.0, 3.0, 4.0]]}}),
     "python": post("python", json={"inputs": {"x": [1.0]}}),
+    "python stream": post("counts", EVENTS, json={"inputs": {"n": [2]}}),
+    "python sequence": post("adds", json=IN_SEQUENCE),
 }
 FAILED: dict[str, tuple[Ask, int]] = {
     "bad input": (post("affine", json={"inputs": {"input": "x"}}), 400),
@@ -108,6 +170,9 @@ FAILED: dict[str, tuple[Ask, int]] = {
         post("affine", {"accept": "text/event-stream"}, json={"inputs": {}}), 400
     ),
     "ensemble": (post("chain", json={"inputs": {"START": [[1.0]]}}), 400),
+    "python": (post("python", json={"inputs": {"x": [-1.0]}}), 500),
+    "python input": (post("python", json={"inputs": {"x": ["a"]}}), 400),
+    "sequence": (post("adds", json={"inputs": {"x": [1.0]}}), 400),
     "unknown model": (post("nobody", json=DOCUMENT), 404),
     "unknown path": (lambda client, mine: client.get("/none", headers=mine), 404),
     "method": (lambda client, mine: client.put("/metrics", headers=mine), 405),
@@ -127,7 +192,11 @@ def test_an_answered_request(served: ServedGateway, how: str) -> None:
     assert line["client"] == "127.0.0.1"
     assert line["batch_size"] >= 1
     assert line["compute_ms"] > 0
-    assert line["device"].startswith("python:" if how == "python" else "cpu:")
+    assert line["device"].startswith("python:" if "python" in how else "cpu:")
+    # And at /v1/requests, with the same phases.
+    kept = served.client.get(f"/v1/requests/{given}").json()
+    assert (kept["model"], kept["status"]) == (line["model"], 200)
+    assert kept["phases"]["compute"] == line["compute_ms"]
     # And without one, it is made.
     response = ANSWERED[how](served.client, {})
     (made,) = response.headers.get_list("x-request-id")
@@ -148,6 +217,37 @@ def test_a_failed_request(served: ServedGateway, how: str) -> None:
         (line,) = lines_of(served, shown)
         assert (line["status"], line["code"]) == (status, json.loads(body)["code"])
         assert line["error"] == json.loads(body)["error"]
+        kept = served.client.get(f"/v1/requests/{shown}").json()
+        assert (kept["status"], kept["code"]) == (status, line["code"])
+        assert kept["error"] == line["error"]
+
+
+def test_a_model_is_told_whom_it_answers(served: ServedGateway) -> None:
+    """Without spans, the client's own trace goes on as it came."""
+    headers = {"x-request-id": "told-to-a-model", "traceparent": PARENT}
+    body = {"inputs": {"x": [1.0]}}
+    path = INFER.format("python")
+    found = served.client.post(path, json=body, headers=headers).json()["outputs"]
+    said = {tensor["name"]: tensor["data"] for tensor in found}
+    assert (said["id"], said["parent"]) == (["told-to-a-model"], [PARENT])
+    response = served.client.post(path, json=body, headers={"traceparent": "none"})
+    said = {tensor["name"]: tensor["data"] for tensor in response.json()["outputs"]}
+    assert said["id"] == [response.headers["x-request-id"]]
+    assert said["parent"] == [""]
+
+
+def test_a_stream_that_fails_in_the_middle(served: ServedGateway) -> None:
+    headers = {"x-request-id": "fails-in-the-middle", **EVENTS}
+    body = {"inputs": {"n": [3]}}
+    response = served.client.post(INFER.format("counts"), json=body, headers=headers)
+    assert response.status_code == 200
+    assert response.headers["x-request-id"] == "fails-in-the-middle"
+    last = json.loads(response.text.strip().rpartition("data: ")[2])
+    assert last["request_id"] == "fails-in-the-middle"
+    (line,) = lines_of(served, "fails-in-the-middle")
+    assert (line["status"], line["error"]) == (500, last["error"])
+    kept = served.client.get("/v1/requests/fails-in-the-middle").json()
+    assert (kept["status"], kept["error"]) == (500, last["error"])
 
 
 def test_other_routes(served: ServedGateway) -> None:
