@@ -17,10 +17,11 @@ from typing import Any, TypeVar
 from app.background import DaemonPool
 from app.codec.shared_memory import RegionTable
 from app.config.config_keys import KeyProblem
+from app.config.log_config import read_log_config
 from app.limits import DEFAULT_LIMITS
 from app.observe.access_log import AccessLog, parse_ratio
 from app.observe.journal import Journal
-from app.observe.log import LogControl
+from app.observe.log import LogControl, LogSettings
 from app.observe.machine import BusyShares, Processors
 from app.observe.metrics import MetricsRegistry
 from app.observe.spans import spans_of_environment
@@ -214,6 +215,7 @@ class Gateway:
 
     def start(self) -> None:
         """Begins to attach and load, beside what the event loop does."""
+        self._read_log_config()
         loop = asyncio.get_running_loop()
         self._start = loop.create_task(self._run_start())
         if self.keys.path is not None:
@@ -229,8 +231,26 @@ class Gateway:
         return await self._load_pool.run(call)
 
     def reload(self) -> None:
-        """Look now whether the keys have changed, not only in a second."""
+        """Look now whether the keys have changed, not only in a second, and read the
+        file of log settings."""
         self._reload.set()
+        self._read_log_config()
+
+    def _read_log_config(self) -> None:
+        """What cannot be read, or understood, changes nothing."""
+        path = self.settings.log_config
+        if path is None:
+            return
+        try:
+            config = read_log_config(path)
+        except (OSError, KeyProblem) as e:
+            logger.error("%s is not taken over: %s", path, e)
+            return
+        level = config.log_level or self.settings.log_level
+        self.logging.apply(
+            replace(LogSettings.of_level(level), format=self.logging.settings.format)
+        )
+        self.journal.set_access(config.access_log or self.settings.access_log)
 
     @property
     def is_drained(self) -> bool:

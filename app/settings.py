@@ -29,7 +29,9 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from app.config.config_keys import KeyProblem
 from app.config.extensions import check_extensions
+from app.config.log_config import LogLevel, read_log_config
 from app.config.profiles import PROFILES
 from app.config.restrictions import Restrictions
 from app.observe.access_log import parse_ratio
@@ -42,7 +44,6 @@ from engine import (
     named_devices,
 )
 
-LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 LogFormat = Literal["text", "json"]
 TraceLevel = Literal["off", "timestamps", "tensors"]
 ControlModeName = Literal["managed", "none", "poll", "explicit"]
@@ -303,6 +304,9 @@ class Settings(BaseSettings):
     """What is logged: of this importance or more."""
     log_format: LogFormat = "text"
     """How it is written; json is one object a line."""
+    log_config: Annotated[Path | None, Shown("FILE")] = None
+    """A TOML file with log_level and access_log, which win over the options; SIGHUP has
+    it read again."""
 
     @classmethod
     def settings_customise_sources(
@@ -373,6 +377,20 @@ class Settings(BaseSettings):
         if value is not None and not value.get_secret_value().strip():
             msg = "an empty key protects nothing; leave it out instead"
             raise ValueError(msg)
+        return value
+
+    @field_validator("log_config")
+    @classmethod
+    def _check_log_config(cls, value: Path | None) -> Path | None:
+        if value is not None:
+            try:
+                read_log_config(value)
+            except OSError as e:
+                msg = f"cannot read {value}: {e.strerror or e}"
+                raise ValueError(msg) from None
+            except KeyProblem as e:
+                msg = f"{value}: {e}"
+                raise ValueError(msg) from None
         return value
 
     @field_validator("load_model")

@@ -33,8 +33,8 @@ HEADINGS = {
     "server_extensions",
     "Shared memory": "allow_shared_memory shared_memory_limit shared_memory_lease "
     "shared_memory_prefix",
-    "Logs and traces": "access_log log_level log_format trace_file trace_level "
-    "trace_rate trace_count",
+    "Logs and traces": "access_log log_level log_format log_config "
+    "trace_file trace_level trace_rate trace_count",
 }
 _HEADINGS = {
     name: heading for heading, all_ in HEADINGS.items() for name in all_.split()

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from app.observe.access_log import AccessLog
+from app.observe.access_log import AccessLog, parse_ratio
 from app.observe.metrics import ModelMetrics
 from app.observe.request_ids import SpanIds, trace_context
 
@@ -158,6 +158,11 @@ class Journal:
         self._traces: dict[bytes, str] = {}
         self._slow: list[tuple[int, int, Stamps]] = []  # a heap, the quickest first
         self._look_at = 0  # when slow ones may be old enough to be forgotten
+
+    def set_access(self, text: str) -> None:
+        """Log from now on the requests that `parse_ratio` reads from this."""
+        self.access.ratio = parse_ratio(text)
+        self.samples = self.access.samples or self.spans is not None
 
     def keep_slow(self, stamps: Stamps) -> None:
         """Keep a request that took longer than `slow_ns`."""
