@@ -23,6 +23,14 @@ LOG_LINES = 5
 #: With which models are loaded there; nobody else has it.
 _KEY = secrets.token_hex()
 _STARTED = "  models   "
+#: The server's process ends when this one does, however that is.
+_SERVE = """
+import sys
+from engine import die_with
+die_with(int(sys.argv.pop(1)))
+from popgate.__main__ import main
+main()
+"""
 
 
 class Tuned(Protocol):
@@ -60,6 +68,7 @@ class OwnServer:
         self._name, self._options = name, options
         self._folder = tempfile.TemporaryDirectory(prefix="popgate-tune-")
         self._process: subprocess.Popen[bytes] | None = None
+        self._lifeline: int | None = None
         self._client: Client | None = None
         self._devices = 0
 
@@ -84,17 +93,22 @@ class OwnServer:
         folder = Path(self._folder.name)
         log, socket = folder / "log", folder / "socket"
         variables = {"POPGATE_POOL": f"tune-{os.getpid()}", "POPGATE_API_KEY": _KEY}
-        with log.open("wb") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "popgate", "serve", *self._options,
-                 "--uds", str(socket), "--devices", f"cpu:{devices}", "--no-pages",
-                 "--access-log", "off"],
-                env=_environment(variables),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Control-C is for us, who then end it
-            )  # fmt: skip
+        ours, self._lifeline = os.pipe()
+        try:
+            with log.open("wb") as output:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-c", _SERVE, str(ours), "serve",
+                     *self._options, "--uds", str(socket), "--devices",
+                     f"cpu:{devices}", "--no-pages", "--access-log", "off"],
+                    env=_environment(variables),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # Control-C is for us, who then end it
+                    pass_fds=(ours,),
+                )  # fmt: skip
+        finally:
+            os.close(ours)
         client = Client(f"unix:{socket}", timeout=60, api_key=_KEY)
         try:
             self._wait_ready(client, log)
@@ -129,6 +143,9 @@ class OwnServer:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
 
 
 def _environment(more: Mapping[str, str]) -> dict[str, str]:

@@ -70,7 +70,7 @@ async def test_everything_else_goes_to_the_fallback() -> None:
     for method, path in (
         ("GET", "/v1/models/m/infer"),
         ("POST", "/v1/models/m"),
-        ("POST", "/v1/models/m/load"),
+        ("POST", "/v1/models/m/stats"),
         ("POST", "/v3/models/m/infer"),
         ("POST", "/v1/models/a/b/infer"),
         ("POST", "/v1/models//infer"),

@@ -19,7 +19,7 @@ from app.cli.tune.trials import Trials, row
 from tests.app.cli.calls import Call
 from tests.app.served import POPGATE, ROOT, ServedGateway, add
 from tests.engine import models
-from tests.support import WAIT
+from tests.support import WAIT, is_gone, until
 
 QUICK = ["--seconds", "0.05", "--time", "0.3"]
 
@@ -132,6 +132,21 @@ def test_control_c_leaves_nothing(folder: Path) -> None:
         assert "Traceback" not in process.stderr.read()
     assert config.read_text() == before
     assert not list(scratch.iterdir())
+
+
+def test_its_server_ends_with_it_however_it_is_killed(folder: Path) -> None:
+    command = [*POPGATE, "tune", "affine", "-m", str(folder), "--p99", "30s", "--force"]
+    with subprocess.Popen(
+        command, cwd=ROOT, env={**os.environ, "TMPDIR": str(folder.parent)},
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("devices")
+        of_it = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+        servers = [int(pid) for pid in of_it.split()]
+        assert len(servers) == 1
+        process.kill()
+    until(lambda: all(map(is_gone, servers)), servers)
 
 
 def test_what_is_written(running: ServedGateway) -> None:
