@@ -146,7 +146,7 @@ class Gateway:
             settings.device_wait_config,
             self._device_pool,
             ping_timeout=settings.device_timeout,
-            threads=settings.threads,
+            threads=settings.threads or 0,
             event_loops=settings.workers,
         )
         self._cache = CompileCache(

@@ -138,8 +138,8 @@ class Settings(BaseSettings):
     devices: Annotated[str | None, Shown("SPEC", "one free CPU device")] = None
     """Devices to run on, all of them: cpu:2 (two), cpu:0-3, cuda:0."""
     threads: Annotated[
-        int, Field(ge=0, le=1024), Shown("N", "the cores but one, for HTTP")
-    ] = 0
+        int | None, Field(ge=1, le=1024), Shown("N", "the cores but one for HTTP")
+    ] = None
     """Threads that all devices share, where others compute on this machine too."""
     device_wait: Annotated[str, Shown("no-wait|forever|SECONDS")] = "no-wait"
     """What to do while another process has the devices."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -230,7 +231,8 @@ def test_a_second_signal_is_a_line_of_the_log(repository: Path) -> None:
         until(lambda: in_flight(gateway) == 1)
         gateway.send(signal.SIGTERM)
         line = gateway.wait_line("SIGTERM: shutting down")
-        assert "waiting for 1 request in flight, at most 30 s" in line
+        # The request that counted them may be one, to its last moment.
+        assert re.search("waiting for [12] requests? in flight, at most 30 s", line)
         assert "a second signal ends it at once" in line
         while gateway.process.poll() is None:
             gateway.send(signal.SIGTERM)

@@ -20,6 +20,8 @@ from popgate.client import Client, ClientError
 START = 300.0
 STOP = 20.0
 LOG_LINES = 5
+#: Bytes; a socket's path has at most 107, and the folder's own name is in it.
+LONGEST_PLACE = 70
 #: With which models are loaded there; nobody else has it.
 _KEY = secrets.token_hex()
 _STARTED = "  models   "
@@ -66,7 +68,7 @@ class OwnServer:
 
     def __init__(self, name: str, options: list[str]) -> None:
         self._name, self._options = name, options
-        self._folder = tempfile.TemporaryDirectory(prefix="popgate-tune-")
+        self._folder = tempfile.TemporaryDirectory(prefix="popgate-tune-", dir=_place())
         self._process: subprocess.Popen[bytes] | None = None
         self._lifeline: int | None = None
         self._client: Client | None = None
@@ -146,6 +148,12 @@ class OwnServer:
         if self._lifeline is not None:
             os.close(self._lifeline)
             self._lifeline = None
+
+
+def _place() -> str:
+    """Where temporary files are, unless no socket can have its path there."""
+    usual = tempfile.gettempdir()
+    return usual if len(os.fsencode(usual)) <= LONGEST_PLACE else "/tmp"
 
 
 def _environment(more: Mapping[str, str]) -> dict[str, str]:

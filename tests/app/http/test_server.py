@@ -26,7 +26,7 @@ from app.http.server import (
     listen_unix,
 )
 from app.serving.service import Service
-from app.serving.table import ModelTable
+from app.serving.table import ModelEntry, ModelTable
 from tests.app.served import POPGATE, ROOT, ServedGateway
 
 Scope = MutableMapping[str, Any]
@@ -43,6 +43,7 @@ class HoldingApp:
     def __init__(self) -> None:
         self.service = Service(ModelTable())
         self.access = Access()
+        self.short: dict[str, ModelEntry] = {}
         self.started = threading.Event()
         self.entered = threading.Semaphore(0)
         self.loop: asyncio.AbstractEventLoop | None = None

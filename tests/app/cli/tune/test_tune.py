@@ -126,7 +126,7 @@ def test_control_c_leaves_nothing(folder: Path) -> None:
     ) as process:  # fmt: skip
         assert process.stdout is not None
         assert process.stderr is not None
-        assert process.stdout.readline().startswith("devices")
+        assert process.stdout.readline().startswith("devices"), process.stderr.read()
         process.send_signal(signal.SIGINT)
         assert process.wait(WAIT) == 130
         assert "Traceback" not in process.stderr.read()
