@@ -24,7 +24,7 @@ pip := $(bin)/python -m pip --disable-pip-version-check
 example := examples/digits/digits.onnx
 
 .PHONY: help serve compiled test test-compiled test-lowest coverage check format bench \
-	conformance fuzz soak chaos many-models embedded test-ray docs-api clean
+	conformance fuzz soak chaos many-models embedded test-ray test-s3 docs-api clean
 
 help:
 	@echo "make serve          compile the example model and serve it on $(HOST):$(PORT)"
@@ -35,6 +35,7 @@ help:
 	@echo "make test-compiled  the same tests, with the hot path compiled"
 	@echo "make test-lowest    the same tests, with the lowest versions of all dependencies"
 	@echo "make test-ray       PopGate on a Ray cluster of this machine (installs Ray)"
+	@echo "make test-s3        models from a bucket, on a server of S3 (installs moto)"
 	@echo "make coverage       the same tests, and which branches they take; a floor is held"
 	@echo "make bench          gateway against reference server (BENCH='--seconds 1')"
 	@echo "make conformance    every ONNX backend test over HTTP"
@@ -89,6 +90,10 @@ test-lowest: $(lowest)/.installed
 test-ray: $(VENV)/.installed-dev
 	$(pip) install -q --no-compile -e '.[ray]'
 	$(bin)/python -m pytest tests/app/test_ray.py
+
+test-s3: $(VENV)/.installed-dev
+	$(pip) install -q --no-compile -e '.[s3-tests]'
+	$(bin)/python -m pytest tests/app/repository/remote
 
 # Not part of `make test`: counting branches costs four tenths of the processor time.
 coverage: $(VENV)/.installed-dev
