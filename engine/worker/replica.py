@@ -322,14 +322,32 @@ class Replica:
 
     def _publish(self, batch: Batch, started: int, compute: int) -> None:
         """Hand over results, and tell the clients."""
-        self._results.publish(batch)
         rows = batch.rows or len(batch.entries)
+        if not self._results.publish(batch):
+            self._publish_each(batch, started, compute, rows)
+            return
         for entry in batch.entries:
             client = entry.client
             waited = max(0, started - entry.submitted)
             client.link.complete(
                 client.number, Outcome.DONE, entry.request, waited, compute, rows
             )
+
+    def _publish_each(
+        self, batch: Batch, started: int, compute: int, rows: int
+    ) -> None:
+        told = 0
+        try:
+            for entry in self._results.publish_each(batch):
+                self._tell(entry, Outcome.DONE, started, compute, rows)
+                told += 1
+        except Exception as error:
+            if not told:
+                raise
+            # Those that have ended cannot run again; the others have run, and have no
+            # part in it that a client does not take its results.
+            for entry in batch.entries[told:]:
+                self._fail(entry, error, started)
 
     def _again(self, entries: Sequence[Entry], started: int) -> Exception | None:
         """`_attempt` of those members of a failed batch that are still wanted.

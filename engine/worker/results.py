@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -29,23 +29,34 @@ class Results:
         self._plan = plan
         self._wait_room = wait_room
 
-    def publish(self, batch: Batch) -> None:
-        """Give each request of a batch its rows."""
+    def publish(self, batch: Batch) -> bool:
+        """Give all requests of a batch their rows; False if they are to be published
+        one by one (`publish_each`)."""
         values = batch.results()
         entries = batch.entries
         one_client = entries[0].client
-        is_of_one = True
         if len(entries) > 1:
             self.check(batch, values)
-            is_of_one = all(entry.client is one_client for entry in entries)
-        if is_of_one and self._together(batch, one_client, values):
-            return
+            if any(entry.client is not one_client for entry in entries):
+                return False
+        return self._together(batch, one_client, values)
+
+    def publish_each(self, batch: Batch) -> Iterator[Entry]:
+        """Give each request of a batch its rows, as soon as there is room for them.
+
+        The client has to be told of each before the next is asked for: what it has not
+        been told of it does not take, and all of a batch may be more than there is
+        room for.
+        """
+        values = batch.results()
+        entries = batch.entries
         first = 0
         for entry in entries:
             mine = values
             if len(entries) > 1:
                 mine = self.part(values, first, first + entry.rows)
             self.publish_one(entry, mine)
+            yield entry
             first += entry.rows
 
     def part(self, values: Values, first: int, end: int) -> dict[int, Array]:

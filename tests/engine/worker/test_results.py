@@ -1,0 +1,109 @@
+"""Results of a batch on their way to those who asked."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.errors import ExecutionFailed
+from engine.model.batch_plan import AnchorRows, BatchPlan
+from engine.transport.channel import AnchorRing, Channel, ChannelLayout
+from engine.transport.link import Completion, Link
+from engine.transport.outcome import Outcome
+from engine.transport.shared_memory import PAGE
+from engine.worker.batch import AnchorTable, Entry
+from engine.worker.client_channel import ClientChannel
+from popef_io import Anchor, DataType, TensorInfo, TensorType
+from tests.plain import plain
+
+replica = plain("engine.worker.replica")
+
+#: Bytes of a row of the output, of which its ring has room for two.
+ROW = PAGE // 2
+OUTPUT = Anchor("output", "d2h", TensorInfo((-1, ROW), DataType.U8), TensorType.OUTPUT)
+
+
+class Client:
+    """The other end: takes results that it has been told of, when it is asked to."""
+
+    def __init__(self) -> None:
+        self.link = Link.create()
+        layout = ChannelLayout(8, (PAGE,), (2 * ROW,))
+        self.channel = Channel.create("test", layout)
+        self.got: list[tuple[int, Outcome]] = []
+        self.is_there = True
+        nothing: Any = None
+        plan = BatchPlan(0, 0, 0, 8, (), (AnchorRows("output", 0),))
+        self.replica = replica.Replica(
+            0,
+            "m",
+            nothing,
+            (),
+            AnchorTable((), (OUTPUT,), nothing),
+            plan,
+            replica.BatchingPolicy(max_rows=8),
+            self.take,
+        )
+        self.mine = ClientChannel(0, self.channel, self.link)
+
+    def take(self, channel: ClientChannel, ring: AnchorRing, size: int) -> int:
+        """What waits for room calls this; the offset of the room that there is."""
+        ended: deque[Completion] = deque()
+        self.link.take_completions(ended)
+        if not ended or not self.is_there:
+            raise ExecutionFailed("the client did not collect its results")
+        for one in ended:
+            self.got.append((one[2], Outcome(one[1])))
+            ring.ring.try_read_lock()
+            ring.ring.read_complete()
+        return ring.pool.place(size)
+
+    def publish(self, rows: int) -> list[tuple[int, Outcome]]:
+        """A batch of so many requests; what the client has been told in the end."""
+        values = np.repeat(np.arange(rows, dtype=np.uint8), ROW).reshape(rows, ROW)
+        entries = [Entry(self.mine, 0, number, 1, 0, []) for number in range(rows)]
+        batch: Any = SimpleNamespace(
+            results=lambda: {0: values}, entries=entries, rows=rows, used=rows, bound={}
+        )
+        self.replica._publish(batch, 0, 1)
+        ended: deque[Completion] = deque()
+        self.link.take_completions(ended)
+        return [*self.got, *((one[2], Outcome(one[1])) for one in ended)]
+
+    def close(self) -> None:
+        self.channel.close()
+        self.link.close()
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    made = Client()
+    yield made
+    made.close()
+
+
+def test_what_has_room_is_given_at_once(client: Client) -> None:
+    assert client.publish(2) == [(0, Outcome.DONE), (1, Outcome.DONE)]
+    assert client.got == []
+
+
+def test_each_is_told_of_before_the_next_waits_for_room(client: Client) -> None:
+    """Told of at the end, they kept each other waiting until the device gave up: a
+    client takes what it has been told of, and a batch may be more than there is room
+    for."""
+    assert client.publish(5) == [(number, Outcome.DONE) for number in range(5)]
+    assert client.got
+
+
+def test_what_has_been_given_is_not_run_again_where_the_client_has_gone(
+    client: Client,
+) -> None:
+    client.is_there = False
+    told = client.publish(4)
+    assert [number for number, _ in told] == [2, 3]
+    assert all(outcome is not Outcome.DONE for _, outcome in told)
