@@ -33,6 +33,14 @@ class HeldSocket(socket.socket):
     def __del__(self) -> None:
         if self._origin.left:  # it is the parent's to close
             self.close()
-        with no_fork():
+        # A finalizer runs in whatever thread collects, also in one that the holder of
+        # the lock waits for: it must not wait. Without the lock a child that is forked
+        # at this moment may keep the descriptor, and that is all.
+        lock = no_fork()
+        is_held = lock.acquire(blocking=False)
+        try:
             let_go(self.fileno())
             super().__del__()  # type: ignore[misc] # closes it, and warns of that
+        finally:
+            if is_held:
+                lock.release()
