@@ -146,8 +146,8 @@ class Settings(BaseSettings):
     device_wait_sleep: Seconds = 15.0
     """Pause between two tries."""
     device_timeout: Seconds = 10.0
-    """A device process that does not answer for so long is killed and started again;
-    0: never."""
+    """A device process, or a worker, that does not answer for so long is killed and
+    started again; 0: never."""
     uds: Annotated[Path | None, Shown("PATH")] = None
     """Listen on a Unix socket instead of a port."""
     workers: Annotated[int, Field(ge=1, le=64), Shown("N")] = 1

@@ -63,6 +63,8 @@ class Workers:
             "workers": len(listeners),
         }
         self._drain_timeout = settings.shutdown_timeout
+        #: Seconds that a worker may take to answer; 0: any time.
+        self.ping_timeout = settings.device_timeout
         #: Blocks of counters, by name and version.
         self._blocks: dict[tuple[str, str], int] = {}
         self._device_numbers: dict[str, int] = {}

@@ -137,6 +137,8 @@ class Worker:
                 self.on_drain()
             case "journal":
                 self._tell_journal(message["ask"])
+            case "ping":
+                self._send({"op": "ping", "answer": message["ask"]})
 
     def _tell_journal(self, ask: int) -> None:
         raw = msgpack.packb(self.journal.tell())

@@ -35,6 +35,8 @@ JOURNAL_TIMEOUT = 2.0
 FIRST_PAUSE, LAST_PAUSE = 0.05, 5.0
 #: from the first again once it has lived for so long.
 LIVED = 30.0
+#: Seconds that one may take from its start to its first answer, at least.
+START_TIMEOUT = 60.0
 #: Seconds between tries to tell a worker something that does not listen.
 _FULL_TICK = 0.02
 
@@ -46,6 +48,8 @@ class Supervisor(Protocol):
     def is_ending(self) -> bool: ...
     @property
     def start_message(self) -> Message: ...
+    @property
+    def ping_timeout(self) -> float: ...
     def names(self) -> list[str]: ...
     def default_of(self, name: str) -> str: ...
     def entries_of(self, name: str) -> list[tuple[SharedEntry, ModelRunner]]: ...
@@ -143,18 +147,37 @@ class WorkerProcess:
         sock = self._sock
         assert sock is not None
         loop.add_reader(sock.fileno(), self._receive)
-        feeding = loop.create_task(self._tell_models())
+        tasks = [loop.create_task(self._tell_models())]
+        if self._workers.ping_timeout > 0:
+            tasks.append(loop.create_task(self._watch(self._workers.ping_timeout)))
         try:
             await ended.wait()
             code = process.wait()
         finally:
-            feeding.cancel()
+            for task in tasks:
+                task.cancel()
             loop.remove_reader(fd)
             os.close(fd)
             loop.remove_reader(sock.fileno())
         if not self._workers.is_ending or code:
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             logger.warning("worker %d, process %d: %s", self.number, process.pid, how)
+
+    async def _watch(self, most: float) -> None:
+        """End it when it does not answer a ping for `most` seconds: its connections
+        would wait for ever. Its event loop answers, which is what hangs if it does."""
+        first = max(START_TIMEOUT, most)
+        # Twice: the first time may be over because this process was stopped.
+        while await self._answers(first / 2) or await self._answers(first / 2):
+            first = most
+            await asyncio.sleep(most / 2)
+        if not self._workers.is_ending:
+            text = "worker %d has not answered a ping for %g s: it is ended"
+            logger.error(text, self.number, first)
+            self.kill()
+
+    async def _answers(self, seconds: float) -> bool:
+        return self._workers.is_ending or await self._ask("ping", seconds) is not None
 
     def _clean_up(self) -> None:
         if self._process is not None and self._process.poll() is None:
@@ -329,23 +352,27 @@ class WorkerProcess:
                     self._unacknowledged.discard(message["seq"])
                 case "left":
                     self.held.discard(message["key"])
-                case "journal":
+                case "journal" | "ping":
                     asked = self._asked.pop(message["answer"], None)
                     if asked is not None and not asked.done():
-                        asked.set_result(_journal_of(message, fds))
+                        asked.set_result(_journal_of(message, fds) if fds else True)
         finally:
             close_all(fds)
         self._tell_news()
 
     async def ask_journal(self) -> Any:
         """What it keeps of its last requests; None if it does not tell in time."""
+        return await self._ask("journal", JOURNAL_TIMEOUT)
+
+    async def _ask(self, op: str, seconds: float) -> Any:
+        """What it answers; None if it does not in time."""
         if self._sock is None:
             return None
         number = next(self._asks)
         asked = self._asked[number] = asyncio.get_running_loop().create_future()
-        self.tell({"op": "journal", "ask": number})
+        self.tell({"op": op, "ask": number})
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(JOURNAL_TIMEOUT):
+            async with asyncio.timeout(seconds):
                 return await asked
         self._asked.pop(number, None)
         return None

@@ -37,9 +37,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def served(repository: Path) -> Iterator[ServedGateway]:
-    options = "--workers", "2", "--trust-loopback", "--trace-file"
-    trace = str(repository.parent / "traces.json")
-    with ServedGateway(repository, *options, trace) as found:
+    options = "--workers", "2", "--trust-loopback", "--device-timeout", "5"
+    trace = "--trace-file", str(repository.parent / "traces.json")
+    with ServedGateway(repository, *options, *trace) as found:
         yield found.wait_ready()
 
 
@@ -226,6 +226,26 @@ def test_a_killed_worker_takes_its_connections_and_nothing_else(
     )
     assert now == restarts + 1
     assert metric(served, "popgate_worker_up", worker="0") == 1
+
+
+def test_a_worker_that_hangs_is_ended_and_started_again(
+    served: ServedGateway, clients: dict[str, httpx.Client]
+) -> None:
+    pids = workers_of(served)
+    before = statistics(served)
+    os.kill(pids[0], signal.SIGSTOP)
+    failed = 0
+    with ThreadPoolExecutor(2) as pool:
+        for asked in [pool.submit(infer, client) for client in clients.values()]:
+            try:
+                assert asked.result().status_code == 200
+            except httpx.TransportError:
+                failed += 1
+    assert failed == 1  # not before its end, and no later
+    until(lambda: len(workers_of(served)) == 2)
+    assert is_gone(pids[0])
+    assert served.wait_line("has not answered a ping for 5 s")
+    assert statistics(served)["success"] == before["success"] + 1
 
 
 def test_a_killed_device_comes_back_for_all(
