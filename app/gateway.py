@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from app.background import DaemonPool
 from app.codec.shared_memory import RegionTable
@@ -26,6 +26,7 @@ from app.observe.machine import BusyShares, Processors
 from app.observe.metrics import MetricsRegistry
 from app.observe.spans import spans_of_environment
 from app.observe.tracing import Tracing
+from app.other_processes import OtherProcesses
 from app.repository.assembly import TimeLimits
 from app.repository.compile_cache import CompileCache
 from app.repository.devices import GatewayDevices
@@ -48,6 +49,7 @@ from engine import EngineError, InvalidConfig
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+MakeOthers = Callable[[ModelTable, MetricsRegistry], OtherProcesses]
 
 # Never the bound, and started as needed: to attach the devices, and for each of them a
 # ping and bringing it back, none of which must wait for another one that hangs.
@@ -66,21 +68,13 @@ class Readiness:
     failed: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerState:
-    """A process that takes connections; `pid` is 0 while there is none."""
-
-    number: int
-    pid: int
-    restarts: int
-
-
 class Gateway:
     """The devices, the models, the numbers, and the state of one server.
 
     Belongs to one event loop; every method is for its thread unless it says otherwise.
     `on_started` is called when everything is attached and loaded, `on_failed` with the
-    reason when it cannot be.
+    reason when it cannot be. `others` makes what stands for the other processes of the
+    server.
     """
 
     def __init__(
@@ -89,12 +83,17 @@ class Gateway:
         *,
         on_started: Callable[[Gateway], None] = lambda gateway: None,
         on_failed: Callable[[Exception], None] = lambda error: None,
+        others: MakeOthers = lambda table, metrics: OtherProcesses(),
     ) -> None:
         """Raises `engine.InvalidConfig` for a device specification or a file of keys
         that it cannot read, and for models that are named and not there."""
         self.settings = settings
-        self.metrics = MetricsRegistry()
-        self.logging = LogControl(settings.log_level, settings.log_format)
+        self.metrics = MetricsRegistry(lambda *key: self.others.counted(*key))
+        self.logging = LogControl(
+            settings.log_level,
+            settings.log_format,
+            on_change=lambda log: self.others.log_changed(log),
+        )
         self.tracing = Tracing(
             settings.trace_file,
             settings.trace_settings,
@@ -103,11 +102,6 @@ class Gateway:
         )
         self._spans = spans_of_environment()
         self.journal = Journal(AccessLog(parse_ratio(settings.access_log)), self._spans)
-        #: The processes that take connections; none where this one does.
-        self.workers: Callable[[], list[WorkerState]] = list
-        #: What other processes of the server tell of their last requests, where there
-        #: are any.
-        self.other_journals: Callable[[], Awaitable[list[Any]]] | None = None
         self.processors = Processors()
         self.devices_busy: BusyShares[str] = BusyShares()
         self.models_busy: BusyShares[int] = BusyShares()
@@ -118,8 +112,10 @@ class Gateway:
             regions=self.regions,
             tracer=self.tracing.tracer,
             absent=self,
+            on_change=lambda name: self.others.model_changed(name),
+            keeps_parts=self._spans is not None,
         )
-        self.table.keeps_parts = self._spans is not None
+        self.others = others(self.table, self.metrics)
         self.started_at = time.time()
         self.load_seconds = 0.0
         self._on_started = on_started
@@ -148,6 +144,8 @@ class Gateway:
             ping_timeout=settings.device_timeout,
             threads=settings.threads or 0,
             event_loops=settings.workers,
+            on_back=self.others.device_is_back,
+            in_flight_elsewhere=self.others.in_flight_on,
         )
         self._cache = CompileCache(
             settings.cache_dir, settings.compile_timeout, settings.compile_memory
@@ -175,6 +173,7 @@ class Gateway:
             budget=MemoryBudget(settings.model_memory),
             compile_pool=self._compile_pool,
             unload_pool=self._unload_pool,
+            settled=self.others.settled,
         )
         self._uploads = Uploads(settings.cache_dir / "uploads")
         self.control = ModelControl(
@@ -195,8 +194,6 @@ class Gateway:
         self._watch: asyncio.Task[None] | None = None
         self._phase = "starting"
         self._drained = False
-        #: Called by `drain`.
-        self.on_drained: Callable[[], None] = lambda: None
         #: How many other requests of any kind are not answered; a server knows more.
         self.count_unfinished: Callable[[], int] = lambda: sum(
             model.pending for model in self.metrics.models()
@@ -263,7 +260,7 @@ class Gateway:
         if not self._drained:
             logger.info("draining: not ready from now on; a signal ends the server")
         self._drained = True
-        self.on_drained()
+        self.others.drain()
 
     def begin_drain(self) -> None:
         """From now on not ready. May be called from a signal handler."""
@@ -303,9 +300,9 @@ class Gateway:
 
     async def whole_journal(self) -> Journal:
         """The last requests of all processes of the server."""
-        if self.other_journals is None:
+        told = await self.others.journals()
+        if not told:
             return self.journal
-        told = await self.other_journals()
         return self.journal.with_those(told, self.metrics.model)
 
     def readiness(self) -> Readiness:

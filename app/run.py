@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from app.http.server import GatewayServer, ListenError, listen_tcp, listen_unix
 from app.http.tls import Certificate, TlsError
 from app.main import create_app
 from app.observe.log import is_written, set_up_logging
+from app.observe.metrics import MetricsRegistry
+from app.other_processes import OtherProcesses
+from app.serving.table import ModelTable
 from app.settings import Settings
 from engine import (
     NoDeviceAvailable,
@@ -65,7 +69,12 @@ def run_gateway(
         server.stop(EXIT_NO_DEVICE if no_device else EXIT_FAILED)
 
     try:
-        gateway = Gateway(settings, on_started=started, on_failed=failed)
+        gateway = Gateway(
+            settings,
+            on_started=started,
+            on_failed=failed,
+            others=partial(_others, settings, listeners.of_workers),
+        )
         prepare_process(settings)
         app = create_app(gateway=gateway)
         options: dict[str, Any] = {
@@ -83,7 +92,7 @@ def run_gateway(
         }
         sockets = [main]
         if settings.workers > 1:
-            server = _supervisor(gateway, app, listeners.of_workers, options)
+            server = _supervisor(gateway, app, options)
             sockets = []  # they are the workers'
         else:
             server = GatewayServer(app, **options)
@@ -104,18 +113,28 @@ def run_gateway(
     return server.exit_code
 
 
-def _supervisor(
-    gateway: Gateway,
-    app: InferFront,
+def _others(
+    settings: Settings,
     listeners: list[socket.socket],
-    options: dict[str, Any],
-) -> GatewayServer:
+    table: ModelTable,
+    metrics: MetricsRegistry,
+) -> OtherProcesses:
+    if settings.workers == 1:
+        return OtherProcesses()
     # One process needs none of it.
+    from app.workers.supervisor import Workers
+
+    return Workers(settings, listeners, table, metrics)
+
+
+def _supervisor(
+    gateway: Gateway, app: InferFront, options: dict[str, Any]
+) -> GatewayServer:
     from app.workers.server import SupervisorServer
     from app.workers.supervisor import Workers
 
-    workers = Workers(gateway, app, gateway.settings, listeners)
-    return SupervisorServer(app, workers, **options)
+    assert isinstance(gateway.others, Workers)
+    return SupervisorServer(app, gateway.others, **options)
 
 
 def prepare_process(settings: Settings) -> None:

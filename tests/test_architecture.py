@@ -98,6 +98,7 @@ TOP: dict[str, dict[str, frozenset[str]]] = {
     "engine": {},
     "app": {
         "gateway": frozenset({"api", "cli", "workers"}),
+        "other_processes": frozenset({"workers"}),
         "main": frozenset({"cli"}),
         "run": frozenset({"cli"}),
         "ray": frozenset(),

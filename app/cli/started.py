@@ -39,7 +39,7 @@ def print_started(url: str, gateway: Gateway) -> None:
         say(f"  device   {d.id}, process {d.pid}, {counted(d.threads, 'thread')}")
     plan = gateway.devices.plan
     say(f"  threads  {plan}")
-    workers = gateway.workers()
+    workers = gateway.others.states()
     if workers:
         pids = ", ".join(str(worker.pid) for worker in workers)
         say(f"  workers  {len(workers)}, processes {pids}")

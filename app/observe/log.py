@@ -146,14 +146,19 @@ class LogSettings:
 class LogControl(logging.Filter):
     """Changes what the handlers of the root logger write, and how.
 
-    Nothing is touched before the first `apply`. For one thread at a time.
+    Nothing is touched before the first `apply`; `on_change` is called after each. For
+    one thread at a time.
     """
 
-    def __init__(self, level: str, style: str = "text") -> None:
+    def __init__(
+        self,
+        level: str,
+        style: str = "text",
+        on_change: Callable[[LogSettings], None] = lambda settings: None,
+    ) -> None:
         super().__init__()
         self.settings = LogSettings.of_level(level)
-        #: Called after every change.
-        self.on_change: Callable[[LogSettings], None] = lambda settings: None
+        self._on_change = on_change
         self._style = style
 
     def apply(self, settings: LogSettings) -> None:
@@ -168,7 +173,7 @@ class LogControl(logging.Filter):
         shown = (level for level in levels if settings.shows(level))
         root.setLevel(next(shown, logging.CRITICAL))
         _set_chatter(verbose=settings.verbose_level > 0)
-        self.on_change(settings)
+        self._on_change(settings)
 
     def filter(self, record: logging.LogRecord) -> bool:
         return self.settings.shows(record.levelno)

@@ -287,14 +287,16 @@ class ModelMetrics:
 class MetricsRegistry:
     """The metrics of every version of a model that this server has served.
 
-    `elsewhere` gives what other processes have counted of a version, where there are
-    any.
+    `elsewhere` gives what other processes have counted of a version.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        elsewhere: Callable[[str, str], Iterable[ModelMetrics]] = lambda *key: (),
+    ) -> None:
         self._models: dict[tuple[str, str], ModelMetrics] = {}
         self._totals: dict[tuple[str, str], ModelMetrics] = {}
-        self.elsewhere: Callable[[str, str], Iterable[ModelMetrics]] | None = None
+        self._elsewhere = elsewhere
 
     def model(self, name: str, version: str) -> ModelMetrics:
         """The numbers that this process counts of a version; made at the first call,
@@ -308,14 +310,15 @@ class MetricsRegistry:
     def total(self, name: str, version: str) -> ModelMetrics:
         """The numbers of a version, of all processes, as they are now; only to read."""
         mine = self.model(name, version)
-        if self.elsewhere is None:
+        others = tuple(self._elsewhere(name, version))
+        if not others:
             return mine
         total = self._totals.get((name, version))
         if total is None:
             total = self._totals[name, version] = ModelMetrics(name, version)
         total.reset()
         total.add(mine)
-        for other in self.elsewhere(name, version):
+        for other in others:
             total.add(other)
         return total
 

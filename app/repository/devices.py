@@ -76,8 +76,13 @@ class GatewayDevices:
         ping_timeout: float = 10.0,
         threads: int = 0,
         event_loops: int = RESERVED_CORES,
+        on_back: Callable[[], None] = lambda: None,
+        in_flight_elsewhere: Callable[[Device], int] = lambda device: 0,
     ) -> None:
-        """`event_loops` cores are left to those who feed the devices.
+        """`event_loops` cores are left to those who feed the devices. `on_back` is
+        called when one that was lost has come back, with its models;
+        `in_flight_elsewhere` says how many requests other processes have in flight on
+        one.
 
         Raises `engine.InvalidConfig` for a specification it cannot read.
         """
@@ -102,10 +107,8 @@ class GatewayDevices:
             )
         self._devices: list[Device] = []
         self._next = 0
-        #: Called when one that was lost has come back, with its models.
-        self.on_back: Callable[[], None] = lambda: None
-        #: How many requests other processes have in flight on one.
-        self.in_flight_elsewhere: Callable[[Device], int] = lambda device: 0
+        self._on_back = on_back
+        self._in_flight_elsewhere = in_flight_elsewhere
 
     @property
     def plan(self) -> ThreadPlan:
@@ -140,7 +143,7 @@ class GatewayDevices:
         self._loop = loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._watches = [
-            DeviceWatch(d, loop, self._pool, self._back) for d in self._devices
+            DeviceWatch(d, loop, self._pool, self._on_back) for d in self._devices
         ]
 
     def place(self, instances: int, wanted: Sequence[int]) -> dict[int, Device]:
@@ -176,12 +179,9 @@ class GatewayDevices:
 
     def _drive(self, device: Device) -> None:
         assert self._loop is not None
-        watch = DeviceWatch(device, self._loop, self._pool, self._back)
+        watch = DeviceWatch(device, self._loop, self._pool, self._on_back)
         self._python[device] = watch
         device.on_close(self._release)
-
-    def _back(self) -> None:
-        self.on_back()
 
     def _release(self, device: Device) -> None:
         """It is about to be closed, in whichever thread: its descriptors must not be
@@ -230,7 +230,7 @@ class GatewayDevices:
                 d.pid,
                 d.threads,
                 len(d.runners),
-                d.in_flight + self.in_flight_elsewhere(d),
+                d.in_flight + self._in_flight_elsewhere(d),
                 d.restarts,
                 d.lost_by,
                 d.back_off,

@@ -62,7 +62,10 @@ class ModelRepository:
         budget: MemoryBudget | None = None,
         compile_pool: DaemonPool | None = None,
         unload_pool: DaemonPool | None = None,
+        settled: Callable[[Sequence[object]], Awaitable[None]],
     ) -> None:
+        """`settled` returns when all processes of the server have taken over what was
+        published, and none has anything in flight on these runners any more."""
         self._compile_pool = compile_pool or pool
         self._unload_pool = unload_pool or pool
         self.places = places
@@ -76,9 +79,7 @@ class ModelRepository:
         self._closing = False
         self._leaving: set[asyncio.Task[None]] = set()
         self._ensembles = EnsembleLoader(self, table, load_member)
-        #: Returns when all processes of the server have taken over what was published,
-        #: and none has anything in flight on these runners any more.
-        self.settled: Callable[[Sequence[object]], Awaitable[None]] = _at_once
+        self._settled = settled
 
     # -- what there is
 
@@ -425,7 +426,7 @@ class ModelRepository:
     async def _retire(self, leaving: Iterable[LoadedModel]) -> None:
         """Closes runners that get no new requests, when they have nothing in flight."""
         leaving = list(leaving)
-        await self.settled([loaded.runner for loaded in leaving])
+        await self._settled([loaded.runner for loaded in leaving])
         for loaded in leaving:
             drain = partial(loaded.runner.drain, self._drain_timeout)
             drained = await self._unload_pool.run(drain)
@@ -442,10 +443,6 @@ class ModelRepository:
     def __repr__(self) -> str:
         ready = len(self.names_in(State.READY))
         return f"<ModelRepository {self.places} {ready}/{len(self._records)} ready>"
-
-
-async def _at_once(leaving: Sequence[object]) -> None:
-    """There is one process."""
 
 
 def _is_running(loop: asyncio.AbstractEventLoop) -> bool:

@@ -187,7 +187,9 @@ class ModelTable:
     Changed only in the event loop's thread, and by whole models, so a request sees a
     model before or after a change and never within. `limits` and `regions` are those
     of all models; `tracer` says what samples the requests of one; `absent` knows of
-    models that are not here.
+    models that are not here; `on_change` is called with the name of a model when
+    anything of it has changed; with `keeps_parts`, what requests ask of other models is
+    kept for their spans.
     """
 
     def __init__(
@@ -197,17 +199,17 @@ class ModelTable:
         regions: RegionTable | None = None,
         tracer: Callable[[str], Tracer | None] = lambda name: None,
         absent: Absent | None = None,
+        on_change: Callable[[str], None] = lambda name: None,
+        keeps_parts: bool = False,
     ) -> None:
         self.limits = limits
         self.regions = regions
+        self.keeps_parts = keeps_parts
         self.paths: dict[str, ModelEntry] = {}
-        #: Whether what requests ask of other models is kept, for their spans.
-        self.keeps_parts = False
         self._tracer = tracer
         self._absent: Absent = absent or Nobody()
         self._entries: dict[str, tuple[ModelEntry, ...]] = {}
-        #: Called with the name of a model when anything of it has changed.
-        self.on_change: Callable[[str], None] = lambda name: None
+        self._on_change = on_change
 
     def publish(
         self, name: str, entries: Iterable[ModelEntry], *, default: str | None = None
@@ -238,14 +240,14 @@ class ModelTable:
             self._entries[name] = versions
         else:
             self._entries.pop(name, None)
-        self.on_change(name)
+        self._on_change(name)
 
     def renew_tracers(self) -> None:
         """What samples requests has changed."""
         for name, versions in self._entries.items():
             for entry in versions:
                 entry.tracer = self._tracer(name)
-            self.on_change(name)
+            self._on_change(name)
 
     def remove(self, name: str) -> None:
         """Takes a model out; nothing happens if it is not there."""

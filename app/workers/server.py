@@ -33,7 +33,7 @@ class SupervisorServer(GatewayServer):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        await self._workers.start()
+        await self._workers.start(self._app)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._workers.close_listeners()

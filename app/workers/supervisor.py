@@ -19,13 +19,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
-from app.gateway import Gateway, WorkerState
 from app.http.asgi import ASGIApp
 from app.http.relay import RelayServer
 from app.observe.log import LogSettings
-from app.observe.metrics import ModelMetrics
+from app.observe.metrics import MetricsRegistry, ModelMetrics
 from app.observe.shared_counters import MOST_MODELS, CounterSegment
-from app.serving.table import ModelEntry
+from app.other_processes import OtherProcesses, WorkerState
+from app.serving.table import ModelEntry, ModelTable
 from app.settings import Settings
 from app.workers.messages import Message, SharedEntry
 from app.workers.worker_process import WorkerProcess
@@ -41,25 +41,24 @@ SWITCH_TIMEOUT = 60.0
 LEAVE_GRACE = 10.0
 
 
-class Workers:
-    """All workers of one server. Belongs to the event loop's thread.
+class Workers(OtherProcesses):
+    """All workers of one server, which run what `table` holds and count for `metrics`.
+    Belongs to the event loop's thread.
 
     `listeners` are the sockets that they take connections from, one for each.
     """
 
     def __init__(
         self,
-        gateway: Gateway,
-        app: ASGIApp,
         settings: Settings,
         listeners: Sequence[socket.socket],
+        table: ModelTable,
+        metrics: MetricsRegistry,
     ) -> None:
-        self._gateway = gateway
-        self._table = gateway.table
-        self.relay = RelayServer(app)
+        self._table = table
+        self._metrics = metrics
         self.start_message: Message = {
             "settings": settings_message(settings),
-            "relay": self.relay.address,
             "workers": len(listeners),
         }
         self._drain_timeout = settings.shutdown_timeout
@@ -72,25 +71,20 @@ class Workers:
         #: The key of each runner that is shared, as it was described then.
         self._known: dict[str, list[_Known]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._relay: RelayServer | None = None
         self.is_ending = False
         self._workers = [WorkerProcess(self, n, s) for n, s in enumerate(listeners)]
-        self._table.on_change = self._changed
-        gateway.repository.settled = self.settled
-        gateway.devices.on_back = self._device_back
-        gateway.devices.in_flight_elsewhere = self._in_flight_on
-        gateway.metrics.elsewhere = self._counted
-        gateway.other_journals = self._journals
-        gateway.logging.on_change = self._log
-        gateway.workers = self.states
-        gateway.on_drained = self._drained
 
     @property
     def count(self) -> int:
         return len(self._workers)
 
-    async def start(self) -> None:
-        """Start them all; they are started again when they die."""
-        await self.relay.start()
+    async def start(self, app: ASGIApp) -> None:
+        """Start them all; they are started again when they die. `app` answers what
+        they relay."""
+        self._relay = RelayServer(app)
+        self.start_message["relay"] = self._relay.address
+        await self._relay.start()
         for worker in self._workers:
             task = asyncio.get_running_loop().create_task(worker.run())
             self._tasks.add(task)
@@ -120,30 +114,31 @@ class Workers:
             worker.kill()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        self.relay.close()
+        if self._relay is not None:
+            self._relay.close()
 
     def states(self) -> list[WorkerState]:
         return [WorkerState(w.number, w.pid, w.restarts) for w in self._workers]
 
     # -- what they are told
 
-    def _log(self, settings: LogSettings) -> None:
+    def log_changed(self, settings: LogSettings) -> None:
         self.start_message["log"] = asdict(settings)  # of those that start later
         for worker in self._workers:
             worker.tell({"op": "log", "settings": asdict(settings)})
 
-    def _drained(self) -> None:
+    def drain(self) -> None:
         self.start_message["drained"] = True
         for worker in self._workers:
             worker.tell({"op": "drained"})
 
-    def _changed(self, name: str) -> None:
+    def model_changed(self, name: str) -> None:
         for worker in self._workers:
             worker.mark(name)
 
-    def _device_back(self) -> None:
+    def device_is_back(self) -> None:
         for name in self._table.names():
-            self._changed(name)
+            self.model_changed(name)
 
     def names(self) -> list[str]:
         """Of the models that are served."""
@@ -249,7 +244,7 @@ class Workers:
                 worker.kill()
         self._forget()
 
-    def _counted(self, name: str, version: str) -> Iterator[ModelMetrics]:
+    def counted(self, name: str, version: str) -> Iterator[ModelMetrics]:
         block = self._blocks.get((name, version))
         if block is not None:
             for worker in self._workers:
@@ -261,16 +256,16 @@ class Workers:
         for (name, version), block in self._blocks.items():
             found = counters.read(block, name, version)
             found.pending = found.awaiting = 0
-            self._gateway.metrics.model(name, version).add(found)
+            self._metrics.model(name, version).add(found)
 
-    def _in_flight_on(self, device: Device) -> int:
+    def in_flight_on(self, device: Device) -> int:
         number = self._device_numbers.get(device.id)
         if number is None:
             return 0
         segments = (worker.counters for worker in self._workers)
         return sum(c.on_device(number) for c in segments if c is not None)
 
-    async def _journals(self) -> list[Any]:
+    async def journals(self) -> list[Any]:
         found = await asyncio.gather(*(w.ask_journal() for w in self._workers))
         return [one for one in found if one is not None]
 

@@ -182,7 +182,7 @@ def _families(gateway: Gateway) -> Iterator[Family]:
         "Whether the readiness check says yes",
         [({}, gateway.readiness().ready)],
     )
-    workers = gateway.workers()
+    workers = gateway.others.states()
     if workers:
         yield Family(
             "popgate_worker_up",

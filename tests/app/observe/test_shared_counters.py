@@ -78,7 +78,8 @@ def test_the_last_block_and_the_most_batch_sizes_have_room(
 
 
 def test_totals_have_what_is_counted_elsewhere() -> None:
-    registry = MetricsRegistry()
+    others: list[ModelMetrics] = []
+    registry = MetricsRegistry(lambda name, version: others)
     mine = registry.model("m", "1")
     assert registry.total("m", "1") is mine
     mine.begin()
@@ -87,7 +88,7 @@ def test_totals_have_what_is_counted_elsewhere() -> None:
     other.begin()
     other.begin()
     other.success(3000, rows=1, batch_rows=2)
-    registry.elsewhere = lambda name, version: [other, other]
+    others += [other, other]
     (total,) = registry.models()
     assert total is registry.total("m", "1")  # the same one, read anew
     assert (total.successes, total.inference_count, total.pending) == (3, 4, 2)

@@ -1,6 +1,6 @@
 """`popgate serve --workers 2`: several processes take connections for one server.
 
-Covers: app/workers/process.py, app/workers/server.py,
+Covers: app/other_processes.py, app/workers/process.py, app/workers/server.py,
 app/workers/supervisor.py, app/workers/worker.py, app/workers/worker_process.py.
 """
 

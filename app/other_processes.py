@@ -1,0 +1,55 @@
+"""`OtherProcesses`: what a gateway knows of the processes beside its own, and tells
+them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from app.observe.log import LogSettings
+from app.observe.metrics import ModelMetrics
+from engine import Device
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """A process that takes connections; `pid` is 0 while there is none."""
+
+    number: int
+    pid: int
+    restarts: int
+
+
+class OtherProcesses:
+    """None: this process takes the connections itself (else `app.workers`)."""
+
+    def states(self) -> list[WorkerState]:
+        return []
+
+    def counted(self, name: str, version: str) -> Iterable[ModelMetrics]:
+        """What they have counted of a version."""
+        return ()
+
+    def in_flight_on(self, device: Device) -> int:
+        """How many requests they have in flight on a device."""
+        return 0
+
+    async def journals(self) -> list[Any]:
+        """What they tell of their last requests."""
+        return []
+
+    async def settled(self, leaving: Sequence[object]) -> None:
+        """Returns when they have taken over what was published, and have nothing in
+        flight on the runners `leaving`."""
+
+    def model_changed(self, name: str) -> None:
+        """What the table holds of a model has changed."""
+
+    def device_is_back(self) -> None:
+        """One that was lost has come back, with its models."""
+
+    def log_changed(self, settings: LogSettings) -> None: ...
+
+    def drain(self) -> None:
+        """The gateway is not ready from now on."""
