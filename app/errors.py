@@ -149,14 +149,19 @@ class UnknownModel(RequestError):
     """No model of this name, or no such version of it, is known here."""
 
     def __init__(
-        self, name: str, version: str | None = None, known: Iterable[str] = ()
+        self,
+        name: str,
+        version: str | None = None,
+        known: Iterable[str] = (),
+        why: str = "",
     ) -> None:
-        """`known` are the names of models, one of which may be meant."""
+        """`known` are the names of models, one of which may be meant; `why` is what
+        there is to say of the one that is."""
         which = f"'{name:.255}'"
         if version:
             which += f" version {version:.40}"
         text = f"Request for unknown model: {which} is not found"
-        super().__init__(text + _meant(name, known))
+        super().__init__(f"{text}: {why}" if why else text + _meant(name, known))
         self.name = name
         self.version = version
 
@@ -239,9 +244,7 @@ class BodyStopped(RequestError):
     """A body has stopped coming before its end."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(
-            f"the body of the request has not got on for {seconds:.0f} seconds"
-        )
+        super().__init__(f"no data of the request's body for {seconds:g} s")
 
 
 class TransferMemoryFull(RequestError):
@@ -249,8 +252,8 @@ class TransferMemoryFull(RequestError):
 
     def __init__(self, limit: int) -> None:
         super().__init__(
-            f"requests and answers that are on their way take the {limit} bytes that "
-            "they may (--transfer-memory); try again"
+            f"requests and responses in transit take all of their {limit} bytes "
+            "(--transfer-memory); try again"
         )
 
 

@@ -128,9 +128,9 @@ class Settings(BaseSettings):
     model_repository: Annotated[Path, Shown("DIR", names=("-m",))] = Path("models")
     """Folder with the models: NAME.popef or .onnx, or NAME/VERSION/*.popef or .onnx."""
     model: Annotated[Names, Shown("[NAME=]PATH|URL")] = ()
-    """Serve this file, or this folder of one model, besides; without --model-repository
-    nothing else. May be repeated. A URL is of a model that is elsewhere: s3://, gs://,
-    az://, hf://, oci://, mlflow:/, https://."""
+    """Serve this file, or folder of one model, too; without --model-repository, only
+    these. May be repeated. A URL loads a remote model: s3://, gs://, az://, hf://,
+    oci://, mlflow:/, https://."""
     host: Annotated[str, Shown("ADDRESS")] = "127.0.0.1"
     """Address to listen on. 0.0.0.0 is every one of this machine."""
     port: Port = 8000
@@ -140,22 +140,23 @@ class Settings(BaseSettings):
     threads: Annotated[
         int | None, Field(ge=1, le=1024), Shown("N", "the cores but one for HTTP")
     ] = None
-    """Threads that all devices share, where others compute on this machine too."""
+    """Threads for all devices together, where other programs compute on this machine
+    too."""
     device_wait: Annotated[str, Shown("no-wait|forever|SECONDS")] = "no-wait"
-    """What to do while another process has the devices."""
+    """How long to wait for devices that another process has."""
     device_wait_sleep: Seconds = 15.0
-    """Pause between two tries."""
+    """Pause between two attempts."""
     device_timeout: Seconds = 10.0
-    """A device process, or a worker, that does not answer for so long is killed and
-    started again; 0: never."""
+    """Time for a device process, or a worker, to answer a ping before it is replaced;
+    0: no limit."""
     uds: Annotated[Path | None, Shown("PATH")] = None
     """Listen on a Unix socket instead of a port."""
     workers: Annotated[int, Field(ge=1, le=64), Shown("N")] = 1
-    """Processes that take connections and run inference on the same devices, where one
-    is too slow for the machine's cores."""
+    """HTTP processes, which share the devices, where one is too slow for the machine's
+    cores."""
     base_path: Annotated[str, Shown("/PATH")] = ""
-    """Answer below this path as well, as in /some/base/v2: for clients and proxies that
-    put one in front."""
+    """Answer below this path as well, as in /some/base/v2, for clients and proxies that
+    prepend one."""
     # The second name is the one that Triton's messages, and so ours, tell users.
     max_body_size: Annotated[
         Bytes, Field(gt=0), Shown("SIZE", names=("--http-max-input-size",))
@@ -165,34 +166,33 @@ class Settings(BaseSettings):
     """A request that takes longer fails with 504. It may ask for less, and for more
     only where its model says so (timeout, max_timeout)."""
     header_timeout: Seconds = 30.0
-    """How long the head of a request, and a TLS handshake, may take to come; 0: for
-    ever, and a minute."""
+    """Time limit for receiving the head of a request, and for a TLS handshake; 0: none,
+    and 60 s for a handshake."""
     upload_timeout: Seconds = 30.0
-    """How long the body of a request may stop coming before it is given up; 0: for
-    ever."""
+    """Time without any data of a request's body before it fails with 408; 0: no
+    limit."""
     send_timeout: Seconds = 30.0
-    """How long a client may take nothing of its answer before its connection is closed;
-    0: for ever."""
+    """Time that a client may read nothing of its response before its connection is
+    closed; 0: no limit."""
     transfer_memory: Bytes = 0
-    """What the bodies and answers of all requests may take together while they are on
-    their way; 0: half of what the machine, or its control group, has. Beyond it, those
-    of more than 64 KiB get 503."""
+    """Memory for the bodies of all requests and responses in transit; 0: half of what
+    the machine, or its control group, has. Beyond it, requests of more than 64 KiB get
+    503."""
     compress_responses: Literal["asked", "always", "never"] = "asked"
-    """When Accept-Encoding compresses answers of inference: asked ignores the list of
-    codings that HTTP libraries send by themselves."""
+    """When Accept-Encoding compresses inference responses; asked ignores the codings
+    that HTTP libraries list by themselves."""
     allow_origin: Annotated[Names, Shown("ORIGIN")] = ()
-    """Let web pages of this origin ask (CORS), as in https://shop.example; * is all of
-    them. May be repeated."""
+    """Let web pages of this origin call the server (CORS), as in https://shop.example;
+    * is any origin. May be repeated."""
     api_key: Annotated[SecretStr | None, Shown("KEY")] = None
     """Needed to load and unload models, and for other management. Better set as
     POPGATE_API_KEY."""
     management_socket: Annotated[Path | None, Shown("PATH")] = None
-    """Listen on this Unix socket besides, which only the server's own user can open
-    (mode 0600): there management needs no key, where no keys are set."""
+    """Listen on this Unix socket as well, which only the server's own user can open
+    (mode 0600): without keys, management is allowed there."""
     trust_loopback: bool = False
-    """Without keys, believe every call from a loopback address that it is one of this
-    machine, and let it load and unload models. Not behind a proxy: there everybody
-    comes from this machine."""
+    """Without keys, let every client with a loopback address load and unload models.
+    Not behind a proxy on this machine: there every client has one."""
     keys: Annotated[Path | None, Shown("FILE")] = None
     """A TOML file of keys, each with what it may do (popgate key makes one): every
     request but health needs one then. Read again when it changes."""
@@ -200,32 +200,33 @@ class Settings(BaseSettings):
         tuple[SecretStr, ...],
         Shown("GROUP[,GROUP]:HEADER=VALUE", names=("--http-restricted-api",)),
     ] = ()
-    """Parts of the API that need a header, as in
-    model-repository,logging:admin-key=secret; may be given several times (in the
-    environment: a JSON list)."""
+    """Groups of the API that need a header, as in
+    model-repository,logging:admin-key=secret. May be repeated (in the environment: a
+    JSON list)."""
     tls_cert: Annotated[Path | None, Shown("FILE")] = None
     """Speak HTTPS, on the port for metrics too, with this certificate (PEM, with those
     between it and its authority). Read again when it changes."""
     tls_key: Annotated[Path | None, Shown("FILE", "in the file of --tls-cert")] = None
     """The certificate's key, without a password."""
     tls_client_ca: Annotated[Path | None, Shown("FILE")] = None
-    """Take only clients with a certificate by one of these authorities (mutual TLS)."""
+    """Accept only clients with a certificate of one of these authorities (mutual
+    TLS)."""
     shutdown_timeout: Seconds = 30.0
-    """How long requests in flight may take once the server is told to end."""
+    """Time for requests in flight to finish at shutdown."""
     drain_grace: Seconds = 0.0
-    """How long new connections are still taken then, for a slow load balancer."""
+    """Time to go on accepting connections at shutdown, for a slow load balancer."""
     load_threads: Annotated[int, Field(ge=1, le=64), Shown("N")] = 4
-    """Models loaded at the same time; as many ONNX files are compiled beside that."""
+    """Models loaded in parallel; the same number of ONNX files is compiled in
+    parallel."""
     load_timeout: Positive = 300.0
-    """A model that takes longer to load and warm up has failed to."""
+    """Time limit for loading a model and warming it up."""
     run_timeout: Seconds = 30.0
-    """A model of which one run takes longer is served no more; more where its options
-    (timeout, max_timeout) allow requests more; 0: never."""
+    """Time limit for one run of a model, after which it is taken out of service; longer
+    where the model's timeout or max_timeout is; 0: no limit."""
     compile_timeout: Positive = 600.0
-    """An ONNX file that takes longer to compile has failed to."""
+    """Time limit for compiling an ONNX file."""
     compile_memory: Bytes = 0
-    """Memory that compiling an ONNX file may take; 0: three quarters of the
-    machine's."""
+    """Memory limit for compiling an ONNX file; 0: three quarters of the machine's."""
     cache_dir: Annotated[Path, Shown("DIR", "~/.cache/popgate")] = Field(
         default_factory=default_cache_dir
     )
@@ -233,26 +234,26 @@ class Settings(BaseSettings):
     model_cache: Annotated[
         Path | None, Shown("DIR", "the folder models of --cache-dir")
     ] = None
-    """Where models that are elsewhere are kept."""
+    """Folder for downloaded remote models."""
     model_download_limit: Bytes = 16 * 1024**3
-    """What one model that is elsewhere may have; 0: no bound."""
+    """Size limit of one remote model; 0: no limit."""
     model_control_mode: ControlModeName = "managed"
-    """Which models are loaded, and when: all at the start and then by request; all and
-    no requests; what the folder holds, looked at again and again; those named with
-    load-model and by request."""
+    """Which models are loaded. managed: all at the start, then load and unload requests
+    are obeyed; none: all at the start, no such requests; poll: whatever the folder
+    holds, as it changes; explicit: those named with load-model, then by request."""
     load_model: Annotated[Names, Shown("NAME")] = ()
-    """Load this model at the start, with the mode explicit; may be repeated, or name
-    several with commas; * is all."""
+    """Load this model at the start, in the mode explicit. May be repeated, or name
+    several, with commas between; * is all."""
     repository_poll_secs: Annotated[Seconds, Field(ge=0.1, le=86400)] = 15.0
-    """How often the mode poll looks for changes, elsewhere too."""
+    """Interval at which the mode poll looks for changes, of remote models too."""
     reload: bool = False
-    """For development: look for changes four times a second, and take them over; what
-    cannot be loaded is said, and the version before serves on."""
+    """For development: load changed models at once. Where loading fails, the error is
+    logged and the version before goes on serving."""
     lazy: bool = False
-    """Load a model when the first request to it comes: many models, few in use."""
+    """Load a model at the first request to it: for many models, few of them in use."""
     model_memory: Bytes = 0
-    """What all loaded models may take together (0: no limit); the least recently used
-    make room."""
+    """Memory for all loaded models, beyond which the least recently used are unloaded;
+    0: no limit."""
     strict_readiness: bool = False
     """Not ready if any model failed to load."""
     server_name: Annotated[Text, Shown("NAME")] = "popgate"
@@ -269,41 +270,40 @@ class Settings(BaseSettings):
     allow_shared_memory: bool = False
     """Let clients of this machine register POSIX shared memory for tensors."""
     shared_memory_limit: Annotated[Bytes, Field(gt=0)] = 16 * 1024**3
-    """Bytes that all registered regions may have together."""
+    """Total size of all registered regions."""
     shared_memory_lease: Seconds = 3600.0
-    """Unregister regions that no request has used for so long; 0: never."""
+    """Time after which a region that no request uses is unregistered; 0: never."""
     shared_memory_prefix: Annotated[
         str, Field(max_length=200), Shown("TEXT", "anything")
     ] = ""
-    """What the keys of segments that are registered must begin with."""
+    """Prefix that the keys of registered segments must have."""
     trace_file: Annotated[Path | None, Shown("PATH")] = None
-    """Where traces of requests go, in Triton's JSON form; without it nothing can be
-    traced."""
+    """File for traces of requests, in Triton's JSON format; needed for tracing."""
     trace_level: TraceLevel = "off"
-    """What is traced from the start; tensors is with the data too."""
+    """What is traced from the start; tensors includes the data."""
     trace_rate: Annotated[int, Field(ge=1), Shown("N")] = 1000
-    """One of N requests is traced."""
+    """Trace one request of N."""
     trace_count: Annotated[int, Field(ge=-1), Shown("N")] = -1
-    """Traces to make; -1: no end."""
+    """Number of traces to write; -1: no limit."""
     profile: Annotated[Literal["triton"] | None, Shown("NAME")] = None
     """Defaults and models that belong together. triton: what Triton's example clients
     expect to find."""
     metrics_port: Annotated[Port | None, Shown("PORT")] = None
-    """A second port, which has /metrics and health only, so that a network may see
-    these and run nothing (Triton: 8002); 0 takes a free one, which is printed."""
+    """A second port, with /metrics and health only, for a network that may see these
+    and run nothing (Triton: 8002); 0 takes a free one, which is printed."""
     error_statuses: Literal["http", "triton"] = "http"
     """Statuses of errors. triton: 400 for what is too large (413 otherwise) and for
     inference with an unknown model (404), 503 where a queue is full (429), 500 for a
     shape that is none (400)."""
     access_log: Annotated[str, Shown("off|errors|RATIO|all")] = "errors"
-    """Which requests get a line in the log: those that fail; besides them a share of
-    the others, as in 0.01; all."""
+    """Which requests are logged. errors: those that fail; RATIO, as in 0.01: a share of
+    the others as well."""
     no_pages: bool = False
-    """Serve no pages for people at / and list no requests at /v1/requests."""
+    """Serve no web pages at / and no list of requests at /v1/requests."""
     log_level: LogLevel = "info"
-    """What is logged: of this importance or more."""
+    """Log messages of this level and above."""
     log_format: LogFormat = "text"
-    """How it is written; json is one object a line."""
+    """Format of the log; json writes one object a line."""
     log_config: Annotated[Path | None, Shown("FILE")] = None
     """A TOML file with log_level and access_log, which win over the options; SIGHUP has
     it read again."""

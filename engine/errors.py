@@ -218,3 +218,8 @@ class EngineBug(EngineError):
 
     def __init__(self, message: str) -> None:
         super().__init__(f"{message}; this is a bug")
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 row``, ``2 rows``: for messages."""
+    return f"{number} {noun}" + "s" * (number != 1)

@@ -52,6 +52,8 @@ def find_model(gateway: Gateway, name: str) -> ModelRecord:
     """The model of that name. Raises `UnknownModel`."""
     record = gateway.repository.get(name)
     if record is None:
+        if why := gateway.repository.explain(name):  # a file that came later
+            raise UnknownModel(name, why=why)
         raise UnknownModel(name, known=(r.name for r in gateway.repository.models()))
     return record
 

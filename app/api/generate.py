@@ -22,6 +22,7 @@ from app.codec.outputs import Output, strings_of, write_strings
 from app.codec.shapes import discover
 from app.errors import InvalidRequest, InvalidTensor, NotRepresentable, RepeatedKey
 from app.limits import Limits
+from app.sizes import counted
 from app.spec import TensorSpec
 from engine import Tensor
 
@@ -142,7 +143,7 @@ def _fill(tensor: TensorSpec, count: int) -> tuple[int, ...]:
 def _cannot_fill(tensor: TensorSpec, count: int) -> InvalidTensor:
     return InvalidTensor(
         f"The schema can not convert input '{tensor.name}' to tensor with proper "
-        f"shape: {count} elements do not fill {list(tensor.shape or ())}"
+        f"shape: {list(tensor.shape or ())} cannot hold {counted(count, 'element')}"
     )
 
 

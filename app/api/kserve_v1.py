@@ -24,6 +24,7 @@ from app.codec.outputs import Output, strings_of
 from app.codec.shapes import discover
 from app.errors import InvalidRequest, InvalidTensor, NotRepresentable
 from app.limits import Limits
+from app.sizes import counted
 from app.spec import ModelSpec, TensorSpec
 from engine import Tensor
 
@@ -115,7 +116,7 @@ def encode_predict(
         if not tensor.shape or tensor.shape[0] != instances:
             msg = (
                 f"output '{name}' of model '{codec.spec.name}' has shape "
-                f"{list(tensor.shape)} for {instances} instances; ask with "
+                f"{list(tensor.shape)} for {counted(instances, 'instance')}; ask with "
                 f"'inputs' for whole tensors"
             )
             raise NotRepresentable(msg)
@@ -174,8 +175,8 @@ def _input(
     shape, data = discover(tensor.name, value, tensor.shape, limits)
     if rows is not None and shape[:1] != (rows,):
         msg = (
-            f"unexpected shape for input '{tensor.name}': {rows} instances make "
-            f"{list(shape)}, expected {list(tensor.shape or ())}"
+            f"unexpected shape for input '{tensor.name}': {counted(rows, 'instance')} "
+            f"make {list(shape)}, expected {list(tensor.shape or ())}"
         )
         raise InvalidTensor(msg)
     if any(isinstance(item, dict) for item in data):

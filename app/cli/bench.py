@@ -121,7 +121,7 @@ def queues(
     queues have room for, and wait for their results. Queues put requests together and
     cut them up to the batch that the model is compiled for. A latency is that of one
     request, from its first enqueue to its last row. Of several models that are fused
-    into one, the one that the made-up data choose is run (--seed).
+    into one, the one that the generated data choose is run (--seed).
 
     popgate bench queues model.onnx --compile-batch 8 --batch 1,8 --ring-multiplier 1,4
     """

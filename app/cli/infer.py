@@ -46,7 +46,9 @@ def infer(
     version: Annotated[
         str | None, typer.Option(help="Version of the model. [default: the highest]")
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait.")] = TIMEOUT,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Time limit.")
+    ] = TIMEOUT,
 ) -> None:  # fmt: skip
     """Run a model of a running gateway on your data.
 

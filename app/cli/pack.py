@@ -234,7 +234,7 @@ def pack(
         ),
     ] = None,
 ) -> None:
-    """Make a folder with a short model.py around a file of another library.
+    """Make a model in Python from a file of another library.
 
     The file is loaded here to see what it takes. Loading a joblib or pickle file, an
     exported program or an MLflow folder runs what it says: trust it like code.

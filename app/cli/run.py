@@ -32,17 +32,17 @@ _Inputs = Annotated[
     typer.Option("--input", "-i", metavar="NAME=VALUE",
                  help="An input: NAME=file.npy, NAME=file.npz, or a JSON value as in "
                  "NAME='[[1, 2]]'; or file.npz for all arrays in it, by their names. "
-                 "Inputs that are not given are made up."),
+                 "Inputs that are not given are generated."),
 ]  # fmt: skip
 _Shapes = Annotated[
     list[str] | None,
-    typer.Option("--shape", metavar="NAME=DIMS", help="Shape of a made-up input, where "
-                 "the model leaves it free: image=1,3,224,224. [default: 1 for each]"),
+    typer.Option("--shape", metavar="NAME=DIMS", help="Shape of a generated input, "
+                 "where it is free: image=1,3,224,224. [default: 1 for each]"),
 ]  # fmt: skip
 _Batch = Annotated[
     int | None,
     typer.Option("--batch", "-b", metavar="ROWS", min=1,
-                 help="Rows of made-up inputs. [default: what fills a run, or 1]"),
+                 help="Rows of generated inputs. [default: what fills a run, or 1]"),
 ]  # fmt: skip
 _Iterations = Annotated[
     int, typer.Option("--iterations", "-n", metavar="N", min=1, max=MAX_ITERATIONS,

@@ -22,13 +22,16 @@ from app.sizes import size_text
 #: Under which heading the help shows what; the first ones are looked for most.
 HEADINGS = {
     "Models": "model_repository model profile model_control_mode load_model lazy "
-    "repository_poll_secs model_memory strict_readiness allow_python cache_dir",
-    "Address": "host port uds base_path metrics_port management_socket",
-    "Devices": "devices device_wait device_wait_sleep device_timeout",
-    "Access": "api_key keys trust_loopback restricted_api allow_origin",
-    "Limits": "max_body_size request_timeout upload_timeout send_timeout run_timeout "
-    "transfer_memory load_threads load_timeout compile_timeout compile_memory "
-    "shutdown_timeout drain_grace",
+    "repository_poll_secs model_memory strict_readiness allow_python reload cache_dir "
+    "model_cache model_download_limit",
+    "Address": "host port uds workers base_path metrics_port management_socket "
+    "no_pages",
+    "Devices": "devices threads device_wait device_wait_sleep device_timeout",
+    "Access": "api_key keys trust_loopback restricted_api allow_origin tls_cert "
+    "tls_key tls_client_ca",
+    "Limits": "max_body_size request_timeout header_timeout upload_timeout "
+    "send_timeout run_timeout transfer_memory load_threads load_timeout "
+    "compile_timeout compile_memory shutdown_timeout drain_grace",
     "Answers": "compress_responses error_statuses server_name server_version "
     "server_extensions",
     "Shared memory": "allow_shared_memory shared_memory_limit shared_memory_lease "

@@ -18,6 +18,7 @@ from app.codec.shared_memory import RegionTable
 from app.codec.wanted import boolean, not_allowed, place_of, quoted, read_outputs
 from app.errors import BodyTooLarge, InvalidRequest, InvalidTensor
 from app.limits import Limits
+from app.sizes import counted
 from app.spec import ModelSpec
 from engine import Tensor
 
@@ -333,7 +334,7 @@ def count_rows(request: InferRequest, spec: ModelSpec) -> None:
             first = next(iter(request.inputs))
             msg = (
                 f"input '{name}' batch size does not match other inputs for "
-                f"'{spec.name}': it has {got} rows, input '{first}' has {rows}"
+                f"'{spec.name}': it has {counted(got, 'row')}, '{first}' has {rows}"
             )
             raise InvalidTensor(msg)
         rows = got

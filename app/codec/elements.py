@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 from app.codec.halves import pack_bf16
 from app.errors import InvalidTensor
+from app.sizes import counted
 from app.spec import Datatype
 
 Pack: TypeAlias = Callable[..., bytes]
@@ -111,7 +112,8 @@ class Elements:
         if len(values) != count:
             return InvalidTensor(
                 "Unable to parse 'data': Shape does not match true shape of 'data' "
-                f"field (input '{self.name}': the shape holds {count} elements, "
+                f"field (input '{self.name}': the shape holds "
+                f"{counted(count, 'element')}, "
                 f"'data' has {len(values)})"
             )
         for index, value in enumerate(values):
@@ -207,7 +209,11 @@ class Elements:
             if found % _GIVE_WAY == 0:
                 time.sleep(0)
         if found != count or offset != end:
-            more = " and more" if found == count else f" and {end - offset} bytes"
+            more = (
+                " and more"
+                if found == count
+                else f" and {counted(end - offset, 'byte')}"
+            )
             msg = (
                 f"expected {count} string elements for inference input '{self.name}', "
                 f"got {found}{more if offset != end else ''}"

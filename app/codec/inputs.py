@@ -23,6 +23,7 @@ from app.codec.shapes import (
 )
 from app.errors import InvalidTensor
 from app.limits import Limits
+from app.sizes import counted
 from app.spec import ModelSpec, TensorSpec
 from engine import Tensor
 
@@ -123,7 +124,7 @@ class Input:
             if shape:
                 msg = (
                     f"'data' of input '{self.name}' must be a list "
-                    f"of {count} elements, got {type(data).__name__}"
+                    f"of {counted(count, 'element')}, got {type(data).__name__}"
                 )
                 raise InvalidTensor(msg)
             data = [data]

@@ -33,6 +33,7 @@ from app.codec.remember import remember
 from app.codec.shapes import Shape, count_elements
 from app.errors import InvalidTensor, MalformedBody, NotRepresentable
 from app.limits import Limits
+from app.sizes import counted
 from app.spec import ModelSpec
 from engine import Tensor
 from popef_io import DataType
@@ -64,7 +65,7 @@ def _malformed(why: str) -> MalformedBody:
 def read_header(chunks: Chunks, limits: Limits) -> NpyHeader:
     """The header at the start of a body; the data is what `chunks` has left."""
     if chunks.left < 10:
-        raise _malformed(f"it ends after {chunks.left} bytes, within the header")
+        raise _malformed(f"it ends within the header, at byte {chunks.left}")
     start = chunks.take_bytes(8)
     version = (start[6], start[7])
     if not start.startswith(NPY_MAGIC) or version not in ((1, 0), (2, 0), (3, 0)):
@@ -83,7 +84,7 @@ def read_header(chunks: Chunks, limits: Limits) -> NpyHeader:
         )
     if length > chunks.left:
         raise _malformed(
-            f"its header has {length} bytes, {chunks.left} follow it in the body"
+            f"its header has {counted(length, 'byte')}, {chunks.left} follow it"
         )
     text = chunks.take_bytes(length)
     found = _headers.get(text)
@@ -171,8 +172,8 @@ def _tensor(
     expected, left = count * dtype.itemsize, chunks.left
     if left != expected:
         raise _malformed(
-            f"shape {header.shape} of {header.descr} takes {expected} bytes, "
-            f"{left} follow the header"
+            f"shape {header.shape} of {header.descr} takes "
+            f"{counted(expected, 'byte')}, {left} follow the header"
         )
     accepted = model_input.accept_parsed(header.shape)
     is_text = dtype.kind in "SU"

@@ -31,6 +31,7 @@ from app.codec.remember import remember
 from app.codec.shared_memory import HeldPlaces
 from app.errors import InvalidRequest, MalformedBody, NotRepresentable
 from app.limits import Limits
+from app.sizes import counted
 from app.spec import ModelSpec
 from engine import Tensor
 
@@ -77,7 +78,9 @@ def parse_msgpack(data: bytes, limits: Limits) -> Any:
                     raise
         return _parse_long(data, limits)
     except msgpack.ExtraData as error:
-        raise _malformed(f"{len(error.extra)} bytes follow the document") from None
+        raise _malformed(
+            f"{counted(len(error.extra), 'byte')} too many at its end"
+        ) from None
     except msgpack.StackError:
         raise too_deep(limits) from None
     except (ValueError, TypeError, msgpack.UnpackException) as error:

@@ -39,6 +39,7 @@ from app.config.sequence_config import SequenceConfig
 from app.config.steps_config import StepsConfig
 from app.config.version_policy import ALL_VERSIONS, VersionPolicy, check_versions
 from app.config.warmup_config import WarmupConfig
+from app.sizes import counted
 from engine import MAX_PRIORITY_LEVELS, check_requirement
 
 # What can be said of a model that runs nothing itself.
@@ -270,8 +271,8 @@ class ModelConfig:
             self._check_ensemble()
         if self.devices and len(self.devices) > self.instances:
             msg = (
-                f"devices names {len(self.devices)} devices for {self.instances} "
-                f"instances; every instance runs on one device"
+                f"devices names {counted(len(self.devices), 'device')} for "
+                f"{counted(self.instances, 'instance')}; each runs on one device"
             )
             raise ValueError(msg)
         most = self.max_batch_size

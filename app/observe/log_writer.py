@@ -13,6 +13,8 @@ import queue
 import threading
 from typing import TextIO
 
+from app.sizes import counted
+
 #: Lines that wait to be written; those beyond are counted and dropped.
 MOST_WAITING = 20_000
 #: Seconds that the end of the process waits for what is not written yet.
@@ -54,7 +56,7 @@ class LogWriter(logging.Handler):
                 continue
             dropped, self._dropped = self._dropped, 0
             if dropped:
-                text = f"{dropped} lines could not be written in time"
+                text = f"{counted(dropped, 'line')} could not be written in time"
                 logger = logging.getLogger(__name__)
                 told = logger.makeRecord(
                     logger.name, logging.WARNING, "", 0, text, (), None

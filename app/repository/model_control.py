@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -155,7 +156,7 @@ class ModelControl:
         if record.problem:
             logger.error("failed to load '%s': %s", name, record.problem)
             raise RepositoryError(_failure(record), passing=record.passing)
-        logger.info("model %s is loaded: %s", name, sorted(record.serving))
+        logger.info("loaded model '%s', %s", name, _versions(record.serving))
         return record
 
     async def unload(self, name: str, *, dependents: bool = False) -> ModelRecord:
@@ -371,7 +372,12 @@ class ModelControl:
         if record.problem:
             logger.error("failed to load '%s': %s", name, record.problem)
         else:
-            logger.info("model %s has changed: %s", name, record.available)
+            logger.info("loaded model '%s', %s", name, _versions(record.available))
+
+
+def _versions(numbers: Iterable[int]) -> str:
+    shown = sorted(numbers)
+    return f"version{'s' * (len(shown) != 1)} {', '.join(map(str, shown)) or 'none'}"
 
 
 def _failure(record: ModelRecord) -> str:

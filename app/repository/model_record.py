@@ -11,9 +11,8 @@ from app.repository.loader import LoadedModel
 from app.repository.model_life import LIFE, Action, Event, State
 from app.repository.scan import VersionSource
 
-NEVER_LOADED = "it has not been loaded"
-#: Said of what came into the folder after it was last looked at.
-APPEARED = "it lies in the folder and has not been loaded; POST /v1/models/{}/load does"
+#: Also said of what came into the folder after it was last looked at.
+NEVER_LOADED = "not loaded; POST /v1/models/{}/load loads it"
 UNLOADED = "unloaded"  # the word that scripts look for
 ON_DEMAND = "it is loaded by the first request to it"
 
@@ -160,7 +159,7 @@ class ModelRecord:
         """Why it is not served, although nothing has gone wrong with it."""
         state = self.state
         if state.word == "UNAVAILABLE":
-            return UNLOADED if self.versions else NEVER_LOADED
+            return UNLOADED if self.versions else NEVER_LOADED.format(self.name)
         return ON_DEMAND if state is State.ON_DEMAND else f"it is {state.word.lower()}"
 
     @property

@@ -46,7 +46,7 @@ class OnDemandLoader:
         limit = entry.config.max_queue_size
         waiting = self._waiting.get(key, 0)
         if waiting >= limit:
-            msg = f"{waiting} requests wait for model '{name}' to be loaded"
+            msg = f"model '{name}' is loading, its queue is full: {limit} waiting"
             raise QueueFull(msg, retry_after=1.0)
         seconds = patience.with_model(entry.config)
         self._waiting[key] = waiting + 1

@@ -24,7 +24,7 @@ from app.repository.ensemble_loader import EnsembleLoader
 from app.repository.loader import LoadCutOff, LoadedModel, LoadError, ModelLoader
 from app.repository.memory_budget import MemoryBudget
 from app.repository.model_life import Event, State
-from app.repository.model_record import APPEARED, ModelRecord, VersionRecord
+from app.repository.model_record import NEVER_LOADED, ModelRecord, VersionRecord
 from app.repository.places import ModelPlaces
 from app.repository.scan import ModelSource, VersionSource
 from app.serving.ensembles import EnsembleRunner
@@ -97,7 +97,7 @@ class ModelRepository:
         """Why a model, or a version of it, is not served; None if there is none."""
         record = self._records.get(name)
         if record is None:
-            return APPEARED.format(name) if self.places.holds(name) else None
+            return NEVER_LOADED.format(name) if self.places.holds(name) else None
         if version is None or not record.versions:
             return record.problem or record.absence
         for number, entry in record.versions.items():

@@ -23,6 +23,7 @@ from app.config.warmup_config import WarmupConfig, WarmupInput, WarmupSample
 from app.errors import RequestError
 from app.limits import DEFAULT_LIMITS
 from app.repository.scan import WARMUP_FOLDER
+from app.sizes import counted
 from app.spec import ModelSpec, TensorSpec
 from engine import Array, DeviceLost, EngineError, ModelRunner, Tensor, TimedOut
 from popef_io import DataType
@@ -365,7 +366,7 @@ def _from_bytes(
     if found != count and rows and found * rows == count:
         repeats = rows
     elif found != count:
-        what = f"{len(data)} bytes" if size else f"{max(0, found)} strings"
+        what = counted(len(data), "byte") if size else counted(max(0, found), "string")
         per_row = count * (size or 1) // max(1, rows)
         one = f" (one row: {per_row})" if rows > 1 else ""
         msg = (

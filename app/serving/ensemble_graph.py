@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from app.config.ensemble_config import EnsembleConfig, StepConfig
 from app.config.model_config import ModelConfig
 from app.config.triton import DeclaredTensor, DeclaredTensors
+from app.sizes import counted
 from app.spec import ModelSpec, TensorSpec
 
 NOTHING_DECLARED = DeclaredTensors()
@@ -142,7 +143,7 @@ def _check_rows(
         if member.is_batched and 0 < member.max_rows < most:
             msg = (
                 f"{declared.label}: max_batch_size is {most}, but {step.label} takes "
-                f"at most {member.max_rows} rows"
+                f"at most {counted(member.max_rows, 'row')}"
             )
             raise ValueError(msg)
 

@@ -33,6 +33,7 @@ from app.serving.ensemble_graph import (
 from app.serving.patience import MAX_TIMEOUT, Patience
 from app.serving.pending import Pending
 from app.serving.table import ModelEntry, ModelTable, Submitted, infer_path
+from app.sizes import counted
 from app.spec import ModelSpec
 from engine import (
     Cancelled,
@@ -569,11 +570,11 @@ def checked_rows(spec: ModelSpec, feed: Mapping[str, Tensor]) -> int:
         if not spec.is_batched:
             continue
         if rows not in (-1, shape[0]):
-            msg = f"input {item.name!r} has {shape[0]} rows, another input has {rows}"
+            msg = f"input {item.name!r} has {counted(shape[0], 'row')}, another {rows}"
             raise InvalidTensor(msg)
         rows = shape[0]
     if spec.is_batched and 0 < spec.max_rows < rows:
-        raise InvalidTensor(f"{rows} rows, and at most {spec.max_rows} are taken")
+        raise InvalidTensor(f"{counted(rows, 'row')}, at most {spec.max_rows} taken")
     return max(1, rows)
 
 

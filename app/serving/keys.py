@@ -85,7 +85,7 @@ class Key:
             self._tokens = tokens
             wait = math.ceil((1 - tokens) / rate)
             after = (b"retry-after", b"%d" % wait)
-            msg = f"key '{self.config.name}' may make {rate:g} requests a second"
+            msg = f"key '{self.config.name}' is limited to {rate:g} requests/s"
             raise HttpError(429, msg, "key_rate", (after,))
         self._tokens = tokens - 1
 
@@ -94,7 +94,7 @@ class Key:
         where it is one too many."""
         most = self.config.concurrent
         if most is not None and self.in_flight >= most:
-            msg = f"key '{self.config.name}' may have {most} requests in flight"
+            msg = f"key '{self.config.name}' is limited to {most} in flight"
             raise HttpError(429, msg, "key_concurrency", ((b"retry-after", b"1"),))
         self.take()
         self.in_flight += 1

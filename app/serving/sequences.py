@@ -24,6 +24,7 @@ from app.errors import InvalidRequest
 from app.serving.pending import Pending
 from app.serving.state_tensors import Control, States
 from app.serving.table import Runner, Submitted
+from app.sizes import counted
 from app.spec import ModelSpec
 from engine import EngineError, QueueFull, Tensor
 
@@ -238,7 +239,7 @@ class SequenceScheduler:
         if len(self._sequences) >= self.config.max_sequences:
             msg = (
                 f"Exceeds maximum queue size: model '{model}' has "
-                f"{len(self._sequences)} sequences, and max_sequences is "
+                f"{counted(len(self._sequences), 'sequence')}, and max_sequences is "
                 f"{self.config.max_sequences}"
             )
             raise QueueFull(msg, self.config.max_idle)

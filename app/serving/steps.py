@@ -22,6 +22,7 @@ from app.errors import InvalidRequest
 from app.serving.pending import NotOneResponse, Pending
 from app.serving.state_tensors import Control, States, tensor_of
 from app.serving.table import OnResponse, Runner, Submitted
+from app.sizes import counted
 from app.spec import ModelSpec
 from engine import EngineError, ExecutionFailed, Tensor
 
@@ -228,7 +229,7 @@ class StepScheduler:
         if run.step >= self.config.max_steps:
             msg = (
                 f"model '{self.visible.name}' came to no end within "
-                f"{self.config.max_steps} steps (max_steps)"
+                f"{counted(self.config.max_steps, 'step')} (max_steps)"
             )
             run.resolve(ExecutionFailed(msg))
             return

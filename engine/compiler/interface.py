@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from engine.compiler.graphs import label
 from engine.compiler.options import CompileOptions, Dims
 from engine.compiler.weights import data_type_of
-from engine.errors import InvalidModel
+from engine.errors import InvalidModel, counted
 from engine.programs.onnx_session import OnnxSession
 from engine.programs.session import Port
 from popef_io import DataType, TensorInfo
@@ -185,7 +185,7 @@ def _set_shape(value: Any, dims: Dims) -> None:
     if tensor.HasField("shape") and len(tensor.shape.dim) != len(dims):
         raise InvalidModel(
             f"cannot set the shape of {value.name!r} to {list(dims)}: it has "
-            f"{len(tensor.shape.dim)} dimensions"
+            f"{counted(len(tensor.shape.dim), 'dimension')}"
         )
     tensor.shape.ClearField("dim")
     tensor.shape.SetInParent()

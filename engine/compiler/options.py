@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from engine.errors import InvalidConfig
+from engine.errors import InvalidConfig, counted
 from engine.model.batch_plan import MAX_BATCH
 from popef_io import DataType, TensorInfo
 
@@ -169,6 +169,7 @@ class CompileReport:
 
     def __str__(self) -> str:
         return (
-            f"{self.target}: {len(self.inputs)} inputs, {len(self.outputs)} outputs, "
-            f"{self.file_bytes} bytes; {self.batch}"
+            f"{self.target}: {counted(len(self.inputs), 'input')}, "
+            f"{counted(len(self.outputs), 'output')}, {self.file_bytes} bytes; "
+            f"{self.batch}"
         )

@@ -32,6 +32,7 @@ from engine.errors import (
     EngineError,
     ExecutionFailed,
     InvalidModel,
+    counted,
 )
 from engine.faults import DeviceFault
 from engine.transport import control
@@ -524,7 +525,8 @@ class Device(LinkedDevice):
             return
         for runner in self.runners:
             if runner.name == death.culprit:
-                why = f"it has crashed device {self.id} {death.times} times: {death}"
+                times = counted(death.times, "time")
+                why = f"it has crashed device {self.id} {times}: {death}"
                 logger.error("%r is at fault: %s", runner, why)
                 runner.fail(ExecutionFailed(why))
 

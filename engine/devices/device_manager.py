@@ -56,6 +56,7 @@ from engine.errors import (
     EngineError,
     InvalidConfig,
     NoDeviceAvailable,
+    counted,
 )
 from engine.transport import control
 from popef_io import Model
@@ -367,16 +368,16 @@ class DeviceManager:
     def _why_never(self, size: int, count: int, held: int) -> str:
         """What is to be told who wants more than there is, and what to change."""
         if size < 1:
-            return f"{size} devices are wanted as one; it takes one at least"
+            return f"{size} devices wanted as one; it takes at least one"
         replicas = count > 1 or held > 0
-        wanted = f"{size} devices are wanted as one"
+        wanted = f"{counted(size, 'device')} wanted as one"
         if replicas:
             wanted = (
-                f"{_counted(count, 'replica')} of {_counted(size, 'device')} each were "
+                f"{counted(count, 'replica')} of {counted(size, 'device')} each were "
                 "wanted"
             )
         if held:
-            wanted += f" beside {_counted(held, 'device')} that other replicas have"
+            wanted += f" beside {counted(held, 'device')} that other replicas have"
         units = self.graph_units
         text = f"{wanted}, the pool has {len(units)} ({_listed(units)})"
         enough = count * size + held
@@ -400,10 +401,6 @@ def _listed(units: Sequence[str]) -> str:
 
 def _kind(unit: str) -> str:
     return unit.partition(":")[0]
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" + "s" * (number != 1)
 
 
 def _providers(unit: str) -> list[str]:

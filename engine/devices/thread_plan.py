@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 
 from engine.devices.cores import CpuBudget
+from engine.errors import counted
 
 #: How long a device looks for the next request before it sleeps, in microseconds. One
 #: client that asks again and again comes back after 100 to 200; waking an idle core
@@ -60,9 +61,8 @@ class ThreadPlan:
         return wanted, f"there are {cores} cores for the {needed} that are needed"
 
     def __str__(self) -> str:
-        plural = "s" * (self.threads() != 1)
-        share = f"{self.threads()} thread{plural} for each of {self.devices} devices"
-        if self.devices == 1:
-            share = f"{self.threads()} thread{plural} for the device"
+        share = f"{counted(self.threads(), 'thread')} for the device"
+        if self.devices != 1:
+            share = share.replace("the device", f"each of {self.devices} devices")
         http = f"{self.reserved} for HTTP, " if self.reserved else ""
         return f"{self.budget}: {http}{share}"

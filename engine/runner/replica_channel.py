@@ -454,7 +454,7 @@ class ReplicaChannel(RequestChannel):
                 room, self.service_time.completion_ns(before, now) if before else 0
             )
         return QueueFull(
-            f"the queue of {self.name!r} is full: {self.limit} requests are waiting",
+            f"the queue of {self.name!r} is full: {self.limit} waiting",
             max(MIN_ROOM_NS, room - now) / 1e9,
         )
 

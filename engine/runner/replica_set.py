@@ -26,6 +26,7 @@ from engine.errors import (
     InvalidInput,
     InvalidModel,
     RunnerClosed,
+    counted,
 )
 from engine.model.batch_plan import BatchPlan
 from engine.model.frozen import frozen_tensors
@@ -208,8 +209,8 @@ class ReplicaSet:
         """Raises InvalidInput if there is no such replica."""
         if not 0 <= replica_id < len(self._channels):
             raise InvalidInput(
-                f"replica_id {replica_id} is out of range: there are "
-                f"{len(self._channels)} replicas"
+                f"replica_id {replica_id} is out of range, with "
+                f"{counted(len(self._channels), 'replica')}"
             )
 
     def recover_if_lost(self, replica: int) -> None:

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 
 from engine.arrays import part_of
-from engine.errors import ExecutionFailed
+from engine.errors import ExecutionFailed, counted
 from engine.model.batch_plan import BatchPlan
 from engine.tensor import Array
 from engine.transport.channel import AnchorRing
@@ -107,7 +107,7 @@ class Results:
                 name = self._outputs[index].name
                 raise ExecutionFailed(
                     f"output {name!r} has shape {list(value.shape)} for a batch of "
-                    f"{batch.used} rows: the model must not be batched"
+                    f"{counted(batch.used, 'row')}: the model must not be batched"
                 )
 
     def _together(self, batch: Batch, client: ClientChannel, values: Values) -> bool:

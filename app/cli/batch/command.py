@@ -48,7 +48,9 @@ def batch(
     version: Annotated[
         str, typer.Option(help="Version of the model. [default: the highest]")
     ] = "",
-    timeout: Annotated[float, typer.Option(help="Seconds for one row.")] = 60.0,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Time limit of one row.")
+    ] = 60.0,
     retries: Annotated[
         int, typer.Option(min=0, help="Further attempts where the server is busy.")
     ] = 8,

@@ -24,23 +24,26 @@ def perf(
     concurrency: Annotated[
         str,
         typer.Option("--concurrency", "-c", metavar="N,...",
-                     help="Requests always in flight: closed loop."),
+                     help="Number of requests in flight: closed loop."),
     ] = "1",
     rate: Annotated[
         str,
         typer.Option("--rate", "-r", metavar="N,...",
-                     help="Requests a second, whatever the server does: open loop."),
+                     help="Requests a second, at any speed of the server: open loop."),
     ] = "",
     arrivals: Annotated[
         str, typer.Option(metavar="poisson|constant",
-                          help="When requests of an open loop come.")
+                          help="Arrivals of an open loop.")
     ] = "poisson",
     seconds: Annotated[
-        float, typer.Option(min=0.1, help="Of a window; three have to agree.")
+        float, typer.Option(min=0.1, help="Length of a window; three must agree.")
     ] = 2.0,
-    warm_up: Annotated[float, typer.Option(min=0, help="Seconds before.")] = 1.0,
+    warm_up: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="Load before measuring.")
+    ] = 1.0,
     within: Annotated[
-        float, typer.Option(min=0, help="How far windows may lie apart, in percent.")
+        float, typer.Option(metavar="PERCENT", min=0,
+                            help="How much windows may differ to agree.")
     ] = 10.0,
     connections: Annotated[
         int, typer.Option(min=1, max=4096, help="Most connections of an open loop.")

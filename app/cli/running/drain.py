@@ -18,7 +18,7 @@ def drain(
         str,
         typer.Argument(
             metavar="SERVER",
-            help="Where the gateway is: its URL, or unix:PATH of a socket of its.",
+            help="Where the gateway is: its URL, or unix:PATH for its socket.",
             envvar="POPGATE_URL",
         ),
     ] = "http://127.0.0.1:8000",
@@ -27,10 +27,13 @@ def drain(
         typer.Option(help="A key that allows management.", envvar="POPGATE_KEY"),
     ] = "",
     timeout: Annotated[
-        float, typer.Option(min=0, help="Seconds to wait for requests in flight.")
+        float,
+        typer.Option(
+            metavar="SECONDS", min=0, help="How long to wait for requests in flight."
+        ),
     ] = 60.0,
 ) -> None:
-    """Take a running gateway out of service, and wait for what is in flight.
+    """Take a running gateway out of service; wait until it is idle.
 
     It is not ready from then on, so that load balancers send no more, and closes
     connections after their answers; what comes all the same is answered. It goes on

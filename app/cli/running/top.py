@@ -36,11 +36,13 @@ def top(
         str, typer.Option(help="The key to ask with.", envvar="POPGATE_KEY")
     ] = "",
     interval: Annotated[
-        float, typer.Option(min=0.1, help="Seconds between two looks.")
+        float, typer.Option(metavar="SECONDS", min=0.1, help="Time between updates.")
     ] = 1.0,
-    once: Annotated[bool, typer.Option(help="Look once, and end.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print the figures once, and end.")
+    ] = False,
 ) -> None:
-    """Show what a running gateway does: models, devices, the last requests.
+    """Watch a running gateway: models, devices, the last requests.
 
     The figures of its pages (http://127.0.0.1:8000/), until you press Ctrl+C.
     """

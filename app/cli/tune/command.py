@@ -27,7 +27,7 @@ def tune(
                             "folder of one model; with --url a name there."),
     ],
     p99: Annotated[
-        str, typer.Option(metavar="TIME", help="What 99 of 100 requests may take, as "
+        str, typer.Option(metavar="TIME", help="Latency of 99 of 100 requests, as "
                                                "in 10ms, 500us, 2s.")
     ],
     output: Annotated[
@@ -44,7 +44,7 @@ def tune(
                             help="When to try no more settings.")
     ] = 120.0,
     seconds: Annotated[
-        float, typer.Option(min=0.05, help="To measure each load.")
+        float, typer.Option(min=0.05, help="How long to measure each load.")
     ] = 1.0,
     repository: Annotated[
         Path, typer.Option("--model-repository", "-m", metavar="DIR",
@@ -74,7 +74,7 @@ def tune(
         bool, typer.Option("--allow-python", help="As for serve: run models in Python.")
     ] = False,
 ) -> None:  # fmt: skip
-    """Find the settings with which a model answers most requests within a latency.
+    """Find the settings for the most throughput within a latency.
 
     Starts a server on the model, tries instances, devices (and so threads), batch
     sizes and queue delays under growing load, and writes the config.toml. The settings

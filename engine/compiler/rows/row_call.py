@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from engine.compiler.rows.row_values import RowCounts, Rows, Size, Unproven, Value
+from engine.errors import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,9 @@ class OperatorCall:
         if value.axis is not None and value.shape[0] != _plain(value):
             raise Unproven("takes rows that are not along the first axis")
         if rank and len(value.shape) != rank:
-            raise Unproven(f"takes {len(value.shape)} dimensions instead of {rank}")
+            raise Unproven(
+                f"takes {counted(len(value.shape), 'dimension')} instead of {rank}"
+            )
         return value
 
 
@@ -96,7 +99,7 @@ def _plain(value: Value) -> Size:
 def from_front(axis: int, rank: int) -> int:
     front = axis + rank if axis < 0 else axis
     if not 0 <= front < max(rank, 1):
-        raise Unproven(f"has an axis {axis} for {rank} dimensions")
+        raise Unproven(f"has an axis {axis} for {counted(rank, 'dimension')}")
     return front
 
 

@@ -39,7 +39,7 @@ from engine.compiler.rows.samples import (
     take,
     with_row,
 )
-from engine.errors import EngineError
+from engine.errors import EngineError, counted
 from engine.tensor import Array
 from popef_io import DataType
 
@@ -164,7 +164,7 @@ class RowCheck:
             if result.ndim == 0 or len(result) != expected:
                 shape = list(result.shape)
                 raise Dependent(
-                    f"output {name!r} has shape {shape} for {expected} rows"
+                    f"output {name!r} has shape {shape} for {counted(expected, 'row')}"
                 )
         if self._size > rows:
             results = {name: result[:rows] for name, result in results.items()}

@@ -18,6 +18,7 @@ from engine.compiler.rows.row_values import (
     broadcast,
     unknown,
 )
+from engine.errors import counted
 
 _WHOLE_TYPES = (6, 7)
 """INT32 and INT64 of TensorProto.DataType: casts to these keep sizes."""
@@ -123,7 +124,7 @@ def neighbourhood(call: OperatorCall) -> Iterable[Value]:
     value, kind = call.leading(), call.node.op_type
     rank = len(value.shape)
     if rank < 2:
-        raise Unproven(f"takes {rank} dimensions")
+        raise Unproven(f"takes {counted(rank, 'dimension')}")
     channels, places = value.shape[1], value.shape[2:]
     if kind == "Conv":
         channels = call.input(1).shape[0]

@@ -255,7 +255,7 @@ def test_several_inputs() -> None:
     c = entry(name="B", shape=[2, 2], datatype="INT32", data=[1, 2, 3, 4])
     assert refusal(of_inputs(a, c), codec) == (
         "input 'B' batch size does not match other inputs for 'm': it has 2 rows, "
-        "input 'A' has 1"
+        "'A' has 1"
     )
 
 

@@ -82,7 +82,7 @@ ITEMS = "'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), "
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"\x93NUMPY", "it ends after 6 bytes"),
+        (b"\x93NUMPY", "at byte 6"),
         (GOOD[:11], "its header has 118 bytes, 1 follow it"),
         (b"\x93NUMPY\x02\x00\x01\x00", "it ends within the header"),
         (b"\x93NUMPX" + GOOD[6:], "expected \\x93NUMPY"),

@@ -111,7 +111,7 @@ def test_values_that_are_refused(key: str, value: object) -> None:
 
 
 def test_more_devices_than_instances() -> None:
-    with pytest.raises(ModelConfigError, match="2 devices for 1 instances"):
+    with pytest.raises(ModelConfigError, match="2 devices for 1 instance;"):
         parse_model_config({"devices": [0, 1]})
 
 

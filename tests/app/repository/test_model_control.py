@@ -64,6 +64,7 @@ def test_polling_follows_the_folder(polled: ServedGateway) -> None:
     assert index(polled) == {"first/1": "READY"}
     add(root, "second")
     until(lambda: "second/1" in index(polled, ready=True), polled)
+    until(lambda: "loaded model 'second', version 1" in polled.output)
     assert polled.infer("second", input=ROW)["output"] == AFFINE
     add(root, "second", models.mean_over_rows, version=3)
     until(lambda: "second/3" in index(polled, ready=True))
@@ -249,7 +250,7 @@ def test_explicit_loads_what_is_named(tmp_path: Path) -> None:
         assert "failed to poll from model repository" in failed["none"]
         answer = post(gateway, "b")
         assert answer.status_code == 503
-        assert "it has not been loaded" in answer.json()["error"]
+        assert "not loaded; POST /v1/models/b/load loads it" in answer.json()["error"]
         load = "/v2/repository/models/{}/load"
         assert gateway.client.post(load.format("b")).status_code == 200
         assert post(gateway, "b").status_code == 200

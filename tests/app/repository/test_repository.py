@@ -58,7 +58,12 @@ def test_an_empty_repository_is_ready_and_takes_models(
     models.affine(live / "late.popef")
     answer = served.client.post("/v1/models/late/infer", json=ask)
     assert answer.status_code == 503
-    assert "has not been loaded; POST /v1/models/late/load does" in answer.text
+    hint = "not loaded; POST /v1/models/late/load loads it"
+    assert hint in answer.text
+    for path in ("/v1/models/late", "/v1/models/late/stats", "/v2/models/late"):
+        answer = served.client.get(path)
+        assert answer.status_code == 404
+        assert hint in answer.json()["error"]
     answer = manage(served, "late", "load")
     assert answer.json() == {"name": "late", "state": "READY", "version": "1"}
     assert served.infer("late", input=ROW)["output"] == AFFINE

@@ -204,8 +204,8 @@ def test_columns_must_have_as_many_rows_as_each_other(gateway: ServedGateway) ->
     response = ask(gateway, "table", table(3) | {"u": [["m"]]})
     assert response.status_code == 400
     assert response.json()["error"] == (
-        "input 'u' batch size does not match other inputs for 'table': it has 1 rows, "
-        "input 'a' has 4"
+        "input 'u' batch size does not match other inputs for 'table': it has 1 row, "
+        "'a' has 4"
     )
     assert runs(gateway, "table") == before, "it is refused before it is queued"
 

@@ -40,7 +40,7 @@ def test_a_rate_is_kept_and_says_when_to_come_again() -> None:
     error = refusal(key)
     assert (error.status, error.code) == (429, "key_rate")
     assert (b"retry-after", b"1") in error.headers
-    assert "4 requests a second" in str(error)
+    assert "limited to 4 requests/s" in str(error)
     clock.now += 0.25
     key.enter()
     refusal(key)
@@ -67,7 +67,7 @@ def test_so_many_in_flight() -> None:
     key.enter()
     error = refusal(key)
     assert (error.status, error.code) == (429, "key_concurrency")
-    assert "may have 2 requests in flight" in str(error)
+    assert "is limited to 2 in flight" in str(error)
     key.leave()
     key.enter()
     assert repr(key) == "<Key a, 2 in flight>"

@@ -613,7 +613,7 @@ COUPLED: dict[str, tuple[Callable[[], Any], str]] = {
             [X],
             [value("y", FLOAT, ["K", 8])],
         ),
-        "for 1 rows",
+        "for 1 row",
     ),
 }
 

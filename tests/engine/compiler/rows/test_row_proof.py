@@ -313,7 +313,7 @@ JOINED: dict[str, tuple[Callable[[], Any], str]] = {
             inputs={"a": (FLOAT, [ANY, 1]), "v": (FLOAT, [ANY])},
             constants={"one": np.array([1])},
         ),
-        "takes 1 dimensions instead of 2",
+        "takes 1 dimension instead of 2",
     ),
     "a scale for each of a vector": (
         lambda: columns(
@@ -323,7 +323,7 @@ JOINED: dict[str, tuple[Callable[[], Any], str]] = {
             inputs={"a": (FLOAT, [ANY, 1]), "v": (FLOAT, [ANY])},
             constants={"one": np.array([1])},
         ),
-        "takes 1 dimensions instead of 2",
+        "takes 1 dimension instead of 2",
     ),
     "more elements than places": (
         # ONNX Runtime makes (-1, 1) of the shape, and does not fail.
