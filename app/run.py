@@ -100,6 +100,8 @@ def run_gateway(
         # Less the one that asks.
         gateway.count_unfinished = lambda: max(in_models(), server.unfinished() - 1)
         metrics = listeners.metrics
+        gc.freeze()
+        gc.enable()
         on_listening(url, None if metrics is None else _url(settings, metrics))
         server.run(sockets=sockets)
     finally:

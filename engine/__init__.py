@@ -5,240 +5,31 @@
     with ModelRunner("digits.popef") as runner:
         print(runner.execute({"image": image})["probabilities"])
 
-No web framework and no event loop in here; see docs/architecture.md.
+No web framework and no event loop in here; see docs/architecture.md. All names are of
+`engine.public`, which is imported with the first that is asked for: a device process
+asks for none, and starts sooner for it.
 """
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 from engine import logs as _logs  # noqa: F401 - as the environment says
 from engine import telemetry as _telemetry  # noqa: F401 - must come first
-from engine.config import (
-    MAX_PRIORITY_LEVELS,
-    MAX_WEIGHT,
-    NO_BATCHING_DIM,
-    DeviceWaitConfig,
-    DeviceWaitStrategy,
-    FlushCallback,
-    ModelRunnerConfig,
-    weighted,
-)
-from engine.descriptors import raise_descriptor_limit
-from engine.devices.cores import usable_cores
-from engine.devices.device import Device
-from engine.devices.device_manager import (
-    DeviceInfo,
-    DeviceManager,
-    named_devices,
-    parse_devices,
-)
-from engine.devices.device_state import DeviceState
-from engine.devices.joined_device import JoinedDevice
-from engine.devices.linked_device import LinkedDevice
-from engine.devices.python_process import PythonOptions
-from engine.devices.request import Request
-from engine.devices.thread_plan import ThreadPlan
-from engine.errors import (
-    AnchorsNotConnected,
-    CallbackFailed,
-    Cancelled,
-    Closed,
-    DeadlineExceeded,
-    DeadlineUnreachable,
-    DeviceBusy,
-    DeviceClosed,
-    DeviceFailed,
-    DeviceLost,
-    DeviceWaitTimeout,
-    EngineBug,
-    EngineError,
-    ExecutionFailed,
-    Gone,
-    Invalid,
-    InvalidConfig,
-    InvalidInput,
-    InvalidModel,
-    NoDeviceAvailable,
-    OutOfMemory,
-    Overloaded,
-    QueueClosed,
-    QueueFull,
-    Refused,
-    RunnerClosed,
-    SessionClosed,
-    TimedOut,
-    UnknownAnchor,
-    WrongProcess,
-)
-from engine.faults import DeviceFault, FaultKind, RecoveryAction
-from engine.model.description import ModelDescription, describe_model
-from engine.model.model_file import open_model
-from engine.owner import die_with, environment
-from engine.programs.python_interface import MORE as PYTHON_MORE
-from engine.programs.python_interface import STEP as PYTHON_STEP
-from engine.programs.python_model import CalledModels, Context, Model
-from engine.programs.python_requirements import check_requirement
-from engine.runner.joined_runner import JoinedRunner
-from engine.runner.model_runner import ModelRunner
-from engine.runner.python_code import PythonModel, read_python_model
-from engine.runner.result import ExecuteResult
-from engine.runner.runner_description import RunnerDescription
-from engine.runner.stats import RunnerStats
-from engine.runner.tracepoints import PhaseValues, Tracepoints
-from engine.session.callbacks import (
-    AnchorCallbackPolicy,
-    AnchorCallbackPredicate,
-    CallbackFactory,
-    CallbackHandle,
-    CallbackInfo,
-    PopefDataUsagePolicy,
-    PopefDataUsagePredicate,
-)
-from engine.session.local_session import LocalSession
-from engine.session.memory_pool import RingMemoryPool, allocate_queue_storage
-from engine.session.predicates import (
-    AnchorWithPolicy,
-    ProgramsWithPolicy,
-    RingSizeMultiplier,
-    anchor_policies,
-    and_bind,
-    non_scalar,
-    not_assigned,
-    or_bind,
-    program_policies,
-    ring_size_for_main_programs,
-    ring_size_for_programs,
-    used_by,
-    used_by_load,
-    used_by_main,
-    used_by_save,
-)
-from engine.session.queue_manager import QueueManager
-from engine.session.queues import InputData, InputQueue, OutputData, OutputQueue
-from engine.session.session import DEFAULT_BUFFERS, Session
-from engine.session.session_config import LaunchPolicy, SessionConfig
-from engine.tensor import Array, Buffer, DataDesc, Tensor
-from engine.transport.call_messages import Askers, AskersAsked, CallSocket, ModelCall
-from engine.transport.control import peer_uid
-from engine.transport.ring_buffer import SpscRingBuffer
-from engine.transport.shared_memory import SharedMemory, keep_large_blocks
 
-__all__ = [
-    "DEFAULT_BUFFERS",
-    "MAX_PRIORITY_LEVELS",
-    "MAX_WEIGHT",
-    "NO_BATCHING_DIM",
-    "PYTHON_MORE",
-    "PYTHON_STEP",
-    "AnchorCallbackPolicy",
-    "AnchorCallbackPredicate",
-    "AnchorWithPolicy",
-    "AnchorsNotConnected",
-    "Array",
-    "Askers",
-    "AskersAsked",
-    "Buffer",
-    "CallSocket",
-    "CallbackFactory",
-    "CallbackFailed",
-    "CallbackHandle",
-    "CallbackInfo",
-    "CalledModels",
-    "Cancelled",
-    "Closed",
-    "Context",
-    "DataDesc",
-    "DeadlineExceeded",
-    "DeadlineUnreachable",
-    "Device",
-    "DeviceBusy",
-    "DeviceClosed",
-    "DeviceFailed",
-    "DeviceFault",
-    "DeviceInfo",
-    "DeviceLost",
-    "DeviceManager",
-    "DeviceState",
-    "DeviceWaitConfig",
-    "DeviceWaitStrategy",
-    "DeviceWaitTimeout",
-    "EngineBug",
-    "EngineError",
-    "ExecuteResult",
-    "ExecutionFailed",
-    "FaultKind",
-    "FlushCallback",
-    "Gone",
-    "InputData",
-    "InputQueue",
-    "Invalid",
-    "InvalidConfig",
-    "InvalidInput",
-    "InvalidModel",
-    "JoinedDevice",
-    "JoinedRunner",
-    "LaunchPolicy",
-    "LinkedDevice",
-    "LocalSession",
-    "Model",
-    "ModelCall",
-    "ModelDescription",
-    "ModelRunner",
-    "ModelRunnerConfig",
-    "NoDeviceAvailable",
-    "OutOfMemory",
-    "OutputData",
-    "OutputQueue",
-    "Overloaded",
-    "PhaseValues",
-    "PopefDataUsagePolicy",
-    "PopefDataUsagePredicate",
-    "ProgramsWithPolicy",
-    "PythonModel",
-    "PythonOptions",
-    "QueueClosed",
-    "QueueFull",
-    "QueueManager",
-    "RecoveryAction",
-    "Refused",
-    "Request",
-    "RingMemoryPool",
-    "RingSizeMultiplier",
-    "RunnerClosed",
-    "RunnerDescription",
-    "RunnerStats",
-    "Session",
-    "SessionClosed",
-    "SessionConfig",
-    "SharedMemory",
-    "SpscRingBuffer",
-    "Tensor",
-    "ThreadPlan",
-    "TimedOut",
-    "Tracepoints",
-    "UnknownAnchor",
-    "WrongProcess",
-    "allocate_queue_storage",
-    "anchor_policies",
-    "and_bind",
-    "check_requirement",
-    "describe_model",
-    "die_with",
-    "environment",
-    "keep_large_blocks",
-    "named_devices",
-    "non_scalar",
-    "not_assigned",
-    "open_model",
-    "or_bind",
-    "parse_devices",
-    "peer_uid",
-    "program_policies",
-    "raise_descriptor_limit",
-    "read_python_model",
-    "ring_size_for_main_programs",
-    "ring_size_for_programs",
-    "usable_cores",
-    "used_by",
-    "used_by_load",
-    "used_by_main",
-    "used_by_save",
-    "weighted",
-]
+if TYPE_CHECKING:
+    from engine.public import *  # noqa: F403
+    from engine.public import __all__ as __all__
+else:
+
+    def __getattr__(name: str) -> Any:
+        module = f"{__name__}.{name}"
+        if find_spec(module) is not None:
+            return import_module(module)
+        public = import_module(f"{__name__}.public")
+        if name == "__all__" or name in public.__all__:
+            return globals().setdefault(name, getattr(public, name))
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *import_module(f"{__name__}.public").__all__})

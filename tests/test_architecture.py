@@ -95,7 +95,7 @@ GROUND: dict[str, frozenset[str]] = {
 }
 #: Modules over the rooms, and which rooms may import them.
 TOP: dict[str, dict[str, frozenset[str]]] = {
-    "engine": {},
+    "engine": {"public": frozenset()},
     "app": {
         "gateway": frozenset({"api", "cli", "workers"}),
         "other_processes": frozenset({"workers"}),

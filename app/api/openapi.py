@@ -28,7 +28,14 @@ from app.api.examples import (
     shown_shape,
 )
 from app.api.request_bodies import body_schemas
-from app.api.schemas import GenerateRequest, InferenceRequest, PredictRequest
+from app.api.schemas import (
+    REFERENCE,
+    ErrorBody,
+    GenerateRequest,
+    InferenceRequest,
+    PredictRequest,
+    error_response,
+)
 from app.config.restrictions import group_of
 from app.repository.loader import LoadedModel
 from app.spec import ModelSpec, TensorSpec, notation
@@ -54,7 +61,6 @@ _TAGS = (
     ("kserve v1", "The protocol before that, of KServe and TensorFlow Serving."),
     ("open inference protocol", "The same over the standard's paths, `/v2`."),
 )
-_REF = "#/components/schemas/{model}"
 _JSON_TYPES = {"f": "number", "i": "integer", "u": "integer", "b": "boolean"}
 _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 _PLAIN_KEY = re.compile(r"[$A-Za-z_][A-Za-z0-9_./-]*")
@@ -87,9 +93,9 @@ def base_document(app: FastAPI, restricted: Collection[str] = ()) -> dict[str, A
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
     )
     schemas = document["components"]["schemas"]
-    # Bodies that routes read themselves, and so declare by reference only.
-    for body in (InferenceRequest, GenerateRequest, PredictRequest):
-        schema = body.model_json_schema(ref_template=_REF)
+    # Bodies that routes read or write themselves, and so declare by reference only.
+    for body in (InferenceRequest, GenerateRequest, PredictRequest, ErrorBody):
+        schema = body.model_json_schema(ref_template=REFERENCE)
         schemas.update(schema.pop("$defs", {}))
         schemas[body.__name__] = schema
     schemas.update(body_schemas())
@@ -99,7 +105,7 @@ def base_document(app: FastAPI, restricted: Collection[str] = ()) -> dict[str, A
     for path, operations in document["paths"].items():
         for operation in operations.values():
             if group_of(path) in restricted:
-                refusal = _error_response("The header that this needs is missing.")
+                refusal = error_response("The header that this needs is missing.")
                 operation["responses"]["403"] = refusal
             _finish_operation(path, operation)
     return document
@@ -130,7 +136,7 @@ def _finish_operation(path: str, operation: dict[str, Any]) -> None:
         errors["403"] = "Management is closed to this caller."
         operation["security"] = [{KEY_SCHEME: []}, {}]
     for status, text in errors.items():
-        responses.setdefault(status, _error_response(text))
+        responses.setdefault(status, error_response(text))
     operation["responses"] = dict(sorted(responses.items()))
     for response in responses.values():
         # The page asks for the first one, and JSON is what a person can read.
@@ -138,11 +144,6 @@ def _finish_operation(path: str, operation: dict[str, Any]) -> None:
         if "application/json" in content:
             first = {"application/json": content.pop("application/json")}
             response["content"] = first | content
-
-
-def _error_response(text: str) -> dict[str, Any]:
-    schema = {"$ref": _REF.format(model="ErrorBody")}
-    return {"description": text, "content": {"application/json": {"schema": schema}}}
 
 
 def document_with_models(
@@ -273,7 +274,7 @@ def _request_schema(spec: ModelSpec) -> dict[str, Any]:
             },
         },
     }
-    return {"anyOf": [short, {"$ref": _REF.format(model="InferenceRequest")}]}
+    return {"anyOf": [short, {"$ref": REFERENCE.format(model="InferenceRequest")}]}
 
 
 def _tensor_schema(spec: ModelSpec, tensor: TensorSpec) -> dict[str, Any]:

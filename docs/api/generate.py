@@ -1,7 +1,7 @@
 """Writes the reference of the public names: `make docs-api`.
 
 Read from the syntax trees, so that nothing is imported and compiled modules give the
-same pages: a page for a package, of what its `__init__.py` hands on.
+same pages: a page for a package, of what its `__init__.py` or `public.py` hands on.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 def page(package: str) -> str:
     """The page of a package, in Markdown."""
-    init = _tree(f"{package}/__init__.py")
+    init = names_in = _tree(f"{package}/__init__.py")
+    if (ROOT / package / "public.py").exists():
+        names_in = _tree(f"{package}/public.py")
     public = next(
         ast.literal_eval(node.value)
-        for node in init.body
+        for node in names_in.body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
     )
     lines = [
@@ -33,7 +35,7 @@ def page(package: str) -> str:
         "",
         _doc(init),
     ]
-    for node in init.body:
+    for node in names_in.body:
         if not isinstance(node, ast.ImportFrom) or node.module is None:
             continue
         names = [n for n in node.names if (n.asname or n.name) in public]

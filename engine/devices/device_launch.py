@@ -9,14 +9,13 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from engine.devices.crashes import Death
-from engine.devices.python_process import Output, PythonOptions
+from engine.devices.python_process import Output, PythonOptions, device_process
 from engine.errors import DeviceLost
 from engine.logs import standard_output_is_wanted
 from engine.origin import here, hold, let_go, no_fork
@@ -148,7 +147,7 @@ class LaunchedProcess:
                 options["stdout"] = (
                     None if standard_output_is_wanted() else subprocess.DEVNULL
                 )
-                command = [sys.executable, "-P", "-m", "engine.worker.device_process"]
+                command = device_process()
                 if python is not None:
                     command = python.command()
                     heard, printed = os.pipe()

@@ -35,6 +35,15 @@ _INTERPRETER = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 _LEVEL = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) ")
 
 
+def device_process() -> list[str]:
+    """What starts a device process of this interpreter, up to its arguments."""
+    # Looking for garbage while modules are imported would take a tenth of the start.
+    start = (
+        "import gc; gc.disable(); from engine.worker.device_process import run; run()"
+    )
+    return [sys.executable, "-P", "-c", start]
+
+
 @dataclass(frozen=True, slots=True)
 class PythonOptions:
     """How the process of a Python model is started.
@@ -57,7 +66,7 @@ class PythonOptions:
         memory = ["--python", "--memory", str(self.memory)]
         if self.interpreter:
             return [self.interpreter, "-P", lend.__file__, *memory]
-        return [sys.executable, "-P", "-m", "engine.worker.device_process", *memory]
+        return [*device_process(), *memory]
 
     def variables(self, threads: int) -> dict[str, str]:
         """Its environment, in which libraries are told to use so many threads."""

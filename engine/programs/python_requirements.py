@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from importlib import metadata
 
 from engine.errors import InvalidModel
 
@@ -27,6 +26,9 @@ def check_installed(requirements: Iterable[str]) -> None:
             name, wanted = _parsed(requirement)
         except ValueError as error:
             raise InvalidModel(str(error)) from None
+        # Most models ask for none, and need not wait for the import.
+        from importlib import metadata
+
         try:
             found = metadata.version(name)
         except metadata.PackageNotFoundError:

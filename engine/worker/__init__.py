@@ -1,6 +1,6 @@
 """The device process: its service, scheduling, batching and replicas.
 
 Runs in the device process and nowhere else; nothing outside imports it, it is started
-as `python -m engine.worker.device_process`. May import `session.worker`, `model`,
+as a new Python that runs `device_process`. May import `session.worker`, `model`,
 `programs`, `transport` and the ground.
 """

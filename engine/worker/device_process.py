@@ -1,8 +1,8 @@
 """The process that is a device: one thread runs programs, connections load and ask.
 
-Started by `engine.devices.device_launch` as `python -m engine.worker.device_process`,
-with two descriptors: the listening socket of its control messages and the read end of a
-pipe that its owner holds open. When the owner dies the kernel sends SIGKILL for the
+Started by `engine.devices.device_launch` as a new Python, with two descriptors: the
+listening socket of its control messages and the read end of a pipe that its owner holds
+open. When the owner dies the kernel sends SIGKILL for the
 pipe and this process ends at once, whatever it is doing, or if it is stopped. It
 inherits the exclusive claim on the device too, so the device is free only when both
 owner and process are gone.
@@ -21,7 +21,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from engine.descriptors import raise_descriptor_limit
 from engine.faults import DeviceFault, DeviceFaulted, FaultKind
@@ -99,9 +99,17 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-if __name__ == "__main__":
+def run() -> NoReturn:
+    """The whole process, started with the garbage collector off."""
+    # What was imported stays: the collector need not walk through it.
+    gc.freeze()
+    gc.enable()
     code = main()
     logging.shutdown()
     # Not the interpreter's way: it would end threads of sessions where they come back
     # from ONNX Runtime, whose code dies noisily of that ("terminate called").
     os._exit(code)
+
+
+if __name__ == "__main__":
+    run()

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 from starlette.types import Receive, Scope, Send
 
 from app.api.dependencies import ModelName, Version
-from app.api.schemas import ErrorBody, InferenceResponse
+from app.api.schemas import InferenceResponse, error_response
 from app.errors import HttpError
 
 router = APIRouter()
@@ -42,8 +42,7 @@ _ERRORS = {
     504: "The deadline passed.",
 }
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody, "description": text}
-    for status, text in _ERRORS.items()
+    status: error_response(text) for status, text in _ERRORS.items()
 }
 _EVENTS = {"text/event-stream": {"schema": {"type": "string"}}}
 INFER_RESPONSES: dict[int | str, dict[str, Any]] = {

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Request, Response
 
 from app.api.dependencies import MANAGEMENT, GatewayOf, read_object
 from app.api.request_bodies import RegisterRequest, documented, whole_number
-from app.api.schemas import CudaRegion, ErrorBody, SystemRegion
+from app.api.schemas import CudaRegion, SystemRegion, error_response
 from app.codec.shared_memory import RegionStatus, RegionTable
 from app.codec.wanted import not_allowed
 from app.errors import HttpError, InvalidRequest
@@ -23,8 +23,8 @@ _SYSTEM = "/systemsharedmemory"
 _CUDA = "/cudasharedmemory"
 _REGION = "/region/{region}"
 _LARGEST = (1 << 64) - 1
-REFUSED = {"model": ErrorBody, "description": "It cannot be registered here."}
-UNKNOWN = {"model": ErrorBody, "description": "There is no such region."}
+REFUSED = error_response("It cannot be registered here.")
+UNKNOWN = error_response("There is no such region.")
 
 RegionName = Annotated[str, Path(description="The name that it is registered under.")]
 
