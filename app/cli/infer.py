@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from app.cli.errors import EXIT_FAILED, EXIT_USAGE, CommandError
+from app.cli.errors import EXIT_USAGE, CommandError, client_errors
+from app.cli.options import SERVER, Url, Version
 from app.cli.pairs import parse_pairs
 
 if TYPE_CHECKING:
@@ -40,12 +41,8 @@ def infer(
         typer.Option("--encoding", "-e", metavar="json|msgpack|binary|npy",
                      help="How the tensors travel."),
     ] = "binary",
-    url: Annotated[
-        str, typer.Option(help="Where the gateway is.", envvar="POPGATE_URL")
-    ] = "http://127.0.0.1:8000",
-    version: Annotated[
-        str | None, typer.Option(help="Version of the model. [default: the highest]")
-    ] = None,
+    url: Url = SERVER,
+    version: Version = "",
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="Time limit.")
     ] = TIMEOUT,
@@ -54,28 +51,19 @@ def infer(
 
     For example: popgate infer digits --input image=digit.npy
     """
-    from popgate.client import Client, ClientError, ConnectionFailed, InvalidRequest
+    from popgate.client import Client
 
     wanted = parse_pairs(outputs, "--output")
     _check_encoding(encoding)
-    try:
-        client = Client(url, timeout=timeout, encoding=encoding, retries=0)
-    except InvalidRequest as e:
-        raise CommandError(f"--url {e}", EXIT_USAGE) from None
-    try:
-        with client:
-            metadata = _metadata(client, name, version or "")
-            tensors = _read_inputs(metadata, _given(inputs))
-            started = time.perf_counter()
-            results = client.infer(name, tensors, version=version or "")
-            milliseconds = 1e3 * (time.perf_counter() - started)
-    except ConnectionFailed as e:
-        msg = f"no answer from {url}: {e}; is `popgate serve` running there?"
-        raise CommandError(msg) from None
-    except InvalidRequest as e:
-        raise CommandError(str(e), EXIT_FAILED if e.status else EXIT_USAGE) from None
-    except ClientError as e:
-        raise CommandError(str(e)) from None
+    with (
+        client_errors(url),
+        Client(url, timeout=timeout, encoding=encoding, retries=0) as client,
+    ):
+        metadata = _metadata(client, name, version)
+        tensors = _read_inputs(metadata, _given(inputs))
+        started = time.perf_counter()
+        results = client.infer(name, tensors, version=version)
+        milliseconds = 1e3 * (time.perf_counter() - started)
     _deliver(results, wanted)
     shown = results.model_version or metadata["versions"][-1]
     typer.echo(f"{name} version {shown}, {milliseconds:.1f} ms", err=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from app.cli.errors import EXIT_INTERRUPTED, CommandError
+from app.cli.options import Executable, Files, Seed
 
 if TYPE_CHECKING:
     from app.cli.latency import Measured
@@ -22,11 +23,6 @@ MAX_IN_FLIGHT = 65_536
 #: How long rows that do not fill a run wait for others, of which none may come.
 _FILL_NS = 1_000_000
 
-_Files = Annotated[
-    list[Path],
-    typer.Argument(metavar="FILE", help="A PopEF file, the files of one model, or "
-                   "an ONNX file, which is compiled first."),
-]  # fmt: skip
 _Inputs = Annotated[
     list[str] | None,
     typer.Option("--input", "-i", metavar="NAME=VALUE",
@@ -63,9 +59,6 @@ _Save = Annotated[
     typer.Option(metavar="FILE", help="Write the outputs of the last request to a .npz "
                  "file (or .npy, of a single one) instead of printing them."),
 ]  # fmt: skip
-_Seed = Annotated[
-    int, typer.Option(metavar="N", min=0, help="Seed for generated inputs.")
-]
 _Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Do not print the outputs.")
 ]
@@ -73,9 +66,6 @@ _Given = Annotated[
     bool, typer.Option("--only-given", help="Make nothing up: send the inputs that are "
                        "given and no others, as for one of several fused models."),
 ]  # fmt: skip
-_Executable = Annotated[
-    str, typer.Option(metavar="NAME", help="Which model, where the file has several.")
-]
 _Devices = Annotated[
     str | None,
     typer.Option(metavar="SPEC", help="Devices to choose from, as for serve. "
@@ -84,18 +74,18 @@ _Devices = Annotated[
 
 
 def run(
-    files: _Files,
+    files: Files,
     inputs: _Inputs = None,
     batch: _Batch = None,
     iterations: _Iterations = 1,
     in_flight: _InFlight = None,
     replicas: _Replicas = 1,
     save: _Save = None,
-    seed: _Seed = 0,
+    seed: Seed = 0,
     quiet: _Quiet = False,
     shapes: _Shapes = None,
     only_given: _Given = False,
-    executable: _Executable = "",
+    executable: Executable = "",
     devices: _Devices = None,
 ) -> None:
     """Run a model here, without a gateway.

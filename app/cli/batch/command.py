@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from app.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, CommandError
+from app.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, CommandError, client_errors
+from app.cli.options import SERVER, Url, Version
 
 if TYPE_CHECKING:
     from app.cli.batch.results import Results
@@ -42,12 +43,8 @@ def batch(
         int, typer.Option("--in-flight", min=1, max=1024,
                           help="Requests at the same time.")
     ] = 32,
-    url: Annotated[
-        str, typer.Option(help="Where the gateway is.", envvar="POPGATE_URL")
-    ] = "http://127.0.0.1:8000",
-    version: Annotated[
-        str, typer.Option(help="Version of the model. [default: the highest]")
-    ] = "",
+    url: Url = SERVER,
+    version: Version = "",
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="Time limit of one row.")
     ] = 60.0,
@@ -64,14 +61,12 @@ def batch(
     """
     from app.cli.batch.results import Results
     from app.cli.batch.rows import open_rows
-    from popgate.client import AsyncClient, ClientError, InvalidRequest
+    from popgate.client import AsyncClient, ClientError
 
     place = target or source.with_name(f"{source.name}.results.jsonl")
     options: dict[str, Any] = {"timeout": timeout, "retries": retries}
-    try:
+    with client_errors(url):
         client = AsyncClient(url, max_connections=in_flight, **options)
-    except InvalidRequest as e:
-        raise CommandError(f"--url {e}", EXIT_USAGE) from None
     with (
         open_rows(source, keep or []) as rows,
         Results(place, source, name, version) as results,

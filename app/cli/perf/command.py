@@ -6,14 +6,23 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from app.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, CommandError
+from app.cli.errors import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    CommandError,
+    check_plain,
+    client_errors,
+)
+from app.cli.options import SERVER, Inputs, Rows, Shapes, Url, Version
 
 if TYPE_CHECKING:
     from app.cli.perf.measure import Load, Measurement
+    from popgate.client import Client
 
 #: What of a core the client may use before it is it that is measured.
 BUSY = 0.9
@@ -48,28 +57,15 @@ def perf(
     connections: Annotated[
         int, typer.Option(min=1, max=4096, help="Most connections of an open loop.")
     ] = 128,
-    batch: Annotated[int, typer.Option("--batch", "-b", min=1,
-                                       help="Rows of a request.")] = 1,
-    inputs: Annotated[
-        list[str] | None,
-        typer.Option("--input", "-i", metavar="NAME=VALUE",
-                     help="An input, as for `popgate infer`; default: synthetic."),
-    ] = None,
-    shapes: Annotated[
-        list[str] | None,
-        typer.Option("--shape", metavar="NAME=DIMS",
-                     help="Shape of a synthetic input."),
-    ] = None,
+    batch: Rows = 1,
+    inputs: Inputs = None,
+    shapes: Shapes = None,
     encoding: Annotated[
         str, typer.Option("--encoding", "-e", metavar="json|binary",
                           help="[default: binary where the server reads it]")
     ] = "",
-    url: Annotated[
-        str, typer.Option(help="Where the server is.", envvar="POPGATE_URL")
-    ] = "http://127.0.0.1:8000",
-    version: Annotated[
-        str, typer.Option(help="Version of the model. [default: the highest]")
-    ] = "",
+    url: Url = SERVER,
+    version: Version = "",
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write all numbers.")
     ] = None,
@@ -85,43 +81,28 @@ def perf(
 
     For example: popgate perf digits --concurrency 1,4,16 --html report.html
     """
-    from app.cli.perf.measure import run_step
-    from app.cli.perf.report import head, row
     from app.cli.perf.requests import prepared_requests
-    from popgate.client import Client, ClientError, InvalidRequest
+    from popgate.client import Client
 
     loads = _loads(concurrency, rate, arrivals, connections)
     for target in (json_file, html_file):
         if target is not None and not target.parent.is_dir():
             raise CommandError(f"{target}: no such folder", EXIT_USAGE)
-    if url.startswith("https:"):
-        raise CommandError("--url: plain HTTP only, as in http://HOST", EXIT_USAGE)
-    try:
-        client = Client(url, encoding=encoding or None, timeout=60)
-    except InvalidRequest as e:
-        raise CommandError(str(e), EXIT_USAGE) from None
+    check_plain(url)
     steps: list[Measurement] = []
     code = 0
-    with client:
-        try:
+    windows = _Windows(seconds, warm_up, within / 100)
+    try:
+        with (
+            client_errors(url),
+            Client(url, encoding=encoding or None, timeout=60) as client,
+        ):
             requests = prepared_requests(client, name, version, inputs, shapes, batch)
-            typer.echo(head())
-            for load in loads:
-                step = run_step(
-                    client, name, requests, load, seconds, warm_up, within / 100
-                )
-                typer.echo(row(step))
-                steps.append(step)
-        except InvalidRequest as e:
-            raise CommandError(
-                str(e), EXIT_FAILED if e.status else EXIT_USAGE
-            ) from None
-        except ClientError as e:
-            raise CommandError(f"{url}: {e}") from None
-        except OSError as e:
-            raise CommandError(f"no connection to {url}: {e}") from None
-        except KeyboardInterrupt:
-            code = EXIT_INTERRUPTED
+            _sweep(client, name, requests, loads, windows, steps)
+    except OSError as e:
+        raise CommandError(f"no connection to {url}: {e}") from None
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
     about: dict[str, Any] = {
         "server": url, "model": name, "rows of a request": batch,
         "seconds of a window": seconds, "cores of the client": os.cpu_count(),
@@ -129,6 +110,30 @@ def perf(
     _write(about, steps, json_file, html_file)
     if code or not steps or any(step.failed for step in steps):
         raise typer.Exit(code or EXIT_FAILED)
+
+
+class _Windows(NamedTuple):
+    seconds: float
+    warm_up: float
+    within: float
+
+
+def _sweep(
+    client: Client,
+    name: str,
+    requests: list[bytes],
+    loads: list[Load],
+    windows: _Windows,
+    steps: list[Measurement],
+) -> None:
+    """Measure one load after the other; each is shown, and put to `steps`."""
+    from app.cli.perf.measure import run_step
+    from app.cli.perf.report import head, row
+
+    typer.echo(head())
+    for load in loads:
+        steps.append(run_step(client, name, requests, load, *windows))
+        typer.echo(row(steps[-1]))
 
 
 def _write(

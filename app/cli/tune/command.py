@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from app.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, CommandError
+from app.cli.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    CommandError,
+    check_plain,
+    client_errors,
+)
+from app.cli.options import AllowPython, Inputs, Rows, Shapes
 
 if TYPE_CHECKING:
     from app.cli.tune.server import Tuned
@@ -58,21 +65,10 @@ def tune(
         str, typer.Option(help="The key to load its models with.",
                           envvar="POPGATE_KEY")
     ] = "",
-    batch: Annotated[int, typer.Option("--batch", "-b", min=1,
-                                       help="Rows of a request.")] = 1,
-    inputs: Annotated[
-        list[str] | None,
-        typer.Option("--input", "-i", metavar="NAME=VALUE",
-                     help="An input, as for `popgate infer`; default: synthetic."),
-    ] = None,
-    shapes: Annotated[
-        list[str] | None,
-        typer.Option("--shape", metavar="NAME=DIMS",
-                     help="Shape of a synthetic input."),
-    ] = None,
-    allow_python: Annotated[
-        bool, typer.Option("--allow-python", help="As for serve: run models in Python.")
-    ] = False,
+    batch: Rows = 1,
+    inputs: Inputs = None,
+    shapes: Shapes = None,
+    allow_python: AllowPython = False,
 ) -> None:  # fmt: skip
     """Find the settings for the most throughput within a latency.
 
@@ -92,9 +88,13 @@ def tune(
     text = target.read_text(encoding="utf-8") if target and target.exists() else ""
     # What is no part of the file is not mixed with it.
     tell = partial(typer.echo, err=target is None)
-    with _explained(), closing(_server(place, url, key, allow_python)) as server:
+    with (
+        _interrupted(),
+        client_errors(url or "the server"),
+        closing(_server(place, url, key, allow_python)) as server,
+    ):
         trials = Trials(server, place.name, bound, seconds, budget, tell)
-        try:
+        with closing(trials):
             start, batches = trials.prepare(inputs, shapes, batch)
             found = search(
                 start, trials.reach, batches=batches, bound=bound,
@@ -106,8 +106,6 @@ def tune(
                     f"takes {found.best.best.latency * 1e3:.3g} ms (p99)"
                 )
             gain = trials.gain(found) if found.best is not found.first else 1.0
-        finally:
-            trials.clear()
     if gain < BETTER:
         tell(f"{trials.count} settings tried: none is better than what it has")
         return
@@ -120,12 +118,7 @@ def tune(
         raise CommandError(f"{target}: {e}") from None
     if best.setting.devices > 1:
         tell(f"serve it with --devices cpu:{best.setting.devices}")
-    if target is None:
-        typer.echo(made, nl=False)
-        return
-    target.parent.mkdir(exist_ok=True)
-    target.write_text(made, encoding="utf-8")
-    tell(f"written to {target}")
+    _write(made, target)
 
 
 class _Place(NamedTuple):
@@ -136,16 +129,20 @@ class _Place(NamedTuple):
     options: list[str]
 
 
-@contextmanager
-def _explained() -> Iterator[None]:
-    from popgate.client import ClientError, InvalidRequest
+def _write(text: str, target: Path | None) -> None:
+    """None: to standard output."""
+    if target is None:
+        typer.echo(text, nl=False)
+        return
+    target.parent.mkdir(exist_ok=True)
+    target.write_text(text, encoding="utf-8")
+    typer.echo(f"written to {target}")
 
+
+@contextmanager
+def _interrupted() -> Iterator[None]:
     try:
         yield
-    except InvalidRequest as e:
-        raise CommandError(str(e), EXIT_FAILED if e.status else EXIT_USAGE) from None
-    except ClientError as e:
-        raise CommandError(str(e)) from None
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
@@ -204,17 +201,13 @@ def _target(output: str, place: _Place, *, force: bool) -> Path | None:
 
 def _server(place: _Place, url: str, key: str, allow_python: bool) -> Tuned:
     from app.cli.tune.server import OwnServer, RunningServer
-    from popgate.client import Client, InvalidRequest
+    from popgate.client import Client
 
     if not url:
         more = ["--allow-python"] if allow_python else []
         return OwnServer(place.name, [*place.options, *more])
-    if url.startswith("https:"):
-        raise CommandError("--url: plain HTTP only, as in http://HOST", EXIT_USAGE)
-    try:
-        return RunningServer(Client(url, timeout=60, api_key=key or None), place.name)
-    except InvalidRequest as e:
-        raise CommandError(str(e), EXIT_USAGE) from None
+    check_plain(url)
+    return RunningServer(Client(url, timeout=60, api_key=key or None), place.name)
 
 
 def _device_counts() -> Sequence[int]:

@@ -122,7 +122,7 @@ class Trials:
         self._status.clear()
         return rates[found.best.setting] / max(rates[found.first.setting], 1e-9)
 
-    def clear(self) -> None:
+    def close(self) -> None:
         self._status.clear()
 
     def _loaded(self, setting: Setting) -> Client | None:

@@ -192,7 +192,7 @@ def test_mistakes(popgate: Call, gateway: ServedGateway, tmp_path: Path) -> None
     for arguments, code, said in (
         (["affine", "-i", "none.csv", *asked], 2, "no such file"),
         (["affine", "-i", "rows.xml", *asked], 2, "expected .csv, .jsonl"),
-        (["affine", "-i", source, "--url", "ftp://x"], 2, "--url ftp://x"),
+        (["affine", "-i", source, "--url", "ftp://x"], 2, "ftp://x: expected http"),
         (["affine", "-i", source, "-o", "/none/x.jsonl", *asked], 2, "no such folder"),
         (["none", "-i", source, *asked], 1, "unknown model"),
         (["affine", "-i", source, "--url", "http://127.0.0.1:1"], 1, "no connection"),

@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from app.cli.bench_sessions import (
+from app.cli.bench.callbacks import (
     Worker,
     connect,
     join,

@@ -11,6 +11,7 @@ import typer
 
 from app.cli.commands import Command
 from app.cli.errors import EXIT_INTERRUPTED, EXIT_USAGE, CommandError
+from app.cli.options import Executable, Files, Seed
 
 if TYPE_CHECKING:
     from app.cli.latency import Measured
@@ -28,11 +29,6 @@ bench = typer.Typer(
     rich_markup_mode=None,
 )
 
-_Files = Annotated[
-    list[Path],
-    typer.Argument(metavar="FILE", help="A PopEF file, the files of one model, or "
-                   "an ONNX file, which is compiled first."),
-]  # fmt: skip
 _Compiled = Annotated[
     str | None,
     typer.Option("--compile-batch", metavar="N,...", help="Batch sizes to compile an "
@@ -45,17 +41,11 @@ _Seconds = Annotated[
         metavar="SECONDS", min=0.01, max=3600, help="How long to measure each line."
     ),
 ]
-_Seed = Annotated[
-    int, typer.Option(metavar="N", min=0, help="Seed for generated inputs.")
-]
-_Executable = Annotated[
-    str, typer.Option(metavar="NAME", help="Which model, where the file has several.")
-]
 
 
 @bench.command(cls=Command)
 def callbacks(
-    files: _Files,
+    files: Files,
     batch: Annotated[
         str,
         typer.Option(metavar="N,...", help="Rows of a run, where the model leaves them "
@@ -64,8 +54,8 @@ def callbacks(
     threads: _Threads = "1",
     compiled: _Compiled = None,
     seconds: _Seconds = 1.0,
-    seed: _Seed = 0,
-    executable: _Executable = "",
+    seed: Seed = 0,
+    executable: Executable = "",
 ) -> None:  # fmt: skip
     """Run a model whose inputs and outputs are callbacks of yours.
 
@@ -75,7 +65,7 @@ def callbacks(
 
     popgate bench callbacks model.onnx --compile-batch 1,8,64 --threads 1,2
     """
-    from app.cli.bench_sessions import CallbackCase, measure_callbacks, rows_of
+    from app.cli.bench.callbacks import CallbackCase, measure_callbacks, rows_of
 
     rows, counts = _numbers(batch, "--batch"), _numbers(threads, "--threads")
 
@@ -99,7 +89,7 @@ def callbacks(
 
 @bench.command(cls=Command)
 def queues(
-    files: _Files,
+    files: Files,
     batch: Annotated[
         str, typer.Option(metavar="N,...", help="Rows of a request; whole runs, where "
                      "inputs and outputs differ in how many rows a run takes.")
@@ -112,8 +102,8 @@ def queues(
     threads: _Threads = "1",
     compiled: _Compiled = None,
     seconds: _Seconds = 1.0,
-    seed: _Seed = 0,
-    executable: _Executable = "",
+    seed: Seed = 0,
+    executable: Executable = "",
 ) -> None:  # fmt: skip
     """Send requests through the queues of a session.
 
@@ -125,7 +115,7 @@ def queues(
 
     popgate bench queues model.onnx --compile-batch 8 --batch 1,8 --ring-multiplier 1,4
     """
-    from app.cli.bench_queues import QueueCase, measure_queues
+    from app.cli.bench.queues import QueueCase, measure_queues
 
     sizes = [_numbers(batch, "--batch"), _numbers(ring, "--ring-multiplier")]
     combined = [*sizes, _numbers(threads, "--threads")]
@@ -161,7 +151,7 @@ def _run(
     from rich.console import Console
     from rich.table import Table
 
-    from app.cli.bench_sessions import batch_name
+    from app.cli.bench.callbacks import batch_name
     from app.cli.local import Interrupt, engine_errors, opened
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)

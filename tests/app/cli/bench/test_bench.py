@@ -1,6 +1,7 @@
 """`popgate bench`: sessions by callbacks and through queues.
 
-Covers: app/cli/bench_queues.py, app/cli/bench_sessions.py.
+Covers: app/cli/bench/command.py, app/cli/bench/queues.py,
+app/cli/bench/callbacks.py.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from build_popef import build_fused
 from tests.app.cli.calls import Call
 from tests.engine import models
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 QUICK = ("--seconds", 0.05)
 
 

@@ -1,0 +1,39 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+SERVER = "http://127.0.0.1:8000"
+
+Url = Annotated[str, typer.Option(help="Where the server is.", envvar="POPGATE_URL")]
+Version = Annotated[
+    str, typer.Option(help="Version of the model. [default: the highest]")
+]
+Rows = Annotated[int, typer.Option("--batch", "-b", min=1, help="Rows of a request.")]
+Inputs = Annotated[
+    list[str] | None,
+    typer.Option("--input", "-i", metavar="NAME=VALUE",
+                 help="An input, as for `popgate infer`; default: synthetic."),
+]  # fmt: skip
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option("--shape", metavar="NAME=DIMS", help="Shape of a synthetic input."),
+]
+AllowPython = Annotated[
+    bool, typer.Option("--allow-python", help="As for serve: run models in Python.")
+]
+Files = Annotated[
+    list[Path],
+    typer.Argument(metavar="FILE", help="A PopEF file, the files of one model, or "
+                   "an ONNX file, which is compiled first."),
+]  # fmt: skip
+Seed = Annotated[
+    int, typer.Option(metavar="N", min=0, help="Seed for generated inputs.")
+]
+Executable = Annotated[
+    str, typer.Option(metavar="NAME", help="Which model, where the file has several.")
+]
