@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from popxl import dtypes
@@ -22,47 +21,37 @@ def pad_type_of(pad_type: str) -> str:
     return pad_type
 
 
-@dataclass(frozen=True, slots=True)
-class _Windows:
-    """How the weight goes over the tensor."""
-
-    stride: Sequence[int]
-    padding: Sequence[int]
-    """As ONNX orders it: all begins, then all ends."""
-    dilation: Sequence[int]
-    groups: int
-    pad_type: str
-
-    def attributes(self) -> dict[str, Any]:
-        return {
-            "stride": tuple(self.stride),
-            "padding": tuple(self.padding),
-            "dilation": tuple(self.dilation),
-            "groups": self.groups,
-            "auto_pad": pad_type_of(self.pad_type),
-        }
-
-
 def _convolution(
     type_: str,
     inputs: Mapping[str, Tensor],
-    windows: _Windows,
-    output: Mapping[str, Any],
-    proportions: Sequence[float] | None,
-    partials: Sequence[dtype] | None,
-    dithering: Iterable[bool] | None,
+    windows: tuple[Sequence[int], Sequence[int], Sequence[int], int, str],
+    hints: tuple[Sequence[float] | None, Iterable[bool] | None, Sequence[dtype] | None],
+    output: Mapping[str, Any] | None = None,
 ) -> Tensor:
-    """One convolution. The last three are hints, which are kept and change nothing."""
+    """One convolution, whose weight goes over the tensor as stride, padding, dilation,
+    groups and pad type of `windows` say; ValueError for a pad type that is none.
+
+    `hints` (memory proportions, dithering, partials) are kept and change nothing.
+    """
+    stride, padding, dilation, groups, pad_type = windows
+    proportions, dithering, partials = hints
     for each in partials or ():
         if each not in (dtypes.float16, dtypes.float32, "half", "float"):
             raise ValueError(f"partials_types must be float16 or float32: {each!r}")
-    hints = {
-        "proportions": list(proportions or []),
-        "partials": list(partials or []),
-        "dithering": list(dithering or []),
+    attributes = {
+        "stride": tuple(stride),
+        "padding": tuple(padding),
+        "dilation": tuple(dilation),
+        "groups": groups,
+        "auto_pad": pad_type_of(pad_type),
+        **(output or {}),
+        "hints": {
+            "proportions": list(proportions or []),
+            "partials": list(partials or []),
+            "dithering": list(dithering or []),
+        },
     }
     name = "convtranspose_out" if "Transpose" in type_ else "conv_out"
-    attributes = {**windows.attributes(), **output, "hints": hints}
     return emit(type_, inputs, [name], attributes)[0]
 
 
@@ -97,11 +86,8 @@ def conv(
     return _convolution(
         "Conv",
         {"t": t, "weight": weight},
-        _Windows(stride, padding, dilation, groups, pad_type),
-        {},
-        available_memory_proportions,
-        partials_types,
-        enable_conv_dithering,
+        (stride, padding, dilation, groups, pad_type),
+        (available_memory_proportions, enable_conv_dithering, partials_types),
     )
 
 
@@ -123,11 +109,9 @@ def conv_transpose(
     return _convolution(
         "ConvTranspose",
         {"t": t, "weight": weight},
-        _Windows(stride, padding, dilation, groups, pad_type),
+        (stride, padding, dilation, groups, pad_type),
+        (available_memory_proportions, enable_conv_dithering, partials_types),
         _output(t, output_padding, output_shape, pad_type),
-        available_memory_proportions,
-        partials_types,
-        enable_conv_dithering,
     )
 
 
@@ -148,11 +132,8 @@ def conv_pow2scaled(
     return _convolution(
         "ConvPow2Scaled",
         {"t": t, "weight": weight, "log2_scale": log2_scale},
-        _Windows(stride, padding, dilation, groups, pad_type),
-        {},
-        available_memory_proportions,
-        None,
-        enable_conv_dithering,
+        (stride, padding, dilation, groups, pad_type),
+        (available_memory_proportions, enable_conv_dithering, None),
     )
 
 
@@ -175,9 +156,7 @@ def conv_transpose_pow2scaled(
     return _convolution(
         "ConvTransposePow2Scaled",
         {"t": t, "weight": weight, "log2_scale": log2_scale},
-        _Windows(stride, padding, dilation, groups, pad_type),
+        (stride, padding, dilation, groups, pad_type),
+        (available_memory_proportions, enable_conv_dithering, None),
         _output(t, output_padding, output_shape, pad_type),
-        available_memory_proportions,
-        None,
-        enable_conv_dithering,
     )
