@@ -68,6 +68,7 @@ from engine.programs.python_requirements import check_requirement
 from engine.runner.joined_runner import JoinedRunner
 from engine.runner.model_runner import ModelRunner
 from engine.runner.python_code import PythonModel, read_python_model
+from engine.runner.replica_channel import new_request_number, process_of
 from engine.runner.result import ExecuteResult
 from engine.runner.runner_description import RunnerDescription
 from engine.runner.stats import RunnerStats
@@ -214,12 +215,14 @@ __all__ = [
     "environment",
     "keep_large_blocks",
     "named_devices",
+    "new_request_number",
     "non_scalar",
     "not_assigned",
     "open_model",
     "or_bind",
     "parse_devices",
     "peer_uid",
+    "process_of",
     "program_policies",
     "raise_descriptor_limit",
     "read_python_model",

@@ -186,7 +186,7 @@ def _scheduler(
     """What fills in the inputs that requests do not see. Raises ValueError."""
     folder = source.files[0].parent
     if is_generator(spec, source, config):
-        return GeneratorScheduler(spec, runner, folder)
+        return GeneratorScheduler(spec, runner)
     if config.sequence is not None:
         return SequenceScheduler(
             spec,

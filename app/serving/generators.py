@@ -9,7 +9,6 @@ ends with the deadline of its request.
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,10 +23,11 @@ from app.spec import ModelSpec
 from engine import (
     PYTHON_MORE,
     PYTHON_STEP,
-    Device,
     DeviceLost,
     EngineError,
+    LinkedDevice,
     Tensor,
+    new_request_number,
 )
 from popef_io import DataType
 
@@ -40,7 +40,7 @@ class ReplicaRunner(Protocol):
     """The part of `engine.ModelRunner` that is needed to stay on one replica."""
 
     @property
-    def devices(self) -> Sequence[Device]: ...
+    def devices(self) -> Sequence[LinkedDevice]: ...
     def submit(
         self,
         inputs: Mapping[str, Tensor],
@@ -75,12 +75,13 @@ class GeneratorScheduler(StepScheduler):
     Belongs to the event loop's thread.
     """
 
-    def __init__(self, spec: ModelSpec, runner: ReplicaRunner, folder: Path) -> None:
+    def __init__(self, spec: ModelSpec, runner: ReplicaRunner) -> None:
+        #: Of all tensors that the model has.
+        self.spec = spec
         config = StepsConfig(more=PYTHON_MORE, max_steps=MAX_RESPONSES)
         visible = spec.without([PYTHON_STEP], ())
-        super().__init__(visible, runner, config, folder)
+        super().__init__(visible, runner, config, Path())
         self._replicas = runner
-        self._numbers = itertools.count(1)
         self._live: dict[int, int] = {}
         # After the first step: the generator has its inputs.
         self._empty = {t.name: _empty(t.shape, t.data_type) for t in visible.inputs}
@@ -95,7 +96,7 @@ class GeneratorScheduler(StepScheduler):
         run = GeneratorRun(
             request.inputs, deadline, on_response, on_done, request.priority
         )
-        run.number = next(self._numbers)
+        run.number = new_request_number()
         run.on_end = self._ended
         return run
 

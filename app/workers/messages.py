@@ -13,6 +13,7 @@ from typing import Any
 
 import msgpack
 
+from app.serving.generators import GeneratorScheduler
 from app.serving.table import ModelEntry
 from app.spec import ModelSpec, TensorSpec
 from engine import RunnerDescription, Tensor
@@ -59,7 +60,8 @@ class SharedEntry:
 
     `key` is another one for everything that is loaded: a runner that a worker has for
     it is for this and for nothing else. `block` is where it is counted. `timeout`,
-    `max_timeout` and `level_timeouts` are those of the `ModelEntry`.
+    `max_timeout` and `level_timeouts` are those of the `ModelEntry`; `generator` is of
+    all tensors of a model that gives several responses.
     """
 
     key: int
@@ -69,11 +71,13 @@ class SharedEntry:
     timeout: float | None = None
     max_timeout: float | None = None
     level_timeouts: Mapping[int, float | None] | None = None
+    generator: ModelSpec | None = None
 
     @classmethod
     def of(
         cls, key: int, block: int, entry: ModelEntry, runner: RunnerDescription
     ) -> SharedEntry:
+        scheduler = entry.scheduler
         return cls(
             key,
             block,
@@ -82,53 +86,65 @@ class SharedEntry:
             entry.timeout,
             entry.max_timeout,
             entry.level_timeouts,
+            scheduler.spec if isinstance(scheduler, GeneratorScheduler) else None,
         )
 
     def to_message(self) -> Message:
-        spec = self.spec
         return {
             "key": self.key,
             "block": self.block,
-            "name": spec.name,
-            "version": spec.version,
-            "inputs": list(map(_tensor_message, spec.inputs)),
-            "outputs": list(map(_tensor_message, spec.outputs)),
-            "rows": [spec.max_batch_size, spec.max_rows, spec.optional_inputs],
-            "defaults": [
-                [name, t.data_type.name, list(t.shape), t.tobytes()]
-                for name, t in spec.defaults.items()
-            ],
+            "spec": _spec_message(self.spec),
             "runner": self.runner.to_message(),
             "timeouts": [self.timeout, self.max_timeout],
             "levels": [list(item) for item in (self.level_timeouts or {}).items()],
+            "generator": self.generator and _spec_message(self.generator),
         }
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> SharedEntry:
-        most, most_rows, optional = message["rows"]
         timeout, max_timeout = message["timeouts"]
-        spec = ModelSpec(
-            message["name"],
-            message["version"],
-            tuple(map(_tensor_of, message["inputs"])),
-            tuple(map(_tensor_of, message["outputs"])),
-            most,
-            most_rows,
-            optional,
-            {
-                name: Tensor(DataType[data_type], tuple(shape), (raw,), len(raw))
-                for name, data_type, shape, raw in message["defaults"]
-            },
-        )
+        generator = message["generator"]
         return cls(
             message["key"],
             message["block"],
-            spec,
+            _spec_of(message["spec"]),
             RunnerDescription.from_message(message["runner"]),
             timeout,
             max_timeout,
             dict(message["levels"]),
+            generator and _spec_of(generator),
         )
+
+
+def _spec_message(spec: ModelSpec) -> Message:
+    return {
+        "name": spec.name,
+        "version": spec.version,
+        "inputs": list(map(_tensor_message, spec.inputs)),
+        "outputs": list(map(_tensor_message, spec.outputs)),
+        "rows": [spec.max_batch_size, spec.max_rows, spec.optional_inputs],
+        "defaults": [
+            [name, t.data_type.name, list(t.shape), t.tobytes()]
+            for name, t in spec.defaults.items()
+        ],
+    }
+
+
+def _spec_of(message: Mapping[str, Any]) -> ModelSpec:
+    most, most_rows, optional = message["rows"]
+    return ModelSpec(
+        message["name"],
+        message["version"],
+        tuple(map(_tensor_of, message["inputs"])),
+        tuple(map(_tensor_of, message["outputs"])),
+        most,
+        most_rows,
+        optional,
+        {
+            name: Tensor(DataType[data_type], tuple(shape), (raw,), len(raw))
+            for name, data_type, shape, raw in message["defaults"]
+        },
+    )
 
 
 def _tensor_message(tensor: TensorSpec) -> list[object]:

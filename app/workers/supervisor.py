@@ -25,6 +25,7 @@ from app.observe.log import LogSettings
 from app.observe.metrics import MetricsRegistry, ModelMetrics
 from app.observe.shared_counters import MOST_MODELS, CounterSegment
 from app.other_processes import OtherProcesses, WorkerState
+from app.serving.generators import GeneratorScheduler
 from app.serving.table import ModelEntry, ModelTable
 from app.settings import Settings
 from app.workers.messages import Message, SharedEntry
@@ -156,8 +157,6 @@ class Workers(OtherProcesses):
             runner = entry.runner
             if not self._is_plain(entry) or not isinstance(runner, ModelRunner):
                 continue
-            if any(device.python is not None for device in runner.devices):
-                continue  # its calls to others are on behalf of requests known here
             block = self._block(name, entry.spec.version)
             description = runner.description
             if block is None or not description.replicas or runner.failure is not None:
@@ -174,8 +173,10 @@ class Workers(OtherProcesses):
     @staticmethod
     def _is_plain(entry: ModelEntry) -> bool:
         """Whether a worker can do all that a request to it needs."""
-        is_watched = entry.tracer is not None or entry.regions is not None
-        return entry.scheduler is None and entry.ready and not is_watched
+        scheduler = entry.scheduler
+        if scheduler is not None and not isinstance(scheduler, GeneratorScheduler):
+            return False
+        return entry.ready and entry.tracer is None and entry.regions is None
 
     def _key(
         self, name: str, runner: ModelRunner, description: RunnerDescription

@@ -23,6 +23,7 @@ from app.limits import Limits
 from app.observe.journal import Journal
 from app.observe.log import LogControl, LogSettings
 from app.observe.shared_counters import CounterSegment
+from app.serving.generators import GeneratorScheduler
 from app.serving.keys import Keys
 from app.serving.patience import Patience
 from app.serving.table import ModelEntry, ModelTable
@@ -200,7 +201,9 @@ class Worker:
             return None
 
     def _entry(self, one: SharedEntry, runner: JoinedRunner) -> ModelEntry:
-        spec = one.spec
+        spec, scheduler = one.spec, None
+        if one.generator is not None:
+            scheduler = GeneratorScheduler(one.generator, runner)
         return ModelEntry(
             spec,
             runner,
@@ -208,6 +211,7 @@ class Worker:
             timeout=one.timeout,
             max_timeout=one.max_timeout,
             level_timeouts=one.level_timeouts,
+            scheduler=scheduler,
             limits=self.table.limits,
         )
 

@@ -96,7 +96,6 @@ class Device(LinkedDevice):
         self.providers = tuple(providers)
         self.ipu_version = ipu_version
         self.lease = SessionLease()
-        self.restarts = 0
         self._claims = tuple(claims)
         self.address = address_of(self.units[0])
         self._launcher = Launcher(

@@ -42,6 +42,8 @@ class LinkedDevice(ABC):
         self.spin_us = spin_us
         self.lock = threading.RLock()
         self.state = DeviceState.LOST
+        #: How often another process took the place of one that was lost.
+        self.restarts = 0
         self.outstanding = 0  # requests in flight, counted by their channels
         self._connection: Connection | None = None
         self._result_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)

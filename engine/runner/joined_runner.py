@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 
 from engine.devices.joined_device import JoinedDevice
+from engine.devices.linked_device import LinkedDevice
 from engine.devices.request import OnDone, Request
 from engine.errors import DeviceLost, EngineError, RunnerClosed
 from engine.model.iterations import split_iterations
@@ -71,6 +72,16 @@ class JoinedRunner:
         return tuple(level for c in self._channels for level in c.lines or (c,))
 
     @property
+    def devices(self) -> tuple[LinkedDevice, ...]:
+        """The device of each replica, those that were joined."""
+        return tuple(channel.device for channel in self._channels)
+
+    def request_of(self, number: int) -> Request | None:
+        """As `ModelRunner.request_of`."""
+        found = (channel.request_of(number) for channel in self.channels)
+        return next(filter(None, found), None)
+
+    @property
     def serving(self) -> bool:
         """Whether some replica can take requests."""
         return self.failure is None and any(c.usable for c in self._channels)
@@ -97,22 +108,27 @@ class JoinedRunner:
         validate: bool = False,
         into: OutputArrays | None = None,
         delayed: bool = True,
+        replica_id: int | None = None,
     ) -> Request:
         """As `ModelRunner.submit`: queue one request, never block. Resolved by
-        `JoinedDevice.poll`."""
+        `JoinedDevice.poll`. `replica_id` is its place in `devices`."""
         if validate:
             check_inputs(self.name, self._request_descs, inputs)
         rows = self._batches.units(inputs)
         deadline_ns = 0 if deadline is None else int(deadline * 1e9)
-        return self._pick(priority).submit(
-            inputs, rows, deadline_ns, on_done, 0, into, delayed
-        )
+        channel = self._pick(priority, replica_id)
+        request = channel.submit(inputs, rows, deadline_ns, on_done, 0, into, delayed)
+        if replica_id is not None:
+            channel.keep_here(request)
+        return request
 
-    def _pick(self, priority: int) -> ReplicaChannel:
-        """The channel to the least busy replica. Raises why there is none."""
+    def _pick(self, priority: int, replica_id: int | None = None) -> ReplicaChannel:
+        """The channel to a replica, or the least busy one. Raises why there is none."""
         if self.failure is not None:
             raise self.failure.again()
         channels = self._channels
+        if replica_id is not None:
+            channels = channels[replica_id : replica_id + 1]
         channel = channels[0] if len(channels) == 1 else least_busy(channels)
         if channel is None or not channel.usable:
             raise channels[0].device.want()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -63,12 +64,25 @@ Opener = Callable[[int, int], "ReplicaChannel"]
 
 logger = logging.getLogger(__name__)
 
-_REQUEST_NUMBERS = itertools.count(1)
+#: Bits of a request's number below those of its process.
+PROCESS_SHIFT = 40
+# Several processes may feed a device: a number is of one request of one of them.
+_REQUEST_NUMBERS = itertools.count((os.getpid() << PROCESS_SHIFT) + 1)
 #: Retry-After of a full queue: before a service time is known, and at least.
 UNKNOWN_ROOM_NS = 1_000_000_000
 MIN_ROOM_NS = 1_000_000
 #: Bytes of an output from which caches decide how fast copies are.
 LARGE_OUTPUT = 256 * 1024
+
+
+def new_request_number() -> int:
+    """A number that no request has, of whatever process."""
+    return next(_REQUEST_NUMBERS)
+
+
+def process_of(number: int) -> int:
+    """The process that has made a request of this number."""
+    return number >> PROCESS_SHIFT
 
 
 class ReplicaChannel(RequestChannel):

@@ -10,84 +10,19 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.app.served import ServedGateway, add
+from tests.app.workers.conftest import connect, infer, metric, prefix, process_of
 from tests.engine import models
-from tests.support import WAIT, is_gone, until
+from tests.support import is_gone, until
 
-ROWS = {"inputs": {"input": [[1.0, 2.0, 3.0, 4.0]]}}
 TWICE = [3.0, 5.0, 7.0, 9.0]
-
-
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("models")
-    add(root, "affine")
-    add(root, "slow", models.slow)
-    return root
-
-
-@pytest.fixture(scope="module")
-def served(repository: Path) -> Iterator[ServedGateway]:
-    options = "--workers", "2", "--trust-loopback", "--device-timeout", "5"
-    trace = "--trace-file", str(repository.parent / "traces.json")
-    with ServedGateway(repository, *options, *trace) as found:
-        yield found.wait_ready()
-
-
-def connect(served: ServedGateway) -> httpx.Client:
-    return httpx.Client(base_url=served.url, timeout=WAIT, trust_env=False)
-
-
-def infer(client: httpx.Client, name: str = "affine") -> httpx.Response:
-    return client.post(f"/v1/models/{name}/infer", json=ROWS)
-
-
-def process_of(client: httpx.Client, name: str = "affine") -> str:
-    """Which process has answered: the ids that it makes begin alike."""
-    response = infer(client, name)
-    assert response.status_code == 200, response.text
-    return response.headers["x-request-id"].partition("-")[0]
-
-
-@pytest.fixture
-def clients(served: ServedGateway) -> Iterator[dict[str, httpx.Client]]:
-    """A connection to each worker, once both run the model themselves."""
-    found: dict[str, httpx.Client] = {}
-    supervisor = prefix(served.client.get("/v1/health/live"))
-
-    def both() -> bool:
-        client = connect(served)
-        where = process_of(client)
-        if where == supervisor or where in found:
-            client.close()
-        else:
-            found[where] = client
-        return len(found) == 2
-
-    until(both)
-    yield found
-    for client in found.values():
-        client.close()
-
-
-def prefix(response: httpx.Response) -> str:
-    return str(response.headers["x-request-id"].partition("-")[0])
-
-
-def metric(served: ServedGateway, name: str, **labels: str) -> float:
-    inside = ",".join(f'{key}="{value}"' for key, value in sorted(labels.items()))
-    text = served.client.get("/metrics").text
-    (line,) = (x for x in text.splitlines() if x.startswith(f"{name}{{{inside}}}"))
-    return float(line.rpartition(" ")[2])
 
 
 def workers_of(served: ServedGateway) -> list[int]:
@@ -251,8 +186,9 @@ def test_a_worker_that_hangs_is_ended_and_started_again(
 def test_a_killed_device_comes_back_for_all(
     served: ServedGateway, clients: dict[str, httpx.Client]
 ) -> None:
-    (device,) = served.client.get("/v1/devices").json()["devices"]
-    os.kill(device["pid"], signal.SIGKILL)
+    devices = served.client.get("/v1/devices").json()["devices"]
+    (pid,) = (device["pid"] for device in devices if device["id"] == "cpu:0")
+    os.kill(pid, signal.SIGKILL)
 
     def answered(client: httpx.Client) -> bool:
         response = infer(client)
