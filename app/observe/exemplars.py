@@ -10,8 +10,9 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 
+from app.observe.exposition import escape_label
 from app.observe.journal import Answered, Journal
-from app.observe.metrics import ModelMetrics, bucket_of, escape_label
+from app.observe.metrics import ModelMetrics, bucket_of
 
 #: Characters that the labels of one may have together (OpenMetrics).
 MOST = 128

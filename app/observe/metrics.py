@@ -1,11 +1,4 @@
-"""What is counted, under which names, and the Prometheus text of it.
-
-The names, labels and units of the counters are Triton's (``nv_inference_…``,
-cumulative, microseconds), because existing dashboards scrape them: they end in neither
-``_total`` nor ``_seconds``, which is why the text is written here and not by a client
-library. Latency histograms are our own and follow Prometheus' conventions (seconds).
-OpenMetrics knows no counter without ``_total``: Triton's are of unknown type in it, so
-that every name is the same in both forms.
+"""What is counted of every model; app/observe/exposition.py writes it out.
 
 Counting happens on the event loop's thread only and reading does too, so nothing here
 takes a lock. Everything is cumulative and never goes down, except the gauges.
@@ -13,24 +6,13 @@ takes a lock. Everything is cumulative and never goes down, except the gauges.
 
 from __future__ import annotations
 
-import math
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 
 from app.errors import FailureReason
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-#: The last line of OpenMetrics.
-END = "# EOF\n"
-
 NS_PER_SECOND = 1_000_000_000
-NS_PER_US = 1_000
-
-#: Upper bounds of batches in their histogram, in rows.
-BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 # Sizes of batches that are told apart for a model; few run more than a hundred.
 MAX_BATCH_SIZES = 4096
@@ -42,8 +24,6 @@ LATENCY_BUCKETS = (
     0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
 BOUNDS_NS = tuple(round(bound * NS_PER_SECOND) for bound in LATENCY_BUCKETS)
-# As OpenMetrics has numbers: 1.0, never 1.
-_LE = (*map(repr, LATENCY_BUCKETS), "+Inf")
 
 
 class Histogram:
@@ -328,193 +308,6 @@ class MetricsRegistry:
 
     def __repr__(self) -> str:
         return f"<MetricsRegistry models={len(self._models)}>"
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """One metric of the exposition: its name, type, help and samples.
-
-    A sample is its labels and its value.
-    """
-
-    name: str
-    kind: str
-    text: str
-    samples: Iterable[tuple[Mapping[str, str], float]]
-
-
-def escape_label(value: str) -> str:
-    r"""A label value as the text format wants it: ``\``, ``"`` and newlines escaped."""
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-
-
-def format_labels(labels: Mapping[str, str]) -> str:
-    if not labels:
-        return ""
-    inside = ",".join(f'{key}="{escape_label(value)}"' for key, value in labels.items())
-    return "{" + inside + "}"
-
-
-def render_families(
-    families: Iterable[Family], *, openmetrics: bool = False
-) -> Iterator[str]:
-    """The text of simple metrics, one family at a time."""
-    for family in families:
-        lines = _head(family.name, family.kind, family.text, openmetrics)
-        lines += [
-            f"{family.name}{format_labels(labels)} {value + 0!r}"
-            for labels, value in family.samples
-        ]
-        yield "\n".join(lines) + "\n"
-
-
-def _head(name: str, kind: str, text: str, openmetrics: bool) -> list[str]:
-    """The lines that describe a metric."""
-    if openmetrics and kind == "counter":
-        if name.endswith("_total"):
-            name = name.removesuffix("_total")
-        else:
-            kind = "unknown"
-    return [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
-
-
-_COUNTERS: tuple[tuple[str, str, Callable[[ModelMetrics], int]], ...] = (
-    ("request_success", "Successful inference requests", lambda m: m.successes),
-    ("count", "Inferences performed (a batch of n counts n)",
-     lambda m: m.inference_count),
-    ("exec_count", "Model executions (a batch counts 1)", lambda m: m.exec_count),
-    ("request_duration_us", "Cumulative duration of successful requests, microseconds",
-     lambda m: m.request.sum_ns // NS_PER_US),
-    ("queue_duration_us", "Cumulative time requests waited to run, microseconds",
-     lambda m: m.queue.sum_ns // NS_PER_US),
-    ("compute_input_duration_us", "Cumulative time preparing inputs, microseconds",
-     lambda m: m.compute_input_ns // NS_PER_US),
-    ("compute_infer_duration_us", "Cumulative time executing the model, microseconds",
-     lambda m: m.compute.sum_ns // NS_PER_US),
-    ("compute_output_duration_us", "Cumulative time preparing outputs, microseconds",
-     lambda m: m.compute_output_ns // NS_PER_US),
-)  # fmt: skip
-
-_HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelMetrics], Histogram]], ...] = (
-    ("popgate_request_duration_seconds",
-     "Time from the complete request to the complete answer, successful requests",
-     lambda m: m.request),
-    ("popgate_queue_duration_seconds", "Time waited to run, successful requests",
-     lambda m: m.queue),
-    ("popgate_compute_duration_seconds",
-     "Time in the batch that ran on the device, successful requests",
-     lambda m: m.compute),
-)  # fmt: skip
-
-
-#: The exemplars of one of `_HISTOGRAMS` of a model, by the number of their bucket.
-Exemplars = Callable[[ModelMetrics, str], Mapping[int, str]]
-
-
-def render_models(
-    models: Iterable[ModelMetrics],
-    awaiting: Callable[[ModelMetrics], int],
-    utilization: Mapping[int, float] | None = None,
-    exemplars: Exemplars | None = None,
-) -> Iterator[str]:
-    """The text of the model metrics in pieces, one a family.
-
-    `awaiting` is asked how many requests to a model no execution has taken yet;
-    `utilization` is by the `id` of a model. With `exemplars` it is OpenMetrics.
-
-    Histograms are written for models that have answered something: hundreds of idle
-    models must not make every scrape megabytes.
-    """
-    models, busy_shares = list(models), utilization or {}
-    is_open = exemplars is not None
-    labels = {
-        id(m): f'model="{escape_label(m.name)}",version="{escape_label(m.version)}"'
-        for m in models
-    }
-
-    def family(
-        name: str, kind: str, text: str, value: Callable[[ModelMetrics], object]
-    ) -> str:
-        lines = _head(name, kind, text, is_open)
-        lines += [f"{name}{{{labels[id(m)]}}} {value(m)}" for m in models]
-        return "\n".join(lines) + "\n"
-
-    for suffix, text, value in _COUNTERS:
-        yield family("nv_inference_" + suffix, "counter", text, value)
-    name = "nv_inference_request_failure"
-    lines = _head(name, "counter", "Failed inference requests, by reason", is_open)
-    lines += [
-        # In alphabetical order, as all labels are: some readers compare text.
-        f'{name}{{model="{escape_label(m.name)}",reason="{reason.value}",'
-        f'version="{escape_label(m.version)}"}} {count}'
-        for m in models
-        for reason, count in m.failures.items()
-    ]
-    yield "\n".join(lines) + "\n"
-    yield family(
-        "nv_inference_pending_request_count",
-        "gauge",
-        "Inference requests awaiting execution",
-        awaiting,
-    )
-    yield family(
-        "popgate_requests_in_flight",
-        "gauge",
-        "Inference requests taken in and not yet answered",
-        lambda m: m.pending,
-    )
-    yield family(
-        "popgate_model_busy_seconds_total",
-        "counter",
-        "Time that devices have run the model: a batch counts once",
-        lambda m: f"{m.busy_ns / 1e9:.9f}",
-    )
-    yield family(
-        "popgate_model_utilization",
-        "gauge",
-        "Devices that the model keeps busy: 1 is all of one device's time",
-        lambda m: f"{busy_shares.get(id(m), 0.0):.6f}",
-    )
-    answered = [m for m in models if m.successes]
-    name = "popgate_batch_rows"
-    text = "Rows of the batches that the model has run"
-    lines = _head(name, "histogram", text, is_open)
-    for m in answered:
-        lines += _batch_lines(name, labels[id(m)], m.batches)
-    yield "\n".join(lines) + "\n"
-    for name, text, histogram in _HISTOGRAMS:
-        lines = _head(name, "histogram", text, is_open)
-        for m in answered:
-            shown = {} if exemplars is None else exemplars(m, name)
-            lines += _histogram_lines(name, labels[id(m)], histogram(m), shown)
-        yield "\n".join(lines) + "\n"
-
-
-def _batch_lines(
-    name: str, labels: str, batches: Mapping[int, BatchMetrics]
-) -> Iterator[str]:
-    sizes = sorted(batches.items())
-    for bound in (*BATCH_BUCKETS, math.inf):
-        # Not `str`: compiled, they are all of one type, and 4 is 4.0.
-        le = "+Inf" if bound == math.inf else f"{bound:.1f}"
-        # Whole batches, as OpenMetrics wants it; a sum of shares is never quite whole.
-        count = int(sum(batch.share for rows, batch in sizes if rows <= bound) + 0.5)
-        yield f'{name}_bucket{{{labels},le="{le}"}} {count}'
-    rows_run = sum(rows * batch.share for rows, batch in sizes)
-    yield f"{name}_sum{{{labels}}} {rows_run:.6f}"
-    yield f"{name}_count{{{labels}}} {count}"
-
-
-def _histogram_lines(
-    name: str, labels: str, histogram: Histogram, exemplars: Mapping[int, str]
-) -> Iterator[str]:
-    total = 0
-    for number, (le, count) in enumerate(zip(_LE, histogram.counts, strict=True)):
-        total += count
-        line = f'{name}_bucket{{{labels},le="{le}"}} {total}'
-        yield line + exemplars.get(number, "")
-    yield f"{name}_sum{{{labels}}} {histogram.sum_ns / NS_PER_SECOND:.9f}"
-    yield f"{name}_count{{{labels}}} {total}"
 
 
 def bucket_of(ns: int) -> int:

@@ -7,7 +7,7 @@ import os
 import re
 import resource
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from typing import Annotated
 
@@ -18,16 +18,17 @@ from app.about import VERSION
 from app.api.dependencies import GatewayOf
 from app.gateway import Gateway
 from app.observe.exemplars import JournalExemplars
-from app.observe.machine import memory
-from app.observe.metrics import (
+from app.observe.exposition import (
     CONTENT_TYPE,
     END,
     OPENMETRICS_TYPE,
     Family,
-    ModelMetrics,
     render_families,
     render_models,
 )
+from app.observe.machine import memory
+from app.observe.metrics import ModelMetrics
+from app.repository.devices import DeviceSummary
 from app.repository.model_life import State
 from app.serving.sequences import SequenceScheduler
 from engine import DeviceState, ModelRunner
@@ -106,50 +107,46 @@ def _awaiting(gateway: Gateway, model: ModelMetrics) -> int:
 
 
 def _families(gateway: Gateway) -> Iterator[Family]:
+    yield from _devices(gateway)
+    yield from _repository(gateway)
+    yield from _workers(gateway)
+    yield Family("popgate_info", "gauge", "Version", [({"version": VERSION}, 1)])
+    yield from _machine(gateway)
+    yield from _process(gateway)
+
+
+def _devices(gateway: Gateway) -> Iterator[Family]:
     devices = gateway.devices.summaries()
-    yield Family(
-        "popgate_device_up",
-        "gauge",
-        "Whether the device process runs",
-        [({"device": d.id}, d.state == DeviceState.READY.value) for d in devices],
-    )
-    yield Family(
-        "popgate_device_restarts_total",
-        "counter",
-        "How often the device process was lost and started again",
-        [({"device": d.id}, d.restarts) for d in devices],
-    )
-    yield Family(
-        "popgate_device_in_flight",
-        "gauge",
-        "Requests in the device's queues or running on it",
-        [({"device": d.id}, d.in_flight) for d in devices],
-    )
-    yield Family(
-        "popgate_device_threads",
-        "gauge",
-        "Threads that a model may use on the device",
-        [({"device": d.id}, d.threads) for d in devices],
-    )
-    yield Family(
-        "popgate_device_busy_seconds_total",
-        "counter",
-        "Time that the device has run models, whatever became of the requests",
-        [({"device": d.id}, d.busy_ns / 1e9) for d in devices],
-    )
     shares = gateway.devices_busy.of({d.id: d.busy_ns for d in devices})
-    yield Family(
-        "popgate_device_utilization",
-        "gauge",
-        "Share of the time that the device runs models [0.0 - 1.0]",
-        [({"device": id_}, min(1.0, share)) for id_, share in shares.items()],
-    )
+    by_device: tuple[tuple[str, str, str, Callable[[DeviceSummary], float]], ...] = (
+        ("popgate_device_up", "gauge", "Whether the device process runs",
+         lambda d: d.state == DeviceState.READY.value),
+        ("popgate_device_restarts_total", "counter",
+         "How often the device process was lost and started again",
+         lambda d: d.restarts),
+        ("popgate_device_in_flight", "gauge",
+         "Requests in the device's queues or running on it", lambda d: d.in_flight),
+        ("popgate_device_threads", "gauge",
+         "Threads that a model may use on the device", lambda d: d.threads),
+        ("popgate_device_busy_seconds_total", "counter",
+         "Time that the device has run models, whatever became of the requests",
+         lambda d: d.busy_ns / 1e9),
+        ("popgate_device_utilization", "gauge",
+         "Share of the time that the device runs models [0.0 - 1.0]",
+         lambda d: min(1.0, shares[d.id])),
+    )  # fmt: skip
+    for name, kind, text, value in by_device:
+        yield Family(name, kind, text, [({"device": d.id}, value(d)) for d in devices])
+
+
+def _repository(gateway: Gateway) -> Iterator[Family]:
+    repository = gateway.repository
     yield Family(
         "popgate_models",
         "gauge",
         "Models of the repository by state",
         [
-            ({"state": label}, len(gateway.repository.names_in(*states)))
+            ({"state": label}, len(repository.names_in(*states)))
             for label, states in _STATES.items()
         ],
     )
@@ -159,46 +156,39 @@ def _families(gateway: Gateway) -> Iterator[Family]:
         "What a loaded model takes, as --model-memory counts it",
         [
             ({"model": record.name, "version": str(number)}, loaded.memory)
-            for record in gateway.repository.models()
+            for record in repository.models()
             for number, loaded in sorted(record.serving.items())
         ],
     )
-    budget = gateway.repository.budget
-    yield Family(
-        "popgate_model_memory_bytes",
-        "gauge",
-        "What the loaded models take, as --model-memory counts it",
-        [({}, budget.used)],
-    )
-    yield Family(
-        "popgate_model_memory_limit_bytes",
-        "gauge",
-        "What all models together may take (--model-memory); 0 without a limit",
-        [({}, budget.limit)],
-    )
-    yield Family(
-        "popgate_ready",
-        "gauge",
-        "Whether the readiness check says yes",
-        [({}, gateway.readiness().ready)],
-    )
+    for name, text, value in (
+        ("popgate_model_memory_bytes",
+         "What the loaded models take, as --model-memory counts it",
+         repository.budget.used),
+        ("popgate_model_memory_limit_bytes",
+         "What all models together may take (--model-memory); 0 without a limit",
+         repository.budget.limit),
+        ("popgate_ready", "Whether the readiness check says yes",
+         gateway.readiness().ready),
+    ):  # fmt: skip
+        yield Family(name, "gauge", text, [({}, value)])
+
+
+def _workers(gateway: Gateway) -> Iterator[Family]:
     workers = gateway.others.states()
-    if workers:
-        yield Family(
-            "popgate_worker_up",
-            "gauge",
-            "Whether the process that takes connections runs",
-            [({"worker": str(w.number)}, w.pid > 0) for w in workers],
-        )
-        yield Family(
-            "popgate_worker_restarts_total",
-            "counter",
-            "How often the process was lost and started again",
-            [({"worker": str(w.number)}, w.restarts) for w in workers],
-        )
-    yield Family("popgate_info", "gauge", "Version", [({"version": VERSION}, 1)])
-    yield from _machine(gateway)
-    yield from _process(gateway)
+    if not workers:
+        return
+    yield Family(
+        "popgate_worker_up",
+        "gauge",
+        "Whether the process that takes connections runs",
+        [({"worker": str(w.number)}, w.pid > 0) for w in workers],
+    )
+    yield Family(
+        "popgate_worker_restarts_total",
+        "counter",
+        "How often the process was lost and started again",
+        [({"worker": str(w.number)}, w.restarts) for w in workers],
+    )
 
 
 def _machine(gateway: Gateway) -> Iterator[Family]:

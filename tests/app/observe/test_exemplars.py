@@ -9,15 +9,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.samples import Exemplar
 
 from app.observe.exemplars import JournalExemplars
+from app.observe.exposition import END, Family, render_families, render_models
 from app.observe.journal import Answered, Asked, Journal
-from app.observe.metrics import (
-    END,
-    LATENCY_BUCKETS,
-    Family,
-    ModelMetrics,
-    render_families,
-    render_models,
-)
+from app.observe.metrics import LATENCY_BUCKETS, ModelMetrics
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 MS = 1_000_000
