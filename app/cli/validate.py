@@ -11,6 +11,7 @@ from app.cli.errors import EXIT_FAILED, EXIT_USAGE, CommandError
 
 if TYPE_CHECKING:
     from app.repository.preview import ModelPreview, RepositoryPreview, VersionPreview
+    from app.repository.remote.remote_models import RemoteModels
     from app.spec import ModelSpec, TensorSpec
 
 MAX_TENSORS_SHOWN = 8
@@ -53,18 +54,21 @@ def validate(
     what a warm-up says is run in a process of its own. Ends with 1 if anything is
     wrong, and names the file and the key to change.
 
-    Of a model that is elsewhere (s3://bucket/digits) it lists what would come, and
-    what of it is in the cache; nothing is downloaded.
+    Of a model that is elsewhere (s3://bucket/digits, or `source` in config.toml) it
+    lists what would come, and what of it is in the cache; nothing is downloaded.
     """
     from app.repository.compile_cache import CompileCache
     from app.repository.preview import preview_repository
+    from app.repository.remote.remote_models import FetchOptions, RemoteModels
     from app.settings import default_cache_dir
     from engine import InvalidConfig, named_devices
 
     root = Path(place)
     cache_dir = cache_dir or default_cache_dir()
+    options = FetchOptions(allow_python=allow_python)
+    remote = RemoteModels(model_cache or cache_dir / "models", options)
     if ":/" in place and not root.is_dir():
-        _elsewhere(place, model_cache or cache_dir / "models", allow_python, json)
+        _elsewhere(place, remote, json)
         return
     if not root.is_dir():
         raise CommandError(f"there is no folder {root}", EXIT_USAGE)
@@ -76,7 +80,7 @@ def validate(
     cache = CompileCache(cache_dir)
     try:
         found = preview_repository(
-            root, cache, devices=count, allow_python=allow_python
+            root, cache, remote, devices=count, allow_python=allow_python
         )
     except OSError as e:
         raise CommandError(f"{root} cannot be read: {e.strerror}") from None
@@ -91,17 +95,17 @@ def validate(
         raise typer.Exit(EXIT_FAILED)
 
 
-def _elsewhere(place: str, folder: Path, allow_python: bool, json: bool) -> None:
+def _elsewhere(place: str, remote: RemoteModels, json: bool) -> None:
     """Shows what would come of a model that is elsewhere."""
     from app.repository.places import ModelPlaces
     from app.repository.remote.errors import RemoteError
-    from app.repository.remote.remote_models import FetchOptions, RemoteModels
+    from app.repository.remote.urls import RemoteUrl
     from app.sizes import counted, size_text
     from engine import InvalidConfig
 
-    remote = RemoteModels(folder, FetchOptions(allow_python=allow_python))
     try:
-        ((name, url),) = ModelPlaces.of(None, [place], remote).elsewhere().items()
+        ((name, url),) = ModelPlaces.of(None, [place], remote).named.items()
+        assert isinstance(url, RemoteUrl)
         listing, cached = remote.preview(url)
     except (InvalidConfig, ValueError) as e:
         raise CommandError(str(e), EXIT_USAGE) from None
@@ -149,6 +153,7 @@ def _document(root: Path, found: RepositoryPreview) -> dict[str, Any]:
             {
                 "name": model.name,
                 "ok": not model.problems,
+                "to_come": model.to_come,
                 "problems": list(model.problems),
                 "notes": list(model.notes),
                 "versions_served": str(model.config.versions),
@@ -229,7 +234,8 @@ def _rows(model: ModelPreview) -> list[tuple[str, ...]]:
     from app.sizes import size_text
 
     if not model.versions:
-        return [(model.name, "-", "not served", "", "", "")]
+        what = "would come" if model.to_come else "not served"
+        return [(model.name, "-", what, "", "", "")]
     config = model.config
     on = f" on {', '.join(map(str, config.devices))}" if config.devices else ""
     rows: list[tuple[str, ...]] = []
@@ -238,7 +244,8 @@ def _rows(model: ModelPreview) -> list[tuple[str, ...]]:
         name = model.name if first else ""
         spec = version.spec
         if spec is None:
-            rows.append((name, str(version.version), "not served", "", "", ""))
+            what = "not served" if model.problems else "not known yet"
+            rows.append((name, str(version.version), what, "", "", ""))
             continue
         rows.append(
             (

@@ -157,6 +157,9 @@ class ModelConfig:
     the server's. Times are seconds, sizes bytes.
     """
 
+    source: Annotated[str, text(4000)] = key(
+        "", "the URL that its files come from; the folder then has this file alone"
+    )
     executable: Annotated[str, text(4000)] = key(
         "", "the model's name in a file that holds several"
     )
@@ -331,9 +334,11 @@ def read_document(path: Path) -> dict[str, Any]:
         raise ModelConfigError(f"{path.name} cannot be read: {e}") from None
 
 
-def with_files(config: ModelConfig, folder: Path, name: str) -> ModelConfig:
+def with_files(
+    config: ModelConfig, folder: Path, name: str, saves: Path | None = None
+) -> ModelConfig:
     """`config` with the files of the model's folder that it names; `name` is for
-    errors.
+    errors, `saves` is where `save_outputs` begins, if not there.
 
     Raises `ModelConfigError`.
     """
@@ -341,7 +346,9 @@ def with_files(config: ModelConfig, folder: Path, name: str) -> ModelConfig:
         return config
     try:
         frozen = with_frozen_files(config.frozen_inputs, folder)
-        save_outputs = config.save_outputs and save_folder(config.save_outputs, folder)
+        save_outputs = config.save_outputs and save_folder(
+            config.save_outputs, saves or folder
+        )
         labels = {
             output: read_labels(folder, value) if isinstance(value, str) else value
             for output, value in config.labels.items()

@@ -46,6 +46,22 @@ REQUESTABLE = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a model's files came from: from the operator, where `name` is empty.
+
+    `is_trusted`: they may do here what the operator's may. `config` is the operator's
+    own ``config.toml``, which has `source` and wins over theirs.
+    """
+
+    name: str = ""
+    is_trusted: bool = True
+    config: Path | None = None
+
+
+REPOSITORY = Origin()
+
+
+@dataclass(frozen=True, slots=True)
 class ModelOptions:
     """How a model is run, what was declared about it, and what has no effect.
 
@@ -65,12 +81,11 @@ def read_options(
     toml: Path | None,
     override: str | None = None,
     *,
-    origin: str = "",
+    origin: Origin = REPOSITORY,
 ) -> ModelOptions:
     """The options of model `name`, whose files are in `folder`; `override` is JSON.
 
-    `origin`: where the files came from, if not from the operator (a load request, a
-    URL). Raises `ModelConfigError`, also where what came from there sets what is the
+    Raises `ModelConfigError`, also where what came from `origin` sets what is the
     operator's to set.
     """
     try:
@@ -79,15 +94,21 @@ def read_options(
             triton = translate(read_pbtxt(pbtxt), name)
         layers: list[tuple[str, Mapping[str, Any]]] = [("config.pbtxt", triton.options)]
         if toml is not None:
-            layers.append((toml.name, read_document(toml)))
+            label = f"{toml.name} of {origin.name}" if origin.name else toml.name
+            layers.append((label, read_document(toml)))
+        theirs = len(layers) if origin.name else 0
+        if origin.config is not None:
+            layers.append((origin.config.name, read_document(origin.config)))
         changes = _override(name, override)
     except TritonConfigError as e:
         raise ModelConfigError(str(e)) from None
     layers.append((OVERRIDE, changes.options))
     merged: dict[str, Any] = {}
-    for label, layer in layers:
-        if origin or label == OVERRIDE:
-            _check_requestable(label, layer, origin)
+    for number, (label, layer) in enumerate(layers):
+        if label == OVERRIDE or (number < theirs and not origin.is_trusted):
+            _check_requestable(label, layer)
+        elif number < theirs and "source" in layer:
+            raise ModelConfigError(f"{label}: source leads from one URL to another")
         parse_model_config(layer, label)
         merged |= layer
     declared = triton.declared.changed_by(changes.declared)
@@ -100,8 +121,9 @@ def read_options(
         merged["batching"] = False
     together = " and ".join(label for label, layer in layers if layer)
     config = parse_model_config(merged, together)
-    if folder is not None:
-        config = with_files(config, folder, together)
+    if folder is not None and (origin.name or not config.source):
+        saves = origin.config and origin.config.parent
+        config = with_files(config, folder, together, saves)
     return ModelOptions(
         config,
         declared,
@@ -110,11 +132,10 @@ def read_options(
     )
 
 
-def _check_requestable(label: str, layer: Mapping[str, Any], origin: str) -> None:
+def _check_requestable(label: str, layer: Mapping[str, Any]) -> None:
     for key in layer:
         if key in _KEYS and key not in REQUESTABLE:
-            where = label if label == OVERRIDE else f"{label} of {origin}"
-            msg = f"{where}: {key} can be set in the model repository only"
+            msg = f"{label}: {key} can be set in the model repository only"
             raise ModelConfigError(msg)
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from app.background import DaemonPool
 from app.config.file_stamps import Stamp
+from app.config.model_options import Origin
 from app.errors import HttpError
 from app.repository.load_overrides import LoadOverrides
 from app.repository.model_record import ModelRecord, RepositoryError
@@ -91,7 +92,7 @@ class ModelControl:
         """`fetch_pool` runs what takes models from elsewhere."""
         self._fetch_pool = fetch_pool or pool
         self._fetch_seconds = poll_seconds
-        self._watching: list[asyncio.Task[None]] = []
+        self._watching: dict[str, tuple[RemoteUrl, asyncio.Task[None]]] = {}
         self.mode = mode
         self._repository = repository
         self._pool = pool
@@ -120,34 +121,29 @@ class ModelControl:
             wanted = set(self._startup)
         for name in wanted:
             repository.record(name).is_pending = True
-        elsewhere = repository.places.elsewhere()
-        await asyncio.gather(
-            *(
-                self._fetch_first(name, url, name in wanted)
-                for name, url in elsewhere.items()
-            ),
-            *(self._load_quietly(name) for name in sorted(wanted - set(elsewhere))),
-        )
-        loop = asyncio.get_running_loop()
+        loads = (self._load_quietly(name, looks=True) for name in sorted(wanted))
+        await asyncio.gather(*loads)
         if self._polls:
-            self._polling = loop.create_task(self._poll())
-        self._watching = [
-            loop.create_task(self._watch(name, url)) for name, url in elsewhere.items()
-        ]
+            self._polling = asyncio.get_running_loop().create_task(self._poll())
 
     async def load(
         self, name: str, request: LoadOverrides = FROM_THE_FOLDER
     ) -> ModelRecord:
         """Brings a model to what the folder holds now, on a client's request.
 
-        Files of the request are taken instead of the folder's. Raises
+        Files of the request are taken instead of the folder's. What is elsewhere comes
+        out of the cache, and from there only where that has nothing of it. Raises
         `RepositoryError`, or `ControlRefused` where the mode has no requests.
         """
         self._check("load", name)
         root = await self._store(name, request) if request.files else None
         try:
             source = await self._scan(name, root, request.config)
+            if source.url is not None and not await self._has(source.url):
+                await self._fetch(name, source.url)
+                source = await self._scan(name, root, request.config)
             await self._repository.bring_up(source)
+            self._keep_looking(name, source)
         finally:
             if root is not None:
                 self._uploaded.setdefault(name, []).append(root)
@@ -171,6 +167,7 @@ class ModelControl:
         if record is None:
             msg = f"failed to unload '{name}': there is no such model"
             raise RepositoryError(msg, found=False)
+        self._keep_looking(name, None)
         await self._repository.take_down(name)
         await self._clean_up(name)
         ensemble = record.config.ensemble
@@ -192,7 +189,7 @@ class ModelControl:
         """Polls no more."""
         if self._polling is not None:
             self._polling.cancel()
-        for task in self._watching:
+        for _, task in self._watching.values():
             task.cancel()
 
     async def _store(self, name: str, request: LoadOverrides) -> Path:
@@ -231,7 +228,8 @@ class ModelControl:
         """The model in the folder. Raises `RepositoryError` if there is none."""
         scan = partial(self._repository.places.scan, name, config)
         if root is not None:
-            scan = partial(scan_model, root, name, config, origin="the load request")
+            origin = Origin("the load request", is_trusted=False)
+            scan = partial(scan_model, root, name, config, origin=origin)
         source = await self._pool.run(scan)
         if source is None:
             msg = (
@@ -246,14 +244,22 @@ class ModelControl:
         if self.mode.takes_requests:
             await self._load_quietly(name)
 
-    async def _load_quietly(self, name: str) -> None:
+    async def _load_quietly(self, name: str, *, looks: bool = False) -> None:
+        """Loads a model, and says in its record what is wrong. One that is elsewhere
+        is taken first, if `looks`, or where the cache has nothing of it."""
         record = self._repository.record(name)
         try:
             source = await self._scan(name)
+            if source.url is not None and (looks or not await self._has(source.url)):
+                await self._fetch(name, source.url)
+                source = await self._scan(name)
             await self._repository.bring_up(
                 source, lazily=self._lazily, make_room=False
             )
+            self._keep_looking(name, source)
             problem = record.problem
+        except FetchStopped:
+            return
         except (RepositoryError, OSError) as e:
             problem = record.reason = str(e)
         except Exception as e:  # what is wrong with one model stops no other
@@ -265,16 +271,11 @@ class ModelControl:
 
     # -- models that are elsewhere
 
-    async def _fetch_first(self, name: str, url: RemoteUrl, wanted: bool) -> None:
-        """Takes a model at the start, and loads it if it is `wanted`; what the cache
-        has if that fails."""
-        try:
-            await self._fetch(name, url)
-        except FetchStopped:
-            return
-        if wanted:
-            await self._load_quietly(name)
-        await self._drop_unused(name, url)
+    async def _has(self, url: RemoteUrl) -> bool:
+        """Whether the cache has it."""
+        remote = self._repository.places.remote
+        assert remote is not None
+        return await self._pool.run(partial(remote.folder_of, url)) is not None
 
     async def _fetch(self, name: str, url: RemoteUrl) -> bool:
         """Whether the cache has another model than before. Raises `FetchStopped`."""
@@ -291,38 +292,53 @@ class ModelControl:
             logger.exception("model %s: unexpected", name)
             return False
 
-    async def _watch(self, name: str, url: RemoteUrl) -> None:
+    def _keep_looking(
+        self, name: str, source: ModelSource | None, *, at_once: bool = False
+    ) -> None:
+        """From now on a model is looked at where its files come from now, if from
+        elsewhere; where it was looked for before is of no interest any more."""
+        url = source.url if source is not None else None
+        before = self._watching.get(name)
+        if before is not None and (before[0] != url or before[1].done()):
+            before[1].cancel()
+            del self._watching[name]
+        if url is not None and name not in self._watching:
+            watch = self._watch(name, url, at_once=at_once)
+            self._watching[name] = url, asyncio.get_running_loop().create_task(watch)
+
+    async def _watch(self, name: str, url: RemoteUrl, *, at_once: bool) -> None:
         """Takes over what changes elsewhere, where the mode polls; in any mode, what
-        could not be taken at the start."""
-        places = self._repository.places
-        assert places.remote is not None
-        while self._polls or places.remote.folder_of(url) is None:
-            await asyncio.sleep(self._fetch_seconds)
+        could not be taken yet."""
+        await self._drop_unused(url)
+        pause = 0.0 if at_once else self._fetch_seconds
+        while self._polls or not await self._has(url):
+            await asyncio.sleep(pause)
+            pause = self._fetch_seconds
             try:
-                if await self._fetch(name, url):
-                    await self._take_over(name, url)
+                await self._look(name, url)
             except FetchStopped:
                 return
             except Exception:
                 logger.exception("model %s: unexpected", name)
 
-    async def _take_over(self, name: str, url: RemoteUrl) -> None:
-        """Serves what the cache has now; removes from it what that replaces."""
-        places, record = self._repository.places, self._repository.record(name)
-        asked_for = self.mode is not ControlMode.EXPLICIT or (
-            record.stamp or {name, ALL_MODELS} & set(self._startup)
-        )
-        if not asked_for:
+    async def _look(self, name: str, url: RemoteUrl) -> None:
+        """Serves what is there now, if that is other than before, and removes from the
+        cache what that replaces. Raises `FetchStopped`."""
+        if not await self._fetch(name, url) and await self._has(url):
             return
-        await self._follow(name, await self._pool.run(partial(places.scan, name)))
-        await self._drop_unused(name, url)
+        places, record = self._repository.places, self._repository.record(name)
+        source = await self._pool.run(partial(places.scan, name))
+        if source is None or source.url != url or source.problem == record.reason != "":
+            return
+        await self._follow(name, source)
+        await self._drop_unused(url)
 
-    async def _drop_unused(self, name: str, url: RemoteUrl) -> None:
+    async def _drop_unused(self, url: RemoteUrl) -> None:
         """Removes from the cache what nothing is made of any more."""
         remote = self._repository.places.remote
         assert remote is not None
-        sources = self._repository.record(name).sources
-        used = [file for source in sources for file in source.files]
+        models = self._repository.models()
+        used = [f for model in models for s in model.sources for f in s.files]
         await self._pool.run(partial(remote.drop_unused, url, used))
 
     # -- polling
@@ -356,17 +372,30 @@ class ModelControl:
             else:
                 del self._unsettled[name]
                 try:
-                    await self._follow(name, source)
+                    await self._follow_folder(name, source)
                 except Exception as e:
                     logger.exception("model %s: unexpected", name)
                     reason = f"{type(e).__name__}: {e}; this is a bug"
                     self._repository.record(name).reason = reason
 
-    async def _follow(self, name: str, source: ModelSource | None) -> None:
+    async def _follow_folder(self, name: str, source: ModelSource | None) -> None:
+        """Takes over what has changed in the folder; what that says is elsewhere, when
+        it has come: no other model waits for it."""
+        is_to_come = (
+            source is not None
+            and source.url is not None
+            and not await self._has(source.url)
+        )
+        self._keep_looking(name, source, at_once=is_to_come)
         if source is None:
             await self._repository.take_down(name)
             self._repository.forget(name)
-            return
+        elif is_to_come:
+            await self._repository.bring_up(source)  # that it is waited for
+        else:
+            await self._follow(name, source)
+
+    async def _follow(self, name: str, source: ModelSource) -> None:
         await self._repository.bring_up(source, lazily=self._lazily)
         record = self._repository.record(name)
         if record.problem:

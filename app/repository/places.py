@@ -5,15 +5,18 @@ popgate serve model.onnx                     one file, called `model`
 popgate serve digits=out/v7.onnx             one file, called `digits`
 popgate serve digits/                        a folder with versions, as in models/
 popgate serve digits=s3://bucket/digits      what is elsewhere, by way of a cache
+
+So does a folder's `config.toml` with `source = "s3://bucket/digits"`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
+from app.config.model_options import Origin
 from app.config.triton import PBTXT_NAME
 from app.repository.remote.remote_models import RemoteModels
 from app.repository.remote.urls import RemoteUrl, is_url
@@ -35,7 +38,7 @@ from engine import InvalidConfig
 class ModelPlaces:
     """A folder of models, if there is one, and single models by name, which win.
 
-    `remote` takes those of `named` that are elsewhere into its cache.
+    `remote` takes those that are elsewhere into its cache.
     """
 
     folder: Path | None
@@ -76,10 +79,17 @@ class ModelPlaces:
         """The model as it lies there now; None if there is none. Raises OSError."""
         place = self.named.get(name)
         if isinstance(place, RemoteUrl):
-            return self._scan_remote(name, place, override)
+            return self._scan_remote(ModelSource(name, url=place), override)
         if place is not None:
-            return scan_named(place, name, override)
-        return scan_model(self.folder, name, override) if self.folder else None
+            found = scan_named(place, name, override)
+        elif self.folder is not None:
+            place = self.folder / name
+            found = scan_model(self.folder, name, override)
+        else:
+            return None
+        if found is None or found.url is None:
+            return found
+        return self._scan_remote(found, override, place / CONFIG_NAME)
 
     def holds(self, name: str) -> bool:
         """Whether something lies there under this name, whatever it is."""
@@ -92,23 +102,23 @@ class ModelPlaces:
         found = ((name, self.scan(name)) for name in self.names())
         return {name: source for name, source in found if source is not None}
 
-    def elsewhere(self) -> dict[str, RemoteUrl]:
-        """The models that come from a URL, by name."""
-        return {n: url for n, url in self.named.items() if isinstance(url, RemoteUrl)}
-
     def _scan_remote(
-        self, name: str, url: RemoteUrl, override: str | None
+        self, here: ModelSource, override: str | None, config: Path | None = None
     ) -> ModelSource:
-        """What the cache has of it."""
-        assert self.remote is not None
-        folder = self.remote.folder_of(url)
+        """What the cache has of it; `config` is the file that says where it is."""
+        url, remote = here.url, self.remote
+        assert url is not None
+        assert remote is not None
+        folder = remote.folder_of(url)
         if folder is None:
-            problem = self.remote.problem_of(url) or f"{url} has not been taken yet"
-            return ModelSource(name, problem=problem)
+            problem = remote.problem_of(url) or f"{url} has not been taken yet"
+            return replace(here, problem=problem)
         # Who may write there may not therefore write files here, or run code.
-        origin = "" if self.remote.options.allow_python else str(url)
-        found = scan_named(folder, name, override, origin=origin)
-        return found or ModelSource(name, problem=f"{url} was taken away meanwhile")
+        origin = Origin(str(url), remote.options.allow_python, config)
+        found = scan_named(folder, here.name, override, origin=origin)
+        if found is None:
+            return replace(here, problem=f"{url} was taken away meanwhile")
+        return replace(found, url=url, stamp=here.stamp + found.stamp)
 
     def __str__(self) -> str:
         folder = [str(self.folder)] if self.folder is not None else []

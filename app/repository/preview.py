@@ -24,7 +24,10 @@ from app.repository.assembly import (
 from app.repository.compile_cache import CompileCache
 from app.repository.ensemble_loader import NO_PLACE, assemble_ensemble
 from app.repository.loader import LoadError, compiled_files, explained, input_defaults
+from app.repository.places import ModelPlaces
 from app.repository.python_models import check_kind, process_options, read_model
+from app.repository.remote.errors import RemoteError
+from app.repository.remote.remote_models import RemoteModels
 from app.repository.scan import (
     CONFIG_NAME,
     PYTHON_MODEL,
@@ -35,12 +38,11 @@ from app.repository.scan import (
     is_folder,
     is_version,
     names_in,
-    scan_model,
 )
 from app.repository.warmup import warm_up
 from app.serving.ensemble_graph import label_of
 from app.serving.table import Submitted
-from app.sizes import counted
+from app.sizes import counted, size_text
 from app.spec import ModelSpec
 from engine import (
     Array,
@@ -71,17 +73,21 @@ class VersionPreview:
 
 @dataclass(frozen=True, slots=True)
 class ModelPreview:
-    """One model. Problems and notes begin with the file or folder they are about."""
+    """One model. Problems and notes begin with the file or folder they are about.
+
+    `to_come`: its files are elsewhere, and the cache has nothing of them.
+    """
 
     name: str
     config: ModelConfig = field(default_factory=ModelConfig)
     versions: tuple[VersionPreview, ...] = ()
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    to_come: bool = False
 
     @property
     def is_served(self) -> bool:
-        return any(v.spec is not None for v in self.versions)
+        return self.to_come or any(v.spec is not None for v in self.versions)
 
     @property
     def memory(self) -> int:
@@ -108,15 +114,20 @@ class RepositoryPreview:
 def preview_repository(
     root: Path,
     cache: CompileCache,
+    remote: RemoteModels,
     *,
     devices: int = 1,
     allow_python: bool = False,
 ) -> RepositoryPreview:
-    """What would be served of a folder with `devices` devices. Raises OSError."""
-    return _Previewer(root, cache, devices, allow_python).repository()
+    """What would be served of a folder with `devices` devices. Raises OSError.
+
+    `remote` has the cache of models from elsewhere; nothing is taken into it.
+    """
+    return _Previewer(root, cache, remote, devices, allow_python).repository()
 
 
-ALLOWED = "letters, digits and '_.,+-'"
+class _NotKnown(LoadError):
+    """What a model would be, before a part of it has come."""
 
 
 class _NoRunner:
@@ -130,10 +141,17 @@ class _NoRunner:
 
 class _Previewer:
     def __init__(
-        self, root: Path, cache: CompileCache, devices: int, allow_python: bool
+        self,
+        root: Path,
+        cache: CompileCache,
+        remote: RemoteModels,
+        devices: int,
+        allow_python: bool,
     ) -> None:
         self._allow_python = allow_python
         self._root = root
+        self._remote = remote
+        self._places = ModelPlaces(root, {}, remote)
         self._cache = cache
         self._devices = devices
         self._models: dict[str, ModelPreview] = {}
@@ -161,7 +179,7 @@ class _Previewer:
         """The model of that name; None if there is none."""
         if name in self._models:
             return self._models[name]
-        source = scan_model(self._root, name)
+        source = self._places.scan(name)
         if source is None:
             return None
         self._begun.append(name)
@@ -175,6 +193,14 @@ class _Previewer:
         notes = [f"{name}/{note}" for note in source.notes]
         notes += _odd_entries(self._root / name)
         preview = ModelPreview(name, source.config, notes=tuple(notes))
+        if source.url is not None:
+            problem = self._elsewhere(source, notes)
+            preview = replace(preview, notes=tuple(notes))
+            if self._remote.folder_of(source.url) is None:
+                if problem:
+                    return replace(preview, problems=(problem,))
+                return replace(preview, to_come=True)
+            notes += [f"{name}/{CONFIG_NAME}: {problem}"] if problem else []
         if source.problem:
             return replace(preview, problems=(_placed(name, source.problem),))
         versions = [self._version(name, v, source.config) for v in source.versions]
@@ -199,6 +225,25 @@ class _Previewer:
             notes=tuple(notes),
         )
 
+    def _elsewhere(self, source: ModelSource, notes: list[str]) -> str:
+        """What is wrong with where the files of a model come from, or nothing; notes
+        what would come."""
+        assert source.url is not None
+        try:
+            listing, cached = self._remote.preview(source.url)
+        except RemoteError as e:
+            why = str(e) if str(source.url) in str(e) else f"{source.url}: {e}"
+            return f"{source.name}/{CONFIG_NAME}: source: {why}"
+        coming = [file for file in listing.files if file.name not in cached]
+        size = size_text(sum(file.size or 0 for file in coming))
+        what = (
+            f"{counted(len(coming), 'file')}, {size}, would come"
+            if coming
+            else ("all files are in the cache")
+        )
+        notes.append(f"{source.name}/{CONFIG_NAME}: {source.url}: {what}")
+        return ""
+
     def _version(
         self, name: str, source: VersionSource, config: ModelConfig
     ) -> VersionPreview:
@@ -212,6 +257,8 @@ class _Previewer:
                 notes = tuple(_needed(made.visible, config))
                 if source.is_python:
                     notes += (f"{PYTHON_MODEL} is code, run with the server's rights",)
+        except _NotKnown as e:
+            return replace(preview, notes=(str(e),))
         except LoadError as e:
             text = str(e).replace(f"{self._root.resolve()}/", "")
             return replace(preview, problem=text)
@@ -257,6 +304,9 @@ class _Previewer:
             if step.model in self._begun:
                 raise LoadError(f"{label_of(number, step)}: it would run itself")
             member = self._model(step.model)
+            if member is not None and member.to_come:
+                msg = f"{step.model!r} has not come yet, so this is not looked at"
+                raise _NotKnown(f"{label_of(number, step)}: {msg}")
             there = [v for v in member.versions if v.spec] if member else []
             wanted = [v for v in there if step.version in (0, v.version)]
             if not wanted:

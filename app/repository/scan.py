@@ -7,7 +7,8 @@
     models/<name>/*.popef, *.onnx       the same, where there is no version folder
     models/<name>/config.toml           optional, for each of these
     models/<name>/config.pbtxt          optional, Triton's
-    models/<name>/config.toml           alone, that of an ensemble of other models
+    models/<name>/config.toml           alone, that of an ensemble of other models, or
+                                        of one whose files come from a URL (`source`)
 
 A model is found by listing the folder and comparing names; a name from a request never
 becomes part of a path. What resolves to a place outside the folder (a symbolic
@@ -27,8 +28,10 @@ from pathlib import Path
 from app.config.file_stamps import Stamp, stamp_of
 from app.config.model_config import ModelConfig, ModelConfigError
 from app.config.model_files import INITIAL_STATE_FOLDER
-from app.config.model_options import ModelOptions, read_options
+from app.config.model_options import REPOSITORY, ModelOptions, Origin, read_options
 from app.config.triton import PBTXT_NAME, DeclaredTensors
+from app.repository.remote.urls import RemoteUrl
+from engine import InvalidConfig
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +84,7 @@ class ModelSource:
     """A model as it lies in the repository: its versions, ascending, and options.
 
     `stamp` differs when anything of it has changed. `notes` says what of its
-    configuration has no effect here, and why.
+    configuration has no effect here, and why. `url` is where its files come from.
     """
 
     name: str
@@ -90,6 +93,7 @@ class ModelSource:
     problem: str = ""
     stamp: Stamp = ()
     notes: tuple[str, ...] = ()
+    url: RemoteUrl | None = None
 
 
 def is_model_name(name: str) -> bool:
@@ -130,12 +134,15 @@ def names_in(root: Path) -> tuple[list[str], list[str]]:
 
 
 def scan_model(
-    root: Path, name: str, override: str | None = None, *, origin: str = ""
+    root: Path,
+    name: str,
+    override: str | None = None,
+    *,
+    origin: Origin = REPOSITORY,
 ) -> ModelSource | None:
     """The model of that name as it lies there now; None if there is none.
 
-    `override` is a configuration in JSON that has the last word; `origin` says where
-    the files came from, if not from the operator (the load request). What is wrong with
+    `override` is a configuration in JSON that has the last word. What is wrong with
     the model is told in `problem`: one of them never keeps others from being found.
     Raises OSError if the folder cannot be listed.
     """
@@ -152,7 +159,11 @@ def scan_model(
 
 
 def scan_named(
-    path: Path, name: str, override: str | None = None, *, origin: str = ""
+    path: Path,
+    name: str,
+    override: str | None = None,
+    *,
+    origin: Origin = REPOSITORY,
 ) -> ModelSource | None:
     """The model in one file, or in a folder, named on the command line; None if it has
     gone. As `scan_model`; a folder need not have folders for its versions."""
@@ -164,16 +175,16 @@ def scan_named(
 
 
 def _scan_entries(
-    root: Path, name: str, entries: list[Path], override: str | None, origin: str
+    root: Path, name: str, entries: list[Path], override: str | None, origin: Origin
 ) -> ModelSource:
     """The model that these make, which lie in the folder `root`."""
     stamp: Stamp = ()
     try:
         stamp = _stamp_of(root, entries)
         read = partial(read_options, override=override, origin=origin)
-        found = _read_model(root, name, entries, read)
-        if origin and any(v.is_python for v in found.versions):
-            raise ScanError(f"{PYTHON_MODEL}: code is never taken from {origin}")
+        found = _read_model(root, name, entries, read, origin)
+        if not origin.is_trusted and any(v.is_python for v in found.versions):
+            raise ScanError(f"{PYTHON_MODEL}: code is never taken from {origin.name}")
         return replace(found, stamp=stamp)
     except (ScanError, ModelConfigError) as e:
         problem = str(e)
@@ -249,13 +260,19 @@ def _name_of(entry: Path) -> str | None:
 
 
 def _read_model(
-    root: Path, name: str, entries: list[Path], read: Callable[..., ModelOptions]
+    root: Path,
+    name: str,
+    entries: list[Path],
+    read: Callable[..., ModelOptions],
+    origin: Origin,
 ) -> ModelSource:
     folders = [e for e in entries if _inside(root, e).is_dir()]
     files = [_inside(root, e) for e in entries if e not in folders]
     folder = folders[0] if folders else None
     pbtxt, toml = (_option_file(root, folder, n) for n in (PBTXT_NAME, CONFIG_NAME))
     options = read(name, folder, pbtxt, toml)
+    if options.config.source and not origin.name:
+        return _read_source(name, entries, options)
     versions: list[VersionSource] = []
     if folder is not None:
         versions += _read_versions(root, folder, options)
@@ -288,6 +305,30 @@ def _read_model(
         options.config,
         notes=options.notes,
     )
+
+
+def _read_source(name: str, entries: list[Path], options: ModelOptions) -> ModelSource:
+    """A model whose files are elsewhere, so that none of them may be here."""
+    beside = [e.name for e in entries if not is_folder(e)]
+    for folder in filter(is_folder, entries):
+        beside += [
+            e.name
+            for e in _listed(folder)
+            if is_version(e.name)
+            or e.suffix in SUFFIXES
+            or e.name in (PBTXT_NAME, PYTHON_MODEL, WARMUP_FOLDER)
+        ]
+    if beside:
+        msg = (
+            f"{CONFIG_NAME}: its files come from source = {options.config.source!r}, "
+            f"and there is {beside[0]} too; keep one"
+        )
+        raise ScanError(msg)
+    try:
+        url = RemoteUrl.of(options.config.source)
+    except InvalidConfig as e:
+        raise ScanError(f"{CONFIG_NAME}: source: {e}") from None
+    return ModelSource(name, config=options.config, url=url)
 
 
 def _selected(

@@ -15,6 +15,7 @@ from typing import Any, Self, TypeAlias
 
 import httpx
 
+from app.repository.remote.remote_models import RemoteModels
 from tests.engine import models
 from tests.support import WAIT
 
@@ -22,6 +23,9 @@ POPGATE = [sys.executable, "-c", "from app.cli import main; main()"]
 ROOT = Path(__file__).resolve().parents[2]
 
 _NUMBERS = itertools.count()
+
+#: For what has no models from elsewhere: a cache that is not there.
+NOTHING_TAKEN = RemoteModels(Path("/nowhere"))
 
 
 #: Fills a new folder and serves it, with these options (`serve` in conftest.py).

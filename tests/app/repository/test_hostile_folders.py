@@ -215,6 +215,8 @@ class TestWhatALoadRequestMaySet:
     def test_every_key_was_thought_of(self) -> None:
         """A new key is the operator's until somebody says that requests may set it."""
         assert {f.name for f in fields(ModelConfig)} - REQUESTABLE == {
+            # Which address the files come from.
+            "source",
             "save_outputs",
             "memory",
             # Which code runs, and with what: never a request's to say.

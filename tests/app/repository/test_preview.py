@@ -15,13 +15,13 @@ from app.api.examples import shown_shape
 from app.repository.compile_cache import CompileCache
 from app.repository.preview import ModelPreview, RepositoryPreview, preview_repository
 from tests.app.config.triton.test_serving import write_ensemble, write_simple
-from tests.app.served import ServedGateway
+from tests.app.served import NOTHING_TAKEN, ServedGateway
 from tests.engine import models
 
 
 def preview(root: Path, devices: int = 1) -> RepositoryPreview:
     cache = CompileCache(root.parent / "cache")
-    return preview_repository(root, cache, devices=devices)
+    return preview_repository(root, cache, NOTHING_TAKEN, devices=devices)
 
 
 def model(found: RepositoryPreview, name: str) -> ModelPreview:
@@ -36,7 +36,9 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_it_says_what_the_server_says(repository: Path, gateway: ServedGateway) -> None:
-    found = preview_repository(repository, CompileCache(repository / ".cache"))
+    found = preview_repository(
+        repository, CompileCache(repository / ".cache"), NOTHING_TAKEN
+    )
     listed = gateway.client.get("/v1/models").json()["models"]
     assert [m["name"] for m in listed] == [m.name for m in found.models]
     for shown in listed:

@@ -16,7 +16,7 @@ import pytest
 
 from app.repository.compile_cache import CompileCache
 from app.repository.preview import preview_repository
-from tests.app.served import ServedGateway, add, run_popgate
+from tests.app.served import NOTHING_TAKEN, ServedGateway, add, run_popgate
 from tests.support import until
 
 SCORE = """
@@ -201,7 +201,9 @@ def test_validate_shows_what_is_code(tmp_path: Path) -> None:
     root = tmp_path / "models"
     root.mkdir()
     write(root, "score", config="[warmup]\nenabled = false\n")
-    found = preview_repository(root, CompileCache(tmp_path / "c"), allow_python=True)
+    found = preview_repository(
+        root, CompileCache(tmp_path / "c"), NOTHING_TAKEN, allow_python=True
+    )
     (model,) = found.models
     assert model.problems == ()
     assert model.notes == ("score/1: model.py is code, run with the server's rights",)
@@ -224,7 +226,9 @@ def test_options_that_cannot_be(tmp_path: Path, config: str, problem: str) -> No
     root = tmp_path / "models"
     root.mkdir()
     write(root, "score", config=f"{config}\n[warmup]\nenabled = false\n")
-    found = preview_repository(root, CompileCache(tmp_path / "c"), allow_python=True)
+    found = preview_repository(
+        root, CompileCache(tmp_path / "c"), NOTHING_TAKEN, allow_python=True
+    )
     assert problem in str(found.all_problems)
 
 
@@ -232,7 +236,7 @@ def test_options_are_for_python_alone(tmp_path: Path) -> None:
     root = tmp_path / "models"
     root.mkdir()
     add(root, "onnx", config='python = "/usr/bin/python3"\n')
-    found = preview_repository(root, CompileCache(tmp_path / "c"))
+    found = preview_repository(root, CompileCache(tmp_path / "c"), NOTHING_TAKEN)
     assert "python is for models in Python, and there is no model.py" in str(
         found.all_problems
     )

@@ -18,7 +18,7 @@ import pytest
 from app.repository.compile_cache import CompileCache
 from app.repository.preview import preview_repository
 from popef_io import BlobType, Reader
-from tests.app.served import ServedGateway, add
+from tests.app.served import NOTHING_TAKEN, ServedGateway, add
 from tests.engine import models
 
 ROW = [[1.0, 2.0, 3.0, 4.0]]
@@ -161,7 +161,7 @@ def test_damage_that_shows_where_the_content_is_used(
     assert "bug" not in error
     served.wait_line("failed to load 'bent'")
     assert "Traceback" not in served.output
-    found = preview_repository(live, CompileCache(live / ".cache"))
+    found = preview_repository(live, CompileCache(live / ".cache"), NOTHING_TAKEN)
     (problem,) = (p for p in found.all_problems if "bent" in p)
     assert said in problem
 

@@ -25,7 +25,7 @@ from tests.app.config.triton.folders import (
     write_config,
     write_onnx,
 )
-from tests.app.served import ServedGateway
+from tests.app.served import NOTHING_TAKEN, ServedGateway
 
 SEED = 20261122
 PLAIN, SEQUENCES, ENSEMBLES = 40, 20, 60
@@ -254,7 +254,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def validated(root: Path, cache: Path) -> RepositoryPreview:
-    return preview_repository(root, CompileCache(cache))
+    return preview_repository(root, CompileCache(cache), NOTHING_TAKEN)
 
 
 @pytest.fixture(scope="module")

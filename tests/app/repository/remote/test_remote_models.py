@@ -253,3 +253,134 @@ def test_who_writes_there_may_not_write_here(
     assert problem in source.problem
     assert bool(source.problem) == bool(problem)
     memory.store.clear()
+
+
+# -- `source` in a config.toml of the repository
+
+
+def with_source(root: Path, text: str, name: str = "m") -> Path:
+    """A model of the repository that says where its files are; its config.toml."""
+    (root / name).mkdir(parents=True, exist_ok=True)
+    path = root / name / "config.toml"
+    path.write_text(text)
+    return path
+
+
+class InMemory(RemoteUrl):
+    """A folder of files in memory, for what asks for a URL."""
+
+    def open(self) -> Any:
+        from app.repository.remote.buckets import BucketSource
+
+        fsspec = pytest.importorskip("fsspec", reason="needs the extra s3")
+        return BucketSource(fsspec.filesystem("memory"), self.path)
+
+
+def test_a_config_says_where_its_files_are(web: Web, tmp_path: Path) -> None:
+    root, remote = tmp_path / "models", RemoteModels(tmp_path / "cache")
+    path = with_source(
+        root,
+        f'source = "{web.url}/m.onnx"\nsave_outputs = "out"\nmax_batch_size = 8\n',
+    )
+    places = ModelPlaces(root, {}, remote)
+    before = places.scan("m")
+    assert before is not None
+    assert before.url == url_of(web)
+    assert before.problem == f"{web.url}/m.onnx has not been taken yet"
+    remote.fetch("model m", before.url)
+    source = places.scan("m")
+    assert source is not None
+    assert source.problem == ""
+    assert source.config.max_batch_size == 8
+    # What it writes is beside its configuration, not in the cache.
+    assert source.config.save_outputs == str(root / "m" / "out")
+    (version,) = source.versions
+    assert version.files[0].read_bytes() == BODY
+    assert version.files[0].is_relative_to(tmp_path / "cache")
+    # Whatever changes, here or there, is another model.
+    path.write_text(f'source = "{web.url}/m.onnx"\n')
+    changed = places.scan("m")
+    assert changed is not None
+    web.put("/m.onnx", OTHER)
+    remote.fetch("model m", before.url)
+    moved = places.scan("m")
+    assert moved is not None
+    assert len({before.stamp, source.stamp, changed.stamp, moved.stamp}) == 4
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "trusted", "problem"),
+    [
+        ("max_batch_size = 4", "", False, ""),
+        ("max_batch_size = 9", "max_batch_size = 4", False, ""),
+        ("max_batch_size = 4", 'save_outputs = "out"', False, ""),
+        ('save_outputs = "/etc"', "", False, "config.toml of memory://b/m: save_outpu"),
+        (
+            'source = "s3://b/c"',
+            "",
+            False,
+            "memory://b/m: source can be set in the mod",
+        ),
+        ('source = "s3://b/c"', "", True, "source leads from one URL to another"),
+        ("max_batch = 4", "", False, "config.toml of memory://b/m: unknown key"),
+        ("max_batch_size = 4", "max_batch = 4", False, "config.toml: unknown key"),
+    ],
+)
+def test_the_config_here_wins_over_the_one_there(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    theirs: str,
+    ours: str,
+    trusted: bool,
+    problem: str,
+) -> None:
+    fsspec = pytest.importorskip("fsspec", reason="needs the extra s3, gcs or azure")
+    memory = fsspec.filesystem("memory")
+    memory.store.clear()
+    memory.pipe({"/b/m/1/m.onnx": BODY, "/b/m/config.toml": theirs.encode()})
+    url = InMemory("memory://b/m", "memory", "/b/m")
+    monkeypatch.setattr(RemoteUrl, "of", lambda text: url)
+    root = tmp_path / "models"
+    with_source(root, f'source = "memory://b/m"\n{ours}\n')
+    remote = RemoteModels(tmp_path / "cache", FetchOptions(allow_python=trusted))
+    remote.fetch("model m", url)
+    source = ModelPlaces(root, {}, remote).scan("m")
+    assert source is not None
+    assert problem in source.problem
+    assert bool(source.problem) == bool(problem)
+    if not problem:
+        assert source.config.max_batch_size == 4
+    memory.store.clear()
+
+
+@pytest.mark.parametrize("beside", ["1/m.onnx", "m.popef", "config.pbtxt", "../m.onnx"])
+def test_files_are_here_or_elsewhere(tmp_path: Path, beside: str) -> None:
+    with_source(tmp_path, 'source = "https://h.example/m.onnx"')
+    path = tmp_path / "m" / beside
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("")
+    source = ModelPlaces(tmp_path, {}, RemoteModels(tmp_path / "cache")).scan("m")
+    assert source is not None
+    assert "come from source = 'https://h.example/m.onnx', and there" in source.problem
+    assert source.problem.endswith(
+        f"is {Path(beside).parts[-1 if '.' in beside[0] else 0]} too; keep one"
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("ftp://h/m.onnx", "ftp: is not known here, which are az:, gs:"),
+        ("http://h.example/m.onnx", "comes without TLS"),
+        ("models/digits", "is not known here"),
+        ("s3:///", "names no model"),
+    ],
+)
+def test_a_url_that_cannot_be(tmp_path: Path, url: str, problem: str) -> None:
+    with_source(tmp_path, f'source = "{url}"')
+    source = ModelPlaces(tmp_path, {}, RemoteModels(tmp_path / "cache")).scan("m")
+    assert source is not None
+    assert source.problem.startswith("config.toml: source: ")
+    if url.startswith("s3") and "s3fs" in source.problem:
+        pytest.skip("needs the extra s3")
+    assert problem in source.problem

@@ -82,6 +82,72 @@ def test_what_could_not_be_taken_at_the_start_is_tried_again(
         assert infer(gateway) == 3.0
 
 
+def say(root: Path, text: str) -> None:
+    """Puts a config.toml there as operators do."""
+    (root / "m").mkdir(exist_ok=True)
+    (root / ".config").write_text(text)
+    (root / ".config").rename(root / "m" / "config.toml")
+
+
+def test_the_repository_says_where_a_model_is(web: Web, tmp_path: Path) -> None:
+    """As it comes into the folder, changes there, changes its place, and goes."""
+    root = tmp_path / "models"
+    root.mkdir()
+    models.affine(root / "other.popef")
+    web.put("/a.popef", file_of(tmp_path, models.affine))
+    options = ("--model-cache", str(tmp_path / "cache"), "--model-control-mode", "poll")
+    often = ("--repository-poll-secs", "0.1")
+    with ServedGateway(root, *options, *often, NETRC="/nowhere") as gateway:
+        gateway.wait_ready()
+        say(root, f'source = "{web.url}/a.popef"\nmax_batch_size = 8\n')
+        gateway.until("/v2/models/m/ready", 200)
+        config = gateway.client.get("/v2/models/m/config").json()
+        assert config["max_batch_size"] == 8
+        assert infer(gateway) == 3.0
+        # The next place is wrong at first: what serves is served on.
+        say(root, f'source = "{web.url}/b.popef"\n')
+        gateway.wait_line("failed to load 'm': there is nothing")
+        assert "there is nothing at" in gateway.client.get("/v1/models/m").text
+        assert infer(gateway) == 3.0
+        web.put("/b.popef", file_of(tmp_path, models.mean_over_rows))
+        until(lambda: infer(gateway) != 3.0)
+        after = infer(gateway)
+        asked = len(web.asked)
+        (root / "m").rename(tmp_path / "gone")
+        gateway.until("/v2/models/m/ready", 404)
+        say(root, f'source = "{web.url}/b.popef"\n')
+        gateway.until("/v2/models/m/ready", 200)
+        assert all(path != "/a.popef" for _, path, _ in web.asked[asked:])
+    web.stop()
+    with ServedGateway(root, *options, NETRC="/nowhere") as gateway:
+        gateway.wait_ready()
+        assert infer(gateway) == after
+
+
+def test_a_load_takes_what_the_cache_has_nothing_of(web: Web, tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    root.mkdir()
+    models.affine(root / "other.popef")
+    cache = ("--model-cache", str(tmp_path / "cache"))
+    with ServedGateway(root, *cache, NETRC="/nowhere") as gateway:
+        gateway.wait_ready()
+        say(root, f'source = "{web.url}/m.popef"\n')
+        answer = gateway.client.post("/v1/models/m/load")
+        assert answer.status_code == 400
+        assert f"there is nothing at {web.url}/m.popef" in answer.text
+        web.put("/m.popef", file_of(tmp_path, models.affine))
+        assert gateway.client.post("/v1/models/m/load").status_code == 200
+        assert infer(gateway) == 3.0
+        # From now on that is the cache's, and no request can say another place.
+        asked = len(web.asked)
+        assert gateway.client.post("/v1/models/m/load").status_code == 200
+        assert len(web.asked) == asked
+        override = {"parameters": {"config": f'{{"source": "{web.url}/x.popef"}}'}}
+        answer = gateway.client.post("/v2/repository/models/m/load", json=override)
+        assert answer.status_code == 400
+        assert "source can be set in the model repository only" in answer.text
+
+
 def test_ctrl_c_ends_a_download_at_once(web: Web, tmp_path: Path) -> None:
     answer = web.put("/m.popef", bytes(1 << 20))
     answer.gate = threading.Event()  # never set: it hangs for ever

@@ -81,7 +81,7 @@ def test_urls_are_models_beside_paths(tmp_path: Path) -> None:
     urls = ["a=https://h.example/x.onnx?a=b", "https://h.example/y.onnx"]
     places = ModelPlaces.of(None, [str(tmp_path / "m.onnx"), *urls], remote)
     assert places.names() == ["a", "m", "y"]
-    assert {n: u.text for n, u in places.elsewhere().items()} == {
+    assert {n: u.text for n, u in places.named.items() if isinstance(u, RemoteUrl)} == {
         "a": "https://h.example/x.onnx?a=b",
         "y": "https://h.example/y.onnx",
     }
