@@ -154,6 +154,7 @@ class Gateway:
             self.table,
             lambda name: self.repository.needs_of(name),
             settings.request_timeout,
+            self.others,
         )
         self.repository = ModelRepository(
             places_of(settings),
@@ -247,7 +248,9 @@ class Gateway:
         self.logging.apply(
             replace(LogSettings.of_level(level), format=self.logging.settings.format)
         )
-        self.journal.set_access(config.access_log or self.settings.access_log)
+        access = config.access_log or self.settings.access_log
+        self.journal.set_access(access)
+        self.others.access_changed(access)
 
     @property
     def is_drained(self) -> bool:

@@ -3,10 +3,11 @@ them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from app.observe.journal import Part
 from app.observe.log import LogSettings
 from app.observe.metrics import ModelMetrics
 from engine import Device
@@ -50,6 +51,16 @@ class OtherProcesses:
         """One that was lost has come back, with its models."""
 
     def log_changed(self, settings: LogSettings) -> None: ...
+
+    def access_changed(self, text: str) -> None:
+        """The share of requests that are logged (`Journal.set_access`)."""
+
+    async def askers(self, numbers: Iterable[int]) -> Mapping[int, tuple[str, str]]:
+        """For whom requests of theirs are made (`app.serving.origin`)."""
+        return {}
+
+    def add_part(self, number: int, part: Part) -> None:
+        """Something that was asked on behalf of a request of theirs has ended."""
 
     def drain(self) -> None:
         """The gateway is not ready from now on."""

@@ -107,6 +107,20 @@ class Part(NamedTuple):
     parts: Sequence[Part] = ()
 
 
+def part_message(part: Part) -> list[Any]:
+    """A part for another process, in what msgpack knows."""
+    label, model, *rest, parts = part
+    known = [label, [model.name, model.version], *rest]
+    return [*known, list(map(part_message, parts))]
+
+
+def part_of(message: Sequence[Any]) -> Part:
+    """What another process has told by `part_message`."""
+    label, key, *rest, parts = message
+    below = tuple(map(part_of, parts))
+    return Part._make([label, ModelMetrics(*key), *rest, below])
+
+
 class Failed(NamedTuple):
     """A request that failed, or was refused; `ended` as in `Answered`.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -24,7 +25,7 @@ from app.errors import ModelNotReady, RequestError, UnknownModel, row_of
 from app.observe.journal import Part
 from app.observe.metrics import ModelMetrics
 from app.serving.ensembles import checked_rows, named
-from app.serving.origin import Origin, origin_of
+from app.serving.origin import Asker, ElsewhereOrigin, Origin, OtherOrigins, origin_of
 from app.serving.patience import MAX_TIMEOUT, Patience
 from app.serving.table import ModelEntry, ModelTable, Submitted, infer_path
 from app.spec import ModelSpec, TensorSpec
@@ -40,10 +41,12 @@ from engine import (
     ModelRunner,
     Refused,
     Tensor,
+    process_of,
 )
 
 logger = logging.getLogger(__name__)
 
+NOBODY = ("", "")
 Answer: TypeAlias = "Mapping[str, Tensor] | Askers | EngineError"
 
 
@@ -66,7 +69,7 @@ class ModelCalls:
 
     `needs` are the models that one needs, as far as its options say. A call that would
     lead back to where it comes from is refused: the process that would have to answer
-    is the one that waits.
+    is the one that waits. `others` know of the requests that are not made here.
     """
 
     def __init__(
@@ -74,8 +77,10 @@ class ModelCalls:
         table: ModelTable,
         needs: Callable[[str], Iterable[str]],
         timeout: float,
+        others: OtherOrigins,
     ) -> None:
         self.table = table
+        self.others = others
         self.timeout = timeout
         self._needs = needs
         self._called: dict[str, set[str]] = {}
@@ -118,8 +123,11 @@ class ModelCalls:
     def origins(self, caller: str, numbers: Iterable[int]) -> list[Origin | None]:
         """For whom these requests to a model are made; None for one that has ended."""
         runners = [entry.runner for entry in self.table.entries(caller)]
-        found = []
+        found: list[Origin | None] = []
         for number in numbers:
+            if process_of(number) != os.getpid():
+                found.append(ElsewhereOrigin(number, self.others))
+                continue
             requests = (
                 runner.request_of(number)
                 for runner in runners
@@ -153,6 +161,7 @@ class Caller:
         self._calls, self._sock, self._on_close = calls, sock, on_close
         self._under_way: dict[int, Called] = {}
         self._unsent: deque[tuple[int, Answer]] = deque()
+        self._telling: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(sock, self._read)
 
@@ -170,9 +179,7 @@ class Caller:
             self.close()
             return
         if isinstance(found, AskersAsked):
-            origins = self._calls.origins(self.name, found.requests)
-            told = tuple(("", "") if one is None else one.asker() for one in origins)
-            self._answer(found.number, told)
+            self._tell_askers(found)
             return
         if isinstance(found, int):
             called = self._under_way.get(found)
@@ -182,6 +189,21 @@ class Caller:
         called = Called(self, self._calls, found)
         self._under_way[found.number] = called
         called.begin()
+
+    def _tell_askers(self, asked: AskersAsked) -> None:
+        origins = self._calls.origins(self.name, asked.requests)
+        found = [NOBODY if one is None else one.asker() for one in origins]
+        elsewhere = [one for one in found if isinstance(one, int)]
+
+        async def tell() -> None:
+            known = await self._calls.others.askers(elsewhere) if elsewhere else {}
+            askers = (known.get(o, NOBODY) if isinstance(o, int) else o for o in found)
+            if self._sock.fileno() >= 0:
+                self._answer(asked.number, tuple(askers))
+
+        task = self._loop.create_task(tell())
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
 
     def answer(self, number: int, result: Answer) -> None:
         """A call has ended."""
@@ -244,10 +266,10 @@ class Called:
             found = calls.origins(caller.name, message.requests)
             self._origins = [origin for origin in found if origin is not None]
 
-    def asker(self) -> tuple[str, str]:
+    def asker(self) -> Asker | int:
         """The first of those for whom it is made."""
         found = self._calls.origins(self._caller.name, self._message.requests)
-        return next((one.asker() for one in found if one is not None), ("", ""))
+        return next((one.asker() for one in found if one is not None), NOBODY)
 
     def add_part(self, part: Part) -> None:
         """The model that is called has called another one."""

@@ -6,23 +6,49 @@ callbacks costs nothing until somebody asks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from app.observe.journal import Part
+
+Asker: TypeAlias = tuple[str, str]
 
 
 @runtime_checkable
 class Origin(Protocol):
     """A request of a client, or a model's call of another one."""
 
-    def asker(self) -> tuple[str, str]:
+    def asker(self) -> Asker | int:
         """The request's id, and the header ``traceparent`` for what is asked on its
-        behalf; empty where nobody traces it."""
+        behalf; empty where nobody traces it. A number is that of the request of another
+        process, which knows."""
 
     def add_part(self, part: Part) -> None:
         """Something that was asked on its behalf has ended."""
+
+
+class OtherOrigins(Protocol):
+    """The other processes of a server, as far as requests to devices are theirs."""
+
+    async def askers(self, numbers: Iterable[int]) -> Mapping[int, Asker]:
+        """Those of the requests with these numbers, where they are still there."""
+
+    def add_part(self, number: int, part: Part) -> None:
+        """`Origin.add_part` of a request."""
+
+
+class ElsewhereOrigin:
+    """A request that another process has made, by its number."""
+
+    def __init__(self, number: int, others: OtherOrigins) -> None:
+        self._number, self._others = number, others
+
+    def asker(self) -> int:
+        return self._number
+
+    def add_part(self, part: Part) -> None:
+        self._others.add_part(self._number, part)
 
 
 def origin_of(on_done: Callable[[Any], object] | None) -> Origin | None:

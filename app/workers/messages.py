@@ -38,10 +38,10 @@ def send(sock: socket.socket, message: Message, fds: Sequence[int] = ()) -> None
     socket.send_fds(sock, [raw], list(fds))
 
 
-def receive(sock: socket.socket) -> tuple[Message, list[int]]:
+def receive(sock: socket.socket, flags: int = 0) -> tuple[Message, list[int]]:
     """The next message and the descriptors beside it, which are the receiver's to
     close. Raises EOFError where there are no more, and OSError as sockets do."""
-    flags = socket.MSG_CMSG_CLOEXEC
+    flags |= socket.MSG_CMSG_CLOEXEC
     raw, fds, _, _ = socket.recv_fds(sock, MOST, _MOST_FDS, flags)
     if not raw:
         raise EOFError

@@ -82,6 +82,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     if "log" in start:
         control.apply(LogSettings(**start["log"]))
+    if "access" in start:
+        journal.set_access(start["access"])
     worker.is_drained = "drained" in start
     transfers = settings.transfer_memory or half_of_memory()
     service = Service(

@@ -15,12 +15,13 @@ import contextlib
 import itertools
 import logging
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from app.http.asgi import ASGIApp
 from app.http.relay import RelayServer
+from app.observe.journal import Part, part_message
 from app.observe.log import LogSettings
 from app.observe.metrics import MetricsRegistry, ModelMetrics
 from app.observe.shared_counters import MOST_MODELS, CounterSegment
@@ -30,7 +31,7 @@ from app.serving.table import ModelEntry, ModelTable
 from app.settings import Settings
 from app.workers.messages import Message, SharedEntry
 from app.workers.worker_process import WorkerProcess
-from engine import Device, ModelRunner, RunnerDescription
+from engine import Device, ModelRunner, RunnerDescription, process_of
 
 logger = logging.getLogger(__name__)
 
@@ -127,6 +128,27 @@ class Workers(OtherProcesses):
         self.start_message["log"] = asdict(settings)  # of those that start later
         for worker in self._workers:
             worker.tell({"op": "log", "settings": asdict(settings)})
+
+    def access_changed(self, text: str) -> None:
+        self.start_message["access"] = text
+        for worker in self._workers:
+            worker.tell({"op": "access", "text": text})
+
+    async def askers(self, numbers: Iterable[int]) -> Mapping[int, tuple[str, str]]:
+        wanted = list(numbers)
+        asked = (
+            worker.ask_askers([n for n in wanted if process_of(n) == worker.pid])
+            for worker in self._workers
+            if any(process_of(number) == worker.pid for number in wanted)
+        )
+        found = await asyncio.gather(*asked)
+        return {number: (i, t) for told in found for number, i, t in told}
+
+    def add_part(self, number: int, part: Part) -> None:
+        for worker in self._workers:
+            if worker.pid == process_of(number):
+                message = part_message(part)
+                worker.tell({"op": "part", "number": number, "part": message})
 
     def drain(self) -> None:
         self.start_message["drained"] = True

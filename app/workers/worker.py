@@ -13,18 +13,19 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgpack
 
 from app.http.exchange import Exchange
 from app.limits import Limits
-from app.observe.journal import Journal
+from app.observe.journal import Journal, part_of
 from app.observe.log import LogControl, LogSettings
 from app.observe.shared_counters import CounterSegment
 from app.serving.generators import GeneratorScheduler
 from app.serving.keys import Keys
+from app.serving.origin import Origin, origin_of
 from app.serving.patience import Patience
 from app.serving.table import ModelEntry, ModelTable
 from app.workers.messages import Message, SharedEntry, receive, send
@@ -62,7 +63,9 @@ class Worker:
         journal: Journal,
         drain_timeout: float,
     ) -> None:
-        self.table = ModelTable(limits, absent=_Elsewhere(self))
+        self.table = ModelTable(
+            limits, absent=_Elsewhere(self), keeps_parts=journal.spans is not None
+        )
         self.keys = keys
         self.journal = journal
         self.on_drain: Callable[[], None] = lambda: None
@@ -118,14 +121,26 @@ class Worker:
 
     # -- what the supervisor says
 
-    def _receive(self) -> None:
+    def receive_all(self) -> None:
+        """What the supervisor has said so far."""
+        while self._receive():
+            pass
+
+    def _receive(self) -> bool:
+        """Take one message, if there is one; returns whether there was."""
         try:
-            message, fds = receive(self._sock)
+            message, fds = receive(self._sock, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
         except (OSError, EOFError):
             # The supervisor has died: so will we, by the signal of its pipe.
             asyncio.get_running_loop().remove_reader(self._sock.fileno())
-            return
-        match message["op"]:
+            return False
+        self._obey(message["op"], message, fds)
+        return True
+
+    def _obey(self, op: str, message: Message, fds: Sequence[int]) -> None:
+        match op:
             case "device":
                 self._begin(self._join(message["key"], message, fds[0]))
             case "model":
@@ -136,17 +151,39 @@ class Worker:
                 self.is_drained = True
             case "drain":
                 self.on_drain()
-            case "journal":
-                self._tell_journal(message["ask"])
-            case "ping":
-                self._send({"op": "ping", "answer": message["ask"]})
+            case "access":
+                self.journal.set_access(message["text"])
+            case "part":
+                origin = self._origin(message["number"])
+                if origin is not None:
+                    origin.add_part(part_of(message["part"]))
+            case question:
+                self._answer(question, message)
 
-    def _tell_journal(self, ask: int) -> None:
-        raw = msgpack.packb(self.journal.tell())
-        with SharedMemory.create("journal", len(raw)) as memory:
-            memory.view[: len(raw)] = raw
-            message = {"op": "journal", "answer": ask, "size": len(raw)}
-            self._send(message, (memory.fd,))
+    def _answer(self, question: str, message: Message) -> None:
+        fds: tuple[int, ...] = ()
+        told: Any = True
+        with contextlib.ExitStack() as after:
+            if question == "journal":
+                raw = msgpack.packb(self.journal.tell())
+                memory = after.enter_context(SharedMemory.create("journal", len(raw)))
+                memory.view[: len(raw)] = raw
+                told, fds = len(raw), (memory.fd,)
+            elif question == "askers":
+                told = self._askers(message["numbers"])
+            self._send({"op": "answer", "ask": message["ask"], "told": told}, fds)
+
+    def _askers(self, numbers: Iterable[int]) -> list[tuple[int, str, str]]:
+        found = ((number, self._origin(number)) for number in numbers)
+        askers = ((number, one.asker()) for number, one in found if one is not None)
+        return [(number, *one) for number, one in askers if not isinstance(one, int)]
+
+    def _origin(self, number: int) -> Origin | None:
+        """For whom a request is made, while it is in flight."""
+        devices = (joined.device for joined in self._devices.values())
+        requests = (d.request_of(number) for d in devices if d is not None)
+        request = next(filter(None, requests), None)
+        return None if request is None else origin_of(request.on_done)
 
     def _send(self, message: Message, fds: tuple[int, ...] = ()) -> None:
         with contextlib.suppress(OSError):
@@ -154,7 +191,9 @@ class Worker:
 
     async def _join(self, key: str, message: Message, fd: int) -> None:
         door = socket.socket(fileno=fd)
-        joined = _Joined(message["number"], lambda: self._lost(key))
+        # What was asked on behalf of a request is told before it ends.
+        first = self.receive_all if self.table.keeps_parts else None
+        joined = _Joined(message["number"], lambda: self._lost(key), first)
         self._devices[key] = joined
         try:
             await joined.open(message["id"], door)
@@ -333,8 +372,14 @@ class _Elsewhere:
 class _Joined:
     """A device that this process feeds, driven by its event loop."""
 
-    def __init__(self, number: int, on_lost: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        number: int,
+        on_lost: Callable[[], None],
+        first: Callable[[], None] | None = None,
+    ) -> None:
         self.number = number
+        self._first = first
         self.device: JoinedDevice | None = None
         #: Whether it has been joined, or cannot be.
         self.is_open = asyncio.Event()
@@ -350,11 +395,17 @@ class _Joined:
             loop = asyncio.get_running_loop()
             # One of our own: the device's is closed when its process has died.
             self._lost_fd = os.dup(device.lost_fileno())
-            loop.add_reader(device.fileno(), device.poll)
+            loop.add_reader(device.fileno(), self._poll if self._first else device.poll)
             loop.add_reader(self._lost_fd, device.check)
             self.device = device
         finally:
             self.is_open.set()
+
+    def _poll(self) -> None:
+        if self._first is not None:
+            self._first()
+        if self.device is not None:  # unless it was lost in there
+            self.device.poll()
 
     def close(self) -> None:
         """What is in flight fails."""

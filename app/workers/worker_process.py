@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds that a worker may take to tell of its last requests.
 JOURNAL_TIMEOUT = 2.0
+#: The same, of those for whom it has made some; a model in Python waits for it.
+ASKERS_TIMEOUT = 1.0
 #: Seconds before one that has died is started again: doubled each time, and
 FIRST_PAUSE, LAST_PAUSE = 0.05, 5.0
 #: from the first again once it has lived for so long.
@@ -352,10 +354,11 @@ class WorkerProcess:
                     self._unacknowledged.discard(message["seq"])
                 case "left":
                     self.held.discard(message["key"])
-                case "journal" | "ping":
-                    asked = self._asked.pop(message["answer"], None)
+                case "answer":
+                    asked = self._asked.pop(message["ask"], None)
                     if asked is not None and not asked.done():
-                        asked.set_result(_journal_of(message, fds) if fds else True)
+                        told = message["told"]
+                        asked.set_result(_journal_of(told, fds) if fds else told)
         finally:
             close_all(fds)
         self._tell_news()
@@ -364,13 +367,17 @@ class WorkerProcess:
         """What it keeps of its last requests; None if it does not tell in time."""
         return await self._ask("journal", JOURNAL_TIMEOUT)
 
-    async def _ask(self, op: str, seconds: float) -> Any:
+    async def ask_askers(self, numbers: list[int]) -> list[tuple[int, str, str]]:
+        """For whom it has made these requests, of those that are still there."""
+        return await self._ask("askers", ASKERS_TIMEOUT, numbers=numbers) or []
+
+    async def _ask(self, op: str, seconds: float, **more: Any) -> Any:
         """What it answers; None if it does not in time."""
         if self._sock is None:
             return None
         number = next(self._asks)
         asked = self._asked[number] = asyncio.get_running_loop().create_future()
-        self.tell({"op": op, "ask": number})
+        self.tell({"op": op, "ask": number, **more})
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 return await asked
@@ -381,7 +388,6 @@ class WorkerProcess:
         return f"<WorkerProcess {self.number}, process {self.pid}>"
 
 
-def _journal_of(message: Message, fds: Sequence[int]) -> Any:
-    size = message["size"]
+def _journal_of(size: int, fds: Sequence[int]) -> Any:
     with SharedMemory.attach(os.dup(fds[0]), size) as memory:
         return msgpack.unpackb(bytes(memory.view[:size]), use_list=False)

@@ -89,6 +89,12 @@ class LinkedDevice(ABC):
         """How many requests; cheap, however many models there are."""
         return self.outstanding
 
+    def request_of(self, number: int) -> Request | None:
+        """The request of this process with this number, while it is in flight."""
+        with self.lock:
+            found = (c.request_of(number) for c in self._channels.values())
+            return next((request for request in found if request is not None), None)
+
     @property
     def busy_ns(self) -> int:
         """For how many nanoseconds its processes have run programs, for all their

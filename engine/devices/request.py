@@ -150,6 +150,10 @@ class RequestChannel(ABC):
         """The requests in flight, oldest first."""
 
     @abstractmethod
+    def request_of(self, number: int) -> Request | None:
+        """The request of this number, while it is in flight."""
+
+    @abstractmethod
     def finish(
         self,
         outcome: int,

@@ -76,11 +76,6 @@ class JoinedRunner:
         """The device of each replica, those that were joined."""
         return tuple(channel.device for channel in self._channels)
 
-    def request_of(self, number: int) -> Request | None:
-        """As `ModelRunner.request_of`."""
-        found = (channel.request_of(number) for channel in self.channels)
-        return next(filter(None, found), None)
-
     @property
     def serving(self) -> bool:
         """Whether some replica can take requests."""

@@ -297,21 +297,33 @@ def outputs_of(response: Any) -> dict[str, Any]:
     return {o["name"]: o["data"] for o in response.json()["outputs"]}
 
 
+def run_by_worker(served: ServedGateway, name: str, x: Any) -> bool:
+    """Whether it was not the supervisor: the ids that a process makes begin alike."""
+    first = served.client.get("/v1/health/live").headers["x-request-id"]
+    answer = served.client.post(f"/v1/models/{name}/infer", json={"inputs": {"x": x}})
+    return not answer.headers["x-request-id"].startswith(first.partition("-")[0])
+
+
 def names(spans: Iterable[Any]) -> list[str]:
     ordered = sorted(spans, key=lambda span: span.start_time_unix_nano)
     return [span.name for span in ordered]
 
 
-def test_what_is_asked_of_others(tmp_path: Path, collector: Collector) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_is_asked_of_others(
+    tmp_path: Path, collector: Collector, workers: int
+) -> None:
     """The caller's trace is in all that is done on its behalf, and is told to the
     models that do it."""
     fill(tmp_path)
     row = [1.0, 2.0, 3.0, 4.0]
     asked = "ensemble", "calling", "bad step", "streamed", "first", "second", "deep"
+    options = "--allow-python", "--workers", str(workers)
     with ServedGateway(
-        tmp_path, "--allow-python", OTEL_EXPORTER_OTLP_ENDPOINT=collector.url
+        tmp_path, *options, OTEL_EXPORTER_OTLP_ENDPOINT=collector.url
     ) as served:
         served.wait_ready()
+        until(lambda: workers == 1 or run_by_worker(served, "says", [[1.0] * 4]))
 
         def ask(request_id: str, name: str, body: Any, **headers: str) -> Any:
             mine = {"x-request-id": request_id, "traceparent": parent("01").decode()}

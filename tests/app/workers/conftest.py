@@ -61,7 +61,10 @@ def served(repository: Path) -> Iterator[ServedGateway]:
         "--allow-python",
     )
     trace = "--trace-file", str(repository.parent / "traces.json")
-    with ServedGateway(repository, *options, *trace) as found:
+    log = repository.parent / "log.toml"
+    log.touch()
+    more = *trace, "--log-config", str(log)
+    with ServedGateway(repository, *options, *more) as found:
         yield found.wait_ready()
 
 

@@ -128,6 +128,30 @@ def test_what_they_do_not_run_themselves_is_answered_all_the_same(
     until(lambda: {process_of(c) for c in clients.values()} == set(clients))
 
 
+def test_log_settings_reach_all_that_are_there_and_those_that_come(
+    served: ServedGateway, clients: dict[str, httpx.Client], repository: Path
+) -> None:
+    log = repository.parent / "log.toml"
+
+    def is_logged(client: httpx.Client) -> bool:
+        where = process_of(client)
+        return any(f"id={where}-" in line for line in list(served.lines))
+
+    log.write_text('access_log = "all"')
+    served.send(signal.SIGHUP)
+    for client in clients.values():
+        until(partial(is_logged, client))
+    os.kill(workers_of(served)[0], signal.SIGKILL)
+
+    def started() -> bool:
+        with connect(served) as client:
+            return process_of(client) not in clients and is_logged(client)
+
+    until(started)
+    log.write_text("")
+    served.send(signal.SIGHUP)
+
+
 def test_a_killed_worker_takes_its_connections_and_nothing_else(
     served: ServedGateway, clients: dict[str, httpx.Client]
 ) -> None:
