@@ -258,8 +258,8 @@ class Gateway:
         return self._drained
 
     def drain(self) -> None:
-        """From now on not ready, though requests are still answered: whoever sends them
-        is to take them elsewhere, and the process to be ended later."""
+        """From now on not ready, though requests are still answered: their senders
+        are to take them elsewhere, and the process to be ended later."""
         if not self._drained:
             logger.info("draining: not ready from now on; a signal ends the server")
         self._drained = True

@@ -42,7 +42,7 @@ def serve(models: Mapping[str, Path], *options: str) -> Iterator[str]:
         url = f"http://127.0.0.1:{port}"
         serve_command = [popgate(), "serve", "--model-repository", name]
         serve_command += ["--port", str(port), *options]
-        # A pool of devices of its own: whoever has the default one is not in the way.
+        # A pool of devices of its own: another program may have the default one.
         environment = {**os.environ, "POPGATE_POOL": f"examples-{os.getpid()}-{port}"}
         process = subprocess.Popen(serve_command, stdout=sys.stderr, env=environment)
         try:

@@ -451,10 +451,6 @@ class _Differentiation:
                 caller.attributes["results"] = results
 
 
-def _specs(graph: Graph) -> list[Spec]:
-    return [t.spec for t in graph.outputs]
-
-
 def _check(graph: Graph) -> None:
     for operator in graph.operators:
         if operator.type != "Loop" and changed_inputs(operator):

@@ -87,7 +87,6 @@ DTYPES: tuple[DType, ...] = (
     *(FLOAT8_143, FLOAT8_152, FLOAT16, FLOAT32, FLOAT64, COMPLEX64, COMPLEX128),
 )
 _BY_NUMPY = {each.numpy: each for each in DTYPES}
-BY_NAME = {each.name: each for each in DTYPES}
 
 
 def dtype_of(dtype: npt.DTypeLike) -> DType:

@@ -21,11 +21,6 @@ _MANTISSA = {FLOAT8_143: 3, FLOAT8_152: 2}
 _BIAS = {FLOAT8_143: 8, FLOAT8_152: 16}
 
 
-def mantissa_bits(dtype: DType) -> int:
-    """How many bits of a code of `dtype` are its mantissa."""
-    return _MANTISSA[dtype]
-
-
 @cache
 def decoding_table(dtype: DType) -> Array:
     """The float32 value of each of the 256 codes."""

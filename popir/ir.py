@@ -232,7 +232,7 @@ class Graph:
         tensor.readers.append(operator)
 
     def remove(self, operator: Operator) -> None:
-        """Take an operator out; its results stay for whoever makes them next."""
+        """Take an operator out; its results stay for their next producer."""
         self.operators.remove(operator)
         for tensor in operator.inputs:
             if operator in tensor.readers:

@@ -41,7 +41,7 @@ def example_request(
 
 
 def example_shapes(spec: ModelSpec, fill: int = 1) -> dict[str, list[int]]:
-    """The shapes of what is made up, by input."""
+    """The shapes of synthetic values, by input."""
     return {t.name: _shape(spec, t, fill) for t in spec.inputs}
 
 

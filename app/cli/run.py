@@ -63,7 +63,7 @@ _Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Do not print the outputs.")
 ]
 _Given = Annotated[
-    bool, typer.Option("--only-given", help="Make nothing up: send the inputs that are "
+    bool, typer.Option("--only-given", help="Send the inputs that are "
                        "given and no others, as for one of several fused models."),
 ]  # fmt: skip
 _Devices = Annotated[
@@ -123,7 +123,7 @@ def run(
                 batched=runner.batching,
                 iterations=model.metadata.device_iterations,
                 seed=seed,
-                made_up=not only_given,
+                fill=not only_given,
             )
             last, measured = _measure(runner, tensors, iterations, flying)
             results = {} if last is None else last.outputs

@@ -20,7 +20,7 @@ from popef_io import DataType
 from popgate.client import InvalidRequest, array_of, tensor_of
 from popgate.client import Tensor as NamedTensor
 
-#: Elements that made-up data may have: more is a mistake, as in --batch 1e9.
+#: Elements that synthetic data may have: more is a mistake, as in --batch 1e9.
 MAX_ELEMENTS = 1 << 30
 
 
@@ -41,17 +41,17 @@ def make_inputs(
     batched: bool,
     iterations: int,
     seed: int,
-    made_up: bool,
+    fill: bool,
 ) -> dict[str, Tensor]:
-    """The inputs of a request: what is `given`, the rest made up (if `made_up`).
+    """The inputs of a request: what is `given`, the rest synthetic (with `fill`).
 
     `given` are NAME=file.npy, NAME=file.npz, NAME=JSON, or file.npz for all the names
-    in it. Without `batch`, as many rows are made up as a run of `iterations` takes.
+    in it. Without `batch`, as many synthetic rows as a run of `iterations` takes.
     Raises `CommandError` for what does not fit the model.
     """
     known = {desc.name: desc for desc in descs}
     arrays = _read_given(known, given)
-    if made_up:
+    if fill:
         wanted = parse_shapes(shapes)
         _check_names(known, wanted, "--shape")
         random = np.random.default_rng(seed)
@@ -60,7 +60,7 @@ def make_inputs(
                 shape = _shape(
                     desc, wanted.get(desc.name), batch, iterations if batched else 0
                 )
-                arrays[desc.name] = made_up_array(random, desc.data_type, shape)
+                arrays[desc.name] = synthetic_array(random, desc.data_type, shape)
     return {
         name: Tensor.from_numpy(array, known[name].data_type)
         for name, array in arrays.items()
@@ -161,7 +161,7 @@ def _shape(
     return shape
 
 
-def made_up_array(
+def synthetic_array(
     random: np.random.Generator, data_type: DataType, shape: tuple[int, ...]
 ) -> npt.NDArray[Any]:
     """Normally distributed floats; whole numbers that are 0 or 1, so that they are

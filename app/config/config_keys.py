@@ -23,9 +23,11 @@ which raises ValueError with a whole sentence.
 from __future__ import annotations
 
 import difflib
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
 import pydantic
@@ -78,11 +80,6 @@ def key(default: Any, purpose: str) -> Any:
     return field(default=default, metadata=metadata)
 
 
-def purpose_of(item: Field[Any]) -> str:
-    """What a key is for, as it was declared."""
-    return str(item.metadata["purpose"])
-
-
 def default_of(item: Field[Any]) -> Any:
     """The value of a key that is not written."""
     if item.default_factory is not MISSING:
@@ -117,6 +114,20 @@ def read_section(kind: type[T], document: Mapping[str, Any]) -> T:
     most = 5
     more = f" (and {len(problems) - most} more)" if len(problems) > most else ""
     raise KeyProblem("; ".join(problems[:most]) + more)
+
+
+def read_file(kind: type[T], path: Path, most: int) -> T:
+    """The section that is a TOML file of at most `most` bytes. Raises `KeyProblem`, and
+    OSError."""
+    with path.open("rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise KeyProblem(f"more than {most} bytes")
+    try:
+        document = tomllib.loads(data.decode())
+    except (ValueError, RecursionError) as e:  # TOMLDecodeError, UnicodeDecodeError
+        raise KeyProblem(f"not TOML: {e}") from None
+    return read_section(kind, document)
 
 
 def _problem(kind: type[Any], error: ErrorDetails) -> str:

@@ -24,19 +24,17 @@ from __future__ import annotations
 
 import hashlib
 import re
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from app.config.config_keys import (
     DISTINCT,
-    KeyProblem,
     between,
     checked,
     entries,
     key,
-    read_section,
+    read_file,
     section,
     text,
 )
@@ -132,17 +130,7 @@ class KeysConfig:
 
 def read_keys(path: Path) -> KeysConfig:
     """The keys of a file. Raises `KeyProblem` for what it cannot be, and OSError."""
-    with path.open("rb") as file:
-        data = file.read(_LARGEST_FILE + 1)
-    if len(data) > _LARGEST_FILE:
-        msg = f"more than {_LARGEST_FILE} bytes"
-        raise KeyProblem(msg)
-    try:
-        document = tomllib.loads(data.decode())
-    except (ValueError, RecursionError) as e:  # TOMLDecodeError, UnicodeDecodeError
-        msg = f"not TOML: {e}"
-        raise KeyProblem(msg) from None
-    return read_section(KeysConfig, document)
+    return read_file(KeysConfig, path, _LARGEST_FILE)
 
 
 def digest_of(secret: bytes) -> bytes:

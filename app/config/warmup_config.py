@@ -36,7 +36,7 @@ class WarmupInput:
 @section
 @dataclass(frozen=True, slots=True)
 class WarmupSample:
-    """One request that is made up; inputs that are not named get ones."""
+    """One synthetic request; inputs that are not named get ones."""
 
     name: Annotated[str, text(200)] = key("", "for the message when it fails")
     batch_size: Annotated[int, between(0, 65536)] = key(
@@ -53,9 +53,9 @@ class WarmupSample:
 class WarmupConfig:
     """What every replica runs before the model is ready.
 
-    Without `samples` one request of each batch size is made up. Where the section is
-    missing the same is done, but its failure is only noted, because values that are
-    made up need not suit the model.
+    Without `samples` one synthetic request of each batch size runs. If the section
+    is missing the same is done, but its failure is only noted, because synthetic
+    values need not suit the model.
     """
 
     enabled: Annotated[bool, Strict()] = key(True, "whether anything is run")

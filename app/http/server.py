@@ -147,7 +147,7 @@ class GatewayServer(uvicorn.Server):
     With a `certificate` all sockets speak TLS, but Unix sockets of `sides`.
     `sides` are other applications with sockets of their own, which live as long.
     While `is_drained` says so, every answer is its connection's last, so that clients
-    come again through whoever knows of other servers.
+    come again through a balancer that knows of other servers.
     `on_drain` is called when the end begins (from a signal handler: it may only set
     things), `on_reload` when files should be read again, `abort` when the time is up:
     it must make every request in flight end soon.

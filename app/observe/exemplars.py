@@ -1,6 +1,6 @@
 """Exemplars: for each bucket of a histogram, the last request that fell into it.
 
-They are looked up among the requests that the journal keeps anyway, when somebody asks
+They are looked up among the requests that the journal keeps anyway, when a scrape asks
 for them: the request path knows nothing of them.
 """
 

@@ -144,8 +144,8 @@ class ModelLoader:
 
         Where a device is lost meanwhile it is loaded again on the one that comes back,
         until it is known to have crashed it.
-        `replaces` serves in its place now. Where that was warmed up with values that
-        were made up, they suit the model, and if they fail now the new one is at fault.
+        `replaces` serves in its place now. Where that was warmed up with synthetic
+        values, they suit the model, and if they fail now the new one is at fault.
         """
         start = time.monotonic()
         until = start + self._limits.load if self._limits.load else math.inf

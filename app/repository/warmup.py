@@ -30,7 +30,7 @@ from popef_io import DataType
 
 logger = logging.getLogger(__name__)
 
-# What is made up without being asked for stays small and short: where a run takes
+# Synthetic rows that nobody asked for stay small and short: where a run takes
 # seconds, what the first one has to prepare is not felt, and many rows of a large
 # model would take memory that no request may ever need.
 AUTOMATIC_BYTES = 64 << 20
@@ -153,8 +153,8 @@ def _run_all(
 
 
 class _Budget:
-    """How much is made up without being asked for: rows are expected to take as long
-    as those of the run before, so that a slow model is not run with many."""
+    """How many synthetic rows run unasked: rows are expected to take as long as those
+    of the run before, so that a slow model is not run with many."""
 
     def __init__(self, until: float) -> None:
         self._until = until
@@ -232,7 +232,7 @@ def _runs(
     for rows in sizes:
         label = f"{config.data}, batch size {rows}" if rows else config.data
         inputs = {
-            t.name: _made_up(t, spec, rows, default, fill=fill) for t in spec.inputs
+            t.name: _synthetic(t, spec, rows, default, fill=fill) for t in spec.inputs
         }
         yield _Run(label, inputs, config.count, rows)
 
@@ -250,7 +250,7 @@ def _sample_run(spec: ModelSpec, sample: WarmupSample, folder: Path | None) -> _
             inputs[tensor.name] = spec.default(tensor.name, rows)
             continue
         wanted = wanted or WarmupInput()
-        make = _from_file if wanted.file else _made_up
+        make = _from_file if wanted.file else _synthetic
         inputs[tensor.name] = _checked(tensor, make(tensor, spec, rows, wanted, folder))
     counts = {name: made.shape[0] for name, made in inputs.items() if made.shape}
     if spec.is_batched and len(set(counts.values())) > 1:
@@ -294,7 +294,7 @@ def _shape(
     return shape
 
 
-def _made_up(
+def _synthetic(
     tensor: TensorSpec,
     spec: ModelSpec,
     rows: int,

@@ -260,7 +260,7 @@ class Called:
         self._is_over = False
         self._parts: list[Part] = []
         self._called: ModelMetrics | None = None
-        #: For whom it is made, where somebody will want to know.
+        #: For whom it is made, if that is shown later.
         self._origins: list[Origin] = []
         if calls.table.keeps_parts:
             found = calls.origins(caller.name, message.requests)

@@ -1,7 +1,7 @@
 """For whom a request to a device is made: found from the callback that it ends with.
 
 Requests lead back to what waits for them and to nothing else, so that following their
-callbacks costs nothing until somebody asks.
+callbacks costs nothing until one is looked at.
 """
 
 from __future__ import annotations

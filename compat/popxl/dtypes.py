@@ -73,7 +73,7 @@ class dtype:  # noqa: N801
         return self._pb_dtype.numpy
 
     def as_torch(self) -> Any:
-        """The torch type; TypeError where there is none."""
+        """The torch type; TypeError if there is none."""
         if self.name not in _torch_names:
             raise TypeError(f"dtype `{self.name}` does not have a torch equivalent")
         import torch  # type: ignore[import-not-found, unused-ignore]
@@ -163,7 +163,7 @@ _PY_TO_POPXL: dict[Any, dtype] = {builtins.bool: bool, builtins.float: float32}
 
 
 def __getattr__(name: str) -> Any:
-    # torch takes a second to import: not before somebody asks for its types.
+    # torch takes a second to import: not before its types are asked for.
     if name != "_PT_TO_POPXL":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -99,7 +99,7 @@ def _end(process: subprocess.Popen[bytes], connection: socket.socket) -> None:
 
 def main(arguments: list[str]) -> None:
     """Serves until the owner is gone. Never returns."""
-    # The owner decides what ends when somebody presses Control-C.
+    # The owner decides what ends at Control-C.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     number, module, function, *imports = arguments
     job = getattr(importlib.import_module(module), function)

@@ -111,7 +111,7 @@ class BatchDecision:
 
     @property
     def could_not_run(self) -> bool:
-        """Whether the model failed on all that was made up for it."""
+        """Whether the model failed on all synthetic rows."""
         return self.reason.startswith(COULD_NOT_RUN)
 
     def __str__(self) -> str:

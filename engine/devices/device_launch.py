@@ -197,7 +197,7 @@ class LaunchedProcess:
 
     def last_words(self) -> str:
         """The last line that the process of a Python model, which has ended, printed;
-        empty where there is none."""
+        empty if there is none."""
         return "" if self._output is None else self._output.last_words(1.0)
 
     def kill(self) -> None:

@@ -97,12 +97,12 @@ class Context:
 
     @property
     def request_id(self) -> str:
-        """The first of `request_ids`; empty where there are none."""
+        """The first of `request_ids`; empty if there are none."""
         return next(iter(self.request_ids), "")
 
     @property
     def traceparent(self) -> str:
-        """The first of `traceparents` that is traced; empty where there is none."""
+        """The first of `traceparents` that is traced; empty if there is none."""
         return next(filter(None, self.traceparents), "")
 
     @property

@@ -37,7 +37,7 @@ class PlainOptions:
 
     @terminate.setter
     def terminate(self, value: bool) -> None:
-        # In this order, and the other way round in `tell`: whoever is added while this
+        # In this order, and the other way round in `tell`: one that is added while this
         # is set is told by one of the two, or by both.
         self._wanted = not value
         if value:

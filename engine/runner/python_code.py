@@ -1,6 +1,6 @@
 """A Python model as a runner takes it: what it takes and gives, and where its code is.
 
-Code is never part of a container that somebody may hand in: the container that stands
+Code is never part of a container that a client may hand in: the container that stands
 for a Python model is made here, and a device process takes code only where it was
 started for it, from a message that names it as such.
 """

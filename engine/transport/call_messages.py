@@ -107,7 +107,7 @@ class CallSocket:
     def receive(self) -> ModelCall | AskersAsked | int:
         """The next call or question, or the number of a call that was given up.
 
-        Raises BlockingIOError where there is none, EOFError at the end, EngineBug or
+        Raises BlockingIOError if there is none, EOFError at the end, EngineBug or
         ValueError for what is no call.
         """
         message, fds = control.receive(self._sock)

@@ -82,7 +82,7 @@ class Scheduler:
     """Replicas, clients and what waits. `run` is for one thread; `do` and `call` hand
     it commands from others. `spin_us`: how long it looks for the next request before it
     sleeps (engine/devices/thread_plan.py). `give_back_memory` is called when nothing
-    has come for a while, and by whoever unloads a model."""
+    has come for a while, and by the thread that unloads a model."""
 
     def __init__(
         self, spin_us: int = 0, give_back_memory: Callable[[], object] = gc.collect

@@ -154,7 +154,7 @@ class AsyncPool:
                 await turn
             except asyncio.CancelledError:
                 if turn.done() and not turn.cancelled():
-                    self._wake()  # somebody else's turn now
+                    self._wake()  # another call's turn now
                 raise
         self._open += 1
 

@@ -376,7 +376,7 @@ class Core:
             yield Pause(FIRST_PAUSE)
 
     def models(self) -> Steps[list[dict[str, Any]]]:
-        """What the repository holds; where there is none to ask, what is ready."""
+        """What the repository holds; without one, what is ready."""
         try:
             index = yield from self.ask("POST", "/v2/repository/index", {})
             return list(index or ())

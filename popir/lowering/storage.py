@@ -1,6 +1,6 @@
 """Storage while a graph is lowered: cells that hold a value, views over them.
 
-An in-place operator gives a cell a new value; whoever reads the cell later reads that
+An in-place operator gives a cell a new value; a later reader of the cell reads that
 one. A view computes its value from its parents' when it is asked, and when it is
 written to, asks its operator what its parents become.
 """

@@ -30,7 +30,7 @@ def broadcast(*specs: Spec) -> Shape:
 
 
 def broadcast_shapes(shapes: Sequence[Shape]) -> Shape:
-    """numpy's broadcast shape; IrError where there is none."""
+    """numpy's broadcast shape; IrError if there is none."""
     try:
         return np.broadcast_shapes(*shapes)
     except ValueError:

@@ -14,7 +14,7 @@ import numpy as np
 
 from app.cli.latency import Measured
 from app.cli.local import Interrupt
-from app.cli.run_data import made_up_array
+from app.cli.run_data import synthetic_array
 from engine import (
     Array,
     CallbackHandle,
@@ -50,7 +50,7 @@ def batch_name(model: Model) -> str:
     return "mixed" if len(sizes) > 1 else str(rows_of(model) or "free")
 
 
-def made_up(model: Model, rows: int, seed: int) -> dict[str, Array]:
+def synthetic_rows(model: Model, rows: int, seed: int) -> dict[str, Array]:
     """Data for every input of the model, by stream handle."""
     random = np.random.default_rng(seed)
     data = {}
@@ -63,7 +63,9 @@ def made_up(model: Model, rows: int, seed: int) -> dict[str, Array]:
             )
         if shape and (shape[0] < 0 or rows):
             shape = (rows or 1, *shape[1:])
-        data[anchor.handle] = made_up_array(random, anchor.tensor_info.data_type, shape)
+        data[anchor.handle] = synthetic_array(
+            random, anchor.tensor_info.data_type, shape
+        )
     return data
 
 
@@ -75,7 +77,7 @@ def measure_callbacks(
 ) -> Measured:
     """Run the main programs over callbacks for `seconds`."""
     own = rows_of(model)
-    data = made_up(model, own or case.rows, seed)
+    data = synthetic_rows(model, own or case.rows, seed)
     manager = DeviceManager()
     latencies = [array("d") for _ in range(case.threads)]
     sessions: list[Session] = []

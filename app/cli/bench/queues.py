@@ -16,7 +16,7 @@ from app.cli.bench.callbacks import (
     Worker,
     connect,
     join,
-    made_up,
+    synthetic_rows,
 )
 from app.cli.latency import Measured
 from app.cli.local import Interrupt
@@ -59,7 +59,7 @@ def measure_queues(
 ) -> Measured:
     """Send requests through queues for `seconds`."""
     config = SessionConfig(policy=LaunchPolicy.IMMEDIATE)
-    one_run = made_up(model, 0, seed)
+    one_run = synthetic_rows(model, 0, seed)
     with Session(model, config) as session:
         used = _used(session, one_run)
         infos = [
@@ -78,7 +78,7 @@ def measure_queues(
         if whole_runs:
             rows = {h: _repeated(array, case.rows) for h, array in one_run.items()}
         else:
-            rows = made_up(model, case.rows, seed)
+            rows = synthetic_rows(model, case.rows, seed)
         traffic = Traffic(rows, case, whole_runs)
         manager = session.create_queue_manager(
             lambda anchor: case.multiplier, traffic.timed_out, _FLUSH_NS, chosen, chosen

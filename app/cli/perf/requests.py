@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from app.cli.pairs import parse_pairs, parse_shapes
-from app.cli.run_data import made_up_array
+from app.cli.run_data import synthetic_array
 from app.cli.tensors import read_value
 from app.spec import DATATYPES
 from popgate.client import Client, InvalidRequest, Tensor
@@ -47,7 +47,7 @@ def prepared_requests(
                 for at, dim in enumerate(shape)
             ]
             kind = DATATYPES[datatype].data_type
-            array = made_up_array(random, kind, tuple(dims))
+            array = synthetic_array(random, kind, tuple(dims))
             if datatype == "BF16":
                 array = (array.astype(np.uint32) << 16).view(np.float32)
             values[key] = Tensor(key, datatype, array)

@@ -150,7 +150,7 @@ def _file_system(scheme: str) -> Any:
         os.environ.get(f"AZURE_STORAGE_{name}")
         for name in ("ACCOUNT_KEY", "CONNECTION_STRING", "SAS_TOKEN", "ANON")
     ):
-        options["anon"] = False  # whoever we are: a managed identity, a login
+        options["anon"] = False  # a managed identity, a login
     return fsspec.filesystem(scheme, **options)
 
 

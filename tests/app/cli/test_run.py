@@ -53,7 +53,7 @@ def test_files_in_file_out(popgate: Call, affine: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), rows * 2 + 1)
 
 
-def test_made_up_data_follow_the_seed(popgate: Call, affine: Path) -> None:
+def test_synthetic_data_follow_the_seed(popgate: Call, affine: Path) -> None:
     first, again, other = (
         popgate("run", affine, "--batch", 2, "--seed", seed).out for seed in (1, 1, 2)
     )

@@ -1,4 +1,4 @@
-"""What `popgate run` feeds to a model: what is given, the rest made up."""
+"""What `popgate run` feeds to a model: what is given, the rest synthetic."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def inputs(
     batch: int = 0,
     iterations: int = 1,
     seed: int = 0,
-    made_up: bool = True,
+    fill: bool = True,
 ) -> dict[str, Tensor]:
     return make_inputs(
         descs,
@@ -35,19 +35,19 @@ def inputs(
         batched=iterations > 0,
         iterations=iterations,
         seed=seed,
-        made_up=made_up,
+        fill=fill,
     )
 
 
-def test_what_is_not_given_is_made_up() -> None:
+def test_what_is_not_given_is_synthetic() -> None:
     made = inputs("image=[[1, 2, 3, 4], [5, 6, 7, 8]]", batch=2)
     np.testing.assert_array_equal(made["image"].numpy(), np.arange(1, 9).reshape(2, 4))
     assert made["index"].shape == (2,)
     assert set(made["index"].numpy()) <= {0, 1}
-    assert set(inputs("image=[[1, 2, 3, 4]]", made_up=False)) == {"image"}
+    assert set(inputs("image=[[1, 2, 3, 4]]", fill=False)) == {"image"}
 
 
-def test_shapes_of_made_up_inputs() -> None:
+def test_shapes_of_synthetic_inputs() -> None:
     fixed = [DataDesc("x", (3, 4), DataType.F16)]
     assert inputs(descs=fixed)["x"].shape == (3, 4)
     assert inputs(descs=fixed, batch=7)["x"].shape == (7, 4)
@@ -58,7 +58,7 @@ def test_shapes_of_made_up_inputs() -> None:
     assert inputs(descs=scalar, batch=9)["x"].shape == ()
 
 
-def test_every_data_type_can_be_made_up() -> None:
+def test_every_data_type_can_be_synthetic() -> None:
     for data_type in DataType:
         desc = DataDesc("x", (2, 3), data_type)
         tensor = inputs(descs=[desc])["x"]

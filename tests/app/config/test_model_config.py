@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from app.config.config_keys import purpose_of
 from app.config.model_config import (
     ModelConfig,
     ModelConfigError,
@@ -21,7 +20,7 @@ from app.config.version_policy import VersionPolicy
 
 
 def test_every_option_says_what_it_is_for() -> None:
-    assert all(purpose_of(item) for item in fields(ModelConfig))
+    assert all(item.metadata["purpose"] for item in fields(ModelConfig))
 
 
 def test_nothing_is_needed(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ V1 = {"cpu.cfs_quota_us": "250000", "cpu.cfs_period_us": "100000"}
 
 
 class Machine:
-    """A made-up ``/proc/self`` and the cgroup file systems that it names."""
+    """A synthetic ``/proc/self`` and the cgroup file systems that it names."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

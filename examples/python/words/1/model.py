@@ -1,4 +1,4 @@
-"""Streaming: a text, one word after the other, each as soon as somebody wants it."""
+"""Streaming: a text, one word after the other, each as soon as the client wants it."""
 
 
 class Words:
