@@ -1,6 +1,7 @@
-"""A load generator: whole requests as bytes, over kept connections, in one event loop.
+"""A load generator: whole requests as bytes, over kept connections, in one thread.
 
-Closed loop: each connection sends its next request when the answer is there. Open loop:
+Closed loop: each connection sends its next request when the answer is there; one that
+is alone blocks in the system calls, which an event loop would only add to. Open loop:
 requests are due at times that do not depend on the server; latencies count from when a
 request was due, so that those that had to wait for a connection are not left out.
 """
@@ -10,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import socket
+import struct
 import time
 from array import array
 from collections import deque
@@ -21,6 +24,9 @@ from typing import cast
 _clock = time.monotonic
 _NONBLOCKING = os.O_NONBLOCK | os.O_CLOEXEC
 _ABSOLUTE = 1
+_ROOM = 1 << 18
+#: How long a blocking call waits at most until the time is looked at: a ``timeval``.
+_LOOK = struct.pack("ll", 0, 50_000)
 
 
 @dataclass(slots=True)
@@ -47,6 +53,27 @@ class Run:
     def rate(self) -> float:
         """Answers with 200 a second."""
         return self.count / self.seconds if self.seconds else 0.0
+
+    def add(self, ok: bool, begun: float, ended: float) -> None:
+        """Count an answer."""
+        if ok:
+            self.latencies.append(ended - begun)
+            self.ends.append(ended)
+        else:
+            self.not_ok += 1
+
+    def end(self, started: float, used: float) -> None:
+        """It is over; `used` was the process's time when it started."""
+        self.seconds = _clock() - started
+        self.cpu = (time.process_time() - used) / self.seconds
+
+
+def _read_head(head: bytes) -> tuple[bool, int]:
+    """Whether the status is 200, and the length of the body; -1 if it is not said."""
+    head = head.lower()
+    at = head.find(b"\r\ncontent-length:")
+    size = int(head[at + 17 :].split(b"\r\n", 1)[0]) if at >= 0 else -1
+    return head.startswith(b"http/1.1 200"), size
 
 
 class _Connection(asyncio.Protocol):
@@ -77,25 +104,17 @@ class _Connection(asyncio.Protocol):
             end = self.head.find(b"\r\n\r\n")
             if end < 0:
                 return
-            head = self.head[:end].lower()
-            self.ok = head.startswith(b"http/1.1 200")
-            at = head.find(b"\r\ncontent-length:")
-            if at < 0 and self.transport is not None:  # its end cannot be seen
+            self.ok, size = _read_head(self.head[:end])
+            if size < 0 and self.transport is not None:  # its end cannot be seen
                 self.transport.abort()
                 return
-            size = int(head[at + 17 :].split(b"\r\n", 1)[0])
             self.missing = size - (len(self.head) - end - 4)
             self.head = b""
         else:
             self.missing -= len(data)
         if self.missing == 0:
             self.missing = -1
-            run, now = self.generator.run, _clock()
-            if self.ok:
-                run.latencies.append(now - self.begun)
-                run.ends.append(now)
-            else:
-                run.not_ok += 1
+            self.generator.run.add(self.ok, self.begun, _clock())
             self.generator.free(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -193,13 +212,122 @@ class _Timer:
         os.close(self._file)
 
 
+class _AloneConnection:
+    """A connection that is alone in its thread: a system call to send, one to receive.
+
+    A context manager; leaving it closes the connection.
+    """
+
+    def __init__(self, address: tuple[str, int] | str) -> None:
+        if isinstance(address, str):
+            self._socket = socket.socket(socket.AF_UNIX)
+            self._socket.connect(address)
+        else:
+            self._socket = socket.create_connection(address)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # By the kernel: Python's own time limits poll before each call.
+        for which in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            self._socket.setsockopt(socket.SOL_SOCKET, which, _LOOK)
+        self._buffer = bytearray(_ROOM)
+        # Of the last answer: its bytes, and what lies where in its head. One that has
+        # the same there is complete too; a request's id may differ.
+        self._size, self._length, self._length_at, self._end_at = -1, b"", 0, 0
+
+    def __enter__(self) -> _AloneConnection:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._socket.close()
+
+    def keep_busy(
+        self, requests: Sequence[bytes], seconds: float, stopped: Callable[[], int]
+    ) -> Run:
+        """A closed loop, until the connection is lost, if it is."""
+        run = Run()
+        buffer, is_there = self._buffer, self._buffer.startswith
+        send, receive = self._socket.sendall, self._socket.recv_into
+        started, used = _clock(), time.process_time()
+        end = started + seconds
+        begun = started
+        try:
+            for request in cycle(requests):
+                run.sent += 1
+                send(request)
+                try:
+                    size = receive(buffer)
+                except BlockingIOError:
+                    size = self._wait(end, stopped)
+                ok = (
+                    size == self._size
+                    and is_there(b"HTTP/1.1 200")
+                    and is_there(self._length, self._length_at)
+                    and is_there(b"\r\n\r\n", self._end_at)
+                ) or self._read_on(size, end, stopped)
+                now = _clock()
+                run.add(ok, begun, now)
+                if now >= end or stopped():
+                    break
+                begun = now
+        except TimeoutError:
+            pass
+        except OSError:
+            run.broken += 1
+        run.end(started, used)
+        return run
+
+    def _wait(self, end: float, stopped: Callable[[], int]) -> int:
+        """The size of what comes next. Raises TimeoutError at the end."""
+        while _clock() < end and not stopped():
+            try:
+                return self._socket.recv_into(self._buffer)
+            except BlockingIOError:
+                pass
+        raise TimeoutError
+
+    def _read_on(self, size: int, end: float, stopped: Callable[[], int]) -> bool:
+        """Receives the rest of an answer of which `size` bytes are there, and remembers
+        what it looks like. Whether its status is 200."""
+        head = b""
+        while True:
+            if not size:
+                raise ConnectionResetError
+            head += self._buffer[:size]
+            if (at := head.find(b"\r\n\r\n")) >= 0:
+                break
+            size = self._wait(end, stopped)
+        ok, length = _read_head(head[:at])
+        if length < 0:  # its end cannot be seen
+            raise ConnectionResetError
+        missing = at + 4 + length - len(head)
+        self._size = -1
+        if not missing and len(head) == size:
+            self._length_at = head[:at].lower().find(b"\r\ncontent-length:")
+            self._length = head[self._length_at :].split(b"\r\n", 2)[1]
+            self._length = b"\r\n" + self._length + b"\r\n"
+            self._size, self._end_at = size, at
+        while missing > 0:
+            size = self._wait(end, stopped)
+            if not size:
+                raise ConnectionResetError
+            missing -= size
+        return ok
+
+
 async def closed_loop(
     address: tuple[str, int] | str,
     requests: Sequence[bytes],
     connections: int,
     seconds: float,
 ) -> Run:
-    """Keep so many connections busy for so long. Raises OSError without a server."""
+    """Keep so many connections busy for so long. Raises OSError without a server.
+
+    One connection blocks the event loop meanwhile, until the task is cancelled.
+    """
+    if connections == 1:
+        task = asyncio.current_task()
+        assert task is not None
+        with _AloneConnection(address) as alone:
+            return alone.keep_busy(requests, seconds, task.cancelling)
     generator = _Generator(requests)
     opened = [await generator.connect(address) for _ in range(connections)]
     started, used = _clock(), time.process_time()
@@ -250,8 +378,6 @@ async def open_loop(
 
 
 def _finished(generator: _Generator, started: float, used: float) -> Run:
-    run = generator.run
-    run.seconds = _clock() - started
-    run.cpu = (time.process_time() - used) / run.seconds
+    generator.run.end(started, used)
     generator.end()
-    return run
+    return generator.run

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import threading
 from array import array
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -21,7 +23,8 @@ from app.cli.perf.measure import gaps, is_stable, phases
 from popgate.client import Client
 from tests.app.cli.calls import Call
 from tests.app.served import ServedGateway
-from tests.popgate.client.peer import Peer, http, says
+from tests.popgate.client.peer import Peer, Reply, http, says, waits
+from tests.support import WAIT
 
 QUICK = ["--seconds", "0.2", "--warm-up", "0.1", "--within", "1000"]
 
@@ -149,18 +152,69 @@ def test_waiting_for_a_connection_counts(gateway: ServedGateway) -> None:
     assert list(run.latencies) == sorted(run.latencies)
 
 
-def test_errors_and_lost_connections_are_counted() -> None:
-    request = b"POST /v2/models/m/infer HTTP/1.1\r\nContent-Length: 0\r\n\r\n"
+REQUEST = b"POST /v2/models/m/infer HTTP/1.1\r\nContent-Length: 0\r\n\r\n"
+
+
+def loop_against(connections: int, seconds: float, *replies: Reply) -> tuple[Run, Peer]:
+    with Peer(*replies) as peer:
+        address = ("127.0.0.1", int(peer.url.rpartition(":")[2]))
+        return asyncio.run(closed_loop(address, [REQUEST], connections, seconds)), peer
+
+
+@pytest.mark.parametrize("connections", [1, 2])
+def test_errors_and_lost_connections_are_counted(connections: int) -> None:
     for reply, not_ok, broken in (
         (says(http({"error": "no"}, 500)), True, False),
         (says(b"", keep=False), False, True),
         (says(b"HTTP/1.1 200 OK\r\n\r\nendless"), False, True),
     ):
-        with Peer(reply) as peer:
-            address = ("127.0.0.1", int(peer.url.rpartition(":")[2]))
-            run = asyncio.run(closed_loop(address, [request], 2, 0.2))
+        run, _ = loop_against(connections, 0.1, reply)
         assert run.count == 0
         assert (run.not_ok > 0, run.broken > 0) == (not_ok, broken)
+
+
+@pytest.mark.parametrize("connections", [1, 2])
+def test_answers_end_where_they_say(connections: int) -> None:
+    """Whatever came before, and in whatever parts: none is counted twice, or early."""
+    whole, other = http({"a": 1}), http({"error": 1})
+    several: list[Reply] = [
+        says(whole), says(whole), in_parts(whole), says(other), in_parts(other),
+        says(http({"a": 1}, 201)), says(http({"a": "x" * 300_000})), says(whole),
+        says(whole.replace(b"Said", b"Sai").replace(b"10", b"11") + b" "),
+        in_parts(http({"a": "x" * 300_000})), says(b"", keep=False),
+    ]  # fmt: skip
+    run, peer = loop_against(connections, 0.3, *several)
+    if connections == 1:
+        assert (run.count, run.not_ok, run.broken) == (9, 1, 1)
+    assert run.count + run.not_ok == run.sent - connections
+    assert len(peer.requests) == run.sent
+
+
+def in_parts(data: bytes) -> Reply:
+    def reply(connection: socket.socket) -> bool:
+        for at in range(0, len(data), 1 + len(data) // 5):
+            connection.sendall(data[at : at + 1 + len(data) // 5])
+        return True
+
+    return reply
+
+
+def test_a_server_that_says_nothing_keeps_no_window() -> None:
+    with Peer(waits(released := threading.Event())) as peer:
+        address = ("127.0.0.1", int(peer.url.rpartition(":")[2]))
+        run = asyncio.run(closed_loop(address, [REQUEST], 1, 0.1))
+        assert (run.sent, run.count, run.not_ok, run.broken) == (1, 0, 0, 0)
+
+        async def interrupted() -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            threading.Timer(0.1, task.cancel).start()  # as Control-C does
+            await closed_loop(address, [REQUEST], 1, WAIT)
+            await asyncio.sleep(0)
+
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(interrupted())
+        released.set()
 
 
 def test_times_of_arrival() -> None:
