@@ -68,6 +68,23 @@ class Readiness:
     failed: dict[str, str] = field(default_factory=dict)
 
 
+class _Pools:
+    """The threads of a gateway, for what would hold up others in the same ones: listing
+    a folder must not wait behind models that load, loading not behind those that take
+    long to compile or minutes to come, and what leaves behind none of them."""
+
+    def __init__(self, load_threads: int) -> None:
+        self.device = DaemonPool(DEVICE_THREADS, "popgate-devices")
+        self.load = DaemonPool(load_threads, "popgate-load")
+        self.scan = DaemonPool(1, "popgate-scan")
+        self.compile = DaemonPool(load_threads, "popgate-compile")
+        self.unload = DaemonPool(load_threads, "popgate-unload")
+        self.fetch = DaemonPool(load_threads, "popgate-fetch")
+        self.all = (
+            self.load, self.scan, self.compile, self.unload, self.fetch, self.device,
+        )  # fmt: skip
+
+
 class Gateway:
     """The devices, the models, the numbers, and the state of one server.
 
@@ -120,33 +137,8 @@ class Gateway:
         self.load_seconds = 0.0
         self._on_started = on_started
         self._on_failed = on_failed
-        self._device_pool = DaemonPool(DEVICE_THREADS, "popgate-devices")
-        self._load_pool = DaemonPool(settings.load_threads, "popgate-load")
-        # Listing a folder must not wait behind models that load, loading not behind
-        # those that take long to compile, and what leaves behind neither of them.
-        self._scan_pool = DaemonPool(1, "popgate-scan")
-        self._compile_pool = DaemonPool(settings.load_threads, "popgate-compile")
-        self._unload_pool = DaemonPool(settings.load_threads, "popgate-unload")
-        # What takes minutes to come keeps nothing that is here waiting.
-        self._fetch_pool = DaemonPool(settings.load_threads, "popgate-fetch")
-        self._pools = (
-            self._load_pool,
-            self._scan_pool,
-            self._compile_pool,
-            self._unload_pool,
-            self._fetch_pool,
-            self._device_pool,
-        )
-        self.devices = GatewayDevices(
-            settings.devices,
-            settings.device_wait_config,
-            self._device_pool,
-            ping_timeout=settings.device_timeout,
-            threads=settings.threads or 0,
-            event_loops=settings.workers,
-            on_back=self.others.device_is_back,
-            in_flight_elsewhere=self.others.in_flight_on,
-        )
+        self._pools = _Pools(settings.load_threads)
+        self.devices = self._make_devices()
         self._cache = CompileCache(
             settings.cache_dir, settings.compile_timeout, settings.compile_memory
         )
@@ -156,39 +148,9 @@ class Gateway:
             settings.request_timeout,
             self.others,
         )
-        self.repository = ModelRepository(
-            places_of(settings),
-            ModelLoader(
-                self.devices,
-                self._cache,
-                settings.max_body_size,
-                TimeLimits(settings.load_timeout, settings.run_timeout),
-                settings.allow_python,
-                self.calls.attach,
-            ),
-            self._load_pool,
-            self.table,
-            self.metrics,
-            load_member=lambda name: self.control.load_member(name),
-            drain_timeout=settings.shutdown_timeout,
-            budget=MemoryBudget(settings.model_memory),
-            compile_pool=self._compile_pool,
-            unload_pool=self._unload_pool,
-            settled=self.others.settled,
-        )
+        self.repository = self._make_repository()
         self._uploads = Uploads(settings.cache_dir / "uploads")
-        self.control = ModelControl(
-            self.repository,
-            self._load_pool,
-            self._scan_pool,
-            ControlMode(settings.model_control_mode),
-            startup=settings.load_model,
-            poll_seconds=settings.repository_poll_secs,
-            follows=settings.reload,
-            lazily=settings.lazy,
-            uploads=self._uploads,
-            fetch_pool=self._fetch_pool,
-        )
+        self.control = self._make_control()
         self.on_demand = OnDemandLoader(self.repository)
         self._start: asyncio.Task[None] | None = None
         self._reload = asyncio.Event()
@@ -202,6 +164,58 @@ class Gateway:
         #: Whether everything was attached and loaded once: a startup probe's question.
         self.has_started = False
 
+    def _make_devices(self) -> GatewayDevices:
+        settings = self.settings
+        return GatewayDevices(
+            settings.devices,
+            settings.device_wait_config,
+            self._pools.device,
+            ping_timeout=settings.device_timeout,
+            threads=settings.threads or 0,
+            event_loops=settings.workers,
+            on_back=self.others.device_is_back,
+            in_flight_elsewhere=self.others.in_flight_on,
+        )
+
+    def _make_repository(self) -> ModelRepository:
+        settings, pools = self.settings, self._pools
+        loader = ModelLoader(
+            self.devices,
+            self._cache,
+            settings.max_body_size,
+            TimeLimits(settings.load_timeout, settings.run_timeout),
+            settings.allow_python,
+            self.calls.attach,
+        )
+        return ModelRepository(
+            places_of(settings),
+            loader,
+            pools.load,
+            self.table,
+            self.metrics,
+            load_member=lambda name: self.control.load_member(name),
+            drain_timeout=settings.shutdown_timeout,
+            budget=MemoryBudget(settings.model_memory),
+            compile_pool=pools.compile,
+            unload_pool=pools.unload,
+            settled=self.others.settled,
+        )
+
+    def _make_control(self) -> ModelControl:
+        settings, pools = self.settings, self._pools
+        return ModelControl(
+            self.repository,
+            pools.load,
+            pools.scan,
+            ControlMode(settings.model_control_mode),
+            startup=settings.load_model,
+            poll_seconds=settings.repository_poll_secs,
+            follows=settings.reload,
+            lazily=settings.lazy,
+            uploads=self._uploads,
+            fetch_pool=pools.fetch,
+        )
+
     @property
     def is_draining(self) -> bool:
         return self._phase == "shutting down"
@@ -209,7 +223,7 @@ class Gateway:
     @property
     def is_busy(self) -> bool:
         """Whether a thread still works, which exit should not wait for."""
-        return any(pool.is_busy for pool in self._pools)
+        return any(pool.is_busy for pool in self._pools.all)
 
     def start(self) -> None:
         """Begins to attach and load, beside what the event loop does."""
@@ -226,7 +240,7 @@ class Gateway:
 
     async def in_background(self, call: Callable[[], T]) -> T:
         """Runs `call` in one of the threads that load models."""
-        return await self._load_pool.run(call)
+        return await self._pools.load.run(call)
 
     def reload(self) -> None:
         """Look now whether the keys have changed, not only in a second, and read the
@@ -291,9 +305,9 @@ class Gateway:
         self.repository.close()
         self.calls.close()
         self.devices.unwatch()
-        await self._device_pool.run(self.devices.close)
+        await self._pools.device.run(self.devices.close)
         self._uploads.close()
-        for pool in self._pools:
+        for pool in self._pools.all:
             pool.close()
         self.tracing.close()
         if self._spans is not None:
@@ -357,7 +371,7 @@ class Gateway:
         begin = time.monotonic()
         try:
             self._phase = "waiting for a device"
-            await self._device_pool.run(self.devices.attach)
+            await self._pools.device.run(self.devices.attach)
             self.devices.watch()
             self.calls.open()
             self._phase = "loading models"

@@ -58,18 +58,18 @@ class ModelRepository:
         metrics: MetricsRegistry,
         *,
         load_member: Callable[[str], Awaitable[None]],
-        drain_timeout: float = 30.0,
-        budget: MemoryBudget | None = None,
-        compile_pool: DaemonPool | None = None,
-        unload_pool: DaemonPool | None = None,
+        drain_timeout: float,
+        budget: MemoryBudget,
+        compile_pool: DaemonPool,
+        unload_pool: DaemonPool,
         settled: Callable[[Sequence[object]], Awaitable[None]],
     ) -> None:
         """`settled` returns when all processes of the server have taken over what was
         published, and none has anything in flight on these runners any more."""
-        self._compile_pool = compile_pool or pool
-        self._unload_pool = unload_pool or pool
+        self._compile_pool = compile_pool
+        self._unload_pool = unload_pool
         self.places = places
-        self.budget = budget or MemoryBudget()
+        self.budget = budget
         self._loader = loader
         self._pool = pool
         self._table = table

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from app.config.ensemble_config import EnsembleConfig, StepConfig
@@ -384,3 +384,39 @@ def _linked(steps: Sequence[Step], producers: dict[str, int]) -> tuple[Step, ...
 
 def _first(steps: Iterable[Step], holds: Callable[[Step], bool]) -> Step:
     return next(step for step in steps if holds(step))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The steps that lead to some `outputs`, by number, and what each is asked for.
+
+    A step that is not among them is not run.
+    """
+
+    outputs: frozenset[str]
+    asked: Mapping[int, tuple[str, ...]]
+
+    @classmethod
+    def of(cls, steps: Sequence[Step], outputs: Iterable[str]) -> Plan:
+        producers = {
+            tensor: number
+            for number, step in enumerate(steps)
+            for _, tensor in step.outputs
+        }
+        wanted: set[str] = set()
+        needed: set[int] = set()
+        left = list(outputs)
+        while left:
+            tensor = left.pop()
+            wanted.add(tensor)
+            number = producers.get(tensor)
+            if number is not None and number not in needed:
+                needed.add(number)
+                left += [name for _, name in steps[number].inputs]
+        return cls(
+            frozenset(outputs),
+            {
+                number: tuple(own for own, t in steps[number].outputs if t in wanted)
+                for number in sorted(needed)
+            },
+        )

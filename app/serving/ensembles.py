@@ -9,10 +9,8 @@ with its model's other requests. Everything here belongs to the event loop.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -25,15 +23,13 @@ from app.observe.journal import Part
 from app.serving.ensemble_graph import (
     NOTHING_DECLARED,
     EnsembleGraph,
-    Face,
-    Step,
-    common_shape,
+    Plan,
     compose,
 )
 from app.serving.patience import MAX_TIMEOUT, Patience
 from app.serving.pending import Pending
 from app.serving.table import ModelEntry, ModelTable, Submitted, infer_path
-from app.sizes import counted
+from app.serving.tensor_fit import checked_rows, given, reshaped, with_rank
 from app.spec import ModelSpec
 from engine import (
     Cancelled,
@@ -247,42 +243,6 @@ class EnsembleScheduler:
         return f"<EnsembleScheduler {self._runner!r}>"
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The steps that lead to some `outputs`, by number, and what each is asked for.
-
-    A step that is not among them is not run.
-    """
-
-    outputs: frozenset[str]
-    asked: Mapping[int, tuple[str, ...]]
-
-    @classmethod
-    def of(cls, steps: Sequence[Step], outputs: Iterable[str]) -> Plan:
-        producers = {
-            tensor: number
-            for number, step in enumerate(steps)
-            for _, tensor in step.outputs
-        }
-        wanted: set[str] = set()
-        needed: set[int] = set()
-        left = list(outputs)
-        while left:
-            tensor = left.pop()
-            wanted.add(tensor)
-            number = producers.get(tensor)
-            if number is not None and number not in needed:
-                needed.add(number)
-                left += [name for _, name in steps[number].inputs]
-        return cls(
-            frozenset(outputs),
-            {
-                number: tuple(own for own, t in steps[number].outputs if t in wanted)
-                for number in sorted(needed)
-            },
-        )
-
-
 class EnsembleRequest(Pending):
     """One request to an ensemble.
 
@@ -319,7 +279,7 @@ class EnsembleRequest(Pending):
             for face in runner.graph.inputs:
                 if face.outer != face.inner and face.name in tensors:
                     tensor, batched = tensors[face.name], runner.spec.is_batched
-                    tensors[face.name] = _reshaped(tensor, face.inner, batched=batched)
+                    tensors[face.name] = reshaped(tensor, face.inner, batched=batched)
         except InvalidTensor as error:
             self.resolve(error)
             return
@@ -350,7 +310,7 @@ class EnsembleRequest(Pending):
         step, tensors = self._runner.steps[number], self._tensors
         spec, runner = entry.spec, entry.runner
         feed = {
-            own: _with_rank(tensors[name], spec.inputs_by_name[own].shape, spec)
+            own: with_rank(tensors[name], spec.inputs_by_name[own].shape, spec)
             for own, name in step.inputs
         }
         rows = checked_rows(spec, feed)
@@ -449,8 +409,8 @@ class EnsembleRequest(Pending):
         try:
             for face in self._runner.graph.outputs:
                 if face.name in self._plan.outputs:
-                    tensor = _with_rank(self._tensors[face.name], face.inner, spec)
-                    outputs[face.name] = _given(tensor, face, spec)
+                    tensor = with_rank(self._tensors[face.name], face.inner, spec)
+                    outputs[face.name] = given(tensor, face, spec)
         except InvalidTensor as error:
             self.resolve(error)
             return
@@ -499,83 +459,6 @@ def named(error: E, label: str) -> E:
     copy.__dict__.update(error.__dict__)
     copy.args = (f"{label}: {error}", *error.args[1:])
     return copy
-
-
-def _with_rank(
-    tensor: Tensor, expected: tuple[int, ...] | None, spec: ModelSpec
-) -> Tensor:
-    """A tensor with or without rows, as `spec` counts them or not: one row is added
-    to, or taken from, what has one dimension too few or too many."""
-    shape = tensor.shape
-    if expected is None or len(shape) == len(expected):
-        return tensor
-    if spec.is_batched and len(shape) + 1 == len(expected):
-        shape = (1, *shape)
-    elif not spec.is_batched and len(shape) == len(expected) + 1 and shape[0] == 1:
-        shape = shape[1:]
-    else:
-        return tensor
-    return Tensor(tensor.data_type, shape, tensor.parts, tensor.nbytes)
-
-
-def _given(tensor: Tensor, face: Face, spec: ModelSpec) -> Tensor:
-    """An output as clients see it. Raises InvalidTensor where it cannot be."""
-    try:
-        common_shape(face.inner, tensor.shape)
-    except ValueError:
-        msg = (
-            f"output {face.name!r} of ensemble {spec.name!r} has shape "
-            f"{list(tensor.shape)}, and {list(face.inner or ())} is declared"
-        )
-        raise InvalidTensor(msg) from None
-    if face.outer == face.inner:
-        return tensor
-    return _reshaped(tensor, face.outer, batched=spec.is_batched)
-
-
-def _reshaped(
-    tensor: Tensor, wanted: tuple[int, ...] | None, *, batched: bool
-) -> Tensor:
-    """The elements in another shape, with the same rows; -1 is what is left of them.
-
-    Raises InvalidTensor where they do not make it up.
-    """
-    shape, dims = tensor.shape, wanted or ()
-    rows, inner, dims = (
-        (shape[:1], shape[1:], dims[1:]) if batched else ((), shape, dims)
-    )
-    count = math.prod(inner)
-    known = math.prod(dim for dim in dims if dim >= 0)
-    if -1 in dims and known and count % known == 0:
-        dims = tuple(count // known if dim < 0 else dim for dim in dims)
-    if -1 in dims or math.prod(dims) != count:
-        msg = f"{list(shape)} cannot be reshaped to {list(wanted or ())}"
-        raise InvalidTensor(msg)
-    return Tensor(tensor.data_type, (*rows, *dims), tensor.parts, tensor.nbytes)
-
-
-def checked_rows(spec: ModelSpec, feed: Mapping[str, Tensor]) -> int:
-    """The rows of a step's inputs, which must fit its model. Raises InvalidTensor."""
-    rows = -1
-    for item in spec.inputs:
-        if item.name not in feed:
-            continue
-        shape = feed[item.name].shape
-        try:
-            common_shape(item.shape, shape)
-        except ValueError:
-            expected = "any" if item.shape is None else list(item.shape)
-            msg = f"input {item.name!r} takes shape {expected}, and got {list(shape)}"
-            raise InvalidTensor(msg) from None
-        if not spec.is_batched:
-            continue
-        if rows not in (-1, shape[0]):
-            msg = f"input {item.name!r} has {counted(shape[0], 'row')}, another {rows}"
-            raise InvalidTensor(msg)
-        rows = shape[0]
-    if spec.is_batched and 0 < spec.max_rows < rows:
-        raise InvalidTensor(f"{counted(rows, 'row')}, at most {spec.max_rows} taken")
-    return max(1, rows)
 
 
 def _face(spec: ModelSpec) -> tuple[object, ...]:

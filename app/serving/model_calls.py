@@ -24,10 +24,11 @@ from app.codec.messages import Encoding
 from app.errors import ModelNotReady, RequestError, UnknownModel, row_of
 from app.observe.journal import Part
 from app.observe.metrics import ModelMetrics
-from app.serving.ensembles import checked_rows, named
+from app.serving.ensembles import named
 from app.serving.origin import Asker, ElsewhereOrigin, Origin, OtherOrigins, origin_of
 from app.serving.patience import MAX_TIMEOUT, Patience
 from app.serving.table import ModelEntry, ModelTable, Submitted, infer_path
+from app.serving.tensor_fit import checked_rows
 from app.spec import ModelSpec, TensorSpec
 from engine import (
     Askers,

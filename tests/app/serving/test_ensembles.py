@@ -1,6 +1,6 @@
 """Ensembles over HTTP: real models, real devices.
 
-Covers: app/repository/ensemble_loader.py.
+Covers: app/repository/ensemble_loader.py, app/serving/tensor_fit.py.
 """
 
 from __future__ import annotations

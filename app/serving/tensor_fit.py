@@ -1,0 +1,89 @@
+"""Whether tensors that models give each other fit, and in which shape."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from app.errors import InvalidTensor
+from app.serving.ensemble_graph import Face, common_shape
+from app.sizes import counted
+from app.spec import ModelSpec
+from engine import Tensor
+
+
+def with_rank(
+    tensor: Tensor, expected: tuple[int, ...] | None, spec: ModelSpec
+) -> Tensor:
+    """A tensor with or without rows, as `spec` counts them or not: one row is added
+    to, or taken from, what has one dimension too few or too many."""
+    shape = tensor.shape
+    if expected is None or len(shape) == len(expected):
+        return tensor
+    if spec.is_batched and len(shape) + 1 == len(expected):
+        shape = (1, *shape)
+    elif not spec.is_batched and len(shape) == len(expected) + 1 and shape[0] == 1:
+        shape = shape[1:]
+    else:
+        return tensor
+    return Tensor(tensor.data_type, shape, tensor.parts, tensor.nbytes)
+
+
+def given(tensor: Tensor, face: Face, spec: ModelSpec) -> Tensor:
+    """An output as clients see it. Raises InvalidTensor where it cannot be."""
+    try:
+        common_shape(face.inner, tensor.shape)
+    except ValueError:
+        msg = (
+            f"output {face.name!r} of ensemble {spec.name!r} has shape "
+            f"{list(tensor.shape)}, and {list(face.inner or ())} is declared"
+        )
+        raise InvalidTensor(msg) from None
+    if face.outer == face.inner:
+        return tensor
+    return reshaped(tensor, face.outer, batched=spec.is_batched)
+
+
+def reshaped(
+    tensor: Tensor, wanted: tuple[int, ...] | None, *, batched: bool
+) -> Tensor:
+    """The elements in another shape, with the same rows; -1 is what is left of them.
+
+    Raises InvalidTensor where they do not make it up.
+    """
+    shape, dims = tensor.shape, wanted or ()
+    rows, inner, dims = (
+        (shape[:1], shape[1:], dims[1:]) if batched else ((), shape, dims)
+    )
+    count = math.prod(inner)
+    known = math.prod(dim for dim in dims if dim >= 0)
+    if -1 in dims and known and count % known == 0:
+        dims = tuple(count // known if dim < 0 else dim for dim in dims)
+    if -1 in dims or math.prod(dims) != count:
+        msg = f"{list(shape)} cannot be reshaped to {list(wanted or ())}"
+        raise InvalidTensor(msg)
+    return Tensor(tensor.data_type, (*rows, *dims), tensor.parts, tensor.nbytes)
+
+
+def checked_rows(spec: ModelSpec, feed: Mapping[str, Tensor]) -> int:
+    """The rows of a step's inputs, which must fit its model. Raises InvalidTensor."""
+    rows = -1
+    for item in spec.inputs:
+        if item.name not in feed:
+            continue
+        shape = feed[item.name].shape
+        try:
+            common_shape(item.shape, shape)
+        except ValueError:
+            expected = "any" if item.shape is None else list(item.shape)
+            msg = f"input {item.name!r} takes shape {expected}, and got {list(shape)}"
+            raise InvalidTensor(msg) from None
+        if not spec.is_batched:
+            continue
+        if rows not in (-1, shape[0]):
+            msg = f"input {item.name!r} has {counted(shape[0], 'row')}, another {rows}"
+            raise InvalidTensor(msg)
+        rows = shape[0]
+    if spec.is_batched and 0 < spec.max_rows < rows:
+        raise InvalidTensor(f"{counted(rows, 'row')}, at most {spec.max_rows} taken")
+    return max(1, rows)
