@@ -142,7 +142,7 @@ class ModelControl:
             if source.url is not None and not await self._has(source.url):
                 await self._fetch(name, source.url)
                 source = await self._scan(name, root, request.config)
-            await self._repository.bring_up(source)
+            await self._repository.load(source)
             self._keep_looking(name, source)
         finally:
             if root is not None:
@@ -168,7 +168,7 @@ class ModelControl:
             msg = f"failed to unload '{name}': there is no such model"
             raise RepositoryError(msg, found=False)
         self._keep_looking(name, None)
-        await self._repository.take_down(name)
+        await self._repository.unload(name)
         await self._clean_up(name)
         ensemble = record.config.ensemble
         for step in ensemble.step if dependents and ensemble is not None else ():
@@ -253,9 +253,7 @@ class ModelControl:
             if source.url is not None and (looks or not await self._has(source.url)):
                 await self._fetch(name, source.url)
                 source = await self._scan(name)
-            await self._repository.bring_up(
-                source, lazily=self._lazily, make_room=False
-            )
+            await self._repository.load(source, lazily=self._lazily, evict=False)
             self._keep_looking(name, source)
             problem = record.problem
         except FetchStopped:
@@ -388,15 +386,15 @@ class ModelControl:
         )
         self._keep_looking(name, source, at_once=is_to_come)
         if source is None:
-            await self._repository.take_down(name)
+            await self._repository.unload(name)
             self._repository.forget(name)
         elif is_to_come:
-            await self._repository.bring_up(source)  # that it is waited for
+            await self._repository.load(source)  # that it is waited for
         else:
             await self._follow(name, source)
 
     async def _follow(self, name: str, source: ModelSource) -> None:
-        await self._repository.bring_up(source, lazily=self._lazily)
+        await self._repository.load(source, lazily=self._lazily)
         record = self._repository.record(name)
         if record.problem:
             logger.error("failed to load '%s': %s", name, record.problem)

@@ -50,7 +50,7 @@ class Event(Enum):
     LOADED = "it is loaded and has warmed up"
     FAIL = "loading or warming up has failed"
     CUT_OFF = "its device was lost, or memory was short, while it was loaded"
-    NO_ROOM = "no memory is free for it at the start"
+    NO_MEMORY = "no memory is free for it at the start"
     EVICT = "it is idle, and its memory is needed"
     FAULT = "it was found at fault while it ran"
     UNLOAD = "an unload, or gone from the folder"
@@ -103,7 +103,7 @@ LIFE: dict[State, dict[Event, Step]] = {
         Event.LOADED: _SERVE,
         Event.FAIL: _RETRY,
         Event.CUT_OFF: _AGAIN,
-        Event.NO_ROOM: _OFFER,
+        Event.NO_MEMORY: _OFFER,
         Event.UNLOAD: _FORGET,
     },
     State.LOADING: {
@@ -113,7 +113,7 @@ LIFE: dict[State, dict[Event, Step]] = {
         Event.LOADED: _SERVE,
         Event.FAIL: _RETRY,
         Event.CUT_OFF: _AGAIN,
-        Event.NO_ROOM: _OFFER,
+        Event.NO_MEMORY: _OFFER,
         Event.UNLOAD: _FORGET,
     },
     State.READY: {
@@ -122,7 +122,7 @@ LIFE: dict[State, dict[Event, Step]] = {
         Event.LOADED: _SERVE,
         Event.FAIL: _KEEP,
         Event.CUT_OFF: _KEEP,
-        Event.NO_ROOM: _KEEP,
+        Event.NO_MEMORY: _KEEP,
         Event.EVICT: Step(State.ON_DEMAND, Action.EVICT),
         Event.FAULT: Step(State.FAILED, Action.STOP),
         Event.UNLOAD: Step(State.DRAINING, Action.CLOSE),
@@ -141,7 +141,7 @@ LIFE: dict[State, dict[Event, Step]] = {
         Event.LOADED: _SERVE,
         Event.FAIL: _RETRY,
         Event.CUT_OFF: _AGAIN,
-        Event.NO_ROOM: _OFFER,
+        Event.NO_MEMORY: _OFFER,
         Event.UNLOAD: _FORGET,
     },
 }

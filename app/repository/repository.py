@@ -35,11 +35,11 @@ from engine import EngineError, ModelRunner
 logger = logging.getLogger(__name__)
 
 # How long a load waits for models in use to become idle, where their memory is needed.
-ROOM_TIMEOUT = 30.0
-ROOM_TICK = 0.02
+EVICTION_TIMEOUT = 30.0
+EVICTION_TICK = 0.02
 
 
-class NoRoom(LoadCutOff):
+class NoMemory(LoadCutOff):
     """There is no memory left for it now, because others use it."""
 
     def __init__(self, message: str) -> None:
@@ -152,16 +152,16 @@ class ModelRepository:
             del self._records[name]
             self._publish(record)
 
-    async def bring_up(
-        self, source: ModelSource, *, lazily: bool = False, make_room: bool = True
+    async def load(
+        self, source: ModelSource, *, lazily: bool = False, evict: bool = True
     ) -> None:
-        """Brings a model to what `source` says.
+        """Loads, or swaps, a model, to what `source` says.
 
         Versions that are served and unchanged stay as they are; new and changed ones
         are loaded; those no longer there are unloaded. If one fails, what was served
         before is served on, and the record says why. `lazily` offers what is new for
         loading on demand instead; what replaces a version in memory is loaded now.
-        Without `make_room` that also becomes of what finds no memory free.
+        Without `evict` that also becomes of what finds no memory free.
         """
         record = self.record(source.name)
         async with record.lock:
@@ -183,11 +183,11 @@ class ModelRepository:
                 entry.source, entry.config = version, source.config
                 entry.on(Event.OFFER if version in later else Event.LOAD)
             now = [v for v in changed if v not in later]
-            leaving = await self._load(record, now, make_room=make_room)
-            leaving += self._switch(record, {v.version for v in source.versions})
-            await self._retire(leaving)
+            leaving = await self._load_versions(record, now, evict=evict)
+            leaving += self._swap(record, {v.version for v in source.versions})
+            await self._drain(leaving)
 
-    async def take_down(self, name: str) -> None:
+    async def unload(self, name: str) -> None:
         """Stops serving a model, after its last request."""
         record = self._records[name]
         async with record.lock:
@@ -195,7 +195,7 @@ class ModelRepository:
             record.reason = ""
             record.is_pending = False
             self._publish(record)
-            await self._retire([loaded for loaded in left if loaded is not None])
+            await self._drain([loaded for loaded in left if loaded is not None])
             for entry in record.versions.values():
                 if entry.state is State.DRAINING:
                     entry.on(Event.DRAINED)
@@ -208,9 +208,9 @@ class ModelRepository:
             if not current or not entry.is_on_demand or entry.source is None:
                 return
             entry.on(Event.REQUEST)
-            leaving = await self._load(record, [entry.source])
+            leaving = await self._load_versions(record, [entry.source])
             self._publish(record)
-            await self._retire(leaving)
+            await self._drain(leaving)
 
     async def save(self) -> None:
         """Puts the state of all models where their options say."""
@@ -228,18 +228,18 @@ class ModelRepository:
 
     # -- how
 
-    async def _load(
+    async def _load_versions(
         self,
         record: ModelRecord,
         versions: Sequence[VersionSource],
         *,
-        make_room: bool = True,
+        evict: bool = True,
     ) -> list[LoadedModel]:
-        """Loads versions beside what serves; what they replace, for `_retire`.
+        """Loads versions beside what serves; what they replace, for `_drain`.
 
         They serve from the next `_publish` on, which is to follow at once.
         """
-        loads = (self._load_one(record, v, make_room) for v in versions)
+        loads = (self._load_one(record, v, evict) for v in versions)
         results = await asyncio.gather(*loads)
         leaving = []
         for version, result in zip(versions, results, strict=True):
@@ -250,8 +250,8 @@ class ModelRepository:
                     leaving.append(replaced)
                 continue
             why = _without_root(str(result), self.places, version)
-            if isinstance(result, NoRoom) and not make_room:
-                entry.on(Event.NO_ROOM)
+            if isinstance(result, NoMemory) and not evict:
+                entry.on(Event.NO_MEMORY)
             elif isinstance(result, LoadCutOff):
                 event = Event.CUT_OFF if result.at_once else Event.FAIL
                 entry.on(event, reason=why, passing=result.code)
@@ -259,8 +259,9 @@ class ModelRepository:
                 entry.on(Event.FAIL, reason=why)
         return leaving
 
-    def _switch(self, record: ModelRecord, wanted: set[int]) -> list[LoadedModel]:
-        """Publishes the versions `wanted`; those that have to go, if others serve."""
+    def _swap(self, record: ModelRecord, wanted: set[int]) -> list[LoadedModel]:
+        """Makes the versions `wanted` serve at once; those that have to go, if others
+        serve."""
         leaving = []
         if any(v in wanted for v in record.available):
             for number in [v for v in record.versions if v not in wanted]:
@@ -271,7 +272,7 @@ class ModelRepository:
         return leaving
 
     async def _load_one(
-        self, record: ModelRecord, source: VersionSource, make_room: bool
+        self, record: ModelRecord, source: VersionSource, evict: bool
     ) -> LoadedModel | LoadError:
         entry = record.versions[source.version]
         config, reserved = entry.config, 0
@@ -287,7 +288,7 @@ class ModelRepository:
                 await self._compile_pool.run(prepare)
             if self.budget.limit:
                 measure = partial(self._loader.memory_of, source, config)
-                reserved = await self._room(await self._pool.run(measure), make_room)
+                reserved = await self._reserve(await self._pool.run(measure), evict)
             before = entry.loaded or record.default
             load = partial(self._loader.load, record.name, source, config, before)
             loaded = await self._pool.run(load)
@@ -331,16 +332,16 @@ class ModelRepository:
                 why = _without_root(str(error), self.places, loaded.source)
                 entry.on(Event.FAULT, reason=why)
                 self._publish(record)
-                leaving = asyncio.get_running_loop().create_task(self._retire([loaded]))
+                leaving = asyncio.get_running_loop().create_task(self._drain([loaded]))
                 self._leaving.add(leaving)
                 leaving.add_done_callback(self._leaving.discard)
 
-    async def _room(self, size: int, make_room: bool) -> int:
+    async def _reserve(self, size: int, evict: bool) -> int:
         """Takes `size` bytes of the budget; idle models make room where they have to.
 
-        Raises `LoadError`, `NoRoom` where it could be had at another time.
+        Raises `LoadError`, `NoMemory` where it could be had at another time.
         """
-        budget, deadline = self.budget, time.monotonic() + ROOM_TIMEOUT
+        budget, deadline = self.budget, time.monotonic() + EVICTION_TIMEOUT
         if size > budget.limit:
             msg = (
                 f"it takes about {size_text(size)}, and all models together may take "
@@ -348,18 +349,18 @@ class ModelRepository:
             )
             raise LoadError(msg)
         while not budget.take(size):
-            victim = self._least_recently_used() if make_room else None
+            victim = self._least_recently_used() if evict else None
             if victim is not None:
                 await self._evict(*victim)
-            elif not make_room or time.monotonic() > deadline:
+            elif not evict or time.monotonic() > deadline:
                 msg = (
                     f"it takes about {size_text(size)}, and models in use have "
                     f"{size_text(budget.used)} of {size_text(budget.limit)} "
                     f"(--model-memory)"
                 )
-                raise NoRoom(msg)
+                raise NoMemory(msg)
             else:
-                await asyncio.sleep(ROOM_TICK)
+                await asyncio.sleep(EVICTION_TICK)
         return size
 
     def _least_recently_used(self) -> tuple[ModelRecord, VersionRecord] | None:
@@ -402,8 +403,8 @@ class ModelRepository:
                     version.on(Event.EVICT)
             self._publish(user)
         self._publish(record)
-        logger.info("model %s/%s makes room", record.name, entry.version)
-        await self._retire([loaded])
+        logger.info("evicted model %s/%s", record.name, entry.version)
+        await self._drain([loaded])
 
     def _publish(self, record: ModelRecord) -> None:
         entries = [
@@ -423,7 +424,7 @@ class ModelRepository:
         default = str(record.default_version)
         self._table.publish(record.name, entries, default=default)
 
-    async def _retire(self, leaving: Iterable[LoadedModel]) -> None:
+    async def _drain(self, leaving: Iterable[LoadedModel]) -> None:
         """Closes runners that get no new requests, when they have nothing in flight."""
         leaving = list(leaving)
         await self._settled([loaded.runner for loaded in leaving])

@@ -84,7 +84,7 @@ def test_a_load_that_finds_no_room_may_be_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is in use keeps its memory; the load waits for it and then says so."""
-    monkeypatch.setattr("app.repository.repository.ROOM_TIMEOUT", 0.0)
+    monkeypatch.setattr("app.repository.repository.EVICTION_TIMEOUT", 0.0)
     add(tmp_path, "slow", models.slow, config="memory = 1")
     add(tmp_path, "other", config="memory = 1")
     options = {"model_memory": 1, "lazy": True}

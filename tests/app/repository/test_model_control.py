@@ -100,11 +100,11 @@ class Recorder:
     def record(self, name: str) -> ModelRecord:
         return self._records.setdefault(name, ModelRecord(name))
 
-    async def bring_up(self, source: ModelSource, *, lazily: bool = False) -> None:
+    async def load(self, source: ModelSource, *, lazily: bool = False) -> None:
         self.taken.append((source.name, len(source.versions)))
         self.record(source.name).stamp = source.stamp
 
-    async def take_down(self, name: str) -> None:
+    async def unload(self, name: str) -> None:
         self.taken.append((name, 0))
 
     def forget(self, name: str) -> None:

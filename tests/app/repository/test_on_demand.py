@@ -85,7 +85,7 @@ def test_nothing_is_loaded_until_it_is_asked_for(lazy: ServedGateway) -> None:
     assert gauge(lazy, "popgate_model_memory_limit_bytes") == 2
 
 
-def test_the_least_recently_used_makes_room(lazy: ServedGateway) -> None:
+def test_the_least_recently_used_is_evicted(lazy: ServedGateway) -> None:
     for name, there in (
         ("a", {"a/1"}),
         ("b", {"a/1", "b/1"}),
