@@ -162,11 +162,15 @@ class Server:
 
     def device_pids(self) -> list[int]:
         """The device processes of a gateway."""
-        return [
-            pid
-            for pid in children(self.pid)
-            if "engine.worker.device_process" in command_line(pid)
-        ]
+        return self._children("engine.worker.device_process")
+
+    def worker_pids(self) -> list[int]:
+        """The workers of a gateway that has some."""
+        return self._children("app.workers.process")
+
+    def _children(self, module: str) -> list[int]:
+        found = children(self.pid)
+        return [pid for pid in found if any(module in w for w in command_line(pid))]
 
     def usage(self) -> Usage:
         return usage(self.pids())

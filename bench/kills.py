@@ -1,0 +1,192 @@
+"""Kill workers and device processes at random under load, then the supervisor.
+
+    python -m bench.kills                       # 2 workers, 30 s
+    python -m bench.kills --workers 4 --seconds 120
+
+Clients ask models in ONNX and one in Python, and check every answer. Meanwhile a worker
+or a device process is ended by `kill -9`, chosen at random, once all is back from the
+time before. Shown: what was killed, what the clients saw, and what the server counted.
+
+Exit code 1 where an answer was wrong, an error was none that such an end explains, the
+counters do not agree with what clients counted, or anything was left behind: a process,
+descriptors, named memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import http.client
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from bench.cases.payloads import json_request
+from bench.cases.workload import Job
+from bench.chaos import wait_gone
+from bench.drivers.traffic import Event, Traffic, clients
+from bench.servers.machine import describe
+from bench.servers.processes import descriptors, named_memory
+from bench.servers.server import HOST, Server, ServerFailed, gateway
+from bench.soak import prepare
+
+MODELS = ("small", "middle")
+PYTHON = """
+class Same:
+    inputs = {"x": "FP32[-1,16]"}
+    outputs = {"y": "FP32[-1,16]"}
+    batching = True
+
+    def __call__(self, x):
+        return {"y": x}
+"""
+CLIENTS = 32
+#: Answers of each model between two kills, and seconds that they may take.
+BETWEEN, BACK_WITHIN = 50, 30.0
+#: Seconds that gauges and descriptors take to settle.
+SETTLE = 10.0
+
+
+def write_python(folder: Path, seed: int) -> list[Job]:
+    """A model in Python that gives what it takes, and its requests."""
+    home = folder / "same" / "1"
+    home.mkdir(parents=True)
+    (home / "model.py").write_text(PYTHON)
+    source = np.random.default_rng(seed)
+    arrays = [source.random((1 + n % 5, 16), np.float32) for n in range(40)]
+    return [Job("same", "json", "", json_request({"x": x}), {"y": x}) for x in arrays]
+
+
+def ask(server: Server, path: str) -> bytes:
+    connection = http.client.HTTPConnection(HOST, server.port, timeout=30)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().read()
+    finally:
+        connection.close()
+
+
+def counted(server: Server) -> Counter[str]:
+    """Answered requests of each model, as the server counts them."""
+    stats = json.loads(ask(server, "/v2/models/stats"))["model_stats"]
+    return Counter(
+        {one["name"]: one["inference_stats"]["success"]["count"] for one in stats}
+    )
+
+
+def disagreements(server: Server, events: Sequence[Event]) -> list[str]:
+    """Where the server has counted other answers than clients: what a killed worker
+    counted and did not send any more is no client's answer, and nothing else."""
+    found = []
+    told = counted(server)
+    for model in {event.model for event in events}:
+        mine = [event for event in events if event.model == model]
+        right = sum(event.status == 200 for event in mine)
+        lost = sum(event.status == 0 for event in mine)
+        if not right <= told[model] <= right + lost:
+            found.append(
+                f"{model}: {told[model]} counted, {right} answers and {lost} lost"
+            )
+    return found
+
+
+async def kill_at_random(
+    server: Server, jobs: Sequence[Job], seconds: float, seed: int
+) -> tuple[Traffic, Counter[str]]:
+    chance = random.Random(seed)
+    killed: Counter[str] = Counter()
+    models = {job.model for job in jobs}
+
+    def back(since: float) -> bool:
+        answers = Counter(
+            e.model for e in traffic.events if e.sent > since and e.status == 200
+        )
+        return all(answers[model] >= BETWEEN for model in models)
+
+    async with clients(server, jobs, CLIENTS) as traffic:
+        await traffic.until(lambda _: back(0.0), BACK_WITHIN)
+        processes = len(server.pids())
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            kind = chance.choice(["worker", "device"])
+            pids = server.worker_pids() if kind == "worker" else server.device_pids()
+            os.kill(chance.choice(pids), signal.SIGKILL)
+            killed[kind] += 1
+            since = time.monotonic()
+            await traffic.until(lambda _, since=since: back(since), BACK_WITHIN)  # type: ignore[misc]
+            await traffic.until(lambda _: len(server.pids()) == processes, BACK_WITHIN)
+            assert not named_memory(server.pids())
+    return traffic, killed
+
+
+def check(server: Server, traffic: Traffic) -> list[str]:
+    """What is wrong with what was seen."""
+    # A killed worker takes its connections along, and half an answer with one.
+    found = [c for c in traffic.complaints() if not c.startswith("cut")]
+    strange = set(traffic.statuses()) - {200, 503, 0}
+    if strange:
+        found.append(f"statuses {dict(traffic.statuses())}")
+    return found + disagreements(server, traffic.events)
+
+
+def run(folder: Path, jobs: Sequence[Job], options: argparse.Namespace) -> list[str]:
+    workers = str(options.workers)
+    flags = "--workers", workers, "--allow-python"
+    with gateway(folder, *flags, devices="cpu:2") as server:
+        server.wait_ready()
+        # The first seconds open what stays open.
+        warm, _ = asyncio.run(kill_at_random(server, jobs, 0.0, options.seed))
+        before = descriptors(server.pid)
+        traffic, killed = asyncio.run(
+            kill_at_random(server, jobs, options.seconds, options.seed)
+        )
+        traffic.events[:0] = warm.events
+        found = check(server, traffic)
+        end = time.monotonic() + SETTLE
+        while descriptors(server.pid) > before and time.monotonic() < end:
+            time.sleep(0.05)
+        if descriptors(server.pid) > before:
+            found.append(f"descriptors grew from {before}: {descriptors(server.pid)}")
+        pids = server.pids()
+        server.kill()
+        gone = wait_gone(pids[1:])
+        print(
+            f"{workers} workers: killed {dict(killed)}; clients saw "
+            f"{dict(traffic.statuses())}; all {len(pids) - 1} processes gone "
+            f"{gone * 1e3:.0f} ms after the supervisor"
+        )
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    print(describe())
+    with tempfile.TemporaryDirectory() as name:
+        jobs = prepare(Path(name), MODELS, 40)
+        folder = Path(name, "models")
+        try:
+            found = run(folder, [*jobs, *write_python(folder, options.seed)], options)
+        except (AssertionError, ServerFailed) as error:
+            found = [f"{type(error).__name__}: {error}"]
+    for complaint in found[:20]:
+        print(f"FAIL: {complaint}")
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
