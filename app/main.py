@@ -7,6 +7,7 @@ import functools
 from collections.abc import AsyncIterator
 from typing import Any
 
+import orjson
 from fastapi import FastAPI
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
@@ -40,6 +41,7 @@ from app.gateway import Gateway
 from app.http.access import Access, Trust
 from app.http.front import InferFront
 from app.http.handlers import AllowedMethods, install_error_handlers
+from app.repository.loader import LoadedModel
 from app.serving.service import Service
 from app.serving.transfer_memory import TransferMemory
 from app.settings import Settings
@@ -121,13 +123,25 @@ def create_api(gateway: Gateway) -> FastAPI:
         # Made when it is first read: it takes a seventh of the start.
         return base_document(api, gateway.settings.restrictions.groups)
 
+    made: tuple[object, bytes] = None, b""
+
+    def document_of(key: object, served: list[LoadedModel]) -> bytes:
+        """The document of these models, made again where `key` is another."""
+        nonlocal made
+        if made[0] != key:
+            # Relative to this document, so that the page works below a proxy's prefix.
+            servers = {"servers": [{"url": "./"}]}
+            document = document_with_models(base_of_all(), served) | servers
+            made = key, orjson.dumps(document)
+        return made[1]
+
     @api.get("/openapi.json", include_in_schema=False)
-    async def openapi() -> Any:
-        base = await run_in_threadpool(base_of_all)
-        loaded = [r.default for r in gateway.repository.models()]
+    async def openapi() -> Response:
+        loaded = (r.default for r in gateway.repository.models())
         served = [model for model in loaded if model is not None]
-        # Relative to this document, so that the page works below a proxy's prefix.
-        return document_with_models(base, served) | {"servers": [{"url": "./"}]}
+        key = [(m.spec.name, m.spec.version, m.loaded_at) for m in served]
+        content = await run_in_threadpool(document_of, key, served)
+        return Response(content, media_type="application/json")
 
     @api.get("/openapi.yaml", include_in_schema=False)
     async def openapi_yaml() -> Response:

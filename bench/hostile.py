@@ -4,10 +4,11 @@
     python -m bench.hostile --only "wrong keys" --windows 20
 
 A gateway with keys serves a few ordinary clients, quietly and attacked in turns. The
-attacks come from a process of the lowest priority, so that what the others notice is
-the gateway's doing. Shown for each: what the attackers got and how often, the others'
-99th percentile attacked over that of the quiet windows beside it, and what the gateway
-took at most of memory and descriptors.
+attacks come from a process of the lowest priority. What it takes of the processor
+others notice too, whatever the gateway does; so in a third kind of window such a
+process only computes. Shown for each: what the attackers got and how often, the others'
+99th percentile attacked over that of the quiet windows and over that beside the process
+that computes, and what the gateway took at most of memory and descriptors.
 
 Exit code 1 if an ordinary request failed, an attack was answered in another way than it
 should be, or something was held when it was over. The ratio is not judged: on a machine
@@ -23,6 +24,7 @@ import gzip
 import json
 import math
 import os
+import select
 import ssl
 import subprocess
 import sys
@@ -209,6 +211,15 @@ ATTACKS = {
     "stalled handshakes": _attack(stalled_handshake, 200, "closed", "reset"),
 }
 ON_TLS = "stalled handshakes"
+COMPUTE = "compute"
+
+
+def compute() -> Counter[str]:
+    """Take the processor until standard input ends, and leave the gateway alone."""
+    print("begun", flush=True)
+    while not select.select([sys.stdin], [], [], 0)[0]:
+        sum(range(100_000))
+    return Counter()
 
 
 async def attack(name: str, port: int) -> Counter[str]:
@@ -289,12 +300,14 @@ def percentile(took: Sequence[float]) -> float:
 def run(name: str, server: Server, tls: ssl.SSLContext | None, windows: int) -> bool:
     """One attack, in turns with quiet; whether all went as it should."""
     got: Counter[str] = Counter()
-    quiet, noisy = [], []
+    quiet, beside, noisy = [], [], []
     most_memory = most_open = 0
     asyncio.run(neighbours(server.port, tls))
     before, held = usage([server.pid]).rss, descriptors(server.pid)
     for _ in range(windows):
         quiet.append(percentile(asyncio.run(neighbours(server.port, tls))))
+        with attacked(COMPUTE, server.port, got):
+            beside.append(percentile(asyncio.run(neighbours(server.port, tls))))
         with attacked(name, server.port, got):
             noisy.append(percentile(asyncio.run(neighbours(server.port, tls))))
             most_open = max(most_open, descriptors(server.pid) - held)
@@ -307,7 +320,8 @@ def run(name: str, server: Server, tls: ssl.SSLContext | None, windows: int) -> 
     answers = ", ".join(f"{n} x {k}" for k, n in got.most_common()) or "held"
     print(
         f"{name:<24} {answers:<28} "
-        f"p99 {median(quiet) * 1e3:5.1f} ms x {median(noisy) / median(quiet):4.2f}  "
+        f"p99 {median(quiet) * 1e3:5.1f} ms x {median(noisy) / median(quiet):4.2f}, "
+        f"{median(noisy) / median(beside):4.2f} of control  "
         f"{most_memory / MIB:+6.1f} MiB  "
         f"{most_open:+5d} descriptors" + (f"  LEFT {left}" if left else "")
         + (f"  WRONG {wrong}" if wrong else ""),
@@ -341,15 +355,18 @@ def _keys(folder: Path) -> Path:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--only", help="one attack, by its name", choices=ATTACKS)
+    parser.add_argument(
+        "--only", help="one attack, by its name", choices=ATTACKS, action="append"
+    )
     parser.add_argument("--windows", type=int, default=3, help="of each kind")
     parser.add_argument("--attack", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.attack is not None:
         name, port = options.attack
-        print(json.dumps(asyncio.run(attack(name, int(port)))))
+        calm = name == COMPUTE
+        print(json.dumps(compute() if calm else asyncio.run(attack(name, int(port)))))
         return 0
-    names = [options.only] if options.only else list(ATTACKS)
+    names = options.only or list(ATTACKS)
     good = True
     with tempfile.TemporaryDirectory() as folder:
         models = Path(folder) / "models"

@@ -20,6 +20,8 @@ _PLAIN = (b"", b"identity")
 _INFLATED = (b"gzip", b"x-gzip", b"deflate")
 # As Python writes zlib's Z_MEM_ERROR.
 _NO_MEMORY = "Error -4 "
+# Bytes that deflate can make of one.
+_MOST_RATIO = 1032
 # Members of one gzip body: each costs something, even if it is empty.
 _MAX_MEMBERS = 1000
 # The fastest level: a fifth of the time of zlib's default for nearly the same size.
@@ -61,6 +63,11 @@ def inflate(encoding: bytes, chunks: Body, limit: int) -> Body:
             "not read here; expected gzip, deflate or identity"
         )
         raise UnsupportedMediaType(msg)
+    if name != _INFLATED[-1]:
+        stated = _stated_size(chunks)
+        # More than deflate can make of it is the end of a damaged body.
+        if limit < stated <= _MOST_RATIO * sum(map(len, chunks)):
+            raise larger_than_allowed(f"{stated} inflated", limit)
     try:
         return _inflate(chunks, limit)
     except zlib.error as error:
@@ -68,6 +75,11 @@ def inflate(encoding: bytes, chunks: Body, limit: int) -> Body:
             raise MemoryError from None
         msg = f"the body is not valid {name.decode()}: {error}"
         raise MalformedBody(msg) from None
+
+
+def _stated_size(chunks: Body) -> int:
+    """What the end of a gzip file says of its last member, modulo 2**32; 0 for none."""
+    return int.from_bytes(b"".join(bytes(c[-4:]) for c in chunks[-4:])[-4:], "little")
 
 
 def _inflate(chunks: Body, limit: int) -> Body:
@@ -83,7 +95,7 @@ def _inflate(chunks: Body, limit: int) -> Body:
                 if members > _MAX_MEMBERS:
                     msg = f"the gzip body has more than {_MAX_MEMBERS} members"
                     raise MalformedBody(msg)
-            piece = inflater.decompress(pending, _STEP)
+            piece = inflater.decompress(pending, min(_STEP, limit - size + 1))
             pending = inflater.unconsumed_tail or inflater.unused_data
             size += len(piece)
             if size > limit:

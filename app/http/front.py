@@ -13,6 +13,7 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from app.codec.compression import (
     Coding,
@@ -24,7 +25,6 @@ from app.codec.media import is_json_only
 from app.codec.messages import Body, Response
 from app.codec.model import DECODED_AT_ONCE
 from app.errors import (
-    BodyTooLarge,
     ErrorResponse,
     HttpError,
     InvalidRequest,
@@ -43,6 +43,7 @@ from app.http.asgi import (
     send_response,
 )
 from app.http.asgi_call import AsgiCall, EventCall
+from app.http.floods import READ
 from app.http.origins import AnyMethod, for_origins
 from app.http.streaming import send_events, wants_events
 from app.http.told import KEY, Told
@@ -55,11 +56,20 @@ from app.serving.transfer_memory import Share
 # client that is still sending when the connection is closed never sees the answer.
 _LINGER_SECONDS = 1.0
 _LINGER_BYTES = 64 << 20
+#: Where a scope has the names of its client's certificate (`app.http.tls.names_of`),
+#: and its `Connection`, if it came through our own protocol.
+NAMES = "popgate.certificate"
+CONNECTION = "popgate.connection"
 # Responses up to this size are compressed at once (under a millisecond), larger ones,
 # and all bodies that come compressed (which may become large), in a thread.
-#: Where a scope has the names of its client's certificate (`app.http.tls.names_of`).
-NAMES = "popgate.certificate"
 _COMPRESS_AT_ONCE = 64 * 1024
+
+
+class Connection(Protocol):
+    """The connection of a request (app/http/protocol.py), as far as refusals go."""
+
+    def slow_down(self, refusals: float = 1.0) -> None: ...
+    def drop_rest(self, refusals: float) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +85,14 @@ class Operation:
 
 
 class BodyRefused(Exception):
-    """The body is too long; `is_read` where nothing of it is left to read."""
+    """The body is too long; `size` bytes have come, `is_read` if that is all of it."""
 
-    def __init__(self, why: BodyTooLarge, *, is_read: bool = False) -> None:
+    def __init__(
+        self, why: RequestError, *, size: int = 0, is_read: bool = False
+    ) -> None:
         super().__init__(why)
         self.why = why
+        self.size = size
         self.is_read = is_read
 
 
@@ -150,6 +163,7 @@ class InferFront:
             names = scope.get(NAMES, ())
             key = self.access.check(path, scope["method"], headers, peer, names)
         except HttpError as error:
+            _slow_down(scope)
             # A body stays unread.
             await send_error(send, ErrorResponse.of(error, close=is_post))
             return
@@ -186,7 +200,7 @@ class InferFront:
         try:
             call.arrived = time.monotonic_ns()
             call.peer = told.client
-            body = await self._body_or_refusal(call.headers, receive, send, call.share)
+            body = await self._body_or_refusal(call, scope, receive, send)
             if body is None:
                 return
             told.is_told = True
@@ -198,6 +212,8 @@ class InferFront:
                 response = await call.answer()
                 if response is None:
                     return
+                if response.status == 413:  # it was inflated up to there
+                    _slow_down(scope, self.service.limits.max_body_bytes / READ)
                 await send_response(send, await self._compressed(call, response))
             call.sent()
         finally:
@@ -213,20 +229,17 @@ class InferFront:
         return await asyncio.to_thread(compress, response, coding)
 
     async def _body_or_refusal(
-        self,
-        headers: Mapping[bytes, bytes],
-        receive: Receive,
-        send: Send,
-        share: Share,
+        self, call: AsgiCall, scope: Scope, receive: Receive, send: Send
     ) -> Body | None:
         """The chunks of the body; None where that was refused, or never came."""
         try:
-            return await self._read_body(headers, receive, share)
+            return await self._read_body(call.headers, receive, call.share)
         except BodyRefused as refused:
-            await _refuse_body(receive, send, refused.why, is_read=refused.is_read)
+            await _refuse_body(scope, receive, send, refused)
         except TransferMemoryFull as full:
-            share.give_back()
-            await _refuse_body(receive, send, full, is_read=False)
+            size = call.share.size
+            call.share.give_back()
+            await _refuse_body(scope, receive, send, BodyRefused(full, size=size))
         except InvalidRequest as error:
             await send_error(send, ErrorResponse.of(error, close=True))
         except ClientGone:
@@ -263,7 +276,7 @@ class InferFront:
             if size > limit:
                 said = f"{size} or more" if more else size
                 why = larger_than_allowed(said, limit, is_json=is_json)
-                raise BodyRefused(why, is_read=not more)
+                raise BodyRefused(why, size=size, is_read=not more)
             if chunk or not (more or chunks):
                 share.take(len(chunk))
                 chunks.append(chunk)
@@ -273,11 +286,17 @@ class InferFront:
         return f"<InferFront {self.service!r}>"
 
 
+def _slow_down(scope: Scope, refusals: float = 1.0) -> None:
+    connection: Connection | None = scope.get(CONNECTION)
+    if connection is not None:
+        connection.slow_down(refusals)
+
+
 async def _refuse_body(
-    receive: Receive, send: Send, why: RequestError, *, is_read: bool
+    scope: Scope, receive: Receive, send: Send, refused: BodyRefused
 ) -> None:
     """Answers at once, then reads on for a moment before the connection is closed."""
-    error = ErrorResponse.of(why, close=True)
+    error = ErrorResponse.of(refused.why, close=True)
     await send(
         {
             "type": "http.response.start",
@@ -286,7 +305,11 @@ async def _refuse_body(
         }
     )
     await send({"type": "http.response.body", "body": error.body, "more_body": True})
-    more, dropped = not is_read, 0
+    connection: Connection | None = scope.get(CONNECTION)
+    if connection is not None:
+        connection.drop_rest(refused.size / READ)
+        return
+    more, dropped = not refused.is_read, 0
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_LINGER_SECONDS):
             while more and dropped < _LINGER_BYTES:

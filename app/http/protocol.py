@@ -34,7 +34,8 @@ from app.codec.messages import Buffer, Header
 from app.codec.model import DECODED_AT_ONCE
 from app.errors import BodyStopped, ErrorResponse, HttpError, row_of
 from app.http.exchange import Exchange
-from app.http.front import NAMES, InferFront
+from app.http.floods import DROPPED, ENTRY, HANDSHAKE, Floods
+from app.http.front import CONNECTION, NAMES, InferFront
 from app.http.known_head import LARGEST_BODY, KnownHead
 from app.http.stalls import Stall
 from app.http.streaming import wants_events
@@ -95,7 +96,12 @@ class GatewayProtocol(HttpToolsProtocol):
     """One connection. `front` answers inference, and is the ASGI application."""
 
     def __init__(
-        self, front: InferFront, common: CommonHead, *arguments: Any, **options: Any
+        self,
+        front: InferFront,
+        common: CommonHead,
+        floods: Floods,
+        *arguments: Any,
+        **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
         # The connections of one server may have different ones.
@@ -105,6 +111,7 @@ class GatewayProtocol(HttpToolsProtocol):
         # Where requests can go the short way, if any can.
         self._short = {} if self.root_path else front.short
         self._common = common
+        self._floods = floods
         self._exchange: Exchange | None = None
         self._idle_since = self.loop.time()
         self._stall = Stall()
@@ -138,13 +145,14 @@ class GatewayProtocol(HttpToolsProtocol):
         self._held = 0
         self._unsent = 0
         self._closing: asyncio.TimerHandle | None = None
+        self._slowed: asyncio.TimerHandle | None = None
         # Of its client's certificate.
         self._names: tuple[str, ...] = ()
 
     @classmethod
-    def serving(cls, front: InferFront) -> partial[GatewayProtocol]:
+    def serving(cls, front: InferFront, floods: Floods) -> partial[GatewayProtocol]:
         """What uvicorn calls for each connection."""
-        return partial(cls, front, CommonHead())
+        return partial(cls, front, CommonHead(), floods)
 
     def data_received(self, data: bytes) -> None:
         exchange = self._exchange
@@ -169,8 +177,9 @@ class GatewayProtocol(HttpToolsProtocol):
         self._ended = 0
         size = len(data)
         while at < size:
-            if self._closing is not None:
-                return  # nothing is answered any more
+            if self._closing is not None:  # nothing is answered any more
+                self.slow_down((size - at) / DROPPED)
+                return
             if not self._in_message and (self._ended or not self._is_free()):
                 self._hold(data, at)
                 return
@@ -271,7 +280,12 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _go_on_soon(self) -> None:
         """Take up what waits, if its turn has come: after all others'."""
-        if self._behind and not self._goes_on and self._is_idle():
+        if (
+            self._behind
+            and not self._goes_on
+            and self._slowed is None
+            and self._is_idle()
+        ):
             self._goes_on = True
             self.loop.call_soon(self._go_on)
 
@@ -282,8 +296,27 @@ class GatewayProtocol(HttpToolsProtocol):
         data, at = self._behind, self._behind_at
         self._behind, self._behind_at = b"", 0
         self._take(data, at)
+        if self._slowed is None:
+            self._read_on()
+
+    def _read_on(self) -> None:
         self._reading.is_full = len(self._behind) - self._behind_at >= _MOST_BEHIND
         self._reading.resume_reading()
+
+    def slow_down(self, refusals: float = 1.0) -> None:
+        """Count what was refused; in a flood, look at what this client sends when its
+        turn has come again."""
+        wait = self._floods.charge(refusals)
+        if wait and self._slowed is None and not self.transport.is_closing():
+            self._reading.is_full = True
+            self._reading.pause_reading()
+            self._slowed = self.loop.call_later(wait, self._speed_up)
+
+    def _speed_up(self) -> None:
+        self._slowed = None
+        if not self.transport.is_closing():
+            self._read_on()
+            self._go_on_soon()
 
     def _new_parser(self) -> Any:
         parser = httptools.HttpRequestParser(self)
@@ -445,8 +478,9 @@ class GatewayProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self.url = url
         self.headers[:] = given
+        scope: Any = self.scope
+        scope[CONNECTION] = self
         if self._names:
-            scope: Any = self.scope
             scope[NAMES] = self._names
         for name, value in given:
             if name == b"expect" and value.lower() == b"100-continue":
@@ -523,6 +557,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = self._reading = Reading(transport)
+        self._floods.charge(ENTRY)
         certificate = transport.get_extra_info("peercert")
         if certificate:
             self._names = names_of(certificate)
@@ -534,11 +569,16 @@ class GatewayProtocol(HttpToolsProtocol):
             cycle.disconnect()
         elif cycle is not None:
             cycle.body = bytearray()
+        if self._slowed is not None:
+            self._slowed.cancel()
         if self._closing is not None:
             self._closing.cancel()
+        elif cycle is None or self._in_message:  # it has asked nothing, or by half
+            is_tls = not self.transport.can_write_eof()
+            self._floods.charge(HANDSHAKE if is_tls else 1.0)
         # A cycle and its connection know each other. Nothing that they hold may wait
         # for the garbage collector, which comes by rarely.
-        self.cycle = None  # type: ignore[assignment]
+        self.cycle = self.scope = None  # type: ignore[assignment]
         self._exchange = self._begun = self._known = None
         self._behind = b""
         self._give_back()
@@ -662,15 +702,25 @@ class GatewayProtocol(HttpToolsProtocol):
             cycle.message_event.set()
         self._close_gently()
 
-    def _close_gently(self) -> None:
+    def _close_gently(self, refusals: float = 1.0) -> None:
         """Close the connection when its client has had time to read the last answer."""
         self._exchange = self._known = None
         self._behind = b""
         if self.transport.can_write_eof():  # not over TLS
             self.transport.write_eof()
-        self._reading.is_full = False
-        self._reading.resume_reading()
+        self.slow_down(max(1.0, refusals))
+        if self._slowed is None:
+            self._read_on()
         self._closing = self.loop.call_later(_LINGER, self.transport.close)
+
+    def drop_rest(self, refusals: float) -> None:
+        """The body that is being received is not wanted, and cost so many `refusals`:
+        its request is answered, as the last of its connection."""
+        cycle: Any = self.cycle
+        if cycle is not None:
+            cycle.disconnected = True
+            cycle.body = bytearray()
+            self._close_gently(refusals)
 
     def finish(self) -> None:
         """Make the request that is being answered the connection's last."""

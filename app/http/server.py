@@ -31,6 +31,7 @@ import uvicorn
 from uvicorn.lifespan.on import LifespanOn
 
 from app.http.exchange import Exchange
+from app.http.floods import Door, Floods
 from app.http.front import InferFront
 from app.http.protocol import GatewayProtocol
 from app.http.tls import Certificate
@@ -44,6 +45,7 @@ SIGNAL_APART = 0.3  # seconds: signals closer together are one
 TICK = 0.02  # seconds between looks at what is still in flight
 LAST_ANSWERS = 2.0  # seconds that answers to aborted requests have to leave
 BACKLOG = 2048
+LOOK_AT = 8  # connections, between two turns of the event loop
 LOOK_TICKS = 10  # of 0.1 s, between looks for connections on which nothing happens
 
 _CLOSE_HEADER = (b"connection", b"close")
@@ -173,8 +175,7 @@ class GatewayServer(uvicorn.Server):
         config = uvicorn.Config(
             app,
             loop="uvloop",
-            # A factory in place of a class: uvicorn only calls it.
-            http=GatewayProtocol.serving(app),  # type: ignore[arg-type]
+            http=GatewayProtocol,
             ws="none",
             lifespan="on",
             interface="asgi3",
@@ -203,6 +204,8 @@ class GatewayServer(uvicorn.Server):
         self._on_reload = on_reload
         self._abort = abort
         self._draining_since = 0.0
+        self._floods = Floods()
+        self._doors: list[Door] = []
 
     @property
     def draining(self) -> bool:
@@ -265,27 +268,29 @@ class GatewayServer(uvicorn.Server):
         more time than the head of a request."""
         loop = asyncio.get_running_loop()
         make = functools.partial(
-            GatewayProtocol.serving(app), config=self.config,
+            GatewayProtocol.serving(app, self._floods), config=self.config,
             server_state=self.server_state, app_state=self.lifespan.state, _loop=loop,
         )  # fmt: skip
         is_side = any(listener is side for _, side in self._sides)
         is_plain = is_side and listener.family == socket.AF_UNIX
         tls = None if is_plain else self.config.ssl
         patience = self._header_timeout
-        limit = None if tls is None or math.isinf(patience) else patience
-        server = await loop.create_server(
+        door = Door(
+            listener,
             make,
-            sock=listener,
-            ssl=tls,
+            # Who operates the server gets in while it is flooded.
+            floods=None if is_side else self._floods,
+            tls=tls,
+            handshake_timeout=None if tls is None or math.isinf(patience) else patience,
             backlog=BACKLOG,
-            ssl_handshake_timeout=limit,
         )
-        self.servers.append(server)
+        await door.open()
+        self._doors.append(door)
 
     async def on_tick(self, counter: int) -> bool:
         stop = await super().on_tick(counter)
         if counter % LOOK_TICKS == 0:
-            self._look_after_connections()
+            await self._look_after_connections()
             if self._certificate is not None:
                 self._certificate.renew()
         if not self.draining and self._is_drained():
@@ -324,8 +329,8 @@ class GatewayServer(uvicorn.Server):
             refuse_new_connections(listener)
         if not self.force_exit:
             await asyncio.sleep(2 * TICK)  # the loop takes what the queue still holds
-        for server in self.servers:
-            server.close()
+        for door in self._doors:
+            door.close()
         for listener in sockets:
             listener.close()
 
@@ -348,9 +353,12 @@ class GatewayServer(uvicorn.Server):
         for connection in list(self.server_state.connections):
             connection.shutdown()  # closes an idle one, marks a busy one as its last
 
-    def _look_after_connections(self) -> None:
+    async def _look_after_connections(self) -> None:
+        """A few at a time: there may be thousands, and each may have to be told."""
         now = asyncio.get_running_loop().time()
-        for connection in list(self.server_state.connections):
+        for number, connection in enumerate(list(self.server_state.connections)):
+            if number % LOOK_AT == LOOK_AT - 1:
+                await asyncio.sleep(0)
             if isinstance(connection, GatewayProtocol):
                 connection.look_after(
                     now, self._header_timeout, self._upload_timeout, self._send_timeout

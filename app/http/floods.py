@@ -1,0 +1,195 @@
+"""Floods of refusals take a bounded part of the event loop.
+
+What is answered is what others wait for anyway; what is refused is not. All refusals
+of a server together, connections that are given up before they have asked anything
+included, have a rate. Beyond it, whoever was refused is read from later, and new
+connections wait in the queue of the kernel and are let in one by one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import socket
+import ssl
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+#: Refusals a second, and how many come through at once before they have to wait.
+RATE: Final = 500
+BURST: Final = 100
+#: Bytes that are read and dropped for what one refusal costs.
+DROPPED: Final = 512 * 1024
+#: Bytes of a body that was read, parsed or inflated, and refused then, for the same.
+READ: Final = 64 * 1024
+#: What a connection costs, and a TLS handshake that nothing follows, in refusals.
+ENTRY: Final = 0.2
+HANDSHAKE: Final = 4.0
+# Seconds: the most that anybody waits, from the last wait until the flood is over, and
+# between two looks for new connections meanwhile.
+_LONGEST = 1.0
+_LASTS = 1.0
+_APART = 0.002
+# Connections that are taken out of the kernel's queue at each look, and that may wait
+# here: behind those of clients that have gone already, which cost next to nothing.
+_TAKEN = 16
+_WAITING = 256
+
+
+class Floods:
+    """The refusals of a server; for the event loop's thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._free_at = clock() - BURST / RATE
+        self._over_at = -1.0
+        self._began: asyncio.Event | None = None
+
+    def charge(self, refusals: float = 1.0) -> float:
+        """Count what was refused; the seconds after which its client's turn has come
+        again, 0 where there is no flood."""
+        now = self._clock()
+        free_at = max(self._free_at, now - BURST / RATE) + refusals / RATE
+        self._free_at = min(free_at, now + _LONGEST)
+        wait = self._free_at - now
+        if wait <= 0:
+            return 0.0
+        self._over_at = now + _LASTS
+        if self._began is not None:
+            self._began.set()
+        return wait
+
+    @property
+    def is_on(self) -> bool:
+        return self._clock() < self._over_at
+
+    @property
+    def apart(self) -> float:
+        """Seconds between two new connections: the longer, the more has to wait."""
+        return _APART + max(0.0, self._free_at - self._clock()) / 50
+
+    async def wait_for_one(self) -> None:
+        """Returns when a flood has begun."""
+        if self._began is None:
+            self._began = asyncio.Event()
+        if not self.is_on:
+            self._began.clear()
+            await self._began.wait()
+
+    def __repr__(self) -> str:
+        return f"<Floods, {'one' if self.is_on else 'none'} now>"
+
+
+class Door:
+    """A listening socket, and the connections that are let in through it.
+
+    Without a flood the event loop lets all in that come. In one, they are taken out of
+    the kernel's queue one at a time.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        make: Callable[[], asyncio.Protocol],
+        *,
+        floods: Floods | None,
+        tls: ssl.SSLContext | None,
+        handshake_timeout: float | None,
+        backlog: int,
+    ) -> None:
+        """Without `floods`, connections never wait."""
+        self._listener = listener
+        self._make = make
+        self._floods = floods
+        self._tls = tls
+        self._handshake_timeout = handshake_timeout
+        self._backlog = backlog
+        self._server: asyncio.Server | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._entering: set[asyncio.Task[None]] = set()
+        self._waiting: deque[socket.socket] = deque()
+
+    async def open(self) -> None:
+        await self._let_all_in()
+        if self._floods is not None:
+            keep = self._keep(self._floods)
+            self._keeper = asyncio.get_running_loop().create_task(keep)
+
+    def close(self) -> None:
+        if self._keeper is not None:
+            self._keeper.cancel()
+        self._let_none_in()
+        self._take()
+        while self._waiting:
+            self._let_one_in()
+
+    async def _let_all_in(self) -> None:
+        self._server = await asyncio.get_running_loop().create_server(
+            self._make,
+            # Closing the server closes its socket; the listener goes on listening.
+            sock=self._listener.dup(),
+            ssl=self._tls,
+            backlog=self._backlog,
+            ssl_handshake_timeout=self._handshake_timeout,
+        )
+
+    def _let_none_in(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    async def _keep(self, floods: Floods) -> None:
+        while True:
+            await floods.wait_for_one()
+            self._let_none_in()
+            due = 0.0
+            while floods.is_on or self._waiting:
+                self._take()
+                now = time.monotonic()
+                if now >= due:
+                    self._let_one_in()
+                    due = now + floods.apart
+                await asyncio.sleep(_APART)
+            await self._let_all_in()
+
+    def _take(self) -> None:
+        for _ in range(min(_TAKEN, _WAITING - len(self._waiting))):
+            try:
+                self._waiting.append(self._listener.accept()[0])
+            except OSError:  # nobody waits, or there are no descriptors left
+                return
+
+    def _let_one_in(self) -> None:
+        while self._waiting:
+            connection = self._waiting.popleft()
+            if _has_gone(connection):
+                connection.close()
+                continue
+            connection.setblocking(False)
+            task = asyncio.get_running_loop().create_task(self._enter(connection))
+            self._entering.add(task)
+            task.add_done_callback(self._entering.discard)
+            return
+
+    async def _enter(self, connection: socket.socket) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._make,
+                connection,
+                ssl=self._tls,
+                ssl_handshake_timeout=self._handshake_timeout,
+            )
+        except OSError:  # no TLS is spoken, or not in time
+            connection.close()
+
+    def __repr__(self) -> str:
+        return f"<Door {self._listener}>"
+
+
+def _has_gone(connection: socket.socket) -> bool:
+    """Whether its client has reset it."""
+    look = select.poll()
+    look.register(connection, 0)  # errors are told in any case
+    return bool(look.poll(0))
