@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -16,14 +16,10 @@ import numpy as np
 import orjson
 
 from popgate.client.encodings import (
-    CONTENT_TYPES,
-    HEADER_LENGTH,
     Encoding,
     Outputs,
     Parts,
     decode,
-    encode,
-    head_of_binary,
     loads,
     size_of,
 )
@@ -36,47 +32,21 @@ from popgate.client.errors import (
     ServerError,
     Unavailable,
 )
-from popgate.client.http1 import Answer, check_headers, request_head
+from popgate.client.http1 import Answer
+from popgate.client.known_model import KnownModel, prepared
 from popgate.client.refusals import answer_error
 from popgate.client.steps import (
-    PLAIN,
     CallOptions,
     Exchange,
     Options,
     Pause,
-    Prepared,
     Steps,
 )
-from popgate.client.tensors import DTYPES, Tensor, tensor_of
 
 BINARY_EXTENSION = "binary_tensor_data"
-#: Prepared requests that are kept for a model: one for each combination of shapes.
-MOST_PREPARED = 64
 FIRST_PAUSE = 0.05  # seconds before a second attempt, where the server names none
 LONGEST_PAUSE = 2.0
-_MICROSECONDS = 1_000_000
 _clock = time.monotonic
-
-
-class _Model:
-    """A model as far as calls need it. Without what it takes where nobody says."""
-
-    __slots__ = ("binary", "inputs", "outputs", "path", "prepared")
-
-    def __init__(self, path: str, binary: bool, metadata: Mapping[str, Any]) -> None:
-        self.path = path
-        self.binary = binary
-        self.inputs = {
-            str(i["name"]): (str(i["datatype"]), i.get("shape"), _dtype(i["datatype"]))
-            for i in metadata.get("inputs") or ()
-        }
-        self.outputs = [str(o["name"]) for o in metadata.get("outputs") or ()]
-        self.prepared: dict[Any, Prepared] = {}
-
-
-def _dtype(datatype: str) -> np.dtype[Any] | None:
-    """Of arrays that can be sent as they are."""
-    return None if datatype in ("BYTES", "BF16") else DTYPES.get(datatype)
 
 
 class Core:
@@ -85,7 +55,7 @@ class Core:
     def __init__(self, options: Options) -> None:
         self.options = options
         self._binary: bool | None = None
-        self._models: dict[tuple[str, str], _Model] = {}
+        self._models: dict[tuple[str, str], KnownModel] = {}
 
     # Inference
 
@@ -95,11 +65,11 @@ class Core:
         """One response to one request."""
         known, inputs = yield from self._asked(model, version, value)
         limit = self._limit(options.timeout)
-        deadline = _clock() + limit if limit is not None else float("inf")
+        deadline = _deadline(limit)
         safe = options.sequence is None
         attempt = 0
         while True:
-            request, parts = self._request(known, inputs, options, limit)
+            request, parts = known.request(inputs, options, limit)
             try:
                 answer = yield Exchange(request, parts, deadline)
                 if answer.status == 200:
@@ -119,7 +89,7 @@ class Core:
     ) -> Steps[bytes]:
         """A request as the bytes that are sent, head and all."""
         known, inputs = yield from self._asked(model, version, value)
-        request, parts = self._request(known, inputs, options, self.options.timeout)
+        request, parts = known.request(inputs, options, self.options.timeout)
         pieces = [p if isinstance(p, bytes) else p.tobytes() for p in parts]
         return b"".join([request.head, *pieces])
 
@@ -129,30 +99,17 @@ class Core:
         """The request whose answer is a stream of responses."""
         known, inputs = yield from self._asked(model, version, value)
         limit = self._limit(options.timeout)
-        encoding = self.options.encoding
-        if encoding is None:
-            encoding = Encoding.binary if known.binary else Encoding.json
-        headers, parts = encode(
-            encoding,
-            [self._tensor(known, name, item) for name, item in inputs.items()],
-            options.outputs,
-            _parameters(options, limit),
-            options.request_id,
-            events=True,
-        )
-        headers |= options.headers or {}
-        return self._exchange("POST", f"{known.path}/infer", parts, headers, limit)
+        request, parts = known.stream(inputs, options, limit)
+        return Exchange(request, parts, _deadline(limit))
 
     def _asked(
         self, model: str, version: str, value: Any
-    ) -> Steps[tuple[_Model, Mapping[str, Any]]]:
+    ) -> Steps[tuple[KnownModel, Mapping[str, Any]]]:
         """The model, asked about itself the first time, and its inputs by name."""
         known = self._models.get((model, version))
         if known is None:
             known = yield from self._learn(model, version)
-        if isinstance(value, Mapping):
-            return known, value
-        return known, _only(known, model, value)
+        return known, known.named(model, value)
 
     def _limit(self, timeout: float | None) -> float | None:
         """Seconds that a call may take: its own word, or the client's."""
@@ -194,117 +151,7 @@ class Core:
         answer = yield from self._send(ask, safe=True)
         return _object(answer)
 
-    def _request(
-        self,
-        known: _Model,
-        inputs: Mapping[str, Any],
-        options: CallOptions,
-        limit: float | None,
-    ) -> tuple[Prepared, Parts]:
-        """The request as it is sent; what stands in front of the tensors is prepared
-        once for each combination of shapes."""
-        if not known.binary:
-            return self._unprepared(known, inputs, options, limit)
-        described = []
-        parts: Parts = []
-        for name, value in inputs.items():
-            spec = known.inputs.get(name)
-            if (
-                type(value) is np.ndarray
-                and spec is not None
-                and value.dtype == spec[2]
-                and value.flags.c_contiguous
-                and len(value.shape) == len(spec[1] or value.shape)
-            ):
-                described.append((name, spec[0], value.shape, value.nbytes))
-                parts.append(value)
-                continue
-            tensor = self._tensor(known, name, value)
-            raw = tensor.raw()
-            shape = tensor.array.shape
-            described.append((name, tensor.datatype, shape, size_of(raw)))
-            parts.append(raw)
-        key: Any = tuple(described)
-        if options is not PLAIN:
-            key = (key, _key(options), limit)
-            if options.request_id or _unhashable(key):
-                key = None
-        elif limit != self.options.timeout:
-            key = None
-        prepared = known.prepared.get(key) if key is not None else None
-        if prepared is None:
-            prepared = self._prepare(known, described, options, limit)
-            if key is not None:
-                if len(known.prepared) >= MOST_PREPARED:
-                    known.prepared.clear()
-                known.prepared[key] = prepared
-        return prepared, parts
-
-    def _prepare(
-        self,
-        known: _Model,
-        described: Sequence[tuple[str, str, Sequence[int], int]],
-        options: CallOptions,
-        limit: float | None,
-    ) -> Prepared:
-        parameters = _parameters(options, limit)
-        document = head_of_binary(
-            described, options.outputs, parameters, options.request_id
-        )
-        size = len(document) + sum(item[3] for item in described)
-        headers = {
-            "Content-Type": CONTENT_TYPES[Encoding.binary],
-            HEADER_LENGTH: str(len(document)),
-            **(options.headers or {}),
-        }
-        target = f"{self.options.base}{known.path}/infer"
-        return self._prepared("POST", target, headers, size, document)
-
-    def _prepared(
-        self,
-        method: str,
-        target: str,
-        more: Mapping[str, str],
-        size: int,
-        document: bytes = b"",
-    ) -> Prepared:
-        headers = (*self.options.headers, *more.items())
-        check_headers(headers)
-        head = request_head(method, target, self.options.host, headers, size)
-        return Prepared(method, target, headers, head + document, document)
-
-    def _unprepared(
-        self,
-        known: _Model,
-        inputs: Mapping[str, Any],
-        options: CallOptions,
-        limit: float | None,
-    ) -> tuple[Prepared, Parts]:
-        headers, parts = encode(
-            self.options.encoding or Encoding.json,
-            [self._tensor(known, name, value) for name, value in inputs.items()],
-            options.outputs,
-            _parameters(options, limit),
-            options.request_id,
-        )
-        headers |= options.headers or {}
-        target = f"{self.options.base}{known.path}/infer"
-        size = sum(map(size_of, parts))
-        return self._prepared("POST", target, headers, size), parts
-
-    @staticmethod
-    def _tensor(known: _Model, name: str, value: Any) -> Tensor:
-        if isinstance(value, Tensor):
-            return value
-        spec = known.inputs.get(name)
-        if spec is not None:
-            return tensor_of(name, value, spec[0], spec[1])
-        if known.inputs:
-            takes = ", ".join(known.inputs)
-            raise InvalidRequest(f"no input {name!r}; the model takes {takes}")
-        return tensor_of(name, value)
-
-    def _learn(self, model: str, version: str) -> Steps[_Model]:
+    def _learn(self, model: str, version: str) -> Steps[KnownModel]:
         """What the model takes, and whether the server reads binary tensors. A server
         that does not say is sent what the values are by themselves."""
         path = _model_path(model, version)
@@ -317,9 +164,9 @@ class Core:
                 binary = self._binary = BINARY_EXTENSION in extensions
         metadata = yield from self._ask_softly(path)
         try:
-            known = _Model(path, bool(binary), metadata or {})
+            known = KnownModel(self.options, path, bool(binary), metadata or {})
         except (KeyError, TypeError, AttributeError):
-            known = _Model(path, bool(binary), {})
+            known = KnownModel(self.options, path, bool(binary), {})
         if metadata is not None and binary is not None:
             self._models[model, version] = known
         return known
@@ -394,9 +241,8 @@ class Core:
     ) -> Exchange:
         size = sum(map(size_of, parts))
         target = self.options.base + path
-        request = self._prepared(method, target, headers, size)
-        deadline = _clock() + limit if limit is not None else float("inf")
-        return Exchange(request, parts, deadline)
+        request = prepared(self.options, method, target, headers, size)
+        return Exchange(request, parts, _deadline(limit))
 
     def _send(self, ask: Exchange, *, safe: bool) -> Steps[Answer]:
         attempt = 0
@@ -440,6 +286,11 @@ class Core:
         return pause
 
 
+def _deadline(limit: float | None) -> float:
+    """Of a call that begins now and may take `limit` seconds."""
+    return float("inf") if limit is None else _clock() + limit
+
+
 def _json(answer: Answer) -> Any:
     try:
         return loads(answer.body)
@@ -453,56 +304,6 @@ def _object(answer: Answer) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise ServerError("the server's answer is no object", status=answer.status)
     return document
-
-
-def _only(known: _Model, model: str, value: Any) -> Mapping[str, Any]:
-    if len(known.inputs) != 1:
-        names = ", ".join(known.inputs) or "unknown"
-        raise InvalidRequest(f"give values by name: the inputs of {model} are {names}")
-    return {next(iter(known.inputs)): value}
-
-
-def _parameters(options: CallOptions, limit: float | None) -> dict[str, Any]:
-    parameters: dict[str, Any] = {}
-    if limit is not None:
-        parameters["timeout"] = max(1, round(limit * _MICROSECONDS))
-    if options.priority:
-        parameters["priority"] = options.priority
-    if options.sequence is not None:
-        identifier, start, end = options.sequence
-        parameters |= {
-            "sequence_id": identifier,
-            "sequence_start": start,
-            "sequence_end": end,
-        }
-    return parameters | dict(options.parameters or {})
-
-
-def _key(options: CallOptions) -> tuple[Any, ...]:
-    def items(mapping: Mapping[str, Any] | None) -> tuple[Any, ...]:
-        return tuple((k, type(v), v) for k, v in (mapping or {}).items())
-
-    wanted = options.outputs
-    outputs = (
-        tuple((name, items(said)) for name, said in wanted.items())
-        if isinstance(wanted, Mapping)
-        else wanted and tuple(wanted)
-    )
-    return (
-        outputs,
-        items(options.parameters),
-        items(options.headers),
-        options.priority,
-        options.sequence,
-    )
-
-
-def _unhashable(key: Any) -> bool:
-    try:
-        hash(key)
-    except TypeError:
-        return True
-    return False
 
 
 def _model_path(model: str, version: str) -> str:

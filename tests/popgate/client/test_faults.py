@@ -1,6 +1,6 @@
 """What goes wrong on the way, by a server that does it: each is a named outcome.
 
-Covers: popgate/client/core.py, popgate/client/steps.py,
+Covers: popgate/client/core.py, popgate/client/known_model.py, popgate/client/steps.py,
     popgate/client/refusals.py, popgate/client/connections.py,
     popgate/client/async_connections.py, popgate/client/errors.py.
 """
