@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -23,7 +23,7 @@ from app.observe.access_log import AccessLog, parse_ratio
 from app.observe.journal import Journal
 from app.observe.log import LogControl, LogSettings
 from app.observe.machine import BusyShares, Processors
-from app.observe.metrics import MetricsRegistry
+from app.observe.metrics import MetricsRegistry, ModelMetrics
 from app.observe.spans import spans_of_environment
 from app.observe.tracing import Tracing
 from app.other_processes import OtherProcesses
@@ -105,7 +105,7 @@ class Gateway:
         """Raises `engine.InvalidConfig` for a device specification or a file of keys
         that it cannot read, and for models that are named and not there."""
         self.settings = settings
-        self.metrics = MetricsRegistry(lambda *key: self.others.counted(*key))
+        self.metrics = MetricsRegistry(self._counted)
         self.logging = LogControl(
             settings.log_level,
             settings.log_format,
@@ -129,7 +129,7 @@ class Gateway:
             regions=self.regions,
             tracer=self.tracing.tracer,
             absent=self,
-            on_change=lambda name: self.others.model_changed(name),
+            on_change=self._model_changed,
             keeps_parts=self._spans is not None,
         )
         self.others = others(self.table, self.metrics)
@@ -147,6 +147,7 @@ class Gateway:
             lambda name: self.repository.needs_of(name),
             settings.request_timeout,
             self.others,
+            settings.shutdown_timeout + settings.request_timeout,
         )
         self.repository = self._make_repository()
         self._uploads = Uploads(settings.cache_dir / "uploads")
@@ -164,6 +165,24 @@ class Gateway:
         #: Whether everything was attached and loaded once: a startup probe's question.
         self.has_started = False
 
+    # -- what else runs its models: other processes, and models that call others
+
+    def _counted(self, name: str, version: str) -> Iterable[ModelMetrics]:
+        self.calls.count()
+        return self.others.counted(name, version)
+
+    def _model_changed(self, name: str) -> None:
+        self.calls.changed(name)
+        self.others.model_changed(name)
+
+    def _device_is_back(self) -> None:
+        self.calls.changed()
+        self.others.device_is_back()
+
+    async def _settled(self, leaving: Sequence[object]) -> None:
+        await self.calls.settled(leaving)
+        await self.others.settled(leaving)
+
     def _make_devices(self) -> GatewayDevices:
         settings = self.settings
         return GatewayDevices(
@@ -173,7 +192,7 @@ class Gateway:
             ping_timeout=settings.device_timeout,
             threads=settings.threads or 0,
             event_loops=settings.workers,
-            on_back=self.others.device_is_back,
+            on_back=self._device_is_back,
             in_flight_elsewhere=self.others.in_flight_on,
         )
 
@@ -198,7 +217,7 @@ class Gateway:
             budget=MemoryBudget(settings.model_memory),
             compile_pool=pools.compile,
             unload_pool=pools.unload,
-            settled=self.others.settled,
+            settled=self._settled,
         )
 
     def _make_control(self) -> ModelControl:

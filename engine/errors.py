@@ -54,6 +54,12 @@ class EngineError(RuntimeError):
         error.__cause__ = self.__cause__
         return error
 
+    def named(self, label: str) -> EngineError:
+        """`again`, saying where."""
+        error = self.again()
+        error.args = (f"{label}: {self}", *self.args[1:])
+        return error
+
 
 class Refused(EngineError):
     """Not now: nothing was queued, nothing is lost, try again."""

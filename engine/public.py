@@ -106,7 +106,14 @@ from engine.session.queues import InputData, InputQueue, OutputData, OutputQueue
 from engine.session.session import DEFAULT_BUFFERS, Session
 from engine.session.session_config import LaunchPolicy, SessionConfig
 from engine.tensor import Array, Buffer, DataDesc, Tensor
-from engine.transport.call_messages import Askers, AskersAsked, CallSocket, ModelCall
+from engine.transport.call_log import CallLog
+from engine.transport.call_messages import (
+    Askers,
+    AskersAsked,
+    CallSocket,
+    ModelCall,
+    RouteLeft,
+)
 from engine.transport.control import peer_uid
 from engine.transport.ring_buffer import SpscRingBuffer
 from engine.transport.shared_memory import SharedMemory, keep_large_blocks
@@ -126,6 +133,7 @@ __all__ = [
     "Askers",
     "AskersAsked",
     "Buffer",
+    "CallLog",
     "CallSocket",
     "CallbackFactory",
     "CallbackFailed",
@@ -192,6 +200,7 @@ __all__ = [
     "Request",
     "RingMemoryPool",
     "RingSizeMultiplier",
+    "RouteLeft",
     "RunnerClosed",
     "RunnerDescription",
     "RunnerStats",

@@ -50,7 +50,7 @@ OTHER_ROOTS = frozenset(
 #: Runs the coroutines of Python models, which are their authors'.
 AUTHORS_LOOP = {
     ROOT / "engine" / "programs" / "python_calls.py",
-    ROOT / "engine" / "worker" / "model_calls.py",
+    ROOT / "engine" / "calls" / "model_calls.py",
 }
 #: What each room may import of its package beside itself. `ground` are the modules at
 #: the package's root that every room may know; those of `TOP` stand over the rooms.
@@ -63,7 +63,9 @@ ROOMS: dict[str, dict[str, frozenset[str]]] = {
         "runner": frozenset({"model", "devices", "programs", "transport"}),
         "session": frozenset({"model", "devices", "programs", "transport"}),
         # `session.worker`: a session's half in the device process.
-        "worker": frozenset({"model", "programs", "session", "transport"}),
+        # A device process of Python models is a client of other devices.
+        "calls": frozenset({"devices", "programs", "runner", "transport"}),
+        "worker": frozenset({"calls", "model", "programs", "session", "transport"}),
         "compiler": frozenset({"model", "programs", "transport"}),
     },
     "app": {

@@ -3,18 +3,21 @@
 A call is a request like those of clients, to the model of that name: it is loaded
 on demand, waits in its queue, shares its batches, is counted, and ends with its
 deadline. It comes in on a socket from the process of the model that calls
-(engine/transport/call_messages.py). Everything here belongs to the event loop's thread,
-but for `ModelCalls.attach`.
+(engine/transport/call_messages.py), or goes by a route of that process
+(app/serving/call_routes.py). Everything here belongs to the event loop's thread, but
+for `ModelCalls.attach`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -24,6 +27,7 @@ from app.codec.messages import Encoding
 from app.errors import ModelNotReady, RequestError, UnknownModel, row_of
 from app.observe.journal import Part
 from app.observe.metrics import ModelMetrics
+from app.serving.call_routes import CallRoutes, runs_any
 from app.serving.ensembles import named
 from app.serving.origin import Asker, ElsewhereOrigin, Origin, OtherOrigins, origin_of
 from app.serving.patience import MAX_TIMEOUT, Patience
@@ -41,6 +45,7 @@ from engine import (
     ModelCall,
     ModelRunner,
     Refused,
+    RouteLeft,
     Tensor,
     process_of,
 )
@@ -79,10 +84,13 @@ class ModelCalls:
         needs: Callable[[str], Iterable[str]],
         timeout: float,
         others: OtherOrigins,
+        leave_timeout: float,
     ) -> None:
         self.table = table
         self.others = others
         self.timeout = timeout
+        self._leave_timeout = leave_timeout
+        self._news = asyncio.Event()
         self._needs = needs
         self._called: dict[str, set[str]] = {}
         self._callers: set[Caller] = set()
@@ -107,7 +115,7 @@ class ModelCalls:
         # What it called before it was changed does not count any more.
         if not any(caller.name == name for caller in self._callers):
             self._called.pop(name, None)
-        self._callers.add(Caller(self, name, sock, self._callers.discard))
+        self._callers.add(Caller(self, name, sock, self._gone))
 
     def check(self, caller: str, model: str) -> None:
         """Note the call. Raises Refused where it leads back to the caller."""
@@ -138,6 +146,35 @@ class ModelCalls:
             found.append(None if request is None else origin_of(request.on_done))
         return found
 
+    # -- routes
+
+    def changed(self, name: str | None = None) -> None:
+        """A model has, or any of them: what leads to what it was is taken back."""
+        for caller in self._callers:
+            caller.routes.refresh(name)
+
+    def count(self) -> None:
+        """Count what was called by routes since."""
+        for caller in self._callers:
+            caller.routes.count()
+
+    async def settled(self, leaving: Sequence[object]) -> None:
+        """Returns when no process has a route to these runners any more, which are
+        about to be unloaded; one that does not let go of them in time has failures."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._leave_timeout):
+                while any(runs_any(one.routes, leaving) for one in self._callers):
+                    self._news.clear()
+                    await self._news.wait()
+
+    def route_left(self) -> None:
+        """Of any process."""
+        self._news.set()
+
+    def _gone(self, caller: Caller) -> None:
+        self._callers.discard(caller)
+        self._news.set()
+
     def close(self) -> None:
         """Take no more."""
         self._loop = None
@@ -161,8 +198,9 @@ class Caller:
         self.name = name
         self._calls, self._sock, self._on_close = calls, sock, on_close
         self._under_way: dict[int, Called] = {}
-        self._unsent: deque[tuple[int, Answer]] = deque()
+        self._unsent: deque[Callable[[], None]] = deque()
         self._telling: set[asyncio.Task[None]] = set()
+        self.routes = CallRoutes(calls.table, calls.timeout, sock, self._queue)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(sock, self._read)
 
@@ -178,6 +216,10 @@ class Caller:
         except EngineError as error:
             logger.error("a call of model %s: %s", self.name, error)
             self.close()
+            return
+        if isinstance(found, RouteLeft):
+            self.routes.left(found.number)
+            self._calls.route_left()
             return
         if isinstance(found, AskersAsked):
             self._tell_askers(found)
@@ -212,7 +254,10 @@ class Caller:
             self._answer(number, result)
 
     def _answer(self, number: int, result: Answer) -> None:
-        self._unsent.append((number, result))
+        self._queue(partial(self._sock.answer, number, result))
+
+    def _queue(self, send: Callable[[], None]) -> None:
+        self._unsent.append(send)
         if len(self._unsent) == 1:
             self._send()
 
@@ -221,7 +266,7 @@ class Caller:
         itself."""
         while self._unsent:
             try:
-                self._sock.answer(*self._unsent[0])
+                self._unsent[0]()
             except BlockingIOError:
                 self._loop.add_writer(self._sock, self._send)
                 return
@@ -238,6 +283,7 @@ class Caller:
         self._loop.remove_reader(self._sock)
         self._loop.remove_writer(self._sock)
         self._sock.close()
+        self.routes.close()
         self._on_close(self)
         self._unsent.clear()
         for called in list(self._under_way.values()):
@@ -343,7 +389,10 @@ class Called:
         self._entry = entry
         if entry.scheduler is None:
             submitted: Submitted = entry.runner.submit(
-                inputs, deadline=self._deadline, on_done=self._done
+                inputs,
+                deadline=self._deadline,
+                on_done=self._done,
+                priority=message.priority,
             )
         else:
             request = InferRequest(inputs, Encoding.JSON)
@@ -375,6 +424,7 @@ class Called:
         wanted = self._message.outputs or entry.spec.outputs_by_name
         found = {n: t for n, t in submitted.outputs.items() if n in wanted}
         self._caller.answer(self._message.number, found)
+        self._caller.routes.offer(self._message.model, self._message.version)
 
     def _fail(self, error: Exception) -> None:
         if self._is_over:

@@ -15,7 +15,7 @@ GRAPH = "python"
 
 
 class CalledModel(Protocol):
-    """Another model that this one calls (engine/worker/model_calls.py)."""
+    """Another model that this one calls (engine/calls/model_calls.py)."""
 
     def __call__(self, **inputs: Any) -> dict[str, Array]: ...
     def call(self, inputs: Mapping[str, Any], **options: Any) -> dict[str, Array]: ...

@@ -4,12 +4,15 @@ They travel on a socket of their own between the device process and its owner, w
 the models that are called. Small tensors lie in the message, others in an anonymous
 segment beside it (engine/transport/tensor_pack.py).
 
-    call     {call, model, version, deadline_ns, outputs, parameters, requests,
-              tensors | place}
+    call     {call, model, version, deadline_ns, priority, outputs, parameters,
+              requests, tensors | place}
     cancel   {cancel}                          nobody waits for that call any more
     answer   {call, tensors | place}           or {call, error, message}
     ask      {ask, requests}                   who is answered by the present run?
     told     {call, askers}                    [request id, traceparent] of each request
+    counted  {counted}                         the log of routed calls is to be read
+
+and, of routes, those of engine/calls/routes.py.
 
 `requests` are the numbers of those that the run answers which makes the call.
 """
@@ -72,8 +75,8 @@ Askers = tuple[tuple[str, str], ...]
 @dataclass(frozen=True, slots=True)
 class ModelCall:
     """A call as its owner gets it; `deadline_ns` is of `time.monotonic_ns`, 0: none,
-    `outputs` are the names that are wanted, None for all; `requests` the numbers of
-    those for which it is made."""
+    `priority` as of `ModelRunner.submit`, `outputs` are the names that are wanted, None
+    for all; `requests` the numbers of those for which it is made."""
 
     number: int
     model: str
@@ -83,6 +86,15 @@ class ModelCall:
     outputs: tuple[str, ...] | None
     parameters: Mapping[str, Any]
     requests: tuple[int, ...] = ()
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RouteLeft:
+    """Nothing is in flight on a route any more: it is closed. 0: of none; there is
+    something to be counted."""
+
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +116,9 @@ class CallSocket:
         """Readable when there is a call; -1 once closed."""
         return self._sock.fileno()
 
-    def receive(self) -> ModelCall | AskersAsked | int:
-        """The next call or question, or the number of a call that was given up.
+    def receive(self) -> ModelCall | AskersAsked | RouteLeft | int:
+        """The next call, question or word of a route, or the number of a call that was
+        given up.
 
         Raises BlockingIOError if there is none, EOFError at the end, EngineBug or
         ValueError for what is no call.
@@ -114,6 +127,8 @@ class CallSocket:
         try:
             if "cancel" in message:
                 return int(message["cancel"])
+            if "left" in message or "counted" in message:
+                return RouteLeft(int(message.get("left", 0)))
             requests = tuple(map(int, message["requests"]))
             if "ask" in message:
                 return AskersAsked(int(message["ask"]), requests)
@@ -127,6 +142,7 @@ class CallSocket:
                 None if outputs is None else tuple(map(str, outputs)),
                 dict(message.get("parameters") or {}),
                 requests,
+                int(message.get("priority", 0)),
             )
         except (KeyError, TypeError) as error:
             raise EngineBug(f"a call that is none: {error!r}") from None
@@ -149,6 +165,10 @@ class CallSocket:
             control.send(self._sock, message, fds)
         finally:
             control.close_all(fds)
+
+    def tell(self, message: Message, fds: Sequence[int] = ()) -> None:
+        """Of a route. Raises as `answer`, and ValueError for what is too long."""
+        control.send(self._sock, message, fds)
 
     def close(self) -> None:
         self._sock.close()

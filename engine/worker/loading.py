@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from engine.calls.model_calls import Running
 from engine.errors import Cancelled, InvalidModel
 from engine.model.anchors import MainAnchors, main_anchors
 from engine.model.batch_plan import BatchPlan
@@ -18,7 +19,6 @@ from engine.programs.time_limit import TimeLimit
 from engine.programs.transfers import is_conditional, stream_transfers
 from engine.transport.tensor_pack import unpack_tensors
 from engine.worker.batch import AnchorTable
-from engine.worker.model_calls import Running
 from engine.worker.python_loading import python_executor
 from engine.worker.regrouping import RegroupingReplica
 from engine.worker.replica import BatchingPolicy, Replica

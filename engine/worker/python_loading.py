@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from engine.calls.model_calls import ModelCalls, Running, RunningBatch
 from engine.errors import EngineBug
 from engine.programs.executable import Executable
 from engine.programs.executor import Executor
@@ -27,8 +28,6 @@ from engine.programs.python_model import GRAPH, Context
 from engine.programs.python_requirements import check_installed
 from engine.programs.python_session import PythonSession, import_model, load_error
 from engine.programs.session import PlainOptions
-from engine.worker.cancellation import RunningBatch
-from engine.worker.model_calls import ModelCalls, Running
 from popef_io import Model
 
 #: Modules that stand for another server's, and what a file for it has.

@@ -1,6 +1,6 @@
 """Models in Python that call other models of the server.
 
-Covers: app/serving/model_calls.py, engine/worker/model_calls.py,
+Covers: app/serving/model_calls.py, engine/calls/model_calls.py,
 engine/transport/call_messages.py.
 """
 

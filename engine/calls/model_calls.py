@@ -1,21 +1,24 @@
 """What a Python model uses to call others: the device process's end of its calls.
 
-Calls go to the owner of the device, over the socket that came with the load message;
-a thread takes the answers. They may be made in any thread of the model.
+A call goes by a route of this process (routes.py) where there is one. Else it goes to
+the owner of the device, over the socket that came with the load message; a thread takes
+the answers. Calls may be made in any thread of the model.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from engine.config import weighted
 from engine.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -29,10 +32,33 @@ from engine.transport import control
 from engine.transport.call_messages import Askers, tensors_of, with_tensors
 from engine.transport.channel import REQUEST
 from engine.transport.control import Message
-from engine.worker.cancellation import RunningBatch
 from popef_io import PopefError
 
+if TYPE_CHECKING:
+    import asyncio
+
+    from engine.calls.routes import RoutedCall, Routes
+    from engine.devices.joined_device import JoinedDevice
+
+
+class RunningBatch(Protocol):
+    """What runs: requests, as the device process knows them."""
+
+    @property
+    def entries(self) -> Sequence[Any]: ...
+
+
 Running = Callable[[], RunningBatch | None]
+
+
+class _Present(NamedTuple):
+    """On whose behalf a call is made: the numbers of the requests that the present run
+    answers, when the last of them has its deadline (0: one has none), and the line that
+    they stand in, as `ModelRunner.submit` takes it."""
+
+    requests: list[int]
+    deadline_ns: int
+    priority: int
 
 
 class _Call:
@@ -90,6 +116,9 @@ class ModelCalls:
         self._closed = False
         self._known: tuple[RunningBatch, Askers] | None = None
         self._reader: threading.Thread | None = None
+        #: None before the first: what joins devices is imported where it is needed.
+        self._routes: Routes | None = None
+        self._watches: dict[asyncio.AbstractEventLoop, _LoopWatch] = {}
 
     def __getitem__(self, name: str) -> CalledModel:
         """KeyError for one that may not be called; whether it is there shows in the
@@ -108,15 +137,22 @@ class ModelCalls:
         inputs: Mapping[str, Any],
         options: Mapping[str, Any],
         on_done: Callable[[], object],
-    ) -> tuple[int, _Call]:
-        """Send a call; `on_done` is called in another thread."""
+    ) -> RoutedCall | tuple[int, _Call]:
+        """Send a call; `on_done` is called in another thread, or in any that waits for
+        another call."""
         tensors = {name: _tensor(name, value) for name, value in inputs.items()}
-        requests, deadline = self._requests()
+        requests, deadline, priority = self._present()
         if options.get("timeout") is not None:
             end = time.monotonic_ns() + int(float(options["timeout"]) * 1e9)
             deadline = min(deadline, end) if deadline else end
         if 0 < deadline < time.monotonic_ns():
             raise DeadlineExceeded()
+        wanted = options.get("outputs") or ()
+        routes, routed = self._routes, None
+        if routes is not None:
+            routed = routes.begin(target, tensors, deadline, priority, on_done, wanted)
+        if routed is not None:
+            return routed
         call, number = _Call(on_done), next(self._numbers)
         message, fds = with_tensors(
             {
@@ -124,6 +160,7 @@ class ModelCalls:
                 "model": target[0],
                 "version": target[1],
                 "deadline_ns": deadline,
+                "priority": priority,
                 "outputs": options.get("outputs"),
                 "parameters": dict(options.get("parameters") or {}),
                 "requests": requests,
@@ -132,6 +169,15 @@ class ModelCalls:
         )
         self._send(number, call, message, fds)
         return number, call
+
+    def watch(self, loop: asyncio.AbstractEventLoop) -> _LoopWatch:
+        """What drives routed calls for the coroutines of a loop."""
+        found = self._watches.get(loop)
+        if found is None:
+            for other in [one for one in self._watches if one.is_closed()]:
+                del self._watches[other]
+            found = self._watches[loop] = _LoopWatch(loop)
+        return found
 
     def askers(self) -> Askers:
         """The ids of the requests that the present run answers: asked for once a run,
@@ -142,7 +188,7 @@ class ModelCalls:
         if self._known is None or self._known[0] is not running:
             done = threading.Event()
             call, number = _Call(done.set), next(self._numbers)
-            self._send(number, call, {"ask": number, "requests": self._requests()[0]})
+            self._send(number, call, {"ask": number, "requests": self._present()[0]})
             done.wait()
             if call.error is not None:
                 raise call.error
@@ -185,27 +231,47 @@ class ModelCalls:
         """Of the present run."""
         return self._context.options
 
-    def _requests(self) -> tuple[list[int], int]:
-        """Those that the present run answers, by number, and when the last of them has
-        its deadline; 0 where one has none."""
+    def _present(self) -> _Present:
         running = self._running()
-        found = []
+        found, lines = [], []
         with contextlib.suppress(ValueError):  # it has ended, and its client has gone
             for entry in running.entries if running is not None else ():
-                view = entry.client.channel.view
-                found.append(REQUEST.unpack_from(view, entry.at))
+                client = entry.client
+                lines.append((client.priority, client.weight))
+                found.append(REQUEST.unpack_from(client.channel.view, entry.at))
         deadlines = [descriptor[3] for descriptor in found]
         last = max(deadlines) if deadlines and all(deadlines) else 0
-        return [descriptor[0] for descriptor in found], last
+        level = min((level for level, _ in lines), default=0)
+        weight = max((weight for _, weight in lines), default=0)
+        line = weighted(level, weight) if weight else level
+        return _Present([descriptor[0] for descriptor in found], last, line)
+
+    def _take_route(self, message: Message, fds: list[int]) -> None:
+        if self._routes is None:
+            from engine.calls.routes import Routes
+
+            self._routes = Routes(self._tell)
+        self._routes.take(message, fds)
+
+    def _tell(self, message: Message) -> None:
+        with contextlib.suppress(OSError):
+            control.send(self._sock, message)
 
     def _read(self) -> None:
         with contextlib.suppress(OSError, EOFError, ValueError):
             while True:
                 message, fds = control.receive(self._sock)
                 try:
-                    call = self._calls.pop(int(message["call"]), None)
-                    if call is not None:
-                        call.resolve(message, fds)
+                    if "route" in message:
+                        mine, fds = fds, []
+                        self._take_route(message, mine)
+                    elif "leave" in message:
+                        assert self._routes is not None
+                        self._routes.leave(int(message["leave"]))
+                    else:
+                        call = self._calls.pop(int(message["call"]), None)
+                        if call is not None:
+                            call.resolve(message, fds)
                 finally:
                     control.close_all(fds)
         with self._lock:
@@ -223,6 +289,8 @@ class ModelCalls:
             self._sock.shutdown(socket.SHUT_RDWR)
         if self._reader is not None:
             self._reader.join()
+        if self._routes is not None:
+            self._routes.close()
         self._sock.close()
 
     def __repr__(self) -> str:
@@ -255,7 +323,10 @@ class CalledModel:
         `outputs` (their names; all), `parameters` of the request."""
         done = threading.Event()
         run = self._calls.options
-        number, call = self._calls.begin(self._target, inputs, options, done.set)
+        begun = self._calls.begin(self._target, inputs, options, done.set)
+        if not isinstance(begun, tuple):
+            return _finish(begun, run)
+        number, call = begun
         if run is not None:
             run.tell(done.set)
         try:
@@ -285,7 +356,15 @@ class CalledModel:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(done.set)
 
-        number, call = self._calls.begin(self._target, inputs, options, tell)
+        begun = self._calls.begin(self._target, inputs, options, tell)
+        if not isinstance(begun, tuple):
+            try:
+                with self._calls.watch(loop).driving(begun):
+                    await done.wait()
+            finally:
+                begun.end()
+            return begun.outputs()
+        number, call = begun
         try:
             await done.wait()
         finally:
@@ -299,6 +378,76 @@ class CalledModel:
 
     def __repr__(self) -> str:
         return f"<CalledModel {'/'.join(filter(None, self._target))}>"
+
+
+def _finish(call: RoutedCall, run: Any) -> dict[str, Array]:
+    """Wait for a call in a thread; it is given up when `run` is to end."""
+    if run is not None:
+        run.tell(call.give_up)
+    try:
+        call.request.wait()
+    finally:
+        if run is not None:
+            run.forget(call.give_up)
+        call.end()
+    if run is not None and run.terminate:
+        raise Cancelled("the run was terminated")
+    return call.outputs()
+
+
+class _LoopWatch:
+    """Lets an event loop take the results of routed calls. For the loop's thread.
+
+    The loop is the author's, and stops between the calls of his model: devices are
+    watched while something waits for one.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        #: By device: how many calls wait, and a descriptor that is readable when it is
+        #: lost, which is not closed then as the device's is.
+        self._devices: dict[JoinedDevice, tuple[int, int]] = {}
+
+    @contextlib.contextmanager
+    def driving(self, call: RoutedCall) -> Iterator[None]:
+        """While a coroutine waits for a call."""
+        devices = call.route.devices
+        for device in devices:
+            self._watch(device)
+        timer = None
+        if call.request.deadline_ns:
+            left = (call.request.deadline_ns - time.monotonic_ns()) / 1e9
+            timer = self._loop.call_later(max(0.0, left), call.expire)
+        try:
+            yield
+        finally:
+            if timer is not None:
+                timer.cancel()
+            for device in devices:
+                self._forget(device)
+
+    def _watch(self, device: JoinedDevice) -> None:
+        count, lost = self._devices.get(device, (0, -1))
+        if not count:
+            self._loop.add_reader(device.fileno(), device.poll)
+            with contextlib.suppress(OSError):  # it is lost
+                lost = os.dup(device.lost_fileno())
+                self._loop.add_reader(lost, device.check)
+            device.poll()  # what nobody has taken yet
+        self._devices[device] = count + 1, lost
+
+    def _forget(self, device: JoinedDevice) -> None:
+        count, lost = self._devices.pop(device)
+        if count > 1:
+            self._devices[device] = count - 1, lost
+            return
+        self._loop.remove_reader(device.fileno())
+        if lost >= 0:
+            self._loop.remove_reader(lost)
+            os.close(lost)
+
+    def __repr__(self) -> str:
+        return f"<_LoopWatch {self._devices}>"
 
 
 def _tensor(name: str, value: Any) -> Tensor:

@@ -1,0 +1,210 @@
+"""Routes of the models in Python that call others: which of these their processes may
+feed themselves, through channels of their own (engine/calls/routes.py).
+
+A route is offered for what a call has just found, if all that is done for a call can be
+done without the gateway, and taken back when that changes. What has been called by one
+is read from its process's log when somebody looks at the numbers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from app.errors import row_of
+from app.observe.metrics import ModelMetrics
+from app.serving.table import ModelEntry, ModelTable, infer_path
+from engine import (
+    CallLog,
+    CallSocket,
+    Device,
+    EngineError,
+    ModelRunner,
+    RunnerDescription,
+    errors,
+)
+
+logger = logging.getLogger(__name__)
+
+
+def described(entry: ModelEntry) -> RunnerDescription | None:
+    """What a process has to know to feed this itself; None where calls to it are the
+    gateway's. Replicas are named by the present processes of their devices."""
+    spec, runner = entry.spec, entry.runner
+    if not isinstance(runner, ModelRunner) or runner.failure is not None:
+        return None
+    if entry.scheduler is not None or entry.tracer is not None or not entry.ready:
+        return None
+    if spec.defaults or spec.optional_inputs:
+        return None
+    if any(device.python is not None for device in runner.devices):
+        return None  # it may ask for whom it runs, and call others
+    description = runner.description
+    keys = {device.id: _key(device) for device in runner.devices}
+    replicas = tuple((keys[d], n) for d, n in description.replicas)
+    return replace(description, replicas=replicas) if replicas else None
+
+
+def _key(device: Device) -> str:
+    return f"{device.id}#{device.pid}"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedRoute:
+    """A route that a process has, or is about to have."""
+
+    model: str
+    version: str
+    runner: object
+    description: RunnerDescription
+    stats: ModelMetrics
+
+
+class CallRoutes:
+    """The routes of one process. For the event loop's thread.
+
+    `send` queues what is sent to it.
+    """
+
+    def __init__(
+        self,
+        table: ModelTable,
+        timeout: float,
+        sock: CallSocket,
+        send: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._table, self._timeout = table, timeout
+        self._sock, self._send = sock, send
+        self._routes: dict[int, SharedRoute] = {}
+        self._leaving: set[int] = set()
+        self._numbers = itertools.count(1)
+        #: Processes of devices that it has joined.
+        self._joined: set[str] = set()
+        self._log: CallLog | None = None
+        self._offering: asyncio.Task[None] | None = None
+
+    def __iter__(self) -> Iterator[SharedRoute]:
+        return iter(self._routes.values())
+
+    def _present(self, model: str, version: str) -> SharedRoute | None:
+        """The route to a model as it is now; None where there is to be none."""
+        entry = self._table.paths.get(infer_path(model, version))
+        if entry is None or self._table.keeps_parts:
+            return None
+        description = described(entry)
+        if description is None:
+            return None
+        return SharedRoute(model, version, entry.runner, description, entry.stats)
+
+    def offer(self, model: str, version: str) -> None:
+        """It was called through the gateway: offer a route, if it can have one."""
+        if self._offering is not None:
+            return
+        route = self._present(model, version)
+        if route is not None and route not in self._routes.values():
+            loop = asyncio.get_running_loop()
+            self._offering = loop.create_task(self._offer(route))
+
+    async def _offer(self, route: SharedRoute) -> None:
+        try:
+            with ExitStack() as doors:
+                await self._offer_with(route, doors)
+        except (EngineError, OSError, ValueError) as error:
+            logger.debug("no route to model %s: %s", route.model, error)
+        finally:
+            self._offering = None
+
+    async def _offer_with(self, route: SharedRoute, doors: ExitStack) -> None:
+        assert isinstance(route.runner, ModelRunner)
+        devices = {_key(device): device for device in route.runner.devices}
+        new = [key for key in devices if key not in self._joined]
+        fds = [
+            doors.enter_context(await asyncio.to_thread(devices[key].invite)).fileno()
+            for key in new
+        ]
+        if self._present(route.model, route.version) != route or self._closed:
+            return
+        number = next(self._numbers)
+        message = {
+            "route": number,
+            "model": route.model,
+            "version": route.version,
+            "devices": [[key, devices[key].id] for key in new],
+            "runner": route.description.to_message(),
+            "timeout": self._timeout,
+        }
+        log = self._log or CallLog.create()
+        try:
+            self._sock.tell(message, fds if self._log else [*fds, log.memory.fd])
+        except BaseException:
+            if self._log is None:
+                log.close()
+            raise
+        log.memory.detach_fd()
+        self._log = log
+        self._joined.update(new)
+        self._routes[number] = route
+
+    def refresh(self, name: str | None = None) -> None:
+        """Take back what is not as it was: of a model, or of all."""
+        for number, route in self._routes.items():
+            if number in self._leaving or name not in (None, route.model):
+                continue
+            if self._present(route.model, route.version) != route:
+                self._leaving.add(number)
+                self._send(partial(self._sock.tell, {"leave": number}))
+
+    def left(self, number: int) -> None:
+        """The process says so; 0: it has something to be counted."""
+        self.count()
+        self._leaving.discard(number)
+        self._routes.pop(number, None)
+
+    def count(self) -> None:
+        """Count what has been called since."""
+        for record in self._log.read() if self._log is not None else ():
+            route = self._routes.get(record.route)
+            if route is None:
+                continue
+            stats = route.stats
+            stats.begin()
+            if name := record.error.rstrip(b"\0").decode():
+                kind = getattr(errors, name, EngineError)
+                reason = row_of(kind.__new__(kind)).reason
+                stats.failure(reason, record.total_ns)
+                continue
+            stats.success(
+                record.total_ns,
+                record.queue_ns,
+                record.compute_ns,
+                rows=record.rows,
+                batch_rows=record.batch_rows,
+            )
+
+    @property
+    def _closed(self) -> bool:
+        return self._sock.fileno() < 0
+
+    def close(self) -> None:
+        """The process has gone: what it had in flight has ended with it."""
+        if self._offering is not None:
+            self._offering.cancel()
+        self.count()
+        self._routes.clear()
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def __repr__(self) -> str:
+        return f"<CallRoutes {list(self._routes.values())}>"
+
+
+def runs_any(routes: CallRoutes, runners: Sequence[Any]) -> bool:
+    """Whether a process has a route to one of these."""
+    return any(route.runner is runner for route in routes for runner in runners)

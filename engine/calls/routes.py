@@ -1,0 +1,317 @@
+"""Ways to other models that do not lead through the server: channels of this process's
+own to the replicas of a model, as any process has that joins their device.
+
+The owner of this process offers a route once a model has been called through it, and
+takes it back when the model changes. It says what may be called, loads on demand, and
+knows what to answer where a request does not fit; so what cannot go by a route goes
+through the owner, who is always right. What goes by one is told in a log
+(engine/transport/call_log.py).
+
+    route    {route, model, version, devices, runner, timeout}   from the owner
+             beside it a door to each of `devices`, and the log with the first route
+    leave    {leave}    take no more calls to that route, and close it
+    left     {left}     closed: nothing of it is in flight any more
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+
+from engine.devices.device_state import DeviceState
+from engine.devices.joined_device import JoinedDevice
+from engine.devices.request import Request
+from engine.errors import DeadlineExceeded, DeviceLost, EngineError, Invalid
+from engine.runner.joined_runner import JoinedRunner
+from engine.runner.runner_description import RunnerDescription
+from engine.tensor import Array, Tensor
+from engine.transport.call_log import CallLog, CallRecord
+from engine.transport.control import Message
+from engine.transport.output_arrays import OutputArrays
+
+_log = logging.getLogger(__name__)
+
+_THREAD = "routes"
+
+
+class Route:
+    """The way to one version of a model, as its owner has described it."""
+
+    def __init__(self, message: Message) -> None:
+        self.number = int(message["route"])
+        self.target = str(message["model"]), str(message["version"])
+        self.timeout_ns = int(message["timeout"] * 1e9)
+        self.description = RunnerDescription.from_message(message["runner"])
+        self.outputs = frozenset(desc.name for desc in self.description.outputs)
+        self.runner: JoinedRunner | None = None
+        self.devices: tuple[JoinedDevice, ...] = ()
+        #: Calls under way, and whether there are to be no more.
+        self.calls = 0
+        self.is_leaving = False
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether some replica can take a call; looks whether their processes live."""
+        if self.runner is None or self.is_leaving:
+            return False
+        for device in self.devices:
+            device.check()
+        return self.runner.serving
+
+    def __repr__(self) -> str:
+        return f"<Route {self.number} to {'/'.join(filter(None, self.target))}>"
+
+
+class RoutedCall:
+    """A call under way; `end` it, however it ends."""
+
+    __slots__ = ("_began", "_into", "_routes", "_wanted", "request", "route")
+
+    def __init__(
+        self,
+        routes: Routes,
+        route: Route,
+        request: Request,
+        into: OutputArrays,
+        wanted: Collection[str],
+    ) -> None:
+        self._routes, self.route, self.request = routes, route, request
+        self._into, self._wanted = into, wanted
+        self._began = time.monotonic_ns()
+
+    def give_up(self) -> None:
+        """Nobody waits for it any more. From any thread."""
+        if not self.request.done:
+            self.request.cancel()
+            # Who waits for it may sleep until there are results.
+            for device in self.route.devices:
+                with contextlib.suppress(OSError):
+                    os.eventfd_write(device.fileno(), 1)
+
+    def expire(self) -> None:
+        """Its deadline has passed."""
+        self.request.abandon(DeadlineExceeded())
+
+    def end(self) -> None:
+        """It is over, or given up now: count it."""
+        self.request.cancel()
+        request = self.request
+        error = request.error or self._into.failure
+        self._routes.end(
+            self.route,
+            CallRecord(
+                self.route.number,
+                time.monotonic_ns() - self._began,
+                request.queue_ns,
+                request.compute_ns,
+                max(1, request.rows),
+                request.batch_rows,
+                _name_of(error),
+            ),
+        )
+
+    def outputs(self) -> dict[str, Array]:
+        """Of a call that is over. Raises how it failed."""
+        error = self.request.error or self._into.failure
+        if error is not None:
+            raise error.named(f"model {self.route.target[0]!r}")
+        arrays = self._into.arrays
+        return {name: arrays[name] for name in self._wanted or arrays}
+
+    def __repr__(self) -> str:
+        return f"<RoutedCall {self.request!r}>"
+
+
+def _name_of(error: EngineError | None) -> bytes:
+    return b"" if error is None else type(error).__name__.encode()
+
+
+class Routes:
+    """The routes of one process. Thread-safe.
+
+    `tell` sends a message to the owner. Joining devices, opening and closing channels
+    wait for the devices, so a thread does that, which is started for the first route.
+    """
+
+    def __init__(self, tell: Callable[[Message], object]) -> None:
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._by_target: dict[tuple[str, str], Route] = {}
+        self._by_number: dict[int, Route] = {}
+        self._devices: dict[str, JoinedDevice] = {}
+        self._log: CallLog | None = None
+        self._work: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    # -- what the owner says
+
+    def take(self, message: Message, fds: list[int]) -> None:
+        """A route is offered; the descriptors are this object's from now on."""
+        doors = [socket.socket(fileno=fd) for fd in fds[: len(message["devices"])]]
+        if self._log is None:
+            self._log = CallLog.attach(fds[len(doors)])
+        route = Route(message)
+        with self._lock:
+            self._by_number[route.number] = route
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name=_THREAD, daemon=True
+                )
+                self._thread.start()
+        devices = [(str(key), str(name)) for key, name in message["devices"]]
+        self._work.put(
+            partial(self._open, route, list(zip(devices, doors, strict=True)))
+        )
+
+    def leave(self, number: int) -> None:
+        """The model has changed, or is unloaded."""
+        with self._lock:
+            route = self._by_number.get(number)
+            if route is not None and not route.is_leaving:
+                self._leave(route)
+
+    def _leave(self, route: Route) -> None:
+        route.is_leaving = True
+        if self._by_target.get(route.target) is route:
+            del self._by_target[route.target]
+        if not route.calls and route.runner is not None:
+            self._work.put(partial(self._close_route, route))
+
+    # -- calls
+
+    def begin(
+        self,
+        target: tuple[str, str],
+        inputs: Mapping[str, Tensor],
+        deadline_ns: int,
+        priority: int,
+        on_done: Callable[[], object],
+        wanted: Collection[str] = (),
+    ) -> RoutedCall | None:
+        """Submit a call for the outputs `wanted`, or all; None where it is the owner's:
+        there is no route, or the call does not fit. Raises Refused as
+        `JoinedRunner.submit`."""
+        route, log = self._by_target.get(target), self._log
+        if route is None or log is None or not route.outputs.issuperset(wanted):
+            return None
+        if not route.is_usable or not log.reserve():
+            return None
+        with self._lock:
+            runner = route.runner
+            if route.is_leaving or runner is None:
+                log.give_back()
+                return None
+            route.calls += 1
+        into = OutputArrays(None)
+
+        def done(request: Request) -> None:
+            on_done()
+
+        deadline = deadline_ns or time.monotonic_ns() + route.timeout_ns
+        try:
+            request = runner.submit(
+                inputs,
+                deadline=deadline / 1e9,
+                on_done=done,
+                priority=priority,
+                validate=True,
+                into=into,
+            )
+        except (Invalid, DeviceLost):
+            self._release(route)
+            log.give_back()
+            return None
+        except EngineError as error:
+            self.end(route, CallRecord(route.number, 0, error=_name_of(error)))
+            raise error.named(f"model {target[0]!r}") from None
+        return RoutedCall(self, route, request, into, wanted)
+
+    def end(self, route: Route, record: CallRecord) -> None:
+        """A call is over."""
+        assert self._log is not None
+        is_time = self._log.write(record)
+        self._release(route)
+        if is_time:
+            self._tell({"counted": 0})
+
+    def _release(self, route: Route) -> None:
+        with self._lock:
+            route.calls -= 1
+            if route.is_leaving and not route.calls:
+                self._work.put(partial(self._close_route, route))
+
+    # -- the thread
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            try:
+                work()
+            except Exception:
+                _log.exception("a route to another model")
+
+    def _open(
+        self, route: Route, doors: list[tuple[tuple[str, str], socket.socket]]
+    ) -> None:
+        for (key, name), door in doors:
+            with contextlib.suppress(EngineError, OSError):
+                self._devices[key] = JoinedDevice(name, door)
+        keys = [key for key, _ in route.description.replicas]
+        found = {key: self._devices[key] for key in keys if key in self._devices}
+        try:
+            runner = JoinedRunner(route.description, found)
+        except (EngineError, OSError) as error:
+            _log.debug("%r: %s", route, error)
+            self._gone(route)
+            return
+        with self._lock:
+            route.devices = tuple(found.values())
+            route.runner = runner
+            before = self._by_target.get(route.target)
+            if route.is_leaving:
+                self._work.put(partial(self._close_route, route))
+                return
+            if before is not None:
+                self._leave(before)
+            self._by_target[route.target] = route
+
+    def _close_route(self, route: Route) -> None:
+        if route.runner is not None:
+            route.runner.close()
+        self._gone(route)
+
+    def _gone(self, route: Route) -> None:
+        with self._lock:
+            self._by_number.pop(route.number, None)
+            used = {d for one in self._by_number.values() for d in one.devices}
+        # No route is being opened meanwhile, as this is the thread that does it.
+        for key, device in list(self._devices.items()):
+            if device.state is not DeviceState.READY and device not in used:
+                del self._devices[key]
+                device.close()
+        self._tell({"left": route.number})
+
+    def close(self) -> None:
+        """Leave all devices; what is in flight fails."""
+        if self._thread is None:
+            return
+        self._work.put(None)
+        self._thread.join()
+        for route in self._by_number.values():
+            route.is_leaving = True
+            if route.runner is not None:
+                route.runner.close()
+        self._by_target.clear()
+        self._by_number.clear()
+        for device in self._devices.values():
+            device.close()
+        self._devices.clear()
+
+    def __repr__(self) -> str:
+        return f"<Routes {list(self._by_number.values())}>"
