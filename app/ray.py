@@ -53,6 +53,11 @@ logger = logging.getLogger(__name__)
 MOST_ONGOING = 256
 #: Requests that wait in a proxy for a replica that takes them; more get 429 at once.
 MOST_QUEUED = 1024
+#: Seconds between looks at a replica's health. Ray starts another in place of one that
+#: has died when it looks, which by default is every 10 s.
+HEALTH_PERIOD = 1.0
+#: Seconds that a look may take. Three that take longer are a replica's end.
+HEALTH_TIMEOUT = 10.0
 #: Seconds without any living device until a replica counts as unhealthy: a device that
 #: has died is started again in less.
 WITHOUT_DEVICES = 10.0
@@ -310,6 +315,8 @@ deployment = serve.deployment(
     max_ongoing_requests=MOST_ONGOING,
     max_queued_requests=MOST_QUEUED,
     backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
+    health_check_period_s=HEALTH_PERIOD,
+    health_check_timeout_s=HEALTH_TIMEOUT,
     graceful_shutdown_wait_loop_s=0.5,
     graceful_shutdown_timeout_s=40,
 )

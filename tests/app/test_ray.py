@@ -186,6 +186,13 @@ def test_replicas_by_utilization() -> None:
         ScaleByUtilization(target=70)
 
 
+def test_a_replica_that_dies_is_missed_soon() -> None:
+    """Ray's own period is ten seconds, for which a lost replica is not replaced."""
+    config = deployment._deployment_config
+    assert config.health_check_period_s == 1
+    assert config.health_check_timeout_s == 10
+
+
 # -- on a cluster
 
 
@@ -272,6 +279,10 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     (root / "count" / "1" / "model.py").write_text(COUNT)
     # Not below pytest's folder: the names of Ray's sockets would be too long.
     temporary = Path(tempfile.mkdtemp(prefix="popgate-ray-", dir="/tmp"))
+    # Where Ray writes the address of the cluster; it makes no folder for that.
+    (temporary / "ray").mkdir()
+    before = os.environ.get("RAY_TMPDIR")
+    os.environ["RAY_TMPDIR"] = str(temporary)
     shared = set(os.listdir("/dev/shm"))
     try:
         found = Service(root, temporary)
@@ -291,6 +302,9 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         until(lambda: "/ray-" not in Path("/proc/net/unix").read_text())
         assert set(os.listdir("/dev/shm")) <= shared
     finally:
+        os.environ.pop("RAY_TMPDIR")
+        if before is not None:
+            os.environ["RAY_TMPDIR"] = before
         shutil.rmtree(temporary, ignore_errors=True)
 
 
