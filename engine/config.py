@@ -17,7 +17,7 @@ from engine.errors import InvalidConfig
 #: Each level has a channel of its own in each replica.
 MAX_PRIORITY_LEVELS = 32
 MAX_WEIGHT = 100
-_LEVEL_BITS = 8
+_LEVEL_BITS = _WEIGHT_BITS = 8
 #: `batching_dim` that means: no dynamic batch (Model Runtime User Guide 3.3).
 NO_BATCHING_DIM = 0xFFFFFFFF
 #: Nanoseconds that mean: never (Model Runtime: the largest there are).
@@ -239,16 +239,20 @@ class ModelRunnerConfig:
             raise InvalidConfig(msg)
 
 
-def weighted(priority: int, weight: int) -> int:
+def weighted(priority: int, weight: int, lane: int = 0) -> int:
     """What a request of `priority` (of `submit`) states whose user has a weight.
 
-    Requests of one level and weight wait in one line, and a replica serves the lines of
-    a level by their weights; those without one weigh 1. It is negative, so that no
-    level means it.
+    Requests of one level, weight and lane wait in one line, and a replica serves the
+    lines of a level by their weights; those without one weigh 1. So users of the same
+    weight have a share each if they have a lane each; every line is a channel, so there
+    should be few. It is negative, so that no level means it.
     """
-    return -(weight << _LEVEL_BITS | max(0, min(priority, MAX_PRIORITY_LEVELS + 1)))
+    level = max(0, min(priority, MAX_PRIORITY_LEVELS + 1))
+    return -((lane << _WEIGHT_BITS | weight) << _LEVEL_BITS | level)
 
 
-def level_and_weight(stated: int) -> tuple[int, int]:
+def weighted_with(stated: int) -> tuple[int, int, int]:
     """What `weighted` was called with; levels that there cannot be are one."""
-    return -stated & (1 << _LEVEL_BITS) - 1, -stated >> _LEVEL_BITS
+    share = -stated >> _LEVEL_BITS
+    weight = share & (1 << _WEIGHT_BITS) - 1
+    return -stated & (1 << _LEVEL_BITS) - 1, weight, share >> _WEIGHT_BITS

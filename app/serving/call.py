@@ -283,7 +283,7 @@ class Call(ABC):
         self.deadline = self._began / _NS + wanted
         key = self._entered
         if key is not None and key.weight:
-            request.priority = weighted(request.priority, key.weight)
+            request.priority = weighted(request.priority, key.weight, key.lane)
         self._decoded = monotonic_ns()
         submitted = self._submit(entry, request)
         if not submitted.done:

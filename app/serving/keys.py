@@ -33,18 +33,49 @@ logger = logging.getLogger(__name__)
 #: Spellings of right keys that are remembered, so as to hash each of them once.
 _MOST_SEEN = 4096
 _LONGEST_KEY = 1024
+#: Keys of one weight that have a line each at every device, if they are busy.
+MOST_LANES = 8
+
+
+class Lanes:
+    """Where the keys of each weight wait that have something in flight: each in a lane
+    of its own, as long as there are enough."""
+
+    def __init__(self) -> None:
+        self._keys: dict[int, list[int]] = {}
+
+    def take(self, weight: int) -> int:
+        """The lane of one more key: the first of those with the fewest."""
+        keys = self._keys.setdefault(weight, [0] * MOST_LANES)
+        lane = keys.index(min(keys))
+        keys[lane] += 1
+        return lane
+
+    def leave(self, weight: int, lane: int) -> None:
+        self._keys[weight][lane] -= 1
+
+    def __repr__(self) -> str:
+        return f"<Lanes {self._keys}>"
 
 
 class Key:
     """A key's use. `requests_per_second` is a bucket of tokens that holds one second's
     worth of them, and one at the least."""
 
-    __slots__ = ("_at", "_clock", "_models", "_tokens", "config", "in_flight", "weight")
+    __slots__ = (
+        "_at", "_clock", "_lanes", "_models", "_tokens",
+        "config", "in_flight", "lane", "weight",
+    )  # fmt: skip
 
     def __init__(
-        self, config: KeyConfig, clock: Callable[[], float] = time.monotonic
+        self,
+        config: KeyConfig,
+        clock: Callable[[], float] = time.monotonic,
+        lanes: Lanes | None = None,
     ) -> None:
         self._clock = clock
+        self._lanes = lanes or Lanes()
+        self.weight = self.lane = 0
         self._at = clock()
         self._tokens = math.inf
         self.in_flight = 0
@@ -53,7 +84,11 @@ class Key:
     def set_up(self, config: KeyConfig) -> None:
         """Take a new configuration over; what is in flight stays."""
         self.config = config
+        if self.in_flight and self.weight:
+            self._lanes.leave(self.weight, self.lane)
         self.weight = config.weight or 0
+        if self.in_flight and self.weight:
+            self.lane = self._lanes.take(self.weight)
         self._models = (
             None
             if "*" in config.models
@@ -97,10 +132,14 @@ class Key:
             msg = f"key '{self.config.name}' is limited to {most} in flight"
             raise HttpError(429, msg, "key_concurrency", ((b"retry-after", b"1"),))
         self.take()
+        if self.weight and not self.in_flight:
+            self.lane = self._lanes.take(self.weight)
         self.in_flight += 1
 
     def leave(self) -> None:
         self.in_flight -= 1
+        if self.weight and not self.in_flight:
+            self._lanes.leave(self.weight, self.lane)
 
     def __repr__(self) -> str:
         return f"<Key {self.config.name}, {self.in_flight} in flight>"
@@ -154,6 +193,7 @@ class Keys:
             digest = digest_of(api_key.encode())
             self._more = (KeyConfig("(--api-key)", digest, KEY_GROUPS),)
         self._known: dict[str, Key] = {}
+        self._lanes = Lanes()
         self._stamp = () if path is None else stamp_of([path])
         config = KeysConfig() if path is None else read_keys(path)
         self.table = self._table_of(config)
@@ -165,7 +205,7 @@ class Keys:
         for item in wanted:
             key = known.get(item.name)
             if key is None:
-                key = Key(item)
+                key = Key(item, lanes=self._lanes)
             else:
                 key.set_up(item)
             self._known[item.name] = key

@@ -12,7 +12,7 @@ from functools import partial
 from threading import Thread
 from time import monotonic_ns
 
-from engine.config import level_and_weight, weighted
+from engine.config import weighted, weighted_with
 from engine.devices.device_state import READY
 from engine.devices.linked_device import LinkedDevice
 from engine.devices.request import (
@@ -95,9 +95,9 @@ class ReplicaChannel(RequestChannel):
 
     A replica has one channel for each priority level of its model, which share
     `service_time`; `levels` are all of them, the highest first, and empty if there are
-    none. Beside each there is one for every `weight` that was asked for, opened by
-    `opener`. `lines` are all the channels to the replica, and empty if this is the only
-    one.
+    none. Beside each there is one for every `weight` and `lane` that was asked for,
+    opened by `opener`. `lines` are all the channels to the replica, and empty if this
+    is the only one.
     """
 
     def __init__(
@@ -123,10 +123,11 @@ class ReplicaChannel(RequestChannel):
         self.service_time = service_time
         self.priority = priority
         self.weight = weight
+        self.lane = 0
         self.levels: tuple[ReplicaChannel, ...] = ()
         self.lines: tuple[ReplicaChannel, ...] = ()
         self._opener = opener
-        self._weighted: dict[int, ReplicaChannel] = {}
+        self._weighted: dict[tuple[int, int], ReplicaChannel] = {}
         self.flusher: Flush | None = None
         #: Takes what has not begun when the device is lost; None: it fails.
         self.heir: Heir | None = None
@@ -299,21 +300,21 @@ class ReplicaChannel(RequestChannel):
         if priority >= 0:
             known = 0 < priority <= len(self.levels)
             return self.levels[priority - 1] if known else self
-        level, weight = level_and_weight(priority)
-        return self.line(level)._of_weight(weight)
+        level, weight, lane = weighted_with(priority)
+        return self.line(level)._of_weight(weight, lane)
 
-    def _of_weight(self, weight: int) -> ReplicaChannel:
-        found = self._weighted.get(weight)
+    def _of_weight(self, weight: int, lane: int) -> ReplicaChannel:
+        found = self._weighted.get((weight, lane))
         if found is None:
             # Opening it waits for what runs. Until it is there, they wait with all.
-            self._weighted[weight] = found = self
-            name = f"popgate-weight-{weight}"
+            self._weighted[weight, lane] = found = self
+            name = f"popgate-weight-{weight}-{lane}"
             Thread(
-                target=self._open_line, args=(weight,), name=name, daemon=True
+                target=self._open_line, args=(weight, lane), name=name, daemon=True
             ).start()
         return found
 
-    def _open_line(self, weight: int) -> None:
+    def _open_line(self, weight: int, lane: int) -> None:
         """Open the channel of a weight, in a thread."""
         assert self._opener is not None
         try:
@@ -323,6 +324,7 @@ class ReplicaChannel(RequestChannel):
                 what = "%r: requests of weight %d have no line of their own: %s"
                 logger.warning(what, self, weight, error)
             return
+        mine.lane = lane
         mine.flusher, mine.heir = self.flusher, self.heir
         mine.tracepoints = self.tracepoints
         with self._lock:
@@ -332,7 +334,7 @@ class ReplicaChannel(RequestChannel):
                 lines = (*(self.lines or (self,)), mine)
                 for line in lines:
                     line.lines = lines
-                self._weighted[weight] = mine
+                self._weighted[weight, lane] = mine
         if usable:
             logger.debug("%r is a line of weight %d", mine, weight)
         else:
@@ -674,7 +676,9 @@ class ReplicaChannel(RequestChannel):
         error: EngineError,
     ) -> None:
         """Without the lock: it takes that of another device."""
-        stated = weighted(self.priority, self.weight) if self.weight else self.priority
+        stated = self.priority
+        if self.weight:
+            stated = weighted(stated, self.weight, self.lane)
         for request, tensors in left:
             if not request.done and not heir(request, tensors, stated):
                 request.resolve(error)

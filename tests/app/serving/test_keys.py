@@ -10,7 +10,7 @@ import pytest
 from app.config.config_keys import KeyProblem
 from app.config.keys import KeyConfig, digest_of
 from app.errors import HttpError
-from app.serving.keys import Key, Keys, KeyTable, given_key
+from app.serving.keys import MOST_LANES, Key, Keys, KeyTable, Lanes, given_key
 from tests.app.served import ServedGateway
 from tests.app.serving.test_scheduling import Asking, in_flight
 from tests.engine import models
@@ -156,11 +156,44 @@ def entry(name: str, weight: int) -> str:
     return f'[[key]]\nname = "{name}"\nsha256 = "{digest}"\nweight = {weight}\n'
 
 
+def test_busy_keys_of_one_weight_have_lanes_of_their_own() -> None:
+    def config(name: str, weight: int | None = 2) -> KeyConfig:
+        return KeyConfig(name, digest_of(name.encode()), weight=weight)
+
+    lanes = Lanes()
+    keys = [Key(config(f"{n}"), lanes=lanes) for n in range(3 * MOST_LANES)]
+    for key in keys:
+        for _ in range(2):  # while it has something in flight, it stays there
+            key.enter()
+    assert Counter(key.lane for key in keys) == dict.fromkeys(range(MOST_LANES), 3)
+    other = Key(config("other", 5), lanes=lanes)
+    other.enter()
+    assert other.lane == 0
+    for key in keys:
+        key.leave()
+    keys[3].leave()
+    keys[3].enter()
+    assert keys[3].lane == 3
+    for key in keys:
+        key.leave()
+    keys[-1].enter()
+    keys[-2].enter()
+    assert [keys[-1].lane, keys[-2].lane] == [0, 1]
+    keys[-1].set_up(config("again", 5))
+    assert (keys[-1].weight, keys[-1].lane) == (5, 1)
+    keys[-1].set_up(config("again", None))
+    keys[-2].leave()
+    other.leave()
+    keys[-1].leave()
+    assert repr(lanes) == f"<Lanes {dict.fromkeys((2, 5), [0] * MOST_LANES)}>"
+
+
 def test_a_busy_device_is_shared_by_weight(tmp_path: Path) -> None:
-    """In the order in which a backlog is served: three of one for one of the other."""
+    """In the order in which a backlog is served: of keys of weights 3:1:1, so many,
+    also where one of those of equal weight asks much more than the other."""
     models.slow(tmp_path / "slow.popef")
     keys = tmp_path / "keys.toml"
-    keys.write_text(entry("heavy", 6) + entry("light", 2))
+    keys.write_text(entry("heavy", 6) + entry("light", 2) + entry("eager", 2))
     options = ("--keys", str(keys), "--devices", "cpu:1", "--log-level", "debug")
     with ServedGateway(tmp_path, *options, POPGATE_API_KEY="root") as gateway:
         gateway.wait_ready().client.headers["x-api-key"] = "root"
@@ -170,19 +203,30 @@ def test_a_busy_device_is_shared_by_weight(tmp_path: Path) -> None:
             return Asking(gateway, "slow", body, x_api_key=key, x_request_id=name)
 
         # The first of each wait with all others, and have their lines opened.
-        for key, weight in (("heavy", 6), ("light", 2)):
-            assert ask(key, 1).read()[0] == 200
-            gateway.wait_line(f"is a line of weight {weight}")
+        firsts = []
+        for key in ("light", "eager", "heavy"):
+            firsts.append(ask(key, FOR_EVER))
+            until(lambda: in_flight(gateway) == len(firsts))
+        for one in firsts:
+            one.leave()
+        until(lambda: sum("is a line of weight" in a for a in gateway.lines) == 3)
+        until(lambda: in_flight(gateway) == 0)
         first = ask("root", FOR_EVER)
         until(lambda: in_flight(gateway) == 1)
+        # Lanes are taken in turns, so that each has its own.
         waiting = [
-            ask(key, 1, f"{key}-{n}") for n in range(40) for key in ("heavy", "light")
+            ask(key, 1, f"{key}-{n}{i}")
+            for n in range(40)
+            for i, key in enumerate(
+                ("light", "eager", "heavy", "eager")[: 4 if n < 20 else 3]
+            )
         ]
-        until(lambda: in_flight(gateway) == 81)
+        until(lambda: in_flight(gateway) == len(waiting) + 1)
         first.leave()
         assert {one.read()[0] for one in waiting} == {200}
-        answer = gateway.client.get("/v1/requests?limit=80").json()
-    # Newest first. Until the last heavy one, three of four are.
+        answer = gateway.client.get("/v1/requests?limit=200").json()
+    # Newest first. Until the last heavy one, three of five are.
     order = [one["id"].partition("-")[0] for one in reversed(answer["answered"])]
-    busy = Counter(order[:53])
+    busy = Counter(order[order.index("heavy") :][:60])
     assert 2.7 <= busy["heavy"] / busy["light"] <= 3.3, order
+    assert 2.7 <= busy["heavy"] / busy["eager"] <= 3.3, order

@@ -80,6 +80,14 @@ def test_rows_go_by_weight() -> None:
     assert served(queue, 400, rows=4) == {1: 1200, 2: 400}
 
 
+def test_channels_of_one_weight_have_a_share_each() -> None:
+    """However much more one of them has waiting."""
+    queue = queue_of(
+        channel(1, 0, weight=6), channel(2, 0, 1000, weight=2), channel(3, 0, weight=2)
+    )
+    assert served(queue, 500) == {1: 300, 2: 100, 3: 100}
+
+
 def test_a_channel_saves_nothing_up_while_it_waits_for_nothing() -> None:
     one, other = channel(1, 0, weight=3), channel(2, 0, pending=0, weight=1)
     queue = queue_of(one, other)
