@@ -41,8 +41,8 @@ from app.repository.repository import ModelRepository
 from app.repository.uploads import Uploads
 from app.serving.keys import Keys
 from app.serving.model_calls import ModelCalls
-from app.serving.patience import Patience
 from app.serving.table import ModelTable
+from app.serving.timeout_policy import TimeoutPolicy
 from app.settings import Settings
 from engine import EngineError, InvalidConfig
 
@@ -373,9 +373,11 @@ class Gateway:
         """Returns whether a request to it would have it loaded."""
         return self.on_demand.offers(name, version)
 
-    async def ensure(self, name: str, version: str | None, patience: Patience) -> None:
+    async def ensure(
+        self, name: str, version: str | None, policy: TimeoutPolicy
+    ) -> None:
         """Has it loaded; raises what `OnDemandLoader.ensure` raises."""
-        await self.on_demand.ensure(name, version, patience)
+        await self.on_demand.ensure(name, version, policy)
 
     async def _watch_keys(self) -> None:
         while True:

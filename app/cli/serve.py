@@ -16,7 +16,7 @@ import typer
 
 from app.cli.commands import Command
 from app.cli.errors import EXIT_USAGE, CommandError
-from app.cli.started import print_failed, print_listening, print_started
+from app.cli.startup_report import print_failed, print_listening, print_started
 
 #: What others read than the server's settings (docs/map.md).
 OTHER_VARIABLES = frozenset(

@@ -14,8 +14,14 @@ from app.codec.inputs import Input
 from app.codec.media import nan_policy
 from app.codec.messages import Encoding, InferRequest, NanPolicy, Reply
 from app.codec.nesting import check_depth
+from app.codec.output_selection import (
+    boolean,
+    not_allowed,
+    place_of,
+    quoted,
+    read_outputs,
+)
 from app.codec.shared_memory import RegionTable
-from app.codec.wanted import boolean, not_allowed, place_of, quoted, read_outputs
 from app.errors import BodyTooLarge, InvalidRequest, InvalidTensor
 from app.limits import Limits
 from app.sizes import counted

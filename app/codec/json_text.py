@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import orjson
 
+from app.codec.memory_check import ensure_room
 from app.codec.nesting import LIST_WEIGHT, too_deep, too_many_values
-from app.codec.room import ensure_room
 from app.errors import InvalidRequest, RepeatedKey, malformed_json
 from app.limits import Limits
 

@@ -11,9 +11,9 @@ import numpy.typing as npt
 import orjson
 
 from app.codec.halves import BF16, FP16, unpack_bf16
+from app.codec.memory_check import ensure_room
 from app.codec.messages import NanPolicy
 from app.codec.remember import remember
-from app.codec.room import ensure_room
 from app.errors import NotRepresentable
 from app.spec import TensorSpec
 from engine import Tensor

@@ -6,7 +6,7 @@ import asyncio
 
 from app.repository.model_record import VersionRecord
 from app.repository.repository import ModelRepository
-from app.serving.patience import Patience
+from app.serving.timeout_policy import TimeoutPolicy
 from engine import DeadlineExceeded, QueueFull
 
 
@@ -27,7 +27,9 @@ class OnDemandLoader:
         loaded."""
         return self._entry(name, version) is not None
 
-    async def ensure(self, name: str, version: str | None, patience: Patience) -> None:
+    async def ensure(
+        self, name: str, version: str | None, policy: TimeoutPolicy
+    ) -> None:
         """Returns when the version is loaded, or cannot be, or is not on offer.
 
         Raises `engine.DeadlineExceeded` when the request has waited for as long as it
@@ -48,7 +50,7 @@ class OnDemandLoader:
         if waiting >= limit:
             msg = f"model '{name}' is loading, its queue is full: {limit} waiting"
             raise QueueFull(msg, retry_after=1.0)
-        seconds = patience.with_model(entry.config)
+        seconds = policy.with_model(entry.config)
         self._waiting[key] = waiting + 1
         try:
             done, _ = await asyncio.wait([load], timeout=seconds)

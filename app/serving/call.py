@@ -37,10 +37,10 @@ from app.observe.request_ids import (
 )
 from app.observe.tracing import Timeline, Tracer
 from app.serving.keys import Key
-from app.serving.patience import header_timeout
 from app.serving.pending import NotOneResponse
 from app.serving.service import Service
 from app.serving.table import ModelEntry, Submitted
+from app.serving.timeout_policy import header_timeout
 from app.serving.transfer_memory import SMALL
 from engine import Cancelled, DeadlineExceeded, EngineError, Tensor, weighted
 

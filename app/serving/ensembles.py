@@ -26,10 +26,10 @@ from app.serving.ensemble_graph import (
     Plan,
     compose,
 )
-from app.serving.patience import MAX_TIMEOUT, Patience
 from app.serving.pending import Pending
 from app.serving.table import ModelEntry, ModelTable, Submitted, infer_path
 from app.serving.tensor_fit import checked_rows, given, reshaped, with_rank
+from app.serving.timeout_policy import MAX_TIMEOUT, TimeoutPolicy
 from app.spec import ModelSpec
 from engine import (
     Cancelled,
@@ -190,7 +190,7 @@ class EnsembleRunner:
         """Has the member of a step loaded."""
         left = MAX_TIMEOUT if deadline is None else deadline - time.monotonic()
         left = max(0.0, left)
-        await self.table.fetch(self._paths[number], Patience(left, asked=left))
+        await self.table.fetch(self._paths[number], TimeoutPolicy(left, asked=left))
 
     def _take_over(self) -> None:
         """Goes on with members that were swapped, if they fit as the old ones did."""

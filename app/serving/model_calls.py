@@ -30,9 +30,9 @@ from app.observe.metrics import ModelMetrics
 from app.serving.call_routes import CallRoutes, runs_any
 from app.serving.ensembles import named
 from app.serving.origin import Asker, ElsewhereOrigin, Origin, OtherOrigins, origin_of
-from app.serving.patience import MAX_TIMEOUT, Patience
 from app.serving.table import ModelEntry, ModelTable, Submitted, infer_path
 from app.serving.tensor_fit import checked_rows
+from app.serving.timeout_policy import MAX_TIMEOUT, TimeoutPolicy
 from app.spec import ModelSpec, TensorSpec
 from engine import (
     Askers,
@@ -364,7 +364,7 @@ class Called:
         """`begin` once the model is loaded on demand."""
         try:
             left = max(0.0, min(self._deadline - time.monotonic(), MAX_TIMEOUT))
-            entry = await self._calls.table.fetch(path, Patience(left, asked=left))
+            entry = await self._calls.table.fetch(path, TimeoutPolicy(left, asked=left))
             self._submit(entry or self._missing(path))
         except Exception as error:
             self._fail(error)

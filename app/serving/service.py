@@ -16,8 +16,8 @@ from app.codec.preamble import read_preamble
 from app.errors import UnknownModel
 from app.observe.journal import Journal
 from app.serving.deadlines import Deadlines
-from app.serving.patience import Patience, header_timeout
 from app.serving.table import ModelEntry, ModelTable
+from app.serving.timeout_policy import TimeoutPolicy, header_timeout
 from app.serving.transfer_memory import TransferMemory
 from engine import DeadlineExceeded
 
@@ -91,8 +91,8 @@ class Service:
             asked = stated.timeout
             if asked is None:
                 asked = header_timeout(headers)
-            patience = Patience(self.timeout, asked, stated.priority)
-            entry = await self.models.fetch(path, patience)
+            policy = TimeoutPolicy(self.timeout, asked, stated.priority)
+            entry = await self.models.fetch(path, policy)
             if entry is not None:
                 return entry, time.monotonic() - began
         raise self.models.missing(path) or UnknownModel(path)

@@ -11,7 +11,7 @@ from app.errors import RequestError, UnknownModelRun, VersionNotReady
 from app.limits import DEFAULT_LIMITS, Limits
 from app.observe.metrics import ModelMetrics
 from app.observe.tracing import Tracer
-from app.serving.patience import Patience
+from app.serving.timeout_policy import TimeoutPolicy
 from app.spec import ModelSpec
 from engine import EngineError, Tensor
 
@@ -91,7 +91,9 @@ class Absent(Protocol):
     def offers(self, name: str, version: str | None) -> bool:
         """Returns whether a request to it would have it loaded."""
 
-    async def ensure(self, name: str, version: str | None, patience: Patience) -> None:
+    async def ensure(
+        self, name: str, version: str | None, policy: TimeoutPolicy
+    ) -> None:
         """Returns when it is loaded, or cannot be; raises when time is over."""
 
 
@@ -104,7 +106,9 @@ class Nobody:
     def offers(self, name: str, version: str | None) -> bool:
         return False
 
-    async def ensure(self, name: str, version: str | None, patience: Patience) -> None:
+    async def ensure(
+        self, name: str, version: str | None, policy: TimeoutPolicy
+    ) -> None:
         """There is nothing to wait for."""
 
 
@@ -277,14 +281,14 @@ class ModelTable:
         target = model_of(path)
         return target is not None and self._absent.offers(*target)
 
-    async def fetch(self, path: str, patience: Patience) -> ModelEntry | None:
+    async def fetch(self, path: str, policy: TimeoutPolicy) -> ModelEntry | None:
         """What is at `path`, once it is loaded on demand; None if it cannot be.
 
         Raises `engine.DeadlineExceeded` when that is over.
         """
         target = model_of(path)
         if target is not None:
-            await self._absent.ensure(*target, patience)
+            await self._absent.ensure(*target, policy)
         return self.paths.get(path)
 
     def missing(self, path: str) -> RequestError | None:

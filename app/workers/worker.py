@@ -26,8 +26,8 @@ from app.observe.shared_counters import CounterSegment
 from app.serving.generators import GeneratorScheduler
 from app.serving.keys import Keys
 from app.serving.origin import Origin, origin_of
-from app.serving.patience import Patience
 from app.serving.table import ModelEntry, ModelTable
+from app.serving.timeout_policy import TimeoutPolicy
 from app.workers.messages import Message, SharedEntry, receive, send
 from engine import (
     EngineError,
@@ -365,7 +365,9 @@ class _Elsewhere:
     def offers(self, name: str, version: str | None) -> bool:
         return False
 
-    async def ensure(self, name: str, version: str | None, patience: Patience) -> None:
+    async def ensure(
+        self, name: str, version: str | None, policy: TimeoutPolicy
+    ) -> None:
         """There is nothing to wait for."""
 
 

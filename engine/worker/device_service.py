@@ -21,7 +21,7 @@ from engine.transport.channel import Channel, ChannelLayout
 from engine.transport.control import Message
 from engine.transport.link import Link
 from engine.transport.tensor_pack import pack_tensors
-from engine.worker import failures
+from engine.worker import injected_failures
 from engine.worker.cancellation import Terminator
 from engine.worker.loading import LoadedReplica, load_replicas
 from engine.worker.python_loading import describe
@@ -216,7 +216,7 @@ class DeviceService:
             case "inject":
                 replicas = list(scheduler.replicas.values())
                 what = message["failure"], int(message["after"])
-                scheduler.call(partial(failures.obey, replicas, *what))
+                scheduler.call(partial(injected_failures.obey, replicas, *what))
             case "end_session":
                 session = self._sessions.get(int(message["session"]))
                 if session is not None:

@@ -13,10 +13,10 @@ from app.http.asgi import Message, Receive, Scope, Send
 from app.http.front import InferFront
 from app.limits import DEFAULT_LIMITS, Limits
 from app.observe.metrics import ModelMetrics
-from app.serving.patience import Patience
 from app.serving.pending import Pending
 from app.serving.service import Service
 from app.serving.table import Absent, ModelEntry, ModelTable
+from app.serving.timeout_policy import TimeoutPolicy
 from app.spec import ModelSpec, TensorSpec
 from engine import EngineError, Tensor
 
@@ -114,7 +114,9 @@ class Late:
     def offers(self, name: str, version: str | None) -> bool:
         return False
 
-    async def ensure(self, name: str, version: str | None, patience: Patience) -> None:
+    async def ensure(
+        self, name: str, version: str | None, policy: TimeoutPolicy
+    ) -> None:
         """There is nothing to wait for."""
 
 

@@ -52,7 +52,7 @@ from app.gateway import Gateway
 from app.repository.loader import LoadedModel
 from app.repository.model_life import State
 from app.repository.model_record import ModelRecord, RepositoryError
-from app.serving.patience import Patience
+from app.serving.timeout_policy import TimeoutPolicy
 
 router = APIRouter(prefix="/v2", tags=["open inference protocol"])
 
@@ -220,8 +220,8 @@ async def _served(
 ) -> tuple[ModelRecord, LoadedModel]:
     """What serves a version; it is loaded first where that is left to requests."""
     record = find_model(gateway, name)
-    patience = Patience(gateway.settings.request_timeout)
-    await gateway.on_demand.ensure(name, version, patience)
+    policy = TimeoutPolicy(gateway.settings.request_timeout)
+    await gateway.on_demand.ensure(name, version, policy)
     loaded = find_version(record, version)
     if loaded is None:
         raise _not_ready(gateway, name, version)

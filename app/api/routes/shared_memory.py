@@ -10,8 +10,8 @@ from fastapi import APIRouter, Path, Request, Response
 from app.api.dependencies import MANAGEMENT, GatewayOf, read_object
 from app.api.request_bodies import RegisterRequest, documented, whole_number
 from app.api.schemas import CudaRegion, SystemRegion, error_response
+from app.codec.output_selection import not_allowed
 from app.codec.shared_memory import RegionStatus, RegionTable
-from app.codec.wanted import not_allowed
 from app.errors import HttpError, InvalidRequest
 from app.gateway import Gateway
 

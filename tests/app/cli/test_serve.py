@@ -1,6 +1,6 @@
 """`popgate serve` with options that cannot be: explained, nothing started.
 
-Covers: app/cli/errors.py, app/cli/settings_options.py, app/cli/started.py.
+Covers: app/cli/errors.py, app/cli/settings_options.py, app/cli/startup_report.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from app.cli.errors import CommandError
-from app.cli.started import say
+from app.cli.startup_report import say
 from app.http.server import listen_tcp
 from app.settings import Settings
 from tests.app.cli.calls import Call

@@ -14,7 +14,7 @@ import pytest
 
 from engine.devices.device_lock import address_of
 from engine.transport import control
-from engine.worker.failures import VARIABLE, Failure
+from engine.worker.injected_failures import VARIABLE, Failure
 from tests.app.served import ServedGateway, add
 from tests.engine import models
 from tests.support import until

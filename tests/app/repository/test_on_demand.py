@@ -1,7 +1,7 @@
 """Models loaded by their first request, and unloaded to make room; over HTTP.
 
 Covers: app/codec/preamble.py, app/repository/memory_budget.py,
-app/repository/model_record.py, app/serving/patience.py.
+app/repository/model_record.py, app/serving/timeout_policy.py.
 """
 
 from __future__ import annotations

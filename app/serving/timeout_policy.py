@@ -16,7 +16,7 @@ MAX_TIMEOUT = 1e6
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class TimeoutPolicy:
     """Of a request whose model is not in memory yet.
 
     `asked` is what the request says, in seconds, None where it does not; `default` what

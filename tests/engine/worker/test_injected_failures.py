@@ -24,7 +24,7 @@ from engine import (
     Tensor,
 )
 from engine.faults import DeviceFault, FaultKind, RecoveryAction
-from engine.worker.failures import VARIABLE, Failure
+from engine.worker.injected_failures import VARIABLE, Failure
 from tests.engine import models
 from tests.support import until
 

@@ -19,10 +19,10 @@ import pytest
 
 from app.codec.compression import inflate
 from app.codec.json_text import parse_json
+from app.codec.memory_check import ensure_room
 from app.codec.messages import NanPolicy
 from app.codec.oip_msgpack import parse_msgpack
 from app.codec.outputs import Output, json_strings, write_strings
-from app.codec.room import ensure_room
 from app.limits import DEFAULT_LIMITS
 from app.spec import TensorSpec
 from engine import Tensor
