@@ -26,6 +26,15 @@ _PAGE = """<!doctype html>
 <title>PopGate</title>
 <link rel="icon" type="image/png" href="docs/favicon.png">
 <link rel="stylesheet" href="docs/swagger-ui.css">
+<style>
+/* Swagger UI has one palette: where the browser asks for a dark one, its lightness is
+   turned round. Samples are dark already. */
+@media (prefers-color-scheme: dark) {
+  :root { color-scheme: dark; background: #14161a; }
+  .swagger-ui, .swagger-ui .highlight-code { filter: invert(0.9) hue-rotate(180deg); }
+  .swagger-ui textarea, .swagger-ui select { color-scheme: light; }
+}
+</style>
 </head>
 <body>
 <div id="swagger-ui"></div>

@@ -33,6 +33,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -260,7 +261,11 @@ class Reader:
     def _execute(self, block: Block) -> None:
         # Lines of a traceback are those of the page.
         text = "\n" * block.line + self._address(block.text)
-        with contextlib.redirect_stdout(io.StringIO()) as printed:
+        with (
+            contextlib.redirect_stdout(io.StringIO()) as printed,
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("default", FutureWarning)  # torch's of its own parts
             exec(compile(text, block.page, "exec"), self._names)
         self.output = printed.getvalue()
 

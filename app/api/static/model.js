@@ -25,7 +25,7 @@ export function modelPage(name) {
     if (model) {
       fill(state, pill(model));
       const r = now.rates[`${name}/${model.version}`];
-      fill(rate, r?.rate ? `${figure(r.rate)} requests a second, ${duration(r.latency)}` : "");
+      fill(rate, r?.rate ? `${figure(r.rate)} requests per second, ${duration(r.latency)}` : "");
     }
     const mine = (now.requests?.answered ?? []).concat(now.requests?.failed ?? []).filter((r) => r.model === name);
     mine.sort((a, b) => b.at - a.at);
@@ -43,7 +43,7 @@ async function load(name) {
     return h("section", { class: "panel" }, h("div", { class: "empty" }, h("b", {}, title), error.message));
   }
   if (!model.inputs.length) {
-    return h("section", { class: "panel" }, h("div", { class: "empty" }, h("b", {}, "It is not in memory"), model.reason || "It has not been loaded."));
+    return h("section", { class: "panel" }, h("div", { class: "empty" }, h("b", {}, "It is not in memory"), model.reason || "Not loaded."));
   }
   return [tryIt(model), h("div", { class: "grid two" }, tensors(model), snippets(model)), about(model)];
 }
@@ -54,14 +54,14 @@ function tensors(model) {
     h("td", { class: "mono n" }, `${tensor.datatype}[${tensor.shape.map((s) => (s < 0 ? "n" : s)).join(", ")}]`)));
   return h("section", { class: "panel" }, h("div", { class: "head" }, h("h2", {}, "Tensors")),
     h("div", { class: "scroll" }, h("table", {}, h("tbody", {}, rows("takes", model.inputs), rows("gives", model.outputs)))),
-    h("div", { class: "body" }, h("h3", {}, model.batching ? `Rows of different requests run together, up to ${model.max_batch_size}` : "Requests run one by one"),
-      model.batching_reason && h("p", { class: "small" }, `${model.batching_reason}.`)));
+    h("div", { class: "body small" }, h("p", {}, model.batching ? `Batched with the rows of other requests, up to ${model.max_batch_size}` : "Not batched: requests run one by one"),
+      model.batching_reason && h("p", { class: "muted" }, `${sentence(model.batching_reason)}.`)));
 }
 
 function about(model) {
   const facts = [
     ["Kind", model.platform], ["Version", versions(model)], ["Replicas", String(model.instances)], ["Memory", bytes(model.memory)],
-    ...Object.entries(model.properties).map(([key, value]) => [titled(key), value]),
+    ...Object.entries(model.properties).map(([key, value]) => [titled(key), key.startsWith("labels.") ? JSON.parse(value).join(", ") : value]),
   ];
   return h("section", { class: "panel" }, h("div", { class: "head" }, h("h2", {}, "About")),
     h("div", { class: "body" }, h("dl", { class: "facts" }, facts.filter(([, value]) => value).map(([title, value]) =>
@@ -69,7 +69,10 @@ function about(model) {
 }
 
 function titled(key) {
-  const words = key.replace(/^(onnx|user)\./, "").replaceAll("_", " ");
+  return sentence(key.replace(/^(onnx|user)\./, "").replace(/^labels\./, "labels of ").replaceAll("_", " "));
+}
+
+function sentence(words) {
   return words.charAt(0).toUpperCase() + words.slice(1);
 }
 

@@ -16,7 +16,7 @@ export function pill(model) {
 export function overview() {
   const figures = h("dl", { class: "panel figures" });
   const plots = [
-    plot("Requests a second", [["rate", "answered", "compute"], ["failed", "failed", "bad"]]),
+    plot("Requests per second", [["rate", "answered", "compute"], ["failed", "failed", "bad"]]),
     plot("Mean latency, ms", [["decode", "decode", "decode"], ["queue", "queue", "queue"], ["compute", "compute", "compute"], ["wake", "back", "wake"], ["encode", "encode", "encode"]], { unit: " ms", stacked: true }),
     plot("Mean batch, rows", [["batch", "rows", "encode"]]),
   ];
@@ -40,9 +40,9 @@ export function overview() {
     const flying = now.devices.reduce((sum, d) => sum + d.in_flight, 0);
     const busy = history.batch.findLast((v) => v !== null);
     fill(figures,
-      item("Requests", figure(total.rate ?? NaN), "a second", total.failed ? `${figure(total.failed)} failed a second` : "none fails"),
+      item("Requests", figure(total.rate ?? NaN), "per second", total.failed ? `${figure(total.failed)} per second failed` : "none failed"),
       item("Median latency", ...split(duration(at(0.5))), times.length ? `95 % within ${duration(at(0.95))}, last ${times.length}` : "no request yet"),
-      item("Batch", figure(busy ?? NaN), "rows", `${flying} in flight`),
+      item("Batch", figure(busy ?? NaN), busy === 1 ? "row" : "rows", `${flying} in flight`),
       item("Models ready", figure(ready ?? NaN), now.models ? `of ${now.models.length}` : "", `${now.devices.length} ${now.devices.length === 1 ? "device" : "devices"}`));
     for (const p of plots) p.update();
     fill(models, modelTable());

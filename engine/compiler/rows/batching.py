@@ -93,7 +93,7 @@ def _remedy(interface: Interface) -> str:
     """What frees the rows of a model that was exported with the rows of its example."""
     shapes = {t.name: t.shape for t in interface.inputs if t.shape}
     if not any(isinstance(shape[0], int) for shape in shapes.values()):
-        return ""
+        return ": it needs an export with a free first dimension (dynamic_shapes)"
     options = []
     for name, shape in shapes.items():
         rest = ("-1" if dim is None else str(dim) for dim in shape[1:])

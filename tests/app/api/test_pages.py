@@ -209,7 +209,7 @@ def test_plots_move_while_requests_run(
         before = chromium.wait(points)
         chromium.wait(f"{points} > {before + 1}")
         label = chromium.evaluate("document.querySelector('.plot').ariaLabel")
-        assert re.match(r"Requests a second: answered [1-9]", label)
+        assert re.match(r"Requests per second: answered [1-9]", label)
         chromium.wait("document.querySelectorAll('.strip').length > 3")
     finally:
         over.set()
@@ -240,7 +240,7 @@ def test_a_digit_is_drawn_and_its_request_explained(
 def test_the_example_of_a_model(served: ServedGateway, chromium: Browser) -> None:
     chromium.open(f"{served.url}/#/models/digits")
     chromium.wait_text("Handwritten digits", "main")
-    chromium.wait_text("rows give the same answers alone and in a batch", "main")
+    chromium.wait_text("Rows give the same answers alone and in a batch", "main")
     chromium.evaluate(
         "[...document.querySelectorAll('button')]"
         ".find(b => b.textContent === 'Use the example').click()"

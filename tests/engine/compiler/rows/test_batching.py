@@ -605,7 +605,7 @@ COUPLED: dict[str, tuple[Callable[[], Any], str]] = {
             [value("y", FLOAT, ["K", 8])],
             {"axis": AXIS0},
         ),
-        "output 'y' is fixed at 1",
+        "output 'y' is fixed at 1: it needs an export with a free first dimension",
     ),
     "twice the rows out": (
         lambda: onnx_model(
