@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -131,6 +132,12 @@ class Input:
         if data and type(data[0]) is list:
             data = flatten(self.name, data, shape, self._limits)
         if self.item_size:
+            if pack is not None and not (maybe_bool and bool in set(map(type, data))):
+                try:
+                    packed = pack(*data)
+                    return Tensor(self.data_type, shape, (packed,), len(packed))
+                except (struct.error, OverflowError):
+                    pass  # said, or mended, below
             packed = self.elements.pack(
                 data, count, pack, maybe_bool=maybe_bool, null_is_nan=null_is_nan
             )

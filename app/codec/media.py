@@ -6,8 +6,8 @@ that are sent wrongly are taken as "not known" and the first bytes decide, which
 of our encodings share: ``{`` or white space is JSON, ``\\x93NUMPY`` an array (as
 msgpack it would be a list), a map's first byte msgpack (as JSON it is not a text).
 
-Headers repeat from request to request, so both decisions are remembered by the bytes of
-the header; the memory is bounded.
+Headers repeat from request to request, so the decisions are remembered by the bytes of
+the headers; the memory is bounded.
 """
 
 from __future__ import annotations
@@ -50,6 +50,19 @@ _READABLE = (
 
 _content_types: dict[bytes, Encoding | None] = {}
 _replies: dict[tuple[bytes, Encoding], Reply] = {}
+#: What `way_of` has found by Content-Type and Accept, where that leaves nothing open.
+KNOWN_WAYS: dict[tuple[bytes | None, bytes | None], tuple[Encoding, Reply]] = {}
+
+
+def way_of(
+    content_type: bytes | None, accept: bytes | None, body: Body
+) -> tuple[Encoding, Reply]:
+    """`encoding_of` a body, and `reply_to` it."""
+    encoding = encoding_of(content_type, body)
+    way = encoding, reply_to(accept, encoding)
+    if content_type and _content_types.get(content_type) is not None:
+        remember(KNOWN_WAYS, (content_type, accept), way)
+    return way
 
 
 def encoding_of(content_type: bytes | None, body: Body) -> Encoding:

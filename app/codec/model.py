@@ -8,7 +8,7 @@ from app.codec.chunks import beginning
 from app.codec.classification import classified, classify
 from app.codec.document import DocumentReader
 from app.codec.inputs import Input
-from app.codec.media import encoding_of, reply_to
+from app.codec.media import KNOWN_WAYS, encoding_of, reply_to, way_of
 from app.codec.messages import Body, Encoding, InferRequest, Reply, Response
 from app.codec.npy import decode_npy, encode_npy
 from app.codec.oip_binary import BinaryReader
@@ -94,8 +94,8 @@ class ModelCodec:
         """
         if header_length is not None:
             return self._decode_framed(content_type, header_length, accept, body)
-        encoding = encoding_of(content_type, body)
-        reply = reply_to(accept, encoding)
+        way = KNOWN_WAYS.get((content_type, accept))
+        encoding, reply = way_of(content_type, accept, body) if way is None else way
         if encoding is Encoding.JSON:
             request = decode_json(self._reader, self.limits, body, reply)
         elif encoding is Encoding.MSGPACK:

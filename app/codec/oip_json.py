@@ -119,7 +119,14 @@ class JsonWriter:
         ):
             return self._encode_binary(request, tensors)
         pieces, tail, tail_size = self._compose(request, tensors)
-        return _response(pieces, tail, tail_size)
+        size = sum(map(len, pieces))
+        if not tail_size and size <= JOIN_BELOW:
+            return Response(200, _JSON_LINES % size, pieces, size)
+        total = size + tail_size
+        parts: Sequence[Buffer] = [*pieces, *tail] if tail else pieces
+        if total > JOIN_BELOW:
+            parts = in_parts(parts, total)
+        return Response(200, _lines(size, tail_size), parts, total)
 
     def _encode_binary(self, request: InferRequest, tensors: Outputs) -> Response:
         """The response with all outputs binary.
@@ -186,17 +193,6 @@ def _string_data(tensor: Tensor) -> bytes:
     text, is_base64 = json_strings(strings_of(tensor))
     flag = b'"parameters":{"content_type":"base64"},' if is_base64 else b""
     return flag + b'"data":' + text + b"}"
-
-
-def _response(pieces: list[bytes], tail: list[Buffer], tail_size: int) -> Response:
-    head_size = sum(map(len, pieces))
-    if not tail_size and head_size <= JOIN_BELOW:
-        return Response(200, _JSON_LINES % head_size, pieces, head_size)
-    total = head_size + tail_size
-    parts: Sequence[Buffer] = [*pieces, *tail] if tail else pieces
-    if total > JOIN_BELOW:
-        parts = in_parts(parts, total)
-    return Response(200, _lines(head_size, tail_size), parts, total)
 
 
 def _lines(head_size: int, tail_size: int) -> bytes:

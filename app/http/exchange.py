@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import ClassVar, Final, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+from uvicorn.server import ServerState
 
 from app.codec.chunks import JOIN_BELOW
-from app.codec.messages import Buffer, Response
+from app.codec.messages import Buffer, Header, Response
 from app.serving.call import Call
 from app.serving.service import Service
 
@@ -21,12 +22,27 @@ _NO_ANSWER: Final = (
 )
 
 
+class CommonHead:
+    """The headers of every answer, as bytes; uvicorn renews them each second."""
+
+    __slots__ = ("headers", "lines")
+
+    def __init__(self) -> None:
+        self.headers: list[Header] | None = None
+        self.lines = b""
+
+    def renew(self, headers: list[Header]) -> None:
+        self.headers = headers
+        self.lines = b"".join(b"%b: %b\r\n" % header for header in headers)
+
+
 class Connection(Protocol):
     """The connection of an exchange (app/http/protocol.py), as far as that uses it."""
 
     transport: asyncio.Transport
+    server_state: ServerState
+    common: CommonHead
 
-    def common_head(self) -> bytes: ...
     def on_exchange_complete(self) -> None: ...
 
 
@@ -72,6 +88,9 @@ class Exchange(Call):
         connection = self.connection
         transport = connection.transport
         if not transport.is_closing():
+            common, headers = connection.common, connection.server_state.default_headers
+            if headers is not common.headers:
+                common.renew(headers)
             if response is None:
                 transport.write(_NO_ANSWER)
                 transport.close()
@@ -79,7 +98,7 @@ class Exchange(Call):
             try:
                 pieces: list[Buffer] = [
                     STATUS_LINE[response.status],
-                    connection.common_head(),
+                    common.lines,
                     response.lines,
                     b"" if self.keep_alive else b"connection: close\r\n",
                     b"x-request-id: ",

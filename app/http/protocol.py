@@ -30,10 +30,10 @@ import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from app.codec.messages import Buffer, Header
+from app.codec.messages import Buffer
 from app.codec.model import DECODED_AT_ONCE
 from app.errors import BodyStopped, ErrorResponse, HttpError, row_of
-from app.http.exchange import Exchange
+from app.http.exchange import CommonHead, Exchange
 from app.http.floods import DROPPED, ENTRY, HANDSHAKE, Floods
 from app.http.front import CONNECTION, NAMES, InferFront
 from app.http.known_head import LARGEST_BODY, KnownHead
@@ -66,20 +66,6 @@ _PAST_THE_PARSER_FROM = 64 * 1024
 _UNLIKE = 8
 
 
-class CommonHead:
-    """The headers of every answer, as bytes; uvicorn renews them each second."""
-
-    __slots__ = ("headers", "lines")
-
-    def __init__(self) -> None:
-        self.headers: list[Header] | None = None
-        self.lines = b""
-
-    def renew(self, headers: list[Header]) -> None:
-        self.headers = headers
-        self.lines = b"".join(b"%b: %b\r\n" % header for header in headers)
-
-
 class Reading(FlowControl):
     """uvicorn's, which reads on whenever a request is answered, or waits for more."""
 
@@ -110,7 +96,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._access = front.access
         # Where requests can go the short way, if any can.
         self._short = {} if self.root_path else front.short
-        self._common = common
+        self.common = common
         self._floods = floods
         self._exchange: Exchange | None = None
         self._idle_since = self.loop.time()
@@ -547,12 +533,6 @@ class GatewayProtocol(HttpToolsProtocol):
         return path if path in self._short else ""
 
     # -- the connection
-
-    def common_head(self) -> bytes:
-        common, headers = self._common, self.server_state.default_headers
-        if headers is not common.headers:
-            common.renew(headers)
-        return common.lines
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

@@ -39,7 +39,7 @@ class RingsEcho:
     def run(self) -> None:
         """Until the client closes our standard input, or ends."""
         while True:
-            submissions = self._link.take_submissions()
+            submissions = self._link.submissions.take()
             for _ in submissions:
                 self._echo()
             if submissions:
@@ -52,16 +52,16 @@ class RingsEcho:
         source, target = channel.inputs[0], channel.outputs[0]
         slot = channel.requests.try_read_lock()
         number = REQUEST.unpack_from(channel.view, channel.request_at(slot))[0]
-        slot = source.ring.try_read_lock()
+        slot = source.try_read_lock()
         offset, nbytes, shape = source.record(slot)
-        place = target.pool.place(nbytes)
+        place = target.place(nbytes)
         data = source.payload[offset : offset + nbytes]
         target.payload[place : place + nbytes] = data
         target.describe(0, number, place, nbytes, shape)
-        target.ring.write_complete()
-        self._link.complete(0, Outcome.DONE, number)
+        target.write_complete()
+        self._link.completions.put(0, Outcome.DONE, number)
         channel.requests.read_complete()
-        source.ring.read_complete()
+        source.read_complete()
 
     def _looked(self) -> bool:
         """Look for a moment before sleeping; returns whether anything came."""

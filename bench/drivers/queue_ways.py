@@ -77,18 +77,17 @@ class Rings:
         self._number += 1
         slot = channel.requests.try_write_lock()
         size = len(message)
-        offset = anchor.pool.place(size)
+        offset = anchor.place(size)
         anchor.payload[offset : offset + size] = message
         anchor.describe(0, self._number, offset, size, (size,))
-        anchor.ring.write_complete()
+        anchor.write_complete()
         REQUEST.pack_into(
             channel.view,
             channel.request_at(slot),
             *(self._number, 1, 0, 0, time.monotonic_ns()),
         )
         channel.requests.write_complete()
-        link.try_submit(0)
-        if link.must_wake():
+        if link.submit(0):
             os.eventfd_write(self._device_fd, 1)
 
     def receive(self) -> list[bytes]:
@@ -98,7 +97,7 @@ class Rings:
         output = self._channel.outputs[0]
         messages = []
         completions: deque[Completion] = deque()
-        self._link.take_completions(completions)
+        self._link.completions.take(completions)
         for _, _, number, *_ in completions:
             taken = output.take(number)
             assert taken is not None, "a completion without its data"

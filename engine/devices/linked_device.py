@@ -22,7 +22,7 @@ from engine.devices.device_launch import STOP_TIMEOUT
 from engine.devices.device_state import READY, DeviceState
 from engine.devices.request import Request, RequestChannel
 from engine.devices.waiting import BlockingDriver
-from engine.errors import DeadlineExceeded, DeviceLost, EngineError, QueueFull
+from engine.errors import DeadlineExceeded, DeviceLost, EngineError
 from engine.origin import here
 from engine.transport.channel import Channel, ChannelLayout
 from engine.transport.control import Message
@@ -173,7 +173,7 @@ class LinkedDevice(ABC):
             # The lock is held from taking completions to the last `finish`: slots are
             # released in the order of the completions, whichever thread takes them.
             link = connection.link
-            link.take_completions(taken)
+            link.completions.take(taken)
             count = len(taken)
             while taken:
                 completion = taken.popleft()
@@ -244,12 +244,8 @@ class LinkedDevice(ABC):
         connection = self._connection
         if connection is None or self.state is not READY:
             raise DeviceLost(f"device {self.id} is {self.state.value}")
-        link = connection.link
-        if not link.try_submit(channel):
-            raise QueueFull(f"device {self.id} has too many requests in flight")
         self._busy = True
-        # Submitted first, looked at `parked` second: see "Waking" in link.py.
-        if link.must_wake():
+        if connection.link.submit(channel):
             os.eventfd_write(connection.wake_fd, 1)
 
     def tell_cancelled(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from engine.errors import InvalidInput, UnknownAnchor
 from engine.tensor import Array, DataDesc, Tensor
-from engine.transport.channel import MAX_RANK
+from engine.transport.anchor_ring import MAX_RANK
 
 
 def check_inputs(

@@ -98,7 +98,9 @@ class GraphCall:
 
         def ordinary(streams: Streams, options: RunOptions) -> None:
             read = streams.read
-            feed = {name: read(handle) for name, handle in streamed}
+            feed: dict[str, Array] = {}
+            for name, handle in streamed:  # a comprehension would be a call
+                feed[name] = read(handle)
             try:
                 results = run(names, feed, options)
             except Exception as error:
@@ -121,7 +123,9 @@ class GraphCall:
 
         def gated(streams: Streams, options: RunOptions) -> None:
             read = streams.read
-            feed = {name: read(handle) for name, handle in streamed}
+            feed: dict[str, Array] = {}
+            for name, handle in streamed:  # a comprehension would be a call
+                feed[name] = read(handle)
             large = feed[source].shape
             if len(large) <= axis or large[axis] < least:
                 try:

@@ -31,17 +31,11 @@ from engine.errors import (
     InvalidInput,
     QueueFull,
 )
-from engine.runner.service_time import ServiceTime
+from engine.runner.service_time import SELDOM, ServiceTime
 from engine.runner.tracepoints import Tracepoints
 from engine.tensor import DataDesc, Tensor
-from engine.transport.channel import (
-    MAX_RANK,
-    REQUEST,
-    REQUEST_SLOT,
-    AnchorRing,
-    Channel,
-    ChannelLayout,
-)
+from engine.transport.anchor_ring import MAX_RANK, AnchorRing
+from engine.transport.channel import REQUEST, REQUEST_SLOT, Channel, ChannelLayout
 from engine.transport.link import MOST_OUTSTANDING
 from engine.transport.outcome import (
     DONE,
@@ -387,7 +381,7 @@ class ReplicaChannel(RequestChannel):
                 continue
             if len(tensor.shape) > MAX_RANK:
                 raise _too_many_dimensions(name, tensor)
-            offset = anchor.pool.place(tensor.nbytes)
+            offset = anchor.place(tensor.nbytes)
             if offset < 0:
                 return False
             end = offset
@@ -413,7 +407,7 @@ class ReplicaChannel(RequestChannel):
         # 3. Publish, the request last: a device that sees the request sees its data.
         #    Only then notify: a device that is woken finds it.
         for anchor, _, _ in places:
-            anchor.ring.write_complete()
+            anchor.write_complete()
         channel.requests.write_complete()
         self.device.notify(self.number)
         return True
@@ -425,11 +419,11 @@ class ReplicaChannel(RequestChannel):
                 continue
             if len(tensor.shape) > MAX_RANK:
                 raise _too_many_dimensions(name, tensor)
-            if tensor.nbytes > anchor.capacity:
+            if tensor.nbytes > anchor.payload_size:
                 raise InvalidInput(
                     f"input {name!r} has {tensor.nbytes} bytes, a request may bring "
-                    f"{anchor.capacity} of it (the engine's option channel_memory): "
-                    "send fewer rows at once"
+                    f"{anchor.payload_size} of it (the engine's option "
+                    "channel_memory): send fewer rows at once"
                 )
 
     def _refill(self) -> None:
@@ -510,8 +504,15 @@ class ReplicaChannel(RequestChannel):
                 request.queue_ns = queue_ns
                 request.compute_ns = compute_ns
                 request.batch_rows = rows
-                if outcome == DONE and compute_ns != self.service_time.seen:
-                    self._observe(rows, queue_ns, compute_ns)
+                service = self.service_time
+                if outcome == DONE and compute_ns != service.seen:
+                    waiting = self._rows_of_lines() if self.lines else self._rows
+                    # Where nothing waits no estimate is needed, and one batch in so
+                    # many is measured; any number is a fair die.
+                    if waiting > rows or service.is_new or compute_ns % SELDOM == 0:
+                        service.observe(rows, queue_ns, compute_ns, waiting)
+                    else:
+                        service.seen = compute_ns
                 if request.predicted_ns:
                     expired = outcome == Outcome.EXPIRED
                     in_time = not expired and monotonic_ns() <= request.predicted_ns
@@ -555,7 +556,7 @@ class ReplicaChannel(RequestChannel):
                 failure = not_copied(name, error)
             finally:
                 if slot >= 0:
-                    anchor.ring.skip()
+                    anchor.skip()
         if request is not None:
             request.outputs = outputs
             if request.into is not None:
@@ -580,17 +581,16 @@ class ReplicaChannel(RequestChannel):
             expired = outcome == Outcome.EXPIRED
             slower = expired and self.service_time.is_slower(rows, compute_ns)
             if slower or outcome == Outcome.DONE:
-                self._observe(rows, queue_ns, compute_ns, rows)
+                # They are no longer counted as in flight.
+                in_flight = rows + self._rows_of_lines()
+                self.service_time.observe(rows, queue_ns, compute_ns, in_flight)
         self.service_time.since = time.monotonic_ns()
 
-    def _observe(
-        self, rows: int, queue_ns: int, compute_ns: int, gone: int = 0
-    ) -> None:
-        """A batch has run; `gone` of its rows are no longer counted as in flight."""
-        waiting = self._rows
-        if self.lines:
-            waiting = sum(line.rows for line in self.lines)
-        self.service_time.observe(rows, queue_ns, compute_ns, waiting + gone)
+    def _rows_of_lines(self) -> int:
+        """Rows in flight on the replica."""
+        if not self.lines:
+            return self._rows
+        return sum(line.rows for line in self.lines)
 
     def wait(self, request: Request, timeout: float | None) -> bool:
         return self.device.wait(request, timeout)

@@ -24,7 +24,7 @@ import time
 
 #: Weight of the newest batch in a mean: four batches on, a change is mostly learned.
 NEWEST = 0.25
-#: If nothing waits, one batch in so many is measured.
+#: If nothing waits, one batch in so many is measured (`ReplicaChannel.finish`).
 SELDOM = 8
 #: The factor of safety at first, at least and at most.
 SAFETY, LEAST_SAFETY, MOST_SAFETY = 3.0, 1.25, 5.0
@@ -45,8 +45,9 @@ class ServiceTime:
     wait was submitted (CLOCK_MONOTONIC nanoseconds); `seen` the running time of the
     batch measured last, by which the completions of one batch are told from the next;
     `safety` the factor by which a prediction is later than the work that waits, beyond
-    the next batch; what is above `MOST_SAFETY` only delays its decrease. If not
-    `measured`, nothing is known and nothing is refused.
+    the next batch; what is above `MOST_SAFETY` only delays its decrease. It `is_new`
+    until something is known. If not `measured`, nothing is ever known and nothing is
+    refused.
     """
 
     __slots__ = (
@@ -55,6 +56,7 @@ class ServiceTime:
         "_measured",
         "_most",
         "_times",
+        "is_new",
         "longest_ns",
         "safety",
         "seen",
@@ -62,7 +64,7 @@ class ServiceTime:
     )
 
     def __init__(self, most: int, *, measured: bool = True) -> None:
-        self._measured = measured
+        self._measured = self.is_new = measured
         self._most = max(1, most)
         self._fill = float(self._most)
         self._times: dict[int, tuple[float, float]] = {}
@@ -79,9 +81,7 @@ class ServiceTime:
         if not self._measured:
             return
         rows = max(1, rows)
-        if waiting <= rows and compute_ns % SELDOM and self._times:
-            # Nothing waits, so no estimate is needed; any number is a fair die.
-            return
+        self.is_new = False
         now = time.monotonic_ns()
         pause = now - compute_ns - self.since
         took = compute_ns + max(0, min(pause, queue_ns))

@@ -87,10 +87,10 @@ class CallLog:
 
     def read(self) -> Iterator[CallRecord]:
         """What was written since; each once."""
-        while (slot := self._ring.peek()) >= 0:
+        while (slot := self._ring.try_read_lock()) >= 0:
             at = CONTROL_SIZE + slot * _RECORD.size
             record = CallRecord._make(_RECORD.unpack_from(self.memory.view, at))
-            self._ring.skip()
+            self._ring.read_complete()
             yield record
 
     def close(self) -> None:

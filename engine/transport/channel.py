@@ -21,12 +21,7 @@ Request descriptor (8 words of 64 bits):
                 3 deadline  CLOCK_MONOTONIC nanoseconds, 0 = none 4 submitted
                 CLOCK_MONOTONIC nanoseconds
 
-Anchor descriptor (32 words):
-    0 request   number of the request the data belongs to
-    1 offset    of the data in the payload memory of this anchor
-    2 nbytes
-    3 rank      number of dimensions that follow
-    4 …         dimensions
+Anchor descriptors: see engine/transport/anchor_ring.py.
 
 The rules
 ---------
@@ -42,21 +37,17 @@ The rules
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from struct import Struct
 from typing import Final
 
-from engine.errors import InvalidInput
-from engine.transport.record_pool import RecordPool
+from engine.transport.anchor_ring import ANCHOR_SLOT, AnchorRing
 from engine.transport.ring_buffer import CONTROL_SIZE, RingCounters
 from engine.transport.shared_memory import PAGE, SharedMemory, page_aligned
 
 MAGIC: Final = 0x31304E4843475020  # " PGCHN01" read as a number
 REQUEST_SLOT: Final = 64
-ANCHOR_SLOT: Final = 256
-MAX_RANK: Final = 27
 CANCELLED: Final = 1
 FILLS_UP: Final = 2
 UNDELAYED: Final = 4
@@ -66,12 +57,6 @@ LEAVES: Final = 8
 MAX_PAYLOAD: Final = 1 << 40
 _FLAGS_WORD: Final = 2
 REQUEST = Struct("<5Q")
-#: Anchor descriptors by rank: four words, then the dimensions.
-ANCHOR_BY_RANK = tuple(Struct(f"<{4 + rank}Q") for rank in range(MAX_RANK + 1))
-ANCHOR_HEAD = ANCHOR_BY_RANK[0]
-ANCHOR_2D = ANCHOR_BY_RANK[2]
-DIMS_BY_RANK = tuple(Struct(f"<{rank}Q") for rank in range(MAX_RANK + 1))
-DIMS_AT: Final = ANCHOR_HEAD.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,121 +114,6 @@ class ChannelLayout:
         return cls(slots, inputs, outputs, usual)
 
 
-class AnchorRing:
-    """The descriptors and payload of one anchor; one process's end of it."""
-
-    __slots__ = (
-        "capacity",
-        "payload",
-        "payload_at",
-        "pool",
-        "ring",
-        "table_at",
-        "view",
-        "words",
-    )
-
-    def __init__(
-        self,
-        memory: SharedMemory,
-        words: memoryview,
-        ring: RingCounters,
-        table_at: int,
-        payload_at: int,
-        capacity: int,
-        usual: int = 0,
-    ) -> None:
-        self.view = memory.view
-        #: The segment up to its payload, as 64-bit words.
-        self.words = words
-        self.ring = ring
-        self.table_at = table_at
-        self.payload_at = payload_at
-        self.capacity = capacity
-        self.payload = memory.view[payload_at : payload_at + capacity]
-
-        def give_back(start: int, end: int) -> None:
-            memory.give_back(payload_at + start, payload_at + end)
-
-        self.pool = RecordPool(ring, capacity, usual, give_back)
-
-    def describe(
-        self, ahead: int, request: int, offset: int, nbytes: int, shape: tuple[int, ...]
-    ) -> None:
-        """Fill the descriptor `ahead` places after the next one (producer)."""
-        ring = self.ring
-        slot = (ring.written + ahead) % ring.capacity
-        self.pool.take(slot, offset, nbytes)
-        rank = len(shape)
-        at = self.table_at + slot * ANCHOR_SLOT
-        if rank == 2:  # the usual, without a list of arguments to make
-            rows, width = shape
-            ANCHOR_2D.pack_into(self.view, at, request, offset, nbytes, 2, rows, width)
-            return
-        ANCHOR_BY_RANK[rank].pack_into(
-            self.view, at, request, offset, nbytes, rank, *shape
-        )
-
-    def take(self, request: int) -> tuple[tuple[int, ...], bytes] | None:
-        """Shape and a copy of the data that belongs to `request`, which is released;
-        None if the next data belongs to a later one (consumer).
-
-        Requests of a channel end in the order of their numbers. What belongs to an
-        earlier one was published by a run that failed later on, and is dropped.
-        """
-        slot = self.find(request)
-        if slot < 0:
-            return None
-        offset, nbytes, shape = self.record(slot)
-        data = bytes(self.payload[offset : offset + nbytes])
-        self.ring.skip()
-        return shape, data
-
-    def find(self, request: int) -> int:
-        """The slot with the data of `request`, to be released with `ring.skip`; -1
-        if the next data belongs to a later one (consumer)."""
-        ring = self.ring
-        while True:
-            slot = ring.peek()
-            if slot < 0:
-                return -1
-            owner = self.words[(self.table_at + slot * ANCHOR_SLOT) // 8]
-            if owner == request:
-                return slot
-            if owner > request:
-                return -1
-            ring.skip()
-
-    def head(self, slot: int) -> tuple[int, int, int, int]:
-        """(request, offset, nbytes, rank) of a published slot (consumer)."""
-        at = self.table_at + slot * ANCHOR_SLOT
-        return ANCHOR_HEAD.unpack_from(self.view, at)
-
-    def owner(self, slot: int) -> int:
-        """The request that a published slot belongs to (consumer)."""
-        return self.words[(self.table_at + slot * ANCHOR_SLOT) // 8]
-
-    def record(self, slot: int) -> tuple[int, int, tuple[int, ...]]:
-        """(offset, nbytes, shape) of a published slot (consumer)."""
-        at = self.table_at + slot * ANCHOR_SLOT
-        _, offset, nbytes, rank = ANCHOR_HEAD.unpack_from(self.view, at)
-        if rank > MAX_RANK:
-            raise InvalidInput(f"rank {rank} is over {MAX_RANK}")
-        shape = DIMS_BY_RANK[rank].unpack_from(self.view, at + DIMS_AT)
-        return offset, nbytes, shape
-
-    def dims(self, slot: int, rank: int) -> tuple[int, ...]:
-        if rank > MAX_RANK:
-            raise InvalidInput(f"rank {rank} is over {MAX_RANK}")
-        at = self.table_at + slot * ANCHOR_SLOT + DIMS_AT
-        return DIMS_BY_RANK[rank].unpack_from(self.view, at)
-
-    def release(self) -> None:
-        with contextlib.suppress(BufferError):  # a result is being read
-            self.payload.release()
-        self.ring.release()
-
-
 class Channel:
     """One process's end of a channel: the request ring and a ring for each anchor."""
 
@@ -269,16 +139,19 @@ class Channel:
             self.view[at : at + CONTROL_SIZE]
             for at in range(CONTROL_SIZE, layout.table_at, CONTROL_SIZE)
         ]
-        rings = [RingCounters(control, layout.slots) for control in controls]
-        self.requests = rings[0]
+        requests, *others = controls
+        self.requests = RingCounters(requests, layout.slots)
         table_at = layout.table_at + layout.slots * REQUEST_SLOT
         payload_at = layout.payload_at
         anchors: list[AnchorRing] = []
         sizes = layout.input_bytes + layout.output_bytes
         usual = layout.usual or sizes
-        for ring, size, often in zip(rings[1:], sizes, usual, strict=True):
-            at = (table_at, payload_at)
-            anchors.append(AnchorRing(memory, self._words, ring, *at, size, often))
+        for control, size, often in zip(others, sizes, usual, strict=True):
+            ring = AnchorRing(
+                control, layout.slots, memory, self._words,
+                table_at, payload_at, size, often,
+            )  # fmt: skip
+            anchors.append(ring)
             table_at += layout.slots * ANCHOR_SLOT
             payload_at += page_aligned(size)
         self.inputs = anchors[: len(layout.input_bytes)]

@@ -45,8 +45,15 @@ from struct import Struct
 from time import monotonic_ns
 from typing import Any, Final
 
+from engine.errors import QueueFull
 from engine.transport.outcome import Outcome
-from engine.transport.ring_buffer import CONTROL_SIZE, RingCounters, full_fence
+from engine.transport.ring_buffer import (
+    CONTROL_SIZE,
+    ORDERED_STORES,
+    READ_WORD,
+    RingCounters,
+    full_fence,
+)
 from engine.transport.shared_memory import SharedMemory, page_aligned
 
 MAGIC: Final = 0x33304B4E4C475020
@@ -75,11 +82,127 @@ _COMPLETION = Struct("<IIQQQQQ")
 Completion = tuple[int, int, int, int, int, int, Any]
 
 
+class Submissions(RingCounters):
+    """The ring of submissions: a channel's number in each slot."""
+
+    __slots__ = ("_table",)
+
+    def __init__(self, view: memoryview) -> None:
+        super().__init__(view[CONTROL_SIZE : 2 * CONTROL_SIZE], SLOTS)
+        self._table = view[_SUBMISSIONS_AT : _SUBMISSIONS_AT + 8 * SLOTS].cast("Q")
+
+    def put(self, channel: int) -> bool:
+        """Returns False if the ring is full."""
+        written = self.written
+        if written - self._read_seen >= SLOTS:
+            self._read_seen = self._control[READ_WORD]
+            if written - self._read_seen >= SLOTS:
+                return False
+            if not ORDERED_STORES:
+                full_fence()
+        self._table[written % SLOTS] = channel
+        if not ORDERED_STORES:
+            full_fence()
+        self._control[0] = self.written = written + 1
+        return True
+
+    def take(self) -> Sequence[int]:
+        """The channels that have one more request each, in their order: one as often as
+        it has."""
+        written, read = self._control[0], self._next
+        if written == read:
+            return ()
+        if not ORDERED_STORES:
+            full_fence()
+        first = read % SLOTS
+        end = first + written - read
+        channels: list[int] = self._table[first:end].tolist()
+        if end > SLOTS:
+            channels += self._table[: end - SLOTS].tolist()
+        if not ORDERED_STORES:
+            full_fence()
+        self._next = self._read = self._written_seen = written
+        self._control[READ_WORD] = written
+        return channels
+
+    def release(self) -> None:
+        self._table.release()
+        super().release()
+
+
+class Completions(RingCounters):
+    """The ring of completions, with their texts."""
+
+    __slots__ = ("_view",)
+
+    def __init__(self, view: memoryview) -> None:
+        super().__init__(view[2 * CONTROL_SIZE : 3 * CONTROL_SIZE], SLOTS)
+        self._view = view
+
+    def put(
+        self,
+        channel: int,
+        outcome: Outcome,
+        request: int,
+        queue_ns: int = 0,
+        compute_ns: int = 0,
+        rows: int = 0,
+        text: str = "",
+    ) -> bool:
+        """Tell the client how a request ended; False if it broke the rule above."""
+        written = self.written
+        if written - self._read_seen >= SLOTS:
+            self._read_seen = self._control[READ_WORD]
+            if written - self._read_seen >= SLOTS:
+                return False
+            if not ORDERED_STORES:
+                full_fence()
+        slot = written % SLOTS
+        length = 0
+        if text:
+            raw = text.encode(errors="replace")[:_TEXT_SIZE]
+            length = len(raw)
+            start = _TEXTS_AT + slot * _TEXT_SIZE
+            self._view[start : start + length] = raw
+        at = _COMPLETIONS_AT + slot * _COMPLETION_SIZE
+        _COMPLETION.pack_into(
+            self._view, at,
+            channel, outcome, request, queue_ns, compute_ns, rows, length,
+        )  # fmt: skip
+        if not ORDERED_STORES:
+            full_fence()
+        self._control[0] = self.written = written + 1
+        return True
+
+    def take(self, taken: deque[Completion]) -> None:
+        """Append all that have come since the last call. If this raises (there is
+        no memory for them), they come again, and some of them twice."""
+        written = self._control[0]
+        if not ORDERED_STORES:
+            full_fence()
+        for number in range(self._next, written):
+            slot = number % SLOTS
+            at = _COMPLETIONS_AT + slot * _COMPLETION_SIZE
+            completion = _COMPLETION.unpack_from(self._view, at)
+            length = completion[6]
+            if length:
+                completion = (*completion[:6], self._text(slot, length))
+            taken.append(completion)
+        if not ORDERED_STORES:
+            full_fence()
+        self._next = self._read = self._written_seen = written
+        self._control[READ_WORD] = written
+
+    def _text(self, slot: int, length: int) -> str:
+        start = _TEXTS_AT + slot * _TEXT_SIZE
+        raw = self._view[start : start + min(length, _TEXT_SIZE)]
+        return bytes(raw).decode(errors="replace")
+
+
 class Link:
     """One process's end of the two rings of a link."""
 
     __slots__ = (
-        "_submitted",
         "completions",
         "gone",
         "memory",
@@ -95,15 +218,8 @@ class Link:
         self.gone = False
         #: `PARKED`, `RUNNING` and the others: who writes which, see above.
         self.words = self.view[:56].cast("Q")
-        self.submissions = RingCounters(
-            self.view[CONTROL_SIZE : 2 * CONTROL_SIZE], SLOTS
-        )
-        self.completions = RingCounters(
-            self.view[2 * CONTROL_SIZE : 3 * CONTROL_SIZE], SLOTS
-        )
-        self._submitted = self.view[_SUBMISSIONS_AT : _SUBMISSIONS_AT + 8 * SLOTS].cast(
-            "Q"
-        )
+        self.submissions = Submissions(self.view)
+        self.completions = Completions(self.view)
 
     @classmethod
     def create(cls) -> Link:
@@ -122,8 +238,6 @@ class Link:
             raise ValueError("the segment is not a link of this version")
         return cls(memory)
 
-    # -- client
-
     @property
     def busy_ns(self) -> int:
         """For how long the device has run programs, the present run included. Between
@@ -135,96 +249,21 @@ class Link:
             busy += max(0, monotonic_ns() - since)
         return busy
 
-    def must_wake(self) -> bool:
-        """Returns whether the device has to be woken for what was submitted."""
+    def submit(self, channel: int) -> bool:
+        """Tell the device that the channel has one more request; returns whether it has
+        to be woken for that. Raises QueueFull."""
+        if not self.submissions.put(channel):
+            raise QueueFull("the device has too many requests in flight")
+        # Submitted first, looked at `parked` second: see "Waking" above.
         full_fence()
-        if not self.words[PARKED]:
+        words = self.words
+        if not words[PARKED]:
             return False
-        self.words[PARKED] = 0
-        return True
-
-    def try_submit(self, channel: int) -> bool:
-        """Tell the device that the channel has one more request."""
-        slot = self.submissions.try_write_lock()
-        if slot < 0:
-            return False
-        self._submitted[slot] = channel
-        self.submissions.write_complete()
-        return True
-
-    def take_completions(self, taken: deque[Completion]) -> None:
-        """Append all that have come since the last call. If this raises (there is
-        no memory for them), they come again, and some of them twice."""
-        view = self.view
-        first, count = self.completions.unread()
-        for number in range(first, first + count):
-            slot = number % SLOTS
-            at = _COMPLETIONS_AT + slot * _COMPLETION_SIZE
-            completion = _COMPLETION.unpack_from(view, at)
-            length = completion[6]
-            if length:
-                completion = (*completion[:6], self._text(slot, length))
-            taken.append(completion)
-        if count:
-            self.completions.skip(count)
-
-    def _text(self, slot: int, length: int) -> str:
-        start = _TEXTS_AT + slot * _TEXT_SIZE
-        raw = self.view[start : start + min(length, _TEXT_SIZE)]
-        return bytes(raw).decode(errors="replace")
-
-    # -- device
-
-    def take_submissions(self) -> Sequence[int]:
-        """The channels that have one more request each, in their order: one as often as
-        it has."""
-        first, count = self.submissions.unread()
-        if not count:
-            return ()
-        end = first + count
-        channels: list[int] = self._submitted[first:end].tolist()
-        if end > SLOTS:
-            channels += self._submitted[: end - SLOTS].tolist()
-        self.submissions.skip(count)
-        return channels
-
-    def complete(
-        self,
-        channel: int,
-        outcome: Outcome,
-        request: int,
-        queue_ns: int = 0,
-        compute_ns: int = 0,
-        rows: int = 0,
-        text: str = "",
-    ) -> bool:
-        """Tell the client how a request ended; False if it broke the rule above."""
-        slot = self.completions.try_write_lock()
-        if slot < 0:
-            return False
-        length = 0
-        if text:
-            raw = text.encode(errors="replace")[:_TEXT_SIZE]
-            length = len(raw)
-            start = _TEXTS_AT + slot * _TEXT_SIZE
-            self.view[start : start + length] = raw
-        _COMPLETION.pack_into(
-            self.view,
-            _COMPLETIONS_AT + slot * _COMPLETION_SIZE,
-            channel,
-            outcome,
-            request,
-            queue_ns,
-            compute_ns,
-            rows,
-            length,
-        )
-        self.completions.write_complete()
+        words[PARKED] = 0
         return True
 
     def close(self) -> None:
         self.words.release()
-        self._submitted.release()
         self.submissions.release()
         self.completions.release()
         self.memory.close()

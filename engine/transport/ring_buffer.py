@@ -49,15 +49,15 @@ import platform
 import threading
 import time
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from engine.errors import EngineBug, InvalidConfig, QueueClosed, WrongProcess
 from engine.origin import here
 
 CONTROL_SIZE = 128
-#: Words of the control block.
-_READ_WORD = 64 // 8
-_TAKEN_WORD = _READ_WORD + 1
+#: Words of the control block, beside 0 and 1.
+READ_WORD: Final = 8
+_TAKEN_WORD: Final = READ_WORD + 1
 
 T = TypeVar("T")
 
@@ -129,14 +129,14 @@ class RingCounters:
 
     def _read_counters(self) -> None:
         self.written = self._written_seen = self._control[0]
-        self._read = self._read_seen = self._next = self._control[_READ_WORD]
+        self._read = self._read_seen = self._next = self._control[READ_WORD]
 
     # -- producer
 
     def try_write_lock(self) -> int:
         """The slot to fill next, or -1 if the ring is full."""
         if self.written - self._read_seen >= self.capacity:
-            self._read_seen = self._control[_READ_WORD]
+            self._read_seen = self._control[READ_WORD]
             if self.written - self._read_seen >= self.capacity:
                 return -1
             if not ORDERED_STORES:
@@ -157,13 +157,13 @@ class RingCounters:
     @property
     def write_available(self) -> int:
         """How many slots can be filled now."""
-        self._read_seen = self._control[_READ_WORD]
+        self._read_seen = self._control[READ_WORD]
         return self.capacity - (self.written - self._read_seen)
 
     def unreleased(self) -> tuple[int, int]:
         """How many slots are published and not yet released, and the oldest of them
         (producer side)."""
-        read = self._read_seen = self._control[_READ_WORD]
+        read = self._read_seen = self._control[READ_WORD]
         if not ORDERED_STORES:
             _fence()
         return self.written - read, read % self.capacity
@@ -174,7 +174,7 @@ class RingCounters:
 
         Only true at a moment: the other side goes on.
         """
-        taken = max(self._control[_TAKEN_WORD], self._control[_READ_WORD])
+        taken = max(self._control[_TAKEN_WORD], self._control[READ_WORD])
         return max(0, self.written - taken)
 
     # -- consumer
@@ -191,33 +191,14 @@ class RingCounters:
         self._next += 1
         return slot
 
-    def peek(self) -> int:
-        """The next slot that is published, not locked; or -1."""
-        if self._next == self._written_seen:
-            self._written_seen = self._control[0]
-            if self._next == self._written_seen:
-                return -1
-            if not ORDERED_STORES:
-                _fence()
-        return self._next % self.capacity
-
-    def unread(self) -> tuple[int, int]:
-        """The slot that `peek` would show, and how many are published from there on, at
-        the end of the table going on at its beginning; none of them is locked."""
-        written = self._written_seen = self._control[0]
-        count = written - self._next
-        if count and not ORDERED_STORES:
-            _fence()
-        return self._next % self.capacity, count
-
-    def skip(self, count: int = 1) -> None:
-        """Release the slot that `peek` showed, or so many of those that `unread` did;
-        nothing else may be read-locked."""
+    def skip(self) -> None:
+        """Release the next slot, which was looked at and not locked; nothing else may
+        be read-locked."""
         if not ORDERED_STORES:
             _fence()
-        self._next += count
-        self._read += count
-        self._control[_READ_WORD] = self._read
+        self._next += 1
+        self._read += 1
+        self._control[READ_WORD] = self._read
 
     def unlock_last(self) -> None:
         """Put back the slot that was read-locked last."""
@@ -232,13 +213,13 @@ class RingCounters:
         if not ORDERED_STORES:
             _fence()
         self._read += count
-        self._control[_READ_WORD] = self._read
+        self._control[READ_WORD] = self._read
 
     def complete_held(self) -> None:
         """Release all read-locked slots."""
         if not ORDERED_STORES:
             _fence()
-        self._control[_READ_WORD] = self._read = self._next
+        self._control[READ_WORD] = self._read = self._next
 
     def read_reset(self) -> None:
         """Put all read-locked slots back at the front."""
@@ -275,7 +256,7 @@ class RingCounters:
 
     def reset(self) -> None:
         """Empty and valid again; neither side may use the ring meanwhile."""
-        self._control[0] = self._control[1] = self._control[_READ_WORD] = 0
+        self._control[0] = self._control[1] = self._control[READ_WORD] = 0
         self._control[_TAKEN_WORD] = 0
         self._read_counters()
 
@@ -284,7 +265,7 @@ class RingCounters:
         self._control.release()
 
     def __repr__(self) -> str:
-        written, read = self._control[0], self._control[_READ_WORD]
+        written, read = self._control[0], self._control[READ_WORD]
         held = self._next - self._read
         state = "" if self.is_valid else ", invalid"
         return (

@@ -21,6 +21,7 @@ from engine.errors import InvalidInput
 from engine.model.batch_plan import AnchorRows, BatchPlan
 from engine.programs.model_data import ModelData
 from engine.programs.output_binding import BIND_FROM
+from engine.programs.session import RunOptions
 from engine.tensor import Array
 from engine.worker.client_channel import ClientChannel
 from popef_io import Anchor, DataType, decode_strings
@@ -62,6 +63,21 @@ class Entry:
         self.rows = rows
         self.submitted = submitted
         self.slots = slots
+
+
+class RunningBatch:
+    """What runs: the options of the run, and its members."""
+
+    __slots__ = ("entries", "options", "unwanted_since")
+
+    def __init__(self, options: RunOptions, entries: Sequence[Entry]) -> None:
+        #: When it was told to end, `time.monotonic_ns`; 0: it was not.
+        self.unwanted_since = 0
+        self.options = options
+        self.entries = entries
+
+    def __repr__(self) -> str:
+        return f"<RunningBatch of {len(self.entries)} requests>"
 
 
 class Batch:
@@ -151,7 +167,11 @@ class Batch:
         index = self._input_index.get(handle)
         if index is None:
             return self._given(handle)
-        return self._slice(index, handle) if self._sliced else self._gather(index)
+        if self._sliced:
+            return self._slice(index, handle)
+        if len(self.entries) == 1:
+            return self._one(index, self.entries[0])
+        return self._gather(index)
 
     def output_memory(
         self, handle: str, shape: tuple[int, ...], dtype: np.dtype[Any]
@@ -171,7 +191,7 @@ class Batch:
         if index is None or index in self.bound:
             return None
         anchor = client.channel.outputs[index]
-        offset = anchor.pool.place(nbytes)
+        offset = anchor.place(nbytes)
         if offset < 0:
             return None
         array = np.frombuffer(

@@ -18,40 +18,25 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from engine.programs.session import RunOptions
 from engine.transport.channel import CANCELLED, REQUEST
 from engine.transport.outcome import Outcome
-from engine.worker.batch import Entry
+from engine.worker.batch import Entry, RunningBatch
 
 #: After a wake-up it looks again after so many milliseconds: the batch of a request
 #: that was cancelled while it was being batched begins only then.
 _LOOK_AGAIN_MS = (5, 50)
 
 
-class RunningBatch:
-    """What runs: the options of the run, and its members."""
-
-    __slots__ = ("entries", "options", "unwanted_since")
-
-    def __init__(self, options: RunOptions, entries: Sequence[Entry]) -> None:
-        #: When it was told to end, `time.monotonic_ns`; 0: it was not.
-        self.unwanted_since = 0
-        self.options = options
-        self.entries = entries
-
-    def terminate_if_cancelled(self) -> bool:
-        """Set the terminate flag if every member is cancelled; returns whether."""
-        now = time.monotonic_ns()
-        if not all(cancelled_outcome(entry, now) for entry in self.entries):
-            return False
-        self.options.terminate = True
-        self.unwanted_since = self.unwanted_since or now
-        return True
-
-    def __repr__(self) -> str:
-        return f"<RunningBatch of {len(self.entries)} requests>"
+def terminate_if_cancelled(running: RunningBatch) -> bool:
+    """Set the terminate flag if every member is cancelled; returns whether."""
+    now = time.monotonic_ns()
+    if not all(cancelled_outcome(entry, now) for entry in running.entries):
+        return False
+    running.options.terminate = True
+    running.unwanted_since = running.unwanted_since or now
+    return True
 
 
 def cancelled_outcome(entry: Entry, now: int) -> Outcome | None:
@@ -100,7 +85,7 @@ class Terminator:
         if running is None:
             return
         try:
-            running.terminate_if_cancelled()
+            terminate_if_cancelled(running)
         except ValueError:
             # The batch has ended meanwhile, and its channel was unmapped.
             return

@@ -293,8 +293,7 @@ class DeviceService:
         link = Link.attach(os.dup(fds[0]))
         pid = control.peer_pid(sock)
         client = ClientProcess(next(self._numbers), link, os.dup(fds[1]), pid)
-        scheduler = self._scheduler
-        scheduler.call(partial(scheduler.clients.__setitem__, client.number, client))
+        self._scheduler.call(partial(self._scheduler.add_client, client))
         logger.debug("%r connected", client)
         return client
 

@@ -64,8 +64,6 @@ class FairQueue:
 
     def next(self) -> Sequence[ClientChannel]:
         """Returns the channels in the order in which the next batch takes from them."""
-        if len(self.channels) < 2:
-            return self.channels
         if self.is_weighted:
             for level in self._levels:
                 _forget_savings(level)

@@ -78,6 +78,7 @@ class RegroupingReplica(Replica):
         wait_room: Waiter,
     ) -> None:
         super().__init__(number, name, executor, main, table, plan, policy, wait_room)
+        self.may_wait = True
         self._names = [anchor.name for anchor in table.inputs]
         self._each = plan.run_units
         self._most_runs = policy.look_ahead + 1 if policy.look_ahead >= 0 else 1 << 30
@@ -213,7 +214,7 @@ class RegroupingReplica(Replica):
             return True  # it has not looked yet, and would be told twice
         slots = self._open[-1].slots
         name = next((n for n, s in zip(self._names, slots, strict=True) if s >= 0), "")
-        return client.link.complete(
+        return client.link.completions.put(
             client.number,
             Outcome.NEEDS_ROWS,
             0,
@@ -322,7 +323,7 @@ class RegroupingReplica(Replica):
                 client.channel.requests.read_complete(requests)
                 for ring, count in zip(client.channel.inputs, inputs, strict=True):
                     if count:
-                        ring.ring.read_complete(count)
+                        ring.read_complete(count)
         return touched
 
 

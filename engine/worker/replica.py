@@ -20,8 +20,8 @@ from engine.errors import Cancelled
 from engine.model.batch_plan import BatchPlan
 from engine.transport.channel import CANCELLED, REQUEST, REQUEST_SLOT
 from engine.transport.outcome import Outcome, outcome_of
-from engine.worker.batch import AnchorTable, Batch, Entry
-from engine.worker.cancellation import RunningBatch, cancelled_outcome
+from engine.worker.batch import AnchorTable, Batch, Entry, RunningBatch
+from engine.worker.cancellation import cancelled_outcome
 from engine.worker.client_channel import ClientChannel
 from engine.worker.failure_isolation import isolate_failure
 from engine.worker.fair_queue import FairQueue
@@ -98,6 +98,8 @@ class Replica:
         self.executor = executor
         self.policy = policy
         self.queued = False
+        #: Whether a batch may have to wait: `due_ns` says how long.
+        self.may_wait = bool(policy.delay_ns and policy.max_rows)
         self.batches = 0
         #: What runs now; read by another thread (engine/worker/cancellation.py).
         self.running: RunningBatch | None = None
@@ -133,9 +135,9 @@ class Replica:
 
     def due_ns(self, now: int) -> int:
         """When the next batch should start: `now` or earlier means at once."""
-        policy = self.policy
-        if not policy.delay_ns or not policy.max_rows:
+        if not self.may_wait:
             return now
+        policy = self.policy
         rows, oldest, preferred = self._waiting(self._queue.upcoming(), now)
         enough = policy.preferred[-1] if policy.preferred else policy.max_rows
         return now if preferred or rows >= enough else oldest + policy.delay_ns
@@ -184,10 +186,14 @@ class Replica:
         # Slots are released last: the client may reuse the memory of an input as soon
         # as its slot is released, and the batch has views of it until it has ended.
         if entries:
-            self._run(entries, now)
+            self._batch.begin(entries)
+            error = self._execute(now)
+            if error is not None:
+                again = partial(self._again, started=now)
+                isolate_failure(entries, error, again, partial(self._fail, started=now))
         for one in dropped:
             # After the batch: results are taken in the order of requests.
-            one.client.link.complete(one.client.number, one.outcome, one.request)
+            one.client.link.completions.put(one.client.number, one.outcome, one.request)
         for client, count in taken.items():
             client.release(count)
         return list(taken)
@@ -195,7 +201,9 @@ class Replica:
     def _take(self, now: int, dropped: list[Dropped]) -> list[Entry]:
         """Whole requests of all channels in turn, up to `max_rows` rows."""
         entries: list[Entry] = []
-        order = self._queue.next()
+        order: Sequence[ClientChannel] = self._queue.channels
+        if len(order) > 1:
+            order = self._queue.next()
         policy = self.policy
         room = self._room(order, now) if policy.preferred else policy.max_rows
         self._shape = None
@@ -263,17 +271,6 @@ class Replica:
         self._shape = key
         return True
 
-    def _run(self, entries: list[Entry], started: int) -> None:
-        self._batch.begin(entries)
-        error = self._execute(started)
-        if error is not None:
-            isolate_failure(
-                entries,
-                error,
-                partial(self._again, started=started),
-                partial(self._fail, started=started),
-            )
-
     def _attempt(self, entries: Sequence[Entry], started: int) -> Exception | None:
         """Run a batch and publish its results; how it failed, if it did."""
         self._batch.begin(entries)
@@ -288,9 +285,10 @@ class Replica:
         options = self.executor.new_options()
         self.running = RunningBatch(options, entries)
         try:
-            for _ in range(batch.runs):
+            for number in range(batch.runs):
+                if number:
+                    batch.next_run()
                 self.executor.run(self._main, batch, options)
-                batch.next_run()
             compute = time.monotonic_ns() - started
             # From here on it is no use to end it: results are published whole.
             self.running = None
@@ -329,7 +327,7 @@ class Replica:
         for entry in batch.entries:
             client = entry.client
             waited = max(0, started - entry.submitted)
-            client.link.complete(
+            client.link.completions.put(
                 client.number, Outcome.DONE, entry.request, waited, compute, rows
             )
 
@@ -381,7 +379,7 @@ class Replica:
     ) -> None:
         """Tell the client how a request has ended: in a run of `rows` rows (0: its own)
         that took so many nanoseconds (0: from `started` until now)."""
-        entry.client.link.complete(
+        entry.client.link.completions.put(
             entry.client.number,
             outcome,
             entry.request,

@@ -11,7 +11,7 @@ from engine.arrays import part_of
 from engine.errors import ExecutionFailed, counted
 from engine.model.batch_plan import BatchPlan
 from engine.tensor import Array
-from engine.transport.channel import AnchorRing
+from engine.transport.anchor_ring import AnchorRing
 from engine.worker.batch import AnchorTable, Batch, Entry
 from engine.worker.client_channel import ClientChannel
 from popef_io import encode_strings
@@ -30,16 +30,42 @@ class Results:
         self._wait_room = wait_room
 
     def publish(self, batch: Batch) -> bool:
-        """Give all requests of a batch their rows; False if they are to be published
-        one by one (`publish_each`)."""
+        """Give all requests of a batch their rows, at once; False if there is no room
+        for that: they are to be published one by one (`publish_each`)."""
         values = batch.results()
         entries = batch.entries
-        one_client = entries[0].client
+        client = entries[0].client
         if len(entries) > 1:
             self.check(batch, values)
-            if any(entry.client is not one_client for entry in entries):
+            if self._plan.dim or any(entry.client is not client for entry in entries):
                 return False
-        return self._together(batch, one_client, values)
+        # Nothing is published before all outputs have room: else requests are published
+        # one by one, waiting for room, and none of their outputs may be out already.
+        places: list[tuple[int, AnchorRing, Array, int]] = []
+        for index, value in values.items():
+            if value.dtype.hasobject:
+                return False
+            anchor = client.channel.outputs[index]
+            # What is placed has one slot.
+            if len(entries) > 1 and anchor.write_available < len(entries):
+                return False
+            bound = batch.bound.get(index)
+            if bound is not None and bound[1] is value:
+                places.append((index, anchor, value, bound[0]))
+                continue
+            offset = anchor.place(value.nbytes)
+            if offset < 0:
+                return False
+            _copy(anchor, offset, value)
+            places.append((index, anchor, value, offset))
+        for index, anchor, value, offset in places:
+            if len(entries) == 1:
+                request = entries[0].request
+                anchor.describe(0, request, offset, value.nbytes, value.shape)
+            else:
+                self._describe_rows(batch, index, anchor, value, offset)
+            anchor.write_complete(len(entries))
+        return True
 
     def publish_each(self, batch: Batch) -> Iterator[Entry]:
         """Give each request of a batch its rows, as soon as there is room for them.
@@ -83,19 +109,19 @@ class Results:
             shape = mine.shape
             if mine.dtype.hasobject:
                 mine = np.frombuffer(encode_strings(mine), np.uint8)
-            if mine.nbytes > anchor.capacity:
+            if mine.nbytes > anchor.payload_size:
                 name = self._outputs[index].name
                 raise ExecutionFailed(
                     f"output {name!r} takes {mine.nbytes} bytes, a request may have "
-                    f"{anchor.capacity} of it (the engine's option channel_memory): "
-                    "send fewer rows at once"
+                    f"{anchor.payload_size} of it (the engine's option "
+                    "channel_memory): send fewer rows at once"
                 )
-            offset = anchor.pool.place(mine.nbytes)
+            offset = anchor.place(mine.nbytes)
             if offset < 0:
                 offset = self._wait_room(entry.client, anchor, mine.nbytes)
             _copy(anchor, offset, mine)
             anchor.describe(0, entry.request, offset, mine.nbytes, shape)
-            anchor.ring.write_complete()
+            anchor.write_complete()
 
     def check(self, batch: Batch, values: Values) -> None:
         """Raises ExecutionFailed if there are not as many rows as went in."""
@@ -109,38 +135,6 @@ class Results:
                     f"output {name!r} has shape {list(value.shape)} for a batch of "
                     f"{counted(batch.used, 'row')}: the model must not be batched"
                 )
-
-    def _together(self, batch: Batch, client: ClientChannel, values: Values) -> bool:
-        """Publish all at once; False if there is no room for that."""
-        entries = batch.entries
-        if self._plan.dim and len(entries) > 1:
-            return False
-        # Nothing is published before all outputs have room: else requests are published
-        # one by one, waiting for room, and none of their outputs may be out already.
-        places: list[tuple[int, AnchorRing, Array, int]] = []
-        for index, value in values.items():
-            if value.dtype.hasobject:
-                return False
-            anchor = client.channel.outputs[index]
-            if anchor.ring.write_available < len(entries):
-                return False
-            bound = batch.bound.get(index)
-            if bound is not None and bound[1] is value:
-                places.append((index, anchor, value, bound[0]))
-                continue
-            offset = anchor.pool.place(value.nbytes)
-            if offset < 0:
-                return False
-            _copy(anchor, offset, value)
-            places.append((index, anchor, value, offset))
-        for index, anchor, value, offset in places:
-            if len(entries) == 1:
-                request = entries[0].request
-                anchor.describe(0, request, offset, value.nbytes, value.shape)
-            else:
-                self._describe_rows(batch, index, anchor, value, offset)
-            anchor.ring.write_complete(len(entries))
-        return True
 
     def _describe_rows(
         self, batch: Batch, index: int, anchor: AnchorRing, value: Array, offset: int

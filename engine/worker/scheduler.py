@@ -18,7 +18,8 @@ from collections import deque
 from collections.abc import Callable
 
 from engine.errors import ExecutionFailed, InvalidInput
-from engine.transport.channel import AnchorRing, Channel
+from engine.transport.anchor_ring import AnchorRing
+from engine.transport.channel import Channel
 from engine.transport.link import (
     ALONE,
     BACKPRESSURE,
@@ -29,7 +30,7 @@ from engine.transport.link import (
     Link,
 )
 from engine.transport.ring_buffer import full_fence
-from engine.worker.cancellation import RunningBatch
+from engine.worker.batch import RunningBatch
 from engine.worker.client_channel import ClientChannel
 from engine.worker.replica import Replica
 from popef_io import TRACE
@@ -62,12 +63,6 @@ class ClientProcess:
         self.pid = pid
         self.channels: dict[int, tuple[ClientChannel, Replica]] = {}
 
-    def wake(self) -> None:
-        try:  # noqa: SIM105 - for every batch, where a context manager costs
-            os.eventfd_write(self.wake_fd, 1)
-        except BlockingIOError:
-            pass
-
     def close(self) -> None:
         self.link.close()
         os.close(self.wake_fd)
@@ -90,6 +85,7 @@ class Scheduler:
         self.give_back_memory = give_back_memory
         self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC)
         self.clients: dict[int, ClientProcess] = {}
+        self._links: list[Link] = []  # theirs
         self.replicas: dict[int, Replica] = {}
         self.batches = 0
         self.busy_ns = 0
@@ -150,7 +146,7 @@ class Scheduler:
 
         See "Waking" at the head of engine/transport/link.py.
         """
-        links = [client.link for client in self.clients.values()]
+        links = self._links
         if self._spin_credit > 0 and not wait_ns and self._spin(links):
             return
         began = time.monotonic_ns()
@@ -176,7 +172,8 @@ class Scheduler:
         for link in links:
             link.words[PARKED] = 0
         self._woke = time.monotonic_ns()
-        self._learn(self._woke - began - WAKE_NS, links)
+        if self._spin_ns:
+            self._learn(self._woke - began - WAKE_NS, links)
 
     def _spin(self, links: list[Link]) -> bool:
         """Look for submissions for a moment before sleeping. Returns whether any came.
@@ -188,7 +185,7 @@ class Scheduler:
         end = began + self._spin_ns
         while (now := time.monotonic_ns()) < end:
             for link in links:
-                if link.submissions.read_available:
+                if link.submissions.has_news:
                     self._learn(now - began, links)
                     return True
             # Let other processes have this core.
@@ -209,7 +206,7 @@ class Scheduler:
         while not self._commands.empty():  # this thread alone takes from it
             self._commands.get_nowait()()
         for client in self.clients.values():
-            for number in client.link.take_submissions():
+            for number in client.link.submissions.take():
                 found = client.channels.get(number)
                 if found is None:
                     continue
@@ -225,7 +222,7 @@ class Scheduler:
         wait = 0
         for _ in range(len(self._ready)):
             replica = self._ready.popleft()
-            due = replica.due_ns(now)
+            due = replica.due_ns(now) if replica.may_wait else now
             if due <= now:
                 self._run_batch(replica, now)
                 return 0
@@ -264,7 +261,10 @@ class Scheduler:
         for client in self.clients.values():
             for channel in touched:
                 if channel.link is client.link:
-                    client.wake()
+                    try:  # noqa: SIM105 - for every batch: a context manager costs
+                        os.eventfd_write(client.wake_fd, 1)
+                    except BlockingIOError:
+                        pass
                     break
 
     def wait_room(self, channel: ClientChannel, anchor: AnchorRing, size: int) -> int:
@@ -275,7 +275,7 @@ class Scheduler:
         deadline = time.monotonic() + ROOM_TIMEOUT
         channel.link.words[BACKPRESSURE] = 1
         try:
-            while (offset := anchor.pool.place(size)) < 0:
+            while (offset := anchor.place(size)) < 0:
                 self._wake_clients([channel])
                 left = deadline - time.monotonic()
                 if left <= 0 or self._stopping or channel.link.gone:
@@ -317,6 +317,11 @@ class Scheduler:
             raise errors[0]
 
     # -- what commands do, in the thread that runs programs
+
+    def add_client(self, client: ClientProcess) -> None:
+        """Serve a client process that has connected."""
+        self.clients[client.number] = client
+        self._links.append(client.link)
 
     def add_channel(
         self,
@@ -367,6 +372,7 @@ class Scheduler:
             replica.remove(channel)
             channel.channel.close()
         client.channels.clear()
+        self._links.remove(client.link)
         client.close()
 
     def stop(self) -> None:

@@ -1,7 +1,11 @@
-"""The measuring programs themselves: right answers, honest counts, both clients."""
+"""The measuring programs themselves: right answers, honest counts, both clients.
+
+Covers: bench/calls.py, bench/servers/call_counter.py.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,13 +16,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.calls import count
 from bench.cases.models import write_models
 from bench.cases.payloads import Payload
 from bench.cases.scenarios import SCENARIOS, VARIED, Mode, Request, Scenario
 from bench.compare import CHECKED, Cell, Run, check_answer, parse, sent, table
 from bench.drivers.load import Load, drive, has_wrk, prepared
 from bench.servers.reference import open_session
-from bench.servers.server import Server, free_port
+from bench.servers.server import ROOT, Server, free_port
 
 
 @pytest.fixture(scope="module")
@@ -192,3 +197,26 @@ def test_varied_is_the_normal_mode() -> None:
 def test_unknown_scenarios_are_refused() -> None:
     with pytest.raises(SystemExit):
         parse(["--scenarios", "S-json,nothing"])
+
+
+def test_the_map_tells_how_many_calls_a_request_takes(tmp_path: Path) -> None:
+    found = count(SCENARIOS["S-json"], tmp_path)
+    gateway, device = found.gateway, found.device
+    text = (ROOT / "docs" / "map.md").read_text()
+    (stated,) = re.findall(
+        r"(\d+) Python calls in (\d+) of our files in the gateway and (\d+) in (\d+) "
+        r"files in the device process: (\d+) in (\d+) different files",
+        text,
+    )
+    counted = (
+        *(gateway.total, len(gateway.by_file), device.total, len(device.by_file)),
+        *(found.total, found.files),
+    )
+    # On a busy machine a device finds the next request before it sleeps, or after.
+    assert list(map(int, stated)) == [pytest.approx(n, abs=2) for n in counted]
+    assert found.total <= 100
+    assert found.files <= 30
+    # Every file of the path is in the list of its steps.
+    steps = text.partition("| Step | Call | File |")[2].partition("\n\n")[0]
+    files = gateway.by_file.keys() | device.by_file.keys()
+    assert [file for file in files if f"(../{file})" not in steps] == []

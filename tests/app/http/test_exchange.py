@@ -8,9 +8,10 @@ import json
 from typing import Any
 
 import pytest
+from uvicorn.server import ServerState
 
 from app.codec.messages import Buffer
-from app.http.exchange import Exchange
+from app.http.exchange import CommonHead, Exchange
 from app.serving.service import Service
 from engine import DeviceLost
 from tests.app.fronts import Doubler, Submitted, front
@@ -56,10 +57,9 @@ class Connection:
         self.service = service
         self.wire = Wire(broken)
         self.transport: Any = self.wire
+        self.server_state: Any = ServerState()
+        self.common = CommonHead()
         self.completed = 0
-
-    def common_head(self) -> bytes:
-        return b""
 
     def on_exchange_complete(self) -> None:
         self.completed += 1

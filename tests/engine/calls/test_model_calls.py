@@ -17,8 +17,7 @@ from engine.transport.call_messages import CallSocket, ModelCall
 from engine.transport.channel import REQUEST, Channel, ChannelLayout
 from engine.transport.link import Link
 from engine.transport.shared_memory import PAGE
-from engine.worker.batch import Entry
-from engine.worker.cancellation import RunningBatch
+from engine.worker.batch import Entry, RunningBatch
 from engine.worker.client_channel import ClientChannel
 
 LAYOUT = ChannelLayout(4, (PAGE,), (PAGE,))

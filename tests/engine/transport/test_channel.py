@@ -12,10 +12,11 @@ from collections import deque
 
 import pytest
 
-from engine.errors import InvalidModel
+from engine.errors import InvalidModel, QueueFull
 from engine.model.channel_layout import LEAST_ROOM, plan_layout
 from engine.tensor import DataDesc
-from engine.transport.channel import MAX_RANK, Channel, ChannelLayout
+from engine.transport.anchor_ring import MAX_RANK
+from engine.transport.channel import Channel, ChannelLayout
 from engine.transport.link import BACKPRESSURE, PARKED, SLOTS, Completion, Link
 from engine.transport.outcome import Outcome
 from engine.transport.shared_memory import PAGE, SharedMemory
@@ -31,11 +32,11 @@ def test_both_ends_see_the_same_rings(anchors: int) -> None:
         zip(client.inputs + client.outputs, device.inputs + device.outputs, strict=True)
     ):
         shape = tuple(range(number, number + MAX_RANK - 1))
-        offset = mine.pool.place(10)
+        offset = mine.place(10)
         mine.payload[offset : offset + 10] = bytes([number]) * 10
         mine.describe(0, 7, offset, 10, shape)
-        mine.ring.write_complete()
-        slot = theirs.ring.try_read_lock()
+        mine.write_complete()
+        slot = theirs.try_read_lock()
         assert theirs.head(slot) == (7, offset, 10, len(shape))
         assert theirs.dims(slot, len(shape)) == shape
         assert bytes(theirs.payload[offset : offset + 10]) == bytes([number]) * 10
@@ -46,7 +47,8 @@ def test_both_ends_see_the_same_rings(anchors: int) -> None:
 def test_anchors_do_not_overlap() -> None:
     layout = ChannelLayout(3, (PAGE, 3 * PAGE), (PAGE,))
     channel = Channel.create("test", layout)
-    spans = sorted((a.payload_at, a.capacity) for a in channel.inputs + channel.outputs)
+    anchors = channel.inputs + channel.outputs
+    spans = sorted((a.payload_at, a.payload_size) for a in anchors)
     for (start, size), (following, _) in itertools.pairwise(spans):
         assert start + size <= following
     assert spans[-1][0] + spans[-1][1] <= layout.size
@@ -115,33 +117,34 @@ def test_completions_carry_everything_and_never_overrun() -> None:
     device = Link.attach(os.dup(client.memory.fd))
     device.words[BACKPRESSURE] = 1
     assert client.words[BACKPRESSURE]
-    assert not client.must_wake()
+    assert not client.submit(5)
     device.words[PARKED] = 1
-    assert client.must_wake()
+    assert client.submit(6)
     assert not device.words[PARKED]  # the side that clears it wakes
-    assert client.try_submit(5)
-    assert list(device.take_submissions()) == [5]
-    assert not device.take_submissions()
+    assert list(device.submissions.take()) == [5, 6]
+    assert not device.submissions.take()
     for number in range(SLOTS):
-        assert client.try_submit(number)
-    assert not client.try_submit(SLOTS)
-    assert list(device.take_submissions()) == list(range(SLOTS))  # round the end
+        client.submit(number)
+    with pytest.raises(QueueFull):
+        client.submit(SLOTS)
+    assert list(device.submissions.take()) == list(range(SLOTS))  # round the end
     top = (1 << 64) - 1
-    device.complete((1 << 32) - 1, Outcome.FAILED, top, top, top, top, "ä" * 2000)
+    most = (1 << 32) - 1
+    device.completions.put(most, Outcome.FAILED, top, top, top, top, "ä" * 2000)
     taken: deque[Completion] = deque()
-    client.take_completions(taken)
+    client.completions.take(taken)
     (done,) = taken
     assert done[:6] == ((1 << 32) - 1, Outcome.FAILED, top, top, top, top)
     assert done[6].startswith("ä" * 500)
     for number in range(SLOTS):
-        assert device.complete(1, Outcome.DONE, number)
-    assert not device.complete(1, Outcome.DONE, SLOTS)
+        assert device.completions.put(1, Outcome.DONE, number)
+    assert not device.completions.put(1, Outcome.DONE, SLOTS)
     taken.clear()
-    client.take_completions(taken)
+    client.completions.take(taken)
     assert [done[2] for done in taken] == list(range(SLOTS))
-    client.take_completions(taken)
+    client.completions.take(taken)
     assert len(taken) == SLOTS
-    assert device.complete(1, Outcome.DONE, SLOTS)
+    assert device.completions.put(1, Outcome.DONE, SLOTS)
     device.close()
     client.close()
 
@@ -152,10 +155,10 @@ def test_data_of_a_run_that_failed_later_on_is_dropped() -> None:
     (anchor,) = channel.outputs
     # Request 1 is published twice, 2 only by a run that failed, 3 once.
     for request, data in ((1, b"a"), (1, b"b"), (2, b"c"), (3, b"d")):
-        offset = anchor.pool.place(1)
+        offset = anchor.place(1)
         anchor.payload[offset : offset + 1] = data
         anchor.describe(0, request, offset, 1, (1,))
-        anchor.ring.write_complete()
+        anchor.write_complete()
     assert anchor.take(1) == ((1,), b"a")
     assert anchor.take(3) == ((1,), b"d")
     assert anchor.take(4) is None

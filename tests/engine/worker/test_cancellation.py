@@ -122,14 +122,14 @@ def test_requests_of_a_client_that_died_end(
         }
         number = control.call(address, message, [channel.memory.fd])[0]["channel"]
         anchor, data = channel.inputs[0], np.int64(FOR_EVER).tobytes()
-        offset = anchor.pool.place(len(data))
+        offset = anchor.place(len(data))
         anchor.payload[offset : offset + len(data)] = data
         anchor.describe(0, 1, offset, len(data), ())
-        anchor.ring.write_complete()
+        anchor.write_complete()
         at = channel.request_at(channel.requests.try_write_lock())
         REQUEST.pack_into(channel.view, at, 1, 1, 0, 0, time.monotonic_ns())
         channel.requests.write_complete()
-        assert link.try_submit(number)
+        assert link.submissions.put(number)
         os.eventfd_write(eventfds[0], 1)
         until(lambda: running(runner))
     assert submit(runner, 1).wait(30)

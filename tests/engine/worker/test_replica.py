@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from engine.transport.channel import REQUEST, Channel, ChannelLayout
 from engine.transport.link import Completion, Link
 from engine.transport.outcome import Outcome
 from engine.transport.shared_memory import PAGE
-from engine.worker.batch import AnchorTable, Entry
+from engine.worker.batch import AnchorTable
 from engine.worker.client_channel import ClientChannel
 from tests.plain import plain
 
@@ -66,20 +66,21 @@ class Written:
         """The numbers of the requests of the next batch, which takes `took` seconds."""
         taken: list[int] = []
 
-        def run(entries: Sequence[Entry], started: int) -> None:
+        def run(started: int) -> None:
+            entries = self.replica._batch.entries
             taken.extend(entry.request for entry in entries)
             for entry in entries:
-                entry.client.link.complete(0, Outcome.DONE, entry.request)
+                entry.client.link.completions.put(0, Outcome.DONE, entry.request)
             self.replica._took.append(took * SECOND)
             self.replica._members = len(entries)
 
-        self.replica._run = run
+        self.replica._execute = run
         self.replica.step()
         return taken
 
     def ended(self) -> list[tuple[int, Outcome]]:
         taken: deque[Completion] = deque()
-        self.link.take_completions(taken)
+        self.link.completions.take(taken)
         return [(c[2], Outcome(c[1])) for c in taken]
 
     def close(self) -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from engine.errors import ExecutionFailed
 from engine.model.batch_plan import AnchorRows, BatchPlan
-from engine.transport.channel import AnchorRing, Channel, ChannelLayout
+from engine.transport.anchor_ring import AnchorRing
+from engine.transport.channel import Channel, ChannelLayout
 from engine.transport.link import Completion, Link
 from engine.transport.outcome import Outcome
 from engine.transport.shared_memory import PAGE
@@ -54,14 +55,14 @@ class Client:
     def take(self, channel: ClientChannel, ring: AnchorRing, size: int) -> int:
         """What waits for room calls this; the offset of the room that there is."""
         ended: deque[Completion] = deque()
-        self.link.take_completions(ended)
+        self.link.completions.take(ended)
         if not ended or not self.is_there:
             raise ExecutionFailed("the client did not collect its results")
         for one in ended:
             self.got.append((one[2], Outcome(one[1])))
-            ring.ring.try_read_lock()
-            ring.ring.read_complete()
-        return ring.pool.place(size)
+            ring.try_read_lock()
+            ring.read_complete()
+        return ring.place(size)
 
     def publish(self, rows: int) -> list[tuple[int, Outcome]]:
         """A batch of so many requests; what the client has been told in the end."""
@@ -72,7 +73,7 @@ class Client:
         )
         self.replica._publish(batch, 0, 1)
         ended: deque[Completion] = deque()
-        self.link.take_completions(ended)
+        self.link.completions.take(ended)
         return [*self.got, *((one[2], Outcome(one[1])) for one in ended)]
 
     def close(self) -> None:

@@ -1,0 +1,159 @@
+"""Python calls of a request, from bytes to bytes: in the gateway and in its device.
+
+    python -m bench.calls
+    python -m bench.calls --scenario M-binary --by-file
+
+Serves the scenario's model as plain Python, sends its 256 differing requests twice, one
+at a time on one connection, and counts the calls of our functions while they are sent
+the second time (`sys.setprofile`; comprehensions and generator expressions are
+functions, too). docs/map.md lists them step by step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.cases.models import write_models
+from bench.cases.scenarios import SCENARIOS, VARIED, Mode, Scenario
+from bench.drivers.load import whole
+from bench.servers.server import HOST, ROOT, Server, compile_models, gateway
+
+#: Of the counter: what happens less often belongs to no request (timers).
+SELDOM = VARIED // 2
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Calls a request in one process, by "file function"."""
+
+    counts: Counter[str]
+
+    @property
+    def total(self) -> int:
+        return self.counts.total()
+
+    @property
+    def by_file(self) -> Counter[str]:
+        files: Counter[str] = Counter()
+        for name, count in self.counts.items():
+            files[name.partition(" ")[0]] += count
+        return files
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPath:
+    """Both ends of the request path."""
+
+    gateway: Calls
+    device: Calls
+
+    @property
+    def total(self) -> int:
+        return self.gateway.total + self.device.total
+
+    @property
+    def files(self) -> int:
+        """Different files."""
+        return len(self.gateway.by_file.keys() | self.device.by_file.keys())
+
+
+def count(scenario: Scenario, folder: Path) -> RequestPath:
+    """Serve a scenario's model from below `folder` and count what its requests call."""
+    (source,) = write_models(folder, scenario.model).values()
+    repository, counts = folder / "models", folder / "counts"
+    counts.mkdir()
+    if compile_models([source], repository).returncode != 0:
+        sys.exit("popgate compile failed")
+    hook = "from pathlib import Path\nfrom bench.servers import call_counter\n"
+    hook += f"call_counter.install(Path({str(counts)!r}))\n"
+    (counts / "sitecustomize.py").write_text(hook)
+    environment = {
+        "POPGATE_PURE": "1",
+        "POPGATE_SPIN_US": "0",  # looks are as many as there is time for
+        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "compat", counts))),
+    }
+    with gateway(repository, devices="cpu:1", environment=environment) as server:
+        server.wait_ready()
+        return _count(server, scenario, counts)
+
+
+def _count(server: Server, scenario: Scenario, folder: Path) -> RequestPath:
+    (device,) = server.device_pids()
+    pids = server.pid, device
+    with socket.create_connection((HOST, server.port)) as connection:
+        requests = [
+            whole(scenario.path, request.payload)
+            for request in scenario.requests(Mode.VARIED)
+        ]
+        _send(connection, requests)
+        for number, suffix in ((signal.SIGUSR1, ".on"), (signal.SIGUSR2, ".json")):
+            for pid in pids:
+                os.kill(pid, number)
+            # A device handles it when it wakes.
+            while not all((folder / f"{pid}{suffix}").exists() for pid in pids):
+                _send(connection, requests[:1])
+            if number == signal.SIGUSR1:
+                _send(connection, requests)
+    return RequestPath(*(_read(folder / f"{pid}.json") for pid in pids))
+
+
+def _read(file: Path) -> Calls:
+    found = json.loads(file.read_text())
+    return Calls(
+        Counter({name: round(n / VARIED) for name, n in found.items() if n >= SELDOM})
+    )
+
+
+def _send(connection: socket.socket, requests: Iterable[bytes]) -> None:
+    """Send requests, one at a time."""
+    for request in requests:
+        connection.sendall(request)
+        answer = b""
+        while b"\r\n\r\n" not in answer:
+            answer += _received(connection)
+        head, _, body = answer.partition(b"\r\n\r\n")
+        if not head.startswith(b"HTTP/1.1 200 "):
+            sys.exit(f"not answered: {answer[:400]!r}")
+        _, _, length = head.lower().partition(b"content-length: ")
+        left = int(length.split(b"\r\n")[0]) - len(body)
+        while left > 0:
+            left -= len(_received(connection))
+
+
+def _received(connection: socket.socket) -> bytes:
+    data = connection.recv(1 << 20)
+    if not data:
+        sys.exit("the gateway has closed the connection")
+    return data
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--scenario", choices=SCENARIOS, default="S-json")
+    parser.add_argument("--by-file", action="store_true", help="no functions")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        found = count(SCENARIOS[options.scenario], Path(folder))
+    for name, calls in (("gateway", found.gateway), ("device", found.device)):
+        print(f"{name}: {calls.total} calls in {len(calls.by_file)} files")
+        shown = calls.by_file if options.by_file else calls.counts
+        for line, times in shown.most_common():
+            print(f"  {times:3} {line}")
+    print(f"together: {found.total} calls in {found.files} files")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,225 @@
+"""The ring of one anchor: descriptors, and contiguous records of any size behind them.
+
+Anchor descriptor (32 words):
+    0 request   number of the request the data belongs to
+    1 offset    of the data in the payload memory of this anchor
+    2 nbytes
+    3 rank      number of dimensions that follow
+    4 …         dimensions
+
+What a slot describes is free again when that slot is released, in the same order, so
+the payload memory needs no counter of its own in shared memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from struct import Struct
+from typing import Final
+
+from engine.errors import InvalidInput
+from engine.transport.ring_buffer import (
+    ORDERED_STORES,
+    READ_WORD,
+    RingCounters,
+    full_fence,
+)
+from engine.transport.shared_memory import SharedMemory
+
+ANCHOR_SLOT: Final = 256
+MAX_RANK: Final = 27
+#: Descriptors by rank: four words, then the dimensions.
+_BY_RANK = tuple(Struct(f"<{4 + rank}Q") for rank in range(MAX_RANK + 1))
+_HEAD = _BY_RANK[0]
+_2D = _BY_RANK[2]
+_DIMS_BY_RANK = tuple(Struct(f"<{rank}Q") for rank in range(MAX_RANK + 1))
+_DIMS_AT: Final = _HEAD.size
+
+#: Records begin at multiples of this: every item of every data type is aligned, and
+#: rows of equal size usually touch, so that a batch of them is one array.
+RECORD_ALIGNMENT = 8
+#: So many bytes must be free at the start of the memory for a ring to go back there
+#: before its end: rows side by side make one array, and it tears them apart.
+WORTH_TURNING = 1 << 20
+
+
+class AnchorRing(RingCounters):
+    """The descriptors and `payload_size` bytes of payload of one anchor; one process's
+    end of it.
+
+    The producer remembers where the record of each slot begins; the oldest slot the
+    consumer has not released marks the end of the free space. When all is released
+    the ring starts over at 0, so that a lightly used one stays in the cache, and goes
+    back to 0 early where enough is free there, so that what is touched stays about
+    twice what was in use at once.
+
+    The first `usual` bytes are gone round in for as long as they do (0: all). What was
+    used beyond them, by records larger than usual, is given back to the system when
+    nothing is left there and a record of the usual size comes.
+    """
+
+    __slots__ = (
+        "_head",
+        "_memory",
+        "_reached",
+        "_starts",
+        "_usual",
+        "payload",
+        "payload_at",
+        "payload_size",
+        "table_at",
+        "view",
+        "words",
+    )
+
+    def __init__(
+        self,
+        control: memoryview,
+        slots: int,
+        memory: SharedMemory,
+        words: memoryview,
+        table_at: int,
+        payload_at: int,
+        payload_size: int,
+        usual: int = 0,
+    ) -> None:
+        """`words`: the segment up to its payload, as 64-bit words."""
+        super().__init__(control, slots)
+        self._memory = memory
+        self.view = memory.view
+        self.words = words
+        self.table_at = table_at
+        self.payload_at = payload_at
+        self.payload_size = payload_size
+        self.payload = memory.view[payload_at : payload_at + payload_size]
+        self._usual = usual or payload_size
+        self._reached = self._usual
+        self._head = 0
+        self._starts = [0] * slots
+
+    # -- producer
+
+    def place(self, nbytes: int) -> int:
+        """Where `nbytes` contiguous bytes are free and a slot is, or -1.
+
+        Takes nothing yet: `describe` does.
+        """
+        # What it will take: whole units, and never nothing, so that a head that has
+        # caught up with the tail always means full.
+        size = -(-(nbytes or 1) // RECORD_ALIGNMENT) * RECORD_ALIGNMENT
+        read = self._read_seen = self._control[READ_WORD]
+        if not ORDERED_STORES:
+            full_fence()
+        waiting = self.written - read
+        if waiting == 0:
+            self._head = 0
+            if self._reached > self._usual >= size:
+                self._shrink()
+            return 0 if size <= self.payload_size else -1
+        if waiting >= self.capacity:
+            return -1
+        head, tail = self._head, self._starts[read % self.capacity]
+        if head > tail:
+            if tail >= WORTH_TURNING and tail >= head - tail + size:
+                return 0  # room for as much again as is in use: memory that is warm
+            if self._usual - head >= size:
+                return head
+            if size <= tail:
+                return 0
+            return head if self.payload_size - head >= size else -1
+        return head if tail - head >= size else -1
+
+    def _shrink(self) -> None:
+        at = self.payload_at
+        self._memory.give_back(at + self._usual, at + self._reached)
+        self._reached = self._usual
+
+    def describe(
+        self, ahead: int, request: int, offset: int, nbytes: int, shape: tuple[int, ...]
+    ) -> None:
+        """Fill the descriptor `ahead` places after the next one: it gets the record
+        that was placed at `offset`."""
+        slot = (self.written + ahead) % self.capacity
+        self._starts[slot] = offset
+        end = offset + (nbytes or 1)
+        if end > self._reached:
+            self._reached = end
+        self._head = -(-end // RECORD_ALIGNMENT) * RECORD_ALIGNMENT
+        rank = len(shape)
+        at = self.table_at + slot * ANCHOR_SLOT
+        if rank == 2:  # the usual, without a list of arguments to make
+            rows, width = shape
+            _2D.pack_into(self.view, at, request, offset, nbytes, 2, rows, width)
+            return
+        _BY_RANK[rank].pack_into(self.view, at, request, offset, nbytes, rank, *shape)
+
+    # -- consumer
+
+    def take(self, request: int) -> tuple[tuple[int, ...], bytes] | None:
+        """Shape and a copy of the data that belongs to `request`, which is released;
+        None if the next data belongs to a later one.
+
+        Requests of a channel end in the order of their numbers. What belongs to an
+        earlier one was published by a run that failed later on, and is dropped.
+        """
+        slot = self.find(request)
+        if slot < 0:
+            return None
+        offset, nbytes, shape = self.record(slot)
+        data = bytes(self.payload[offset : offset + nbytes])
+        self.skip()
+        return shape, data
+
+    def find(self, request: int) -> int:
+        """The slot with the data of `request`, to be released with `skip`; -1 if the
+        next data belongs to a later one."""
+        while True:
+            if self._next == self._written_seen:
+                self._written_seen = self._control[0]
+                if self._next == self._written_seen:
+                    return -1
+                if not ORDERED_STORES:
+                    full_fence()
+            slot = self._next % self.capacity
+            owner = self.words[(self.table_at + slot * ANCHOR_SLOT) // 8]
+            if owner >= request:
+                return slot if owner == request else -1
+            self.skip()
+
+    def lock_of(self, request: int) -> int:
+        """Read-locks the next slot, if its data is that of `request`; else -1."""
+        if self._next == self._written_seen:
+            self._written_seen = self._control[0]
+            if self._next == self._written_seen:
+                return -1
+            if not ORDERED_STORES:
+                full_fence()
+        slot = self._next % self.capacity
+        if self.words[(self.table_at + slot * ANCHOR_SLOT) // 8] != request:
+            return -1
+        self._next += 1
+        return slot
+
+    def head(self, slot: int) -> tuple[int, int, int, int]:
+        """(request, offset, nbytes, rank) of a published slot."""
+        return _HEAD.unpack_from(self.view, self.table_at + slot * ANCHOR_SLOT)
+
+    def record(self, slot: int) -> tuple[int, int, tuple[int, ...]]:
+        """(offset, nbytes, shape) of a published slot."""
+        at = self.table_at + slot * ANCHOR_SLOT
+        _, offset, nbytes, rank = _HEAD.unpack_from(self.view, at)
+        if rank > MAX_RANK:
+            raise InvalidInput(f"rank {rank} is over {MAX_RANK}")
+        shape = _DIMS_BY_RANK[rank].unpack_from(self.view, at + _DIMS_AT)
+        return offset, nbytes, shape
+
+    def dims(self, slot: int, rank: int) -> tuple[int, ...]:
+        if rank > MAX_RANK:
+            raise InvalidInput(f"rank {rank} is over {MAX_RANK}")
+        at = self.table_at + slot * ANCHOR_SLOT + _DIMS_AT
+        return _DIMS_BY_RANK[rank].unpack_from(self.view, at)
+
+    def release(self) -> None:
+        with contextlib.suppress(BufferError):  # a result is being read
+            self.payload.release()
+        super().release()
