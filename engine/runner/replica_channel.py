@@ -30,6 +30,7 @@ from engine.errors import (
     EngineError,
     InvalidInput,
     QueueFull,
+    RunnerClosed,
 )
 from engine.runner.service_time import SELDOM, ServiceTime
 from engine.runner.tracepoints import Tracepoints
@@ -143,6 +144,7 @@ class ReplicaChannel(RequestChannel):
         self._lock = device.lock
         #: Whether requests can be taken: false once closed or lost.
         self.usable = True
+        self._is_lost = False
         #: Whether the last outputs were large: then they are copied out early.
         self._large_outputs = False
         self.number = device.open_channel(self, self._channel, layout)
@@ -255,7 +257,9 @@ class ReplicaChannel(RequestChannel):
 
     def _queue(self, request: Request, tensors: Mapping[str, Tensor]) -> None:
         if not self.usable:  # since the caller picked this channel
-            raise DeviceLost(f"{self.name!r} lost its device, or was unloaded")
+            if self._is_lost:
+                raise DeviceLost(f"{self.name!r} lost its device")
+            raise self._unloaded()
         device = self.device
         if device.outstanding >= MOST_OUTSTANDING:
             raise QueueFull(f"device {device.id} has too many requests in flight")
@@ -641,6 +645,7 @@ class ReplicaChannel(RequestChannel):
     def lose(self, error: EngineError) -> Callable[[], None] | None:
         """What no run has taken goes to another replica, if an event loop drives; the
         rest fails. Lock held by the caller."""
+        self._is_lost = True
         heir = self.heir
         if heir is None or not self.device.is_adopted or not self.usable:
             self.fail_all(error)
@@ -710,11 +715,15 @@ class ReplicaChannel(RequestChannel):
 
     def close(self) -> None:
         """Fail what is in flight and give the memory back."""
-        self.fail_all(DeviceLost("the channel was closed"))
+        # Of a device that is lost it has failed already: the model is unloaded.
+        self.fail_all(self._unloaded())
         with self._lock:
             if self.usable:
                 self.usable = False
                 self._channel.close()
+
+    def _unloaded(self) -> RunnerClosed:
+        return RunnerClosed(f"model {self.name!r} was unloaded")
 
     def __repr__(self) -> str:
         return (

@@ -19,12 +19,12 @@ from popgate.client import Client, ClientError
 #: Seconds until the model is served: it may have to be compiled.
 START = 300.0
 STOP = 20.0
-LOG_LINES = 5
+LOG_LINES = 12
 #: Bytes; a socket's path has at most 107, and the folder's own name is in it.
 LONGEST_PLACE = 70
 #: With which models are loaded there; nobody else has it.
 _KEY = secrets.token_hex()
-_STARTED = "  models   "
+_STARTED = "  docs     "
 #: The server's process ends when this one does, however that is.
 _SERVE = """
 import sys

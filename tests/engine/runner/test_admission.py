@@ -209,7 +209,7 @@ def test_each_level_has_a_queue_of_its_own(open_runner: Opener) -> None:
         priority_levels=2, max_queue_size=5, priority_queue_sizes={2: 1}
     )
     runner.submit(count(SOME), priority=2)
-    with pytest.raises(QueueFull, match="1 requests"):
+    with pytest.raises(QueueFull, match="1 waiting"):
         runner.submit(count(SOME), priority=2)
     for _ in range(5):
         runner.submit(count(SOME), priority=1)

@@ -33,6 +33,7 @@ from engine import (
     Tensor,
     UnknownAnchor,
 )
+from engine.runner.replica_channel import ReplicaChannel
 from tests.engine import models
 from tests.support import occupied, until
 
@@ -277,7 +278,7 @@ def test_a_full_queue_refuses_at_once(tmp_path: Path, shared_device: Device) -> 
     with ModelRunner(path, on(shared_device, max_queue_size=3)) as runner:
         count = Tensor.from_numpy(np.array(500, np.int64))
         requests = [runner.submit({"count": count}) for _ in range(3)]
-        with pytest.raises(QueueFull, match="3 requests") as refused:
+        with pytest.raises(QueueFull, match="3 waiting") as refused:
             runner.submit({"count": count})
         assert refused.value.retry_after > 0
         wait_all(requests)
@@ -336,6 +337,23 @@ def test_closing_fails_what_is_in_flight(tmp_path: Path, shared_device: Device) 
     assert isinstance(request.error, RunnerClosed)
     with pytest.raises(RunnerClosed):
         runner.submit({"count": Tensor.from_numpy(np.array(1, np.int64))})
+    runner.close()
+
+
+def test_a_request_that_comes_while_it_is_closed_is_told_so(
+    tmp_path: Path, shared_device: Device
+) -> None:
+    """After what was in flight has failed, and beside the channel that closes."""
+    runner = ModelRunner(models.affine(tmp_path / "m.popef"), on(shared_device))
+    channel = list(shared_device._channels.values())[-1]
+    assert isinstance(channel, ReplicaChannel)
+    row = {"input": Tensor.from_numpy(np.ones((1, 4), np.float32))}
+    with shared_device.lock:  # results are not taken meanwhile
+        late = channel.submit(row, 1)
+        channel.close()
+        assert isinstance(late.error, RunnerClosed)
+        with pytest.raises(RunnerClosed, match="was unloaded"):
+            channel.submit(row, 1)
     runner.close()
 
 
