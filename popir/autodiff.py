@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 from popir.aliases import changed_inputs
 from popir.dependence import branches, dependents, reached_by
 from popir.errors import IrError, NotYet
+from popir.gradient_records import gradient_record
 from popir.ir import Graph, Operator, Tensor
-from popir.records import Call, Grad, GradRule, Lower, Record, Spec
+from popir.records import GradRule, Spec
 
 if TYPE_CHECKING:
-    from popir.builder import Builder, Value
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +245,7 @@ class _Differentiation:
             made = self._backward.add("PrintTensor", inputs, names, attributes)
         else:
             made = self._backward.add(
-                _gradient_record(rule),
+                gradient_record(rule),
                 inputs,
                 names,
                 {**operator.attributes, "forward": operator.call},
@@ -458,45 +459,3 @@ def _check(graph: Graph) -> None:
                 f"The graph {graph.id} contains a modifying op, {operator}, and cannot "
                 "be differentiated"
             )
-
-
-def _gradient_record(rule: GradRule) -> Record:
-    def infer(call: Call) -> list[Spec]:
-        forward: Call = call["forward"]
-        specs = [forward.inputs[index] for index in rule.gives]
-        return [Spec(spec.dtype, spec.shape, spec.meta_shape) for spec in specs]
-
-    def lower(b: Builder, call: Call, values: list[Value]) -> Sequence[Value]:
-        named = dict(zip(rule.needs, values, strict=True))
-        return rule.lower(Grad(b, call["forward"], named))
-
-    def grads(call: Call) -> list[GradRule]:
-        return [_second_rule(rule.type, call, lower)]
-
-    return Record(rule.type, infer, lower, grads)
-
-
-def _second_rule(type_: str, call: Call, lower: Lower) -> GradRule:
-    """The gradient operator of a gradient operator: of its nodes, written again."""
-    count = len(call.inputs)
-    gives = tuple(n for n, spec in enumerate(call.inputs) if spec.dtype.is_float)
-    ups = tuple(f"g{n}" for n in range(len(call.outputs)))
-
-    def backward(g: Grad) -> list[Value]:
-        # Importing popir imports no more than graphs need.
-        from popir.reverse import pass_back, zero
-
-        b, values = g.b, [g[f"i{n}"] for n in range(count)]
-        own = [b.identity(value) for value in values]  # a value may come in twice
-        start = len(b.block.nodes)
-        made = lower(b, g.call, list(own))
-        nodes = b.block.nodes[start:]
-        arriving: dict[Value, Value] = {}
-        for value, up in zip(made, ups, strict=False):
-            known = arriving.get(value)
-            arriving[value] = g[up] if known is None else known + g[up]
-        found = pass_back(b, nodes, own, arriving)
-        return [found.get(own[n]) or zero(b, own[n]) for n in gives]
-
-    needs = (*ups, *(f"i{n}" for n in range(count)))
-    return GradRule(f"{type_}Grad", needs, gives, backward)

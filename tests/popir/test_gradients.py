@@ -1,7 +1,7 @@
 """Gradients agree with finite differences, for every operator that has one.
 
-Covers: popir/autodiff.py, popir/dependence.py, popir/ops/elementwise.py,
-popir/ops/arithmetic.py,
+Covers: popir/autodiff.py, popir/gradient_records.py, popir/dependence.py,
+popir/ops/elementwise.py, popir/ops/arithmetic.py,
 popir/ops/reductions.py, popir/ops/shapes.py, popir/ops/indexing.py,
 popir/ops/losses.py, popir/ops/networks.py, popir/ops/randoms.py, popir/ops/common.py,
 popir/ops/resampling.py.

@@ -1,0 +1,55 @@
+"""Operators that compute gradients, as records: they have gradients of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from popir.records import Call, Grad, GradRule, Lower, Record, Spec
+
+if TYPE_CHECKING:
+    from popir.builder import Builder, Value
+
+
+def gradient_record(rule: GradRule) -> Record:
+    """The record of the operator that a rule is."""
+
+    def infer(call: Call) -> list[Spec]:
+        forward: Call = call["forward"]
+        specs = [forward.inputs[index] for index in rule.gives]
+        return [Spec(spec.dtype, spec.shape, spec.meta_shape) for spec in specs]
+
+    def lower(b: Builder, call: Call, values: list[Value]) -> Sequence[Value]:
+        named = dict(zip(rule.needs, values, strict=True))
+        return rule.lower(Grad(b, call["forward"], named))
+
+    def grads(call: Call) -> list[GradRule]:
+        return [_second_rule(rule.type, call, lower)]
+
+    return Record(rule.type, infer, lower, grads)
+
+
+def _second_rule(type_: str, call: Call, lower: Lower) -> GradRule:
+    """The gradient operator of a gradient operator: of its nodes, written again."""
+    count = len(call.inputs)
+    gives = tuple(n for n, spec in enumerate(call.inputs) if spec.dtype.is_float)
+    ups = tuple(f"g{n}" for n in range(len(call.outputs)))
+
+    def backward(g: Grad) -> list[Value]:
+        # Importing popir imports no more than graphs need.
+        from popir.reverse import pass_back, zero
+
+        b, values = g.b, [g[f"i{n}"] for n in range(count)]
+        own = [b.identity(value) for value in values]  # a value may come in twice
+        start = len(b.block.nodes)
+        made = lower(b, g.call, list(own))
+        nodes = b.block.nodes[start:]
+        arriving: dict[Value, Value] = {}
+        for value, up in zip(made, ups, strict=False):
+            known = arriving.get(value)
+            arriving[value] = g[up] if known is None else known + g[up]
+        found = pass_back(b, nodes, own, arriving)
+        return [found.get(own[n]) or zero(b, own[n]) for n in gives]
+
+    needs = (*ups, *(f"i{n}" for n in range(count)))
+    return GradRule(f"{type_}Grad", needs, gives, backward)
