@@ -55,7 +55,9 @@ class OtherProcesses:
     def access_changed(self, text: str) -> None:
         """The share of requests that are logged (`Journal.set_access`)."""
 
-    async def askers(self, numbers: Iterable[int]) -> Mapping[int, tuple[str, str]]:
+    async def askers(
+        self, numbers: Iterable[int]
+    ) -> Mapping[int, tuple[str, str, str]]:
         """For whom requests of theirs are made (`app.serving.origin`)."""
         return {}
 

@@ -37,6 +37,7 @@ from app.observe.request_ids import (
 )
 from app.observe.tracing import Timeline, Tracer
 from app.serving.keys import Key
+from app.serving.origin import Asker, said_of
 from app.serving.pending import NotOneResponse
 from app.serving.service import Service
 from app.serving.table import ModelEntry, Submitted
@@ -455,15 +456,16 @@ class Call(ABC):
         client, span = self.client(), self._span
         return Asked(self.request_id, "POST", self.path, client, trace, key, span)
 
-    def asker(self) -> tuple[str, str]:
+    def asker(self) -> Asker:
         """Who asks, for what is asked on its behalf (app/serving/origin.py)."""
         given, spans = self.headers.get(b"traceparent", b""), self.service.journal.spans
         if spans is not None:
             if self._span is None:
                 self._span = spans.begin(given)
-            return self.request_id.decode(), self._span.traceparent
-        known = given if trace_context(given) is not None else b""
-        return self.request_id.decode(), known.decode()
+            known = self._span.traceparent
+        else:
+            known = given.decode() if trace_context(given) is not None else ""
+        return self.request_id.decode(), known, said_of(self._request)
 
     def add_part(self, part: Part) -> None:
         """Something that was asked on its behalf has ended."""

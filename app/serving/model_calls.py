@@ -21,6 +21,7 @@ from functools import partial
 from typing import TypeAlias
 
 import numpy as np
+import orjson
 
 from app.codec import InferRequest
 from app.codec.messages import Encoding
@@ -30,6 +31,7 @@ from app.observe.metrics import ModelMetrics
 from app.serving.call_routes import CallRoutes, runs_any
 from app.serving.ensembles import named
 from app.serving.origin import Asker, ElsewhereOrigin, Origin, OtherOrigins, origin_of
+from app.serving.pending import NotOneResponse
 from app.serving.table import ModelEntry, ModelTable, Submitted, infer_path
 from app.serving.tensor_fit import checked_rows
 from app.serving.timeout_policy import MAX_TIMEOUT, TimeoutPolicy
@@ -52,7 +54,7 @@ from engine import (
 
 logger = logging.getLogger(__name__)
 
-NOBODY = ("", "")
+NOBODY = ("", "", "")
 Answer: TypeAlias = "Mapping[str, Tensor] | Askers | EngineError"
 
 
@@ -314,9 +316,14 @@ class Called:
             self._origins = [origin for origin in found if origin is not None]
 
     def asker(self) -> Asker | int:
-        """The first of those for whom it is made."""
+        """The first of those for whom it is made, with its own parameters."""
         found = self._calls.origins(self._caller.name, self._message.requests)
-        return next((one.asker() for one in found if one is not None), NOBODY)
+        asker = next((one.asker() for one in found if one is not None), NOBODY)
+        if isinstance(asker, int):
+            return asker
+        given = self._message.parameters
+        said = orjson.dumps({"parameters": given}, default=str).decode()
+        return *asker[:2], said if given else ""
 
     def add_part(self, part: Part) -> None:
         """The model that is called has called another one."""
@@ -452,7 +459,8 @@ class Called:
 def _as_engine_error(error: Exception) -> EngineError:
     """What the author of the model that called sees."""
     if isinstance(error, EngineError):
-        return error
+        # What only the gateway has a name for is told by the name of its parent.
+        return InvalidInput(str(error)) if isinstance(error, NotOneResponse) else error
     row = row_of(error)
     if isinstance(error, UnknownModel) or row.status == 503:
         return Refused(str(error))

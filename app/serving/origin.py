@@ -10,9 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+import orjson
+
+from app.codec import InferRequest
 from app.observe.journal import Part
 
-Asker: TypeAlias = tuple[str, str]
+Asker: TypeAlias = tuple[str, str, str]
 
 
 @runtime_checkable
@@ -20,12 +23,27 @@ class Origin(Protocol):
     """A request of a client, or a model's call of another one."""
 
     def asker(self) -> Asker | int:
-        """The request's id, and the header ``traceparent`` for what is asked on its
-        behalf; empty where nobody traces it. A number is that of the request of another
-        process, which knows."""
+        """The request's id, the header ``traceparent`` for what is asked on its behalf
+        (empty where nobody traces it), and what it says of itself, as `said_of` has it.
+        A number is that of the request of another process, which knows."""
 
     def add_part(self, part: Part) -> None:
         """Something that was asked on its behalf has ended."""
+
+
+def said_of(request: InferRequest | None) -> str:
+    """The id, timeout (in microseconds) and parameters of a request, in JSON; empty
+    where it has none."""
+    if request is None:
+        return ""
+    said: dict[str, object] = {}
+    if request.id:
+        said["id"] = request.id
+    if request.timeout is not None:
+        said["timeout"] = int(request.timeout * 1e6)
+    if request.parameters:
+        said["parameters"] = dict(request.parameters)
+    return orjson.dumps(said, default=str).decode() if said else ""
 
 
 class OtherOrigins(Protocol):

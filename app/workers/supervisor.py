@@ -134,7 +134,9 @@ class Workers(OtherProcesses):
         for worker in self._workers:
             worker.tell({"op": "access", "text": text})
 
-    async def askers(self, numbers: Iterable[int]) -> Mapping[int, tuple[str, str]]:
+    async def askers(
+        self, numbers: Iterable[int]
+    ) -> Mapping[int, tuple[str, str, str]]:
         wanted = list(numbers)
         asked = (
             worker.ask_askers([n for n in wanted if process_of(n) == worker.pid])
@@ -142,7 +144,7 @@ class Workers(OtherProcesses):
             if any(process_of(number) == worker.pid for number in wanted)
         )
         found = await asyncio.gather(*asked)
-        return {number: (i, t) for told in found for number, i, t in told}
+        return {number: (i, t, s) for told in found for number, i, t, s in told}
 
     def add_part(self, number: int, part: Part) -> None:
         for worker in self._workers:

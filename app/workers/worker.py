@@ -173,7 +173,7 @@ class Worker:
                 told = self._askers(message["numbers"])
             self._send({"op": "answer", "ask": message["ask"], "told": told}, fds)
 
-    def _askers(self, numbers: Iterable[int]) -> list[tuple[int, str, str]]:
+    def _askers(self, numbers: Iterable[int]) -> list[tuple[int, str, str, str]]:
         found = ((number, self._origin(number)) for number in numbers)
         askers = ((number, one.asker()) for number, one in found if one is not None)
         return [(number, *one) for number, one in askers if not isinstance(one, int)]

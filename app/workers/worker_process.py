@@ -367,7 +367,7 @@ class WorkerProcess:
         """What it keeps of its last requests; None if it does not tell in time."""
         return await self._ask("journal", JOURNAL_TIMEOUT)
 
-    async def ask_askers(self, numbers: list[int]) -> list[tuple[int, str, str]]:
+    async def ask_askers(self, numbers: list[int]) -> list[tuple[int, str, str, str]]:
         """For whom it has made these requests, of those that are still there."""
         return await self._ask("askers", ASKERS_TIMEOUT, numbers=numbers) or []
 

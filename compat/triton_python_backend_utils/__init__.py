@@ -43,6 +43,9 @@ TRITON_STRING_TO_NUMPY: dict[str, Any] = {
 TRITON_TO_NUMPY_TYPE = dict(enumerate(TRITON_STRING_TO_NUMPY.values(), 1))
 NUMPY_TO_TRITON_TYPE = {kind: n for n, kind in TRITON_TO_NUMPY_TYPE.items()}
 
+#: Parameters of a request that are the server's.
+_NOT_PARAMETERS = ("timeout", "priority", "binary_data_output")
+
 _log = logging.getLogger("model")
 
 
@@ -217,16 +220,39 @@ class InferenceRequest:
         self._model, self._version = model_name, model_version
         self._flags, self._timeout, self._trace = flags, timeout, trace
         self._parameters = dict(parameters or {})
-        #: Set by the adapter.
+        #: Set by the adapter: who takes the responses, and what the request says of
+        #: itself, which is asked for when it is looked at.
         self.sender: InferenceResponseSender | None = None
+        self.ask: Callable[[], Mapping[str, Any]] | None = None
 
     def inputs(self) -> list[Tensor]:
         return self._inputs
 
+    def _said(self) -> None:
+        ask, self.ask = self.ask, None
+        if ask is None:
+            return
+        said = ask()
+        given = dict(said.get("parameters", {}))
+        self._request_id = str(said.get("id", ""))
+        self._timeout = int(said.get("timeout", 0))
+        self._correlation_id = given.pop("sequence_id", 0)
+        for name, flag in (
+            ("sequence_start", TRITONSERVER_REQUEST_FLAG_SEQUENCE_START),
+            ("sequence_end", TRITONSERVER_REQUEST_FLAG_SEQUENCE_END),
+        ):
+            if given.pop(name, False):
+                self._flags |= flag
+        for name in _NOT_PARAMETERS:
+            given.pop(name, None)
+        self._parameters = given
+
     def request_id(self) -> str:
+        self._said()
         return self._request_id
 
     def correlation_id(self) -> int | str:
+        self._said()
         return self._correlation_id
 
     def requested_output_names(self) -> list[str]:
@@ -239,15 +265,19 @@ class InferenceRequest:
         return self._version
 
     def flags(self) -> int:
+        self._said()
         return self._flags
 
     def set_flags(self, flags: int) -> None:
+        self._said()
         self._flags = flags
 
     def timeout(self) -> int:
+        self._said()
         return self._timeout
 
     def parameters(self) -> str:
+        self._said()
         return json.dumps(self._parameters)
 
     def trace(self) -> Any:

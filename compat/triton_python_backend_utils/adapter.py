@@ -7,6 +7,7 @@ import inspect
 import json
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,10 +15,37 @@ from typing import Any
 import numpy as np
 
 import triton_python_backend_utils as pb_utils
-from engine import Array, Context, ExecutionFailed, InvalidInput, InvalidModel
+from engine import (
+    Array,
+    Context,
+    EngineError,
+    ExecutionFailed,
+    InvalidInput,
+    InvalidModel,
+    Refused,
+)
 
 #: What the class of a file for Triton is called.
 CLASS = "TritonPythonModel"
+#: By the code of an error, as Triton's statuses go: 400, 503, else 500.
+_KINDS: dict[int, type[EngineError]] = {
+    pb_utils.TritonError.UNKNOWN: InvalidInput,
+    pb_utils.TritonError.INVALID_ARG: InvalidInput,
+    pb_utils.TritonError.ALREADY_EXISTS: InvalidInput,
+    pb_utils.TritonError.CANCELLED: InvalidInput,
+    pb_utils.TritonError.UNAVAILABLE: Refused,
+}
+#: What Triton's model configuration has where a file says nothing.
+_DEFAULTS: dict[str, Any] = {
+    "platform": "",
+    "max_batch_size": 0,
+    "batch_input": [],
+    "batch_output": [],
+    "default_model_filename": "model.py",
+    "metric_tags": {},
+    "parameters": {},
+    "model_warmup": [],
+}
 #: Seconds between looks whether a request is still wanted whose response comes from a
 #: thread.
 LOOK = 0.05
@@ -109,9 +137,9 @@ class _Adapted:
         name = str(self.model_config.get("name") or folder.parent.name)
         return initialize(
             {
-                "model_config": json.dumps(self.model_config),
+                "model_config": json.dumps({**_DEFAULTS, **self.model_config}),
                 "model_instance_kind": "CPU",
-                "model_instance_name": f"{name}_{context.device}",
+                "model_instance_name": f"{name}_0_{context.device.split('.')[-1]}",
                 "model_instance_device_id": "0",
                 "model_repository": str(folder.parent),
                 "model_version": folder.name if folder.name.isdecimal() else "1",
@@ -130,6 +158,11 @@ class _Adapted:
             model_name=str(self.model_config.get("name", "")),
         )
 
+    def said(self, number: int) -> Mapping[str, Any]:
+        """What a request of the present run says of itself."""
+        said = self.context.said()
+        return said[number] if number < len(said) else {}
+
     def outputs_of(self, response: Any) -> dict[str, Array]:
         """Raises how a request failed."""
         if not isinstance(response, pb_utils.InferenceResponse):
@@ -137,9 +170,7 @@ class _Adapted:
             raise ExecutionFailed(f"expected an InferenceResponse, got {kind}")
         error = response.error()
         if error is not None:
-            if error.code() == pb_utils.TritonError.INVALID_ARG:
-                raise InvalidInput(error.message())
-            raise ExecutionFailed(error.message())
+            raise _KINDS.get(error.code(), ExecutionFailed)(error.message())
         return {t.name(): t.as_numpy() for t in response.output_tensors()}
 
 
@@ -149,7 +180,8 @@ class _Ordinary(_Adapted):
     def __call__(self, **feed: Array) -> Any:
         requests = [self.request(part) for part in self._parts(feed)]
         waits = [_Wait() for _ in requests]
-        for request, wait in zip(requests, waits, strict=True):
+        for number, (request, wait) in enumerate(zip(requests, waits, strict=True)):
+            request.ask = partial(self.said, number)
             request.sender = pb_utils.InferenceResponseSender(
                 wait.give, lambda: self.context.cancelled
             )
@@ -224,6 +256,8 @@ class _Decoupled(_Adapted):
                 loop.call_soon_threadsafe(given.put_nowait, response)
 
         request = self.request(feed)
+        # Now: its threads may look when this run is long over.
+        request.ask = partial(dict, self.said(0))
         request.sender = pb_utils.InferenceResponseSender(give, gone.is_set)
         running: Any = None
         try:

@@ -76,7 +76,9 @@ class _Call:
             if "error" in message:
                 self.error = control.to_error(message)
             elif "askers" in message:
-                self.askers = tuple((str(i), str(t)) for i, t in message["askers"])
+                self.askers = tuple(
+                    (str(i), str(t), str(s)) for i, t, s in message["askers"]
+                )
             else:
                 found = tensors_of(message, fds)
                 # Their own, to be kept and written to: nothing else maps that memory.

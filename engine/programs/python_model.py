@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -70,7 +71,7 @@ class Context:
         """The other models of the server, to be called:
         ``context.models["classifier"](pixels=x)``."""
         #: Not for authors.
-        self.askers_now: Callable[[], tuple[tuple[str, str], ...]] = tuple
+        self.askers_now: Callable[[], tuple[tuple[str, str, str], ...]] = tuple
         self.rows_now: Callable[[], tuple[int, ...]] = tuple
         #: Of the present run; not for authors.
         self.options: RunOptions = None
@@ -87,13 +88,23 @@ class Context:
         ``x-request-id``, or the one that was made. Empty where there is no server. The
         first look in a call asks the server, which takes as long as calling a model
         that does nothing."""
-        return tuple(request_id for request_id, _ in self.askers_now())
+        return tuple(request_id for request_id, _, _ in self.askers_now())
 
     @property
     def traceparents(self) -> tuple[str, ...]:
         """The W3C header ``traceparent`` for what is called on behalf of each request
         of the present call, in their order; empty text where nobody traces it."""
-        return tuple(traceparent for _, traceparent in self.askers_now())
+        return tuple(traceparent for _, traceparent, _ in self.askers_now())
+
+    @property
+    def parameters(self) -> tuple[dict[str, Any], ...]:
+        """The ``parameters`` of each request of the present call, in their order."""
+        return tuple(one.get("parameters", {}) for one in self.said())
+
+    def said(self) -> list[dict[str, Any]]:
+        """What each of them says of itself: ``id``, ``timeout``, ``parameters``, as far
+        as it does; not for authors."""
+        return [json.loads(said or "{}") for _, _, said in self.askers_now()]
 
     @property
     def request_id(self) -> str:

@@ -9,7 +9,7 @@ segment beside it (engine/transport/tensor_pack.py).
     cancel   {cancel}                          nobody waits for that call any more
     answer   {call, tensors | place}           or {call, error, message}
     ask      {ask, requests}                   who is answered by the present run?
-    told     {call, askers}                    [request id, traceparent] of each request
+    told     {call, askers}                    `Askers`
     counted  {counted}                         the log of routed calls is to be read
 
 and, of routes, those of engine/calls/routes.py.
@@ -68,8 +68,9 @@ def tensors_of(message: Message, fds: Sequence[int]) -> dict[str, Tensor]:
     }
 
 
-#: The request id and the ``traceparent`` of each of some requests.
-Askers = tuple[tuple[str, str], ...]
+#: Of each of some requests: its ``x-request-id``, its ``traceparent``, and id, timeout
+#: (in microseconds) and parameters in JSON, where it states some.
+Askers = tuple[tuple[str, str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -341,6 +341,54 @@ sequence_batching {
 """
 
 
+TOLD = """
+import json
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.config = json.loads(args["model_config"])
+        assert self.config["max_batch_size"] == 0 and self.config["parameters"] == {}
+        assert int(args["model_instance_name"].split("_")[-1]) >= 0
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            code = int(pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()[0])
+            told = json.loads(request.parameters())
+            told |= {"id": request.request_id(), "timeout": request.timeout()}
+            text = np.array([json.dumps(told).encode("utf-8")], dtype=np.object_)
+            error = None if code < 0 else pb_utils.TritonError("no", code)
+            tensor = pb_utils.Tensor("OUT", text)
+            responses.append(pb_utils.InferenceResponse([tensor], error))
+        return responses
+"""
+TOLD_STREAM = """
+import json, threading
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            threading.Thread(target=self.answer, args=(request,)).start()
+
+    def answer(self, request):
+        sender = request.get_response_sender()
+        for _ in range(2):
+            told = [request.request_id(), json.loads(request.parameters())]
+            text = np.array([json.dumps(told).encode("utf-8")], dtype=np.object_)
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", text)]))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+TOLD_CONFIG = """
+backend: "python"
+input [ { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "OUT" data_type: TYPE_STRING dims: [ 1 ] } ]
+"""
+
+
 def write(root: Path, name: str, text: str, config: str = "") -> None:
     folder = root / name / "1"
     folder.mkdir(parents=True)
@@ -364,6 +412,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
     write(root, "strings", STRINGS, STRINGS_CONFIG)
     write(root, "stateful", STATEFUL, STATEFUL_CONFIG)
     write(root, "bare", STRINGS)
+    write(root, "told", TOLD, TOLD_CONFIG)
+    decoupled = "model_transaction_policy { decoupled: true }\n"
+    write(root, "told_stream", TOLD_STREAM, TOLD_CONFIG + decoupled)
     with ServedGateway(root, "--allow-python") as gateway:
         yield gateway.wait_ready()
 
@@ -374,20 +425,23 @@ def client(served: ServedGateway) -> Iterator[Any]:
         yield found
 
 
-def infer(client: Any, name: str, **arrays: Any) -> Any:
+def infer(
+    client: Any, name: str, options: dict[str, Any] | None = None, **arrays: Any
+) -> Any:
     inputs = []
     kinds = {"f": "FP32", "i": "INT32", "O": "BYTES"}
     for key, array in arrays.items():
         tensor = triton.InferInput(key, array.shape, kinds[array.dtype.kind])
         tensor.set_data_from_numpy(array)
         inputs.append(tensor)
-    return client.infer(name, inputs)
+    return client.infer(name, inputs, **(options or {}))
 
 
 def four(*values: float) -> Any:
     return np.array(values, np.float32)
 
 
+EVENTS = "text/event-stream"
 A, B = four(1, 2, 3, 4), four(5, 6, 7, 9)
 
 
@@ -407,6 +461,30 @@ def test_configuration_and_logger(served: ServedGateway, client: Any) -> None:
 def test_an_error_is_that_of_its_request(client: Any) -> None:
     with pytest.raises(triton.InferenceServerException, match="An error occurred"):
         infer(client, "add_sub", INPUT0=four(99, 0, 0, 0), INPUT1=B)
+
+
+def test_a_request_tells_of_itself(served: ServedGateway, client: Any) -> None:
+    given = {"request_id": "abc", "parameters": {"k": "v"}, "timeout": 9_000_000}
+    code = np.array([-1], np.int32)
+    found = infer(client, "told", given, IN=code).as_numpy("OUT")
+    assert json.loads(found[0]) == {"k": "v", "id": "abc", "timeout": 9_000_000}
+    bare = infer(client, "told", IN=code).as_numpy("OUT")
+    assert json.loads(bare[0]) == {"id": "", "timeout": 0}
+    body = {"id": "x", "inputs": {"IN": [0]}, "parameters": {"n": 1}}
+    response = served.client.post(
+        "/v1/models/told_stream/infer", json=body, headers={"Accept": EVENTS}
+    )
+    assert response.text.count(r"[\"x\", {\"n\": 1}]") == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [(0, 400), (1, 500), (2, 500), (3, 400), (4, 503), (5, 500), (6, 400), (7, 400)],
+)
+def test_codes_of_errors(client: Any, code: int, status: int) -> None:
+    with pytest.raises(triton.InferenceServerException) as failed:
+        infer(client, "told", IN=np.array([code], np.int32))
+    assert failed.value.status() == str(status)
 
 
 @pytest.mark.parametrize("name", ["add_sub", "nothing", "bls_sync"])

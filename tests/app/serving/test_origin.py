@@ -6,13 +6,13 @@ from functools import partial
 from typing import Any
 
 from app.observe.journal import Part
-from app.serving.origin import origin_of
+from app.serving.origin import Asker, origin_of
 from app.serving.pending import Pending
 
 
 class Client:
-    def asker(self) -> tuple[str, str]:
-        return "id", ""
+    def asker(self) -> Asker:
+        return "id", "", ""
 
     def add_part(self, part: Part) -> None:
         raise NotImplementedError
