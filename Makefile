@@ -24,7 +24,7 @@ pip := $(bin)/python -m pip --disable-pip-version-check
 example := examples/digits/digits.onnx
 
 .PHONY: help serve compiled test test-compiled test-lowest coverage check format bench \
-	conformance fuzz soak chaos many-models embedded test-ray test-s3 docs-api clean
+	conformance fuzz soak chaos many-models embedded test-ray test-buckets docs-api clean
 
 help:
 	@echo "make serve          compile the example model and serve it on $(HOST):$(PORT)"
@@ -35,7 +35,7 @@ help:
 	@echo "make test-compiled  the same tests, with the hot path compiled"
 	@echo "make test-lowest    the same tests, with the lowest versions of all dependencies"
 	@echo "make test-ray       PopGate on a Ray cluster of this machine (installs Ray)"
-	@echo "make test-s3        models from a bucket, on a server of S3 (installs moto)"
+	@echo "make test-buckets   models from servers of S3, GCS and Azure (installs them)"
 	@echo "make coverage       the same tests, and which branches they take; a floor is held"
 	@echo "make bench          gateway against reference server (BENCH='--seconds 1')"
 	@echo "make conformance    every ONNX backend test over HTTP"
@@ -91,8 +91,10 @@ test-ray: $(VENV)/.installed-dev
 	$(pip) install -q --no-compile -e '.[ray]'
 	$(bin)/python -m pytest tests/app/test_ray.py
 
-test-s3: $(VENV)/.installed-dev
-	$(pip) install -q --no-compile -e '.[s3-tests]'
+# Azurite is npm's; where there is no npm, the tests of Azure are skipped.
+test-buckets: $(VENV)/.installed-dev
+	$(pip) install -q --no-compile -e '.[bucket-tests]'
+	! command -v npm || npm install --silent --no-save --prefix build/azurite azurite@3.34.0
 	$(bin)/python -m pytest tests/app/repository/remote
 
 # Not part of `make test`: counting branches costs four tenths of the processor time.

@@ -13,7 +13,7 @@ import pytest
 def s3_url() -> Iterator[str]:
     """Where moto's server is; skipped where it is not installed."""
     pytest.importorskip("s3fs", reason="needs the extra s3")
-    pytest.importorskip("moto.server", reason="needs the extra s3-tests")
+    pytest.importorskip("moto.server", reason="needs the extra bucket-tests")
     from moto.server import ThreadedMotoServer
 
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
