@@ -76,7 +76,14 @@ class EnsembleLoader:
                 raise LoadError(f"{label}: {e}") from None
         with explained(f"{record.name}/{source.version}"):
             graph = assemble_ensemble(record.name, source, record.config, specs)
-        runner = EnsembleRunner(config, graph, specs, self._table, source.declared)
+        runner = EnsembleRunner(
+            graph,
+            specs,
+            self._table,
+            lambda members: compose(
+                graph.spec.name, graph.spec.version, config, members, source.declared
+            ),
+        )
         # Its models have run before they were ready; it has nothing to run itself.
         return LoadedModel(
             graph.spec,

@@ -16,15 +16,11 @@ from typing import Any, TypeVar
 
 from app.codec import InferRequest
 from app.codec.remember import remember
-from app.config.ensemble_config import EnsembleConfig
-from app.config.triton import DeclaredTensors
 from app.errors import InvalidTensor, ModelNotReady, row_of
 from app.observe.journal import Part
 from app.serving.ensemble_graph import (
-    NOTHING_DECLARED,
     EnsembleGraph,
     Plan,
-    compose,
 )
 from app.serving.pending import Pending
 from app.serving.table import ModelEntry, ModelTable, Submitted, infer_path
@@ -50,25 +46,24 @@ class EnsembleRunner:
 
     Members are looked up in the table for each request, so one that is swapped for an
     equal one is used from then on, and one that is unloaded fails the requests that
-    need it with 503 until it is back.
+    need it with 503 until it is back. `compose` makes the graph of other members, or
+    raises ValueError.
     """
 
     def __init__(
         self,
-        config: EnsembleConfig,
         graph: EnsembleGraph,
-        members: list[ModelSpec],
+        members: Sequence[ModelSpec],
         table: ModelTable,
-        declared: DeclaredTensors = NOTHING_DECLARED,
+        compose: Callable[[Sequence[ModelSpec]], EnsembleGraph],
     ) -> None:
         self.spec = graph.spec
         self.graph = graph
         self.steps = graph.steps
         self.table = table
         self.config = ModelRunnerConfig()
-        self._ensemble = config
-        self._members = members
-        self._declared = declared
+        self.members = tuple(members)
+        self._compose = compose
         self._plans: dict[tuple[str, ...], Plan] = {}
         self._paths = [infer_path(step.model, step.version) for step in graph.steps]
         self._requests: set[EnsembleRequest] = set()
@@ -79,9 +74,8 @@ class EnsembleRunner:
     @property
     def devices(self) -> tuple[Device, ...]:
         """The devices of its members; none where a member is not loaded."""
-        entries = [self.table.paths.get(path) for path in self._paths]
         found: dict[Device, None] = {}
-        for entry in entries:
+        for entry in self.entries():
             if entry is None:
                 return ()
             found |= dict.fromkeys(getattr(entry.runner, "devices", ()))
@@ -90,10 +84,24 @@ class EnsembleRunner:
     @property
     def serving(self) -> bool:
         """Whether all of its members take requests."""
-        entries = [self.table.paths.get(path) for path in self._paths]
         return all(
-            e is not None and getattr(e.runner, "serving", True) for e in entries
+            e is not None and getattr(e.runner, "serving", True) for e in self.entries()
         )
+
+    @property
+    def fits(self) -> bool:
+        """Whether it can run with its members as they are now."""
+        if not self.serving:
+            return False
+        try:
+            self._take_over()
+        except ModelNotReady:
+            return False
+        return True
+
+    def entries(self) -> list[ModelEntry | None]:
+        """What answers for its members now."""
+        return [self.table.paths.get(path) for path in self._paths]
 
     @property
     def missing(self) -> str:
@@ -107,11 +115,10 @@ class EnsembleRunner:
     def is_current(self) -> bool:
         """Whether its models are still those that it was made for, or are loaded when
         they are needed."""
-        entries = [self.table.paths.get(path) for path in self._paths]
         return all(
             self.table.offers(path) if entry is None else entry.spec is spec
             for entry, path, spec in zip(
-                entries, self._paths, self._members, strict=True
+                self.entries(), self._paths, self.members, strict=True
             )
         )
 
@@ -182,7 +189,7 @@ class EnsembleRunner:
                 return None
             missing = self.table.missing(path)
             raise missing or ModelNotReady(self.steps[number].model, "not loaded")
-        if entry.spec is not self._members[number]:
+        if entry.spec is not self.members[number]:
             self._take_over()
         return entry
 
@@ -194,22 +201,19 @@ class EnsembleRunner:
 
     def _take_over(self) -> None:
         """Goes on with members that were swapped, if they fit as the old ones did."""
-        entries = [self.table.paths.get(path) for path in self._paths]
-        members = [
+        members = tuple(
             before if entry is None else entry.spec
-            for entry, before in zip(entries, self._members, strict=True)
-        ]
+            for entry, before in zip(self.entries(), self.members, strict=True)
+        )
         mine = self.spec
         why = "the ensemble would take or give other tensors than before"
         try:
-            graph = compose(
-                mine.name, mine.version, self._ensemble, members, self._declared
-            )
+            graph = self._compose(members)
         except ValueError as e:
             why = str(e)
         else:
-            if _face(graph.spec) == _face(mine) and graph.steps == self.steps:
-                self._members = members
+            if face_of(graph.spec) == face_of(mine) and graph.steps == self.steps:
+                self.members = members
                 return
         why = f"its models have changed: {why}; load the ensemble again"
         raise ModelNotReady(mine.name, why)
@@ -461,7 +465,8 @@ def named(error: E, label: str) -> E:
     return copy
 
 
-def _face(spec: ModelSpec) -> tuple[object, ...]:
+def face_of(spec: ModelSpec) -> tuple[object, ...]:
     """What requests see of a model."""
     tensors = (*spec.inputs, *spec.outputs)
-    return *((t.name, t.datatype, t.shape) for t in tensors), spec.is_batched
+    known = ((t.name, t.datatype, t.shape) for t in tensors)
+    return *known, spec.is_batched, *spec.defaults

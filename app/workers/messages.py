@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import msgpack
 
+from app.serving.ensemble_graph import EnsembleGraph, Face, Step
+from app.serving.ensembles import face_of
 from app.serving.generators import GeneratorScheduler
 from app.serving.table import ModelEntry
 from app.spec import ModelSpec, TensorSpec
@@ -55,6 +57,44 @@ def close_all(fds: Sequence[int]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedEnsemble:
+    """An ensemble, and what its members take and give."""
+
+    graph: EnsembleGraph
+    members: tuple[ModelSpec, ...]
+
+    def compose(self, members: Sequence[ModelSpec]) -> EnsembleGraph:
+        """The same graph, for members that are like those. Raises ValueError."""
+        if list(map(face_of, members)) != list(map(face_of, self.members)):
+            raise ValueError("they take or give other tensors than before")
+        return self.graph
+
+    def to_message(self) -> Message:
+        graph = self.graph
+        return {
+            "spec": _spec_message(graph.spec),
+            "steps": list(map(astuple, graph.steps)),
+            "faces": [list(map(astuple, f)) for f in (graph.inputs, graph.outputs)],
+            "members": list(map(_spec_message, self.members)),
+        }
+
+    @classmethod
+    def from_message(cls, message: Mapping[str, Any]) -> SharedEnsemble:
+        inputs, outputs = (
+            tuple(Face(*map(_frozen, face)) for face in faces)
+            for faces in message["faces"]
+        )
+        steps = tuple(Step(*map(_frozen, step)) for step in message["steps"])
+        graph = EnsembleGraph(_spec_of(message["spec"]), steps, inputs, outputs)
+        return cls(graph, tuple(map(_spec_of, message["members"])))
+
+
+def _frozen(value: Any) -> Any:
+    """Lists, as msgpack gives them, as the tuples that they were."""
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+@dataclass(frozen=True, slots=True)
 class SharedEntry:
     """A version of a model that workers run.
 
@@ -67,7 +107,7 @@ class SharedEntry:
     key: int
     block: int
     spec: ModelSpec
-    runner: RunnerDescription
+    runner: RunnerDescription | SharedEnsemble
     timeout: float | None = None
     max_timeout: float | None = None
     level_timeouts: Mapping[int, float | None] | None = None
@@ -75,7 +115,11 @@ class SharedEntry:
 
     @classmethod
     def of(
-        cls, key: int, block: int, entry: ModelEntry, runner: RunnerDescription
+        cls,
+        key: int,
+        block: int,
+        entry: ModelEntry,
+        runner: RunnerDescription | SharedEnsemble,
     ) -> SharedEntry:
         scheduler = entry.scheduler
         return cls(
@@ -95,6 +139,7 @@ class SharedEntry:
             "block": self.block,
             "spec": _spec_message(self.spec),
             "runner": self.runner.to_message(),
+            "is_ensemble": isinstance(self.runner, SharedEnsemble),
             "timeouts": [self.timeout, self.max_timeout],
             "levels": [list(item) for item in (self.level_timeouts or {}).items()],
             "generator": self.generator and _spec_message(self.generator),
@@ -104,11 +149,12 @@ class SharedEntry:
     def from_message(cls, message: Mapping[str, Any]) -> SharedEntry:
         timeout, max_timeout = message["timeouts"]
         generator = message["generator"]
+        kind = SharedEnsemble if message["is_ensemble"] else RunnerDescription
         return cls(
             message["key"],
             message["block"],
             _spec_of(message["spec"]),
-            RunnerDescription.from_message(message["runner"]),
+            kind.from_message(message["runner"]),
             timeout,
             max_timeout,
             dict(message["levels"]),

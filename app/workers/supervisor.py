@@ -26,11 +26,13 @@ from app.observe.log import LogSettings
 from app.observe.metrics import MetricsRegistry, ModelMetrics
 from app.observe.shared_counters import MOST_MODELS, CounterSegment
 from app.other_processes import OtherProcesses, WorkerState
+from app.serving.ensembles import EnsembleRunner, EnsembleScheduler
 from app.serving.generators import GeneratorScheduler
-from app.serving.table import ModelEntry, ModelTable
+from app.serving.sequences import SequenceScheduler
+from app.serving.table import ModelEntry, ModelTable, RequestScheduler
 from app.settings import Settings
-from app.workers.messages import Message, SharedEntry
-from app.workers.worker_process import WorkerProcess
+from app.workers.messages import Message, SharedEnsemble, SharedEntry
+from app.workers.worker_process import SharedRunner, WorkerProcess
 from engine import Device, ModelRunner, RunnerDescription, process_of
 
 logger = logging.getLogger(__name__)
@@ -72,6 +74,9 @@ class Workers(OtherProcesses):
         self._keys = itertools.count(1)
         #: The key of each runner that is shared, as it was described then.
         self._known: dict[str, list[_Known]] = {}
+        #: Names of those that are made of others, and why workers do not run some.
+        self._ensembles: set[str] = set()
+        self._relayed: dict[tuple[str, str], str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._relay: RelayServer | None = None
         self.is_ending = False
@@ -158,8 +163,26 @@ class Workers(OtherProcesses):
             worker.tell({"op": "drained"})
 
     def model_changed(self, name: str) -> None:
+        self._ensembles.discard(name)
+        for entry in self._table.entries(name):
+            if isinstance(entry.runner, EnsembleRunner):
+                self._ensembles.add(name)
+            self._say_where(entry)
         for worker in self._workers:
             worker.mark(name)
+        for user in list(self._ensembles):
+            entries = self._table.entries(user)
+            steps = (s for e in entries for s in getattr(e.runner, "steps", ()))
+            if user != name and any(step.model == name for step in steps):
+                self.model_changed(user)
+
+    def _say_where(self, entry: ModelEntry) -> None:
+        """Log that workers do not run a version, once."""
+        key, why = (entry.spec.name, entry.spec.version), _why_relayed(entry.scheduler)
+        if why != self._relayed.get(key, ""):
+            self._relayed[key] = why
+            if why:
+                logger.info("model %s/%s is run by the supervisor: %s", *key, why)
 
     def device_is_back(self) -> None:
         for name in self._table.names():
@@ -174,36 +197,44 @@ class Workers(OtherProcesses):
         entry = self._table.default(name)
         return "" if entry is None else entry.spec.version
 
-    def entries_of(self, name: str) -> list[tuple[SharedEntry, ModelRunner]]:
+    def entries_of(self, name: str) -> list[tuple[SharedEntry, SharedRunner]]:
         """The versions of a model that workers may run now."""
         shared = []
         for entry in self._table.entries(name):
-            runner = entry.runner
-            if not self._is_plain(entry) or not isinstance(runner, ModelRunner):
+            runner, block = entry.runner, self._block(name, entry.spec.version)
+            described = self._described(entry)
+            if block is None or described is None:
                 continue
-            block = self._block(name, entry.spec.version)
-            description = runner.description
-            if block is None or not description.replicas or runner.failure is not None:
-                continue
-            keys = {device.id: self.device_key(device) for device in runner.devices}
-            description = replace(
-                description.shared(self.count),
-                replicas=tuple((keys[d], n) for d, n in description.replicas),
-            )
-            key = self._key(name, runner, description)
-            shared.append((SharedEntry.of(key, block, entry, description), runner))
+            assert isinstance(runner, ModelRunner | EnsembleRunner)
+            key = self._key(name, runner, described)
+            shared.append((SharedEntry.of(key, block, entry, described), runner))
         return shared
 
-    @staticmethod
-    def _is_plain(entry: ModelEntry) -> bool:
-        """Whether a worker can do all that a request to it needs."""
-        scheduler = entry.scheduler
-        if scheduler is not None and not isinstance(scheduler, GeneratorScheduler):
-            return False
-        return entry.ready and entry.tracer is None and entry.regions is None
+    def _described(
+        self, entry: ModelEntry
+    ) -> RunnerDescription | SharedEnsemble | None:
+        """What a worker has to know to run a version; None where it cannot."""
+        runner, scheduler = entry.runner, entry.scheduler
+        is_watched = entry.tracer is not None or entry.regions is not None
+        if is_watched or not entry.ready or _why_relayed(scheduler):
+            return None
+        if isinstance(runner, EnsembleRunner):
+            members = runner.entries()
+            if any(one is None or self._described(one) is None for one in members):
+                return None
+            return SharedEnsemble(runner.graph, runner.members) if runner.fits else None
+        if not isinstance(runner, ModelRunner) or runner.failure is not None:
+            return None
+        description = runner.description.shared(self.count)
+        keys = {device.id: self.device_key(device) for device in runner.devices}
+        replicas = tuple((keys[d], n) for d, n in description.replicas)
+        return replace(description, replicas=replicas) if replicas else None
 
     def _key(
-        self, name: str, runner: ModelRunner, description: RunnerDescription
+        self,
+        name: str,
+        runner: SharedRunner,
+        description: RunnerDescription | SharedEnsemble,
     ) -> int:
         known = self._known.setdefault(name, [])
         for one in known:
@@ -212,7 +243,7 @@ class Workers(OtherProcesses):
         known.append(_Known(next(self._keys), runner, description))
         return known[-1].key
 
-    def runner_of(self, name: str, key: int) -> ModelRunner | None:
+    def runner_of(self, name: str, key: int) -> SharedRunner | None:
         """What stands behind a key; None if it is of another model."""
         found = self._known.get(name, ())
         return next((one.runner for one in found if one.key == key), None)
@@ -300,8 +331,19 @@ class Workers(OtherProcesses):
 
 class _Known(NamedTuple):
     key: int
-    runner: ModelRunner
-    description: RunnerDescription
+    runner: SharedRunner
+    description: RunnerDescription | SharedEnsemble
+
+
+def _why_relayed(scheduler: RequestScheduler | None) -> str:
+    """Why workers do not run a model whose requests go by this; empty if they do."""
+    if isinstance(scheduler, SequenceScheduler):
+        return "one process holds the state of its sequences"
+    if scheduler is None or isinstance(
+        scheduler, GeneratorScheduler | EnsembleScheduler
+    ):
+        return ""
+    return "its requests go by [responses]"
 
 
 def settings_message(settings: Settings) -> Message:

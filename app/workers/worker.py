@@ -14,7 +14,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgpack
 
@@ -23,12 +23,13 @@ from app.limits import Limits
 from app.observe.journal import Journal, part_of
 from app.observe.log import LogControl, LogSettings
 from app.observe.shared_counters import CounterSegment
+from app.serving.ensembles import EnsembleRunner, EnsembleScheduler
 from app.serving.generators import GeneratorScheduler
 from app.serving.keys import Keys
 from app.serving.origin import Origin, origin_of
 from app.serving.table import ModelEntry, ModelTable
 from app.serving.timeout_policy import TimeoutPolicy
-from app.workers.messages import Message, SharedEntry, receive, send
+from app.workers.messages import Message, SharedEnsemble, SharedEntry, receive, send
 from engine import (
     EngineError,
     ExecutionFailed,
@@ -45,6 +46,14 @@ GAUGES_TICK = 0.25
 LINGER_TICK = 0.01
 #: Seconds between looks at the file of keys.
 KEYS_LOOK = 1.0
+
+
+#: What runs a model in a worker.
+LocalRunner: TypeAlias = JoinedRunner | EnsembleRunner
+
+
+def _can_run(runner: LocalRunner) -> bool:
+    return runner.fits if isinstance(runner, EnsembleRunner) else runner.serving
 
 
 class Worker:
@@ -77,7 +86,7 @@ class Worker:
         self._drain_timeout = drain_timeout
         self._devices: dict[str, _Joined] = {}
         #: What was published of each model: entry and runner by key, and the default.
-        self._models: dict[str, dict[int, tuple[ModelEntry, JoinedRunner]]] = {}
+        self._models: dict[str, dict[int, tuple[ModelEntry, LocalRunner]]] = {}
         self._defaults: dict[str, str] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -205,7 +214,7 @@ class Worker:
         name, entries = message["name"], message["entries"]
         async with self._locks.setdefault(name, asyncio.Lock()):
             before = self._models.get(name, {})
-            now: dict[int, tuple[ModelEntry, JoinedRunner]] = {}
+            now: dict[int, tuple[ModelEntry, LocalRunner]] = {}
             for one in map(SharedEntry.from_message, entries):
                 known = before.get(one.key)
                 runner = known[1] if known is not None else await self._runner(one)
@@ -216,18 +225,25 @@ class Worker:
             self._models[name] = now
             self._defaults[name] = message["default"]
             left_paths = self._publish(name)
+            self._publish_users(name)
             self._send({"op": "switched", "seq": message["seq"]})
         left = {key: runner for key, (_, runner) in before.items() if key not in now}
         for key, why in message["failed"]:
-            if key in left:
-                left[key].fail(ExecutionFailed(why))
+            gone = left.get(key)
+            if isinstance(gone, JoinedRunner):
+                gone.fail(ExecutionFailed(why))
         await self._linger(left_paths)
         for key, runner in left.items():
             self._begin(self._leave(key, runner))
 
-    async def _runner(self, one: SharedEntry) -> JoinedRunner | None:
+    async def _runner(self, one: SharedEntry) -> LocalRunner | None:
         """None where a device has died meanwhile: the supervisor runs it then, and
         tells when it is back."""
+        if isinstance(one.runner, SharedEnsemble):
+            shared = one.runner
+            return EnsembleRunner(
+                shared.graph, shared.members, self.table, shared.compose
+            )
         for key, _ in one.runner.replicas:
             if key in self._devices:
                 await self._devices[key].is_open.wait()
@@ -239,9 +255,12 @@ class Worker:
             logger.debug("model %s: %s", one.spec.name, error)
             return None
 
-    def _entry(self, one: SharedEntry, runner: JoinedRunner) -> ModelEntry:
-        spec, scheduler = one.spec, None
-        if one.generator is not None:
+    def _entry(self, one: SharedEntry, runner: LocalRunner) -> ModelEntry:
+        spec = one.spec
+        scheduler: EnsembleScheduler | GeneratorScheduler | None = None
+        if isinstance(runner, EnsembleRunner):
+            scheduler = EnsembleScheduler(runner)
+        elif one.generator is not None:
             scheduler = GeneratorScheduler(one.generator, runner)
         return ModelEntry(
             spec,
@@ -254,7 +273,7 @@ class Worker:
             limits=self.table.limits,
         )
 
-    async def _leave(self, key: int, runner: JoinedRunner) -> None:
+    async def _leave(self, key: int, runner: LocalRunner) -> None:
         """Gives back a runner that gets no new requests."""
         if not await asyncio.to_thread(runner.drain, self._drain_timeout):
             logger.warning("%r is closed with requests in flight", runner)
@@ -267,7 +286,7 @@ class Worker:
         """What can be run right now. Returns what cannot any more, by path, to which
         requests may have begun to come: it stays in the table until `_linger` ends."""
         before = {p: e for p, e in self.table.paths.items() if e.spec.name == name}
-        entries = [e for e, runner in self._models[name].values() if runner.serving]
+        entries = [e for e, runner in self._models[name].values() if _can_run(runner)]
         self.table.publish(name, entries, default=self._defaults[name])
         paths = self.table.paths
         now = {path: e for path, e in paths.items() if e in entries}
@@ -278,6 +297,14 @@ class Worker:
         left = {path: e for path, e in before.items() if path not in now}
         paths.update(left)
         return left
+
+    def _publish_users(self, name: str) -> None:
+        """A model has changed: look which ensembles of it can run now."""
+        for user, published in list(self._models.items()):
+            steps = (s for _, r in published.values() for s in getattr(r, "steps", ()))
+            if any(step.model == name for step in steps):
+                self._begin(self._linger(self._publish(user)))
+                self._publish_users(user)
 
     async def _linger(self, left: Mapping[str, ModelEntry]) -> None:
         """Keep what is run no more for requests whose bodies are still coming."""
@@ -315,6 +342,7 @@ class Worker:
         joined = self._devices.pop(key, None)
         for name in list(self._models):
             self._begin(self._linger(self._publish(name)))
+            self._publish_users(name)
         if joined is not None:
             joined.close()
 
@@ -342,7 +370,8 @@ class Worker:
         for published in self._models.values():
             for entry, runner in published.values():
                 stats: Any = entry.stats
-                stats.show_gauges(sum(c.awaiting for c in runner.channels))
+                channels = runner.channels if isinstance(runner, JoinedRunner) else ()
+                stats.show_gauges(sum(c.awaiting for c in channels))
 
     def knows(self, name: str) -> bool:
         """Whether it has ever been told of this model."""

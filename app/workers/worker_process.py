@@ -12,11 +12,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import msgpack
 
 from app.observe.shared_counters import CounterSegment
+from app.serving.ensembles import EnsembleRunner
 from app.workers.messages import (
     Message,
     SharedEntry,
@@ -43,6 +44,10 @@ START_TIMEOUT = 60.0
 _FULL_TICK = 0.02
 
 
+#: What runs a model that workers run too.
+SharedRunner: TypeAlias = ModelRunner | EnsembleRunner
+
+
 class Supervisor(Protocol):
     """What a worker is told by (`app.workers.supervisor.Workers`)."""
 
@@ -54,8 +59,8 @@ class Supervisor(Protocol):
     def ping_timeout(self) -> float: ...
     def names(self) -> list[str]: ...
     def default_of(self, name: str) -> str: ...
-    def entries_of(self, name: str) -> list[tuple[SharedEntry, ModelRunner]]: ...
-    def runner_of(self, name: str, key: int) -> ModelRunner | None: ...
+    def entries_of(self, name: str) -> list[tuple[SharedEntry, SharedRunner]]: ...
+    def runner_of(self, name: str, key: int) -> SharedRunner | None: ...
     def device_key(self, device: Device) -> str: ...
     def device_number(self, device_id: str) -> int: ...
     def keep_counts(self, counters: CounterSegment) -> None: ...
@@ -306,7 +311,7 @@ class WorkerProcess:
         failed = []
         for key in self.held:
             runner = workers.runner_of(name, key)
-            if runner is not None and runner.failure is not None:
+            if isinstance(runner, ModelRunner) and runner.failure is not None:
                 failed.append([key, str(runner.failure)])
         return {
             "op": "model",
