@@ -83,6 +83,7 @@ def run_gateway(
             "header_timeout": settings.header_timeout,
             "upload_timeout": settings.upload_timeout,
             "send_timeout": settings.send_timeout,
+            "max_connections": settings.max_connections,
             "certificate": certificate,
             "sides": listeners.sides(app),
             "is_drained": lambda: gateway.is_drained,

@@ -178,6 +178,9 @@ class Settings(BaseSettings):
     """Memory for the bodies of all requests and responses in transit; 0: half of what
     the machine, or its control group, has. Beyond it, requests of more than 64 KiB get
     503."""
+    max_connections: Annotated[int, Field(ge=0, le=1 << 20)] = 0
+    """Connections at a time; more get 503, but for health checks and management. 0:
+    three quarters of the file descriptors that the server may have."""
     compress_responses: Literal["asked", "always", "never"] = "asked"
     """When Accept-Encoding compresses inference responses; asked ignores the codings
     that HTTP libraries list by themselves."""

@@ -33,6 +33,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from app.codec.messages import Buffer
 from app.codec.model import DECODED_AT_ONCE
 from app.errors import BodyStopped, ErrorResponse, HttpError, row_of
+from app.http.access import key_group
 from app.http.exchange import CommonHead, Exchange
 from app.http.floods import DROPPED, ENTRY, HANDSHAKE, Floods
 from app.http.front import CONNECTION, NAMES, InferFront
@@ -64,6 +65,10 @@ _LINGER = 1.0
 _PAST_THE_PARSER_FROM = 64 * 1024
 # Requests in a row that were each unlike the one before: there is nothing to remember.
 _UNLIKE = 8
+# Connections beyond the limit that are let in, for health checks and management, and
+# the seconds that each may take.
+_MOST_EXTRA = 64
+_EXTRA_PATIENCE = 1.0
 
 
 class Reading(FlowControl):
@@ -86,6 +91,7 @@ class GatewayProtocol(HttpToolsProtocol):
         front: InferFront,
         common: CommonHead,
         floods: Floods,
+        most: int,
         *arguments: Any,
         **options: Any,
     ) -> None:
@@ -98,6 +104,9 @@ class GatewayProtocol(HttpToolsProtocol):
         self._short = {} if self.root_path else front.short
         self.common = common
         self._floods = floods
+        self._most = most
+        # Whether there were enough connections without this one.
+        self._is_extra = False
         self._exchange: Exchange | None = None
         self._idle_since = self.loop.time()
         self._stall = Stall()
@@ -136,9 +145,12 @@ class GatewayProtocol(HttpToolsProtocol):
         self._names: tuple[str, ...] = ()
 
     @classmethod
-    def serving(cls, front: InferFront, floods: Floods) -> partial[GatewayProtocol]:
-        """What uvicorn calls for each connection."""
-        return partial(cls, front, CommonHead(), floods)
+    def serving(
+        cls, front: InferFront, floods: Floods, most: int
+    ) -> partial[GatewayProtocol]:
+        """What uvicorn calls for each connection, of which there should be at `most`
+        so many."""
+        return partial(cls, front, CommonHead(), floods, most)
 
     def data_received(self, data: bytes) -> None:
         exchange = self._exchange
@@ -461,6 +473,11 @@ class GatewayProtocol(HttpToolsProtocol):
             msg = f"HTTP/{version} is not spoken here; expected HTTP/1.1 or HTTP/1.0"
             raise HttpError(505, msg, "http_version_not_supported")
         url, given = self.url, self.headers
+        if self._is_extra:
+            path = unquote(url.partition(b"?")[0].decode("latin-1"))
+            group = key_group(path, self.parser.get_method().decode())
+            if group is not None and group != "manage":
+                raise _too_many()
         super().on_message_begin()
         self.url = url
         self.headers[:] = given
@@ -473,6 +490,8 @@ class GatewayProtocol(HttpToolsProtocol):
                 self.expect_100_continue = True
         super().on_headers_complete()
         self._has_cycle = True
+        if self._is_extra:
+            self.finish()
         for name, value in given:
             if name == b"content-length":  # the parser has seen that it is a number
                 self._missing = int(value)
@@ -538,6 +557,13 @@ class GatewayProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = self._reading = Reading(transport)
         self._floods.charge(ENTRY)
+        extra = len(self.connections) - self._most
+        if extra > 0:
+            self._is_extra = True
+            self._short = {}
+            self.timeout_keep_alive = int(_EXTRA_PATIENCE)
+            if extra > _MOST_EXTRA:
+                transport.abort()
         certificate = transport.get_extra_info("peercert")
         if certificate:
             self._names = names_of(certificate)
@@ -613,6 +639,8 @@ class GatewayProtocol(HttpToolsProtocol):
         One look at all connections every few seconds, where uvicorn sets and cancels a
         timer for every request.
         """
+        if self._is_extra:
+            head_patience = patience = _EXTRA_PATIENCE
         unsent = self.transport.get_write_buffer_size()
         if unsent:
             self._idle_since = now
@@ -713,6 +741,11 @@ class GatewayProtocol(HttpToolsProtocol):
         if msg:
             text += f": {msg}"
         self._end_with(HttpError(400, text, "bad_http"))
+
+
+def _too_many() -> HttpError:
+    msg = "the server has as many connections as it may have (--max-connections)"
+    return HttpError(503, msg, "too_many_connections", ((b"retry-after", b"1"),))
 
 
 def _too_slow(seconds: float) -> HttpError:

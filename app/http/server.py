@@ -17,6 +17,7 @@ import functools
 import logging
 import math
 import os
+import resource
 import signal
 import socket
 import struct
@@ -146,6 +147,8 @@ class GatewayServer(uvicorn.Server):
     A request whose head is not complete after `header_timeout` seconds is given up, so
     is one whose body does not get on for `upload_timeout`, and an answer of which
     nothing is taken for `send_timeout` (0: never).
+    Beyond `max_connections` (0: three quarters of the descriptors there may be) only
+    health checks and management are answered, but all on `sides`.
     With a `certificate` all sockets speak TLS, but Unix sockets of `sides`.
     `sides` are other applications with sockets of their own, which live as long.
     While `is_drained` says so, every answer is its connection's last, so that clients
@@ -165,6 +168,7 @@ class GatewayServer(uvicorn.Server):
         header_timeout: float = 30.0,
         upload_timeout: float = 30.0,
         send_timeout: float = 30.0,
+        max_connections: int = 0,
         certificate: Certificate | None = None,
         sides: Sequence[tuple[InferFront, socket.socket]] = (),
         is_drained: Callable[[], bool] = lambda: False,
@@ -196,6 +200,7 @@ class GatewayServer(uvicorn.Server):
         self._header_timeout = header_timeout or math.inf
         self._upload_timeout = upload_timeout or math.inf
         self._send_timeout = send_timeout or math.inf
+        self._max_connections = max_connections
         self._certificate = certificate
         self._app = app
         self._sides = sides
@@ -267,11 +272,15 @@ class GatewayServer(uvicorn.Server):
         """Serve `app` on a socket. As uvicorn does, but that a TLS handshake has no
         more time than the head of a request."""
         loop = asyncio.get_running_loop()
+        is_side = any(listener is side for _, side in self._sides)
+        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        most = self._max_connections or descriptors * 3 // 4
+        if is_side:
+            most = sys.maxsize
         make = functools.partial(
-            GatewayProtocol.serving(app, self._floods), config=self.config,
+            GatewayProtocol.serving(app, self._floods, most), config=self.config,
             server_state=self.server_state, app_state=self.lifespan.state, _loop=loop,
         )  # fmt: skip
-        is_side = any(listener is side for _, side in self._sides)
         is_plain = is_side and listener.family == socket.AF_UNIX
         tls = None if is_plain else self.config.ssl
         patience = self._header_timeout

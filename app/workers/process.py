@@ -109,6 +109,8 @@ def main(arguments: list[str] | None = None) -> int:
         header_timeout=settings.header_timeout,
         upload_timeout=settings.upload_timeout,
         send_timeout=settings.send_timeout,
+        # The kernel spreads connections evenly, or nearly so.
+        max_connections=-(-settings.max_connections // start["workers"]),
         certificate=_certificate(settings),
         is_drained=lambda: worker.is_drained,
         abort=worker.abort,

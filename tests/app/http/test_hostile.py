@@ -20,6 +20,7 @@ import pytest
 import trustme
 
 from app.config.keys import digest_of
+from tests.app.http.test_protocol import Wire, expected, request
 from tests.app.served import Serve, ServedGateway
 from tests.engine import models
 from tests.support import WAIT, until
@@ -169,6 +170,42 @@ def test_two_thousand_connections(gateway: ServedGateway) -> None:
         until(lambda: descriptors(gateway) >= CONNECTIONS)
         assert len(gateway.infer("affine", input=ROW)["output"]) == 4
         assert memory(gateway) - before < CONNECTIONS * 64 * 1024
+
+
+def test_more_connections_than_there_may_be(tmp_path: Path) -> None:
+    """Those there are go on; of others, health checks and management are answered."""
+    models.affine(tmp_path / "affine.popef")
+    options = ("--max-connections", "4", "--api-key", "root")
+    with ServedGateway(tmp_path, *options) as gateway:
+        gateway.wait_ready().client.close()
+        live = b"GET /v1/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+        listing = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
+        last = listing[:-2] + b"Connection: close\r\n\r\n"
+        unload = (
+            b"POST /v1/models/affine/unload HTTP/1.1\r\nHost: x\r\n"
+            b"X-API-Key: %b\r\nContent-Length: 0\r\n\r\n"
+        )
+        assert statuses(answer(gateway, last)) == [200]
+        with ExitStack() as stack:
+            held = [stack.enter_context(Wire(gateway)) for _ in range(4)]
+            for wire in held:
+                wire.send(request(1))
+                assert wire.output() == expected(1)
+            for sent in (INFER + b"Content-Length: 2\r\n\r\n{}", listing, live[:20]):
+                got = answer(gateway, sent)
+                assert statuses(got) == ([408] if sent == live[:20] else [503])
+                assert (b"too_many_connections" in got) == (sent != live[:20])
+            # One answer each, whatever is asked behind it; and none for silence.
+            assert statuses(answer(gateway, live + live)) == [200]
+            assert statuses(answer(gateway, unload % b"wrong")) == [401]
+            assert answer(gateway) == b""
+            crowd = [stack.enter_context(connected(gateway)) for _ in range(70)]
+            until(lambda: all(_is_closed(wire) for wire in crowd))
+            for wire in held:
+                wire.send(request(2))
+                assert wire.output() == expected(2)
+            assert statuses(answer(gateway, unload % b"root")) == [200]
+        until(lambda: statuses(answer(gateway, last)) == [200])
 
 
 def test_wrong_keys_in_a_loop(tmp_path: Path) -> None:
