@@ -116,7 +116,7 @@ def create_api(gateway: Gateway) -> FastAPI:
     install_error_handlers(api)
     for router in ROUTERS:
         api.include_router(router)
-    api.state.allowed = AllowedMethods(documented_methods(ROUTERS))
+    api.state.allowed = AllowedMethods(documented_methods(ROUTERS, also_pages=True))
 
     @functools.cache
     def base_of_all() -> dict[str, Any]:

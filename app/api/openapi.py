@@ -68,12 +68,15 @@ _YAML_WORDS = frozenset(["y", "n", "yes", "no", "on", "off", "true", "false", "n
 _LOADING = re.compile(r"/(load|unload)$")
 
 
-def documented_methods(routers: Iterable[APIRouter]) -> dict[str, set[str]]:
-    """The paths of the document with their methods, without making all of it."""
+def documented_methods(
+    routers: Iterable[APIRouter], *, also_pages: bool = False
+) -> dict[str, set[str]]:
+    """The paths of the document with their methods, without making all of it;
+    `also_pages`: those too that are for people and not in it."""
     methods: dict[str, set[str]] = {}
     for router in routers:
         for route in router.routes:
-            if isinstance(route, APIRoute) and route.include_in_schema:
+            if isinstance(route, APIRoute) and (also_pages or route.include_in_schema):
                 methods.setdefault(route.path_format, set()).update(route.methods or ())
     return methods
 

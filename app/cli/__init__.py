@@ -31,7 +31,7 @@ from app.cli import perf as perf_command
 from app.cli import tune as tune_command
 from app.cli.commands import Command
 from app.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, CommandError
-from app.cli.running import drain, top
+from app.cli.running import drain, load, models, top, unload
 
 app = typer.Typer(
     name="popgate",
@@ -58,6 +58,9 @@ app.command("run", cls=Command)(run.run)
 app.add_typer(bench_commands.bench, name="bench")
 app.command("dump", cls=Command)(dump.dump)
 app.command("devices", cls=Command)(devices.devices)
+app.command("models", cls=Command)(models)
+app.command("load", cls=Command)(load)
+app.command("unload", cls=Command)(unload)
 app.command("top", cls=Command)(top)
 app.command("drain", cls=Command)(drain)
 app.command("key", cls=Command)(key.key)

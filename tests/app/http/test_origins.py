@@ -83,6 +83,8 @@ def test_options_says_which_methods_there_are(gateway: ServedGateway) -> None:
     for path, allowed in (
         (INFER, "OPTIONS, POST"),
         ("/v1/models", "GET, HEAD, OPTIONS"),
+        ("/", "GET, HEAD, OPTIONS"),
+        ("/docs", "GET, HEAD, OPTIONS"),
     ):
         answer = gateway.client.options(path)
         assert (answer.status_code, answer.headers["allow"]) == (204, allowed)
