@@ -7,6 +7,7 @@ they have the form of all log lines (`--log-format`).
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +17,8 @@ logger = logging.getLogger("app.access")
 #: Lines a second of what was not asked for with ``all``: a flood of bad requests
 #: must not become a flood of lines.
 MOST_A_SECOND = 200
+#: Of the answered requests, where any are logged.
+_LEAST = 1e-12
 
 
 def parse_ratio(text: str) -> float | None:
@@ -38,16 +41,29 @@ def parse_ratio(text: str) -> float | None:
 class AccessLog:
     """Which requests get a line. For the event loop's thread.
 
-    `ratio` is what `parse_ratio` gives. A sample is every so-manieth answered request;
-    those that fail are always in it.
+    `ratio` is what `parse_ratio` gives. A sample is every so-manieth answered request:
+    so many are `left` to be passed over before the next, and nothing has to be worked
+    out for those. Requests that fail are always in it.
     """
 
     def __init__(self, ratio: float | None = None) -> None:
-        self.ratio = ratio
-        self._due = 0.0
         self._second = 0
         self._lines = 0
         self._left_out = 0
+        self.set_ratio(ratio)
+
+    def set_ratio(self, ratio: float | None) -> None:
+        """Log this share from now on."""
+        self.ratio = ratio
+        self._due = 0.0
+        self.left = self._count_to_next()
+
+    def _count_to_next(self) -> int:
+        """How many are passed over before the next in the sample."""
+        ratio = max(self.ratio or 0.0, _LEAST)
+        count = max(1, math.ceil((1.0 - self._due) / ratio))
+        self._due += count * ratio - 1.0
+        return count - 1
 
     @property
     def is_on(self) -> bool:
@@ -58,23 +74,13 @@ class AccessLog:
         """Whether requests that are answered are logged, some of them at least."""
         return bool(self.ratio)
 
-    def passes_over(self) -> bool:
-        """Returns whether the next answered request is not in the sample, and counts it
-        then: nothing has to be worked out for it. If it is, `wants_answered` says so.
-        """
-        due = self._due + (self.ratio or 0.0)
-        if due >= 1.0:
-            return False
-        self._due = due
-        return True
-
     def wants_answered(self) -> bool:
         """Returns whether the next answered request is in the sample. Counts it."""
-        self._due += self.ratio or 0.0
-        if self._due < 1.0:
+        if self.left:
+            self.left -= 1
             return False
-        self._due -= 1.0
-        return True
+        self.left = self._count_to_next()
+        return bool(self.ratio)
 
     def write(self, message: str, status: int, fields: Mapping[str, Any]) -> None:
         """Log one request, unless there are too many."""

@@ -175,7 +175,7 @@ class Journal:
 
     def set_access(self, text: str) -> None:
         """Log from now on the requests that `parse_ratio` reads from this."""
-        self.access.ratio = parse_ratio(text)
+        self.access.set_ratio(parse_ratio(text))
         self.samples = self.access.samples or self.spans is not None
 
     def keep_slow(self, stamps: Stamps) -> None:

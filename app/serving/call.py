@@ -155,8 +155,13 @@ class Call(ABC):
 
     def begin(self) -> None:
         """The body is complete: decode it and queue the request."""
-        if self.key is not None and not self._enter(self.key):
-            return
+        key = self.key
+        if key is not None:
+            if key.is_free:  # `Key.enter` without its calls
+                key.in_flight += 1
+                self._entered = key
+            elif not self._enter(key):
+                return
         # Looked up now: the model may have been swapped while the body came.
         entry = self.service.models.paths.get(self.path)
         if entry is not None:
@@ -404,11 +409,12 @@ class Call(ABC):
             input_ns=self._decoded - began,
             output_ns=ended - encoding,
         )
-        if entry.tracer is not None or (
-            journal.samples
-            and (journal.spans is not None or not journal.access.passes_over())
-        ):
-            self._stamps = (request, submitted, stamps)
+        if journal.samples or entry.tracer is not None:
+            access = journal.access
+            if access.left and journal.spans is None and entry.tracer is None:
+                access.left -= 1
+            else:
+                self._stamps = (request, submitted, stamps)
 
     def fail(self, error: Exception) -> None:
         """Answer with an error, and count that."""
@@ -493,9 +499,12 @@ class Call(ABC):
     def _end(self, failure: FailureReason = FailureReason.OTHER) -> None:
         """Let go of everything; what is not counted yet has failed."""
         self.response_complete = True
-        if self._entered is not None:
-            self._entered.leave()
-            self._entered = None
+        key, self._entered = self._entered, None
+        if key is not None:
+            if key.is_free:
+                key.in_flight -= 1
+            else:
+                key.leave()
         entry, request = self.entry, self._request
         # Requests in flight lead back here, and their outputs are large.
         self._request = self.submitted = self._preparing = None

@@ -60,11 +60,12 @@ class Lanes:
 
 class Key:
     """A key's use. `requests_per_second` is a bucket of tokens that holds one second's
-    worth of them, and one at the least."""
+    worth of them, and one at the least. One that `is_free` has no limits and no weight:
+    requests only have to be counted in `in_flight`."""
 
     __slots__ = (
         "_at", "_clock", "_lanes", "_models", "_tokens",
-        "config", "in_flight", "lane", "weight",
+        "config", "in_flight", "is_free", "lane", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -87,6 +88,7 @@ class Key:
         if self.in_flight and self.weight:
             self._lanes.leave(self.weight, self.lane)
         self.weight = config.weight or 0
+        self.is_free = not (self.weight or self.is_limited)
         if self.in_flight and self.weight:
             self.lane = self._lanes.take(self.weight)
         self._models = (

@@ -29,8 +29,11 @@ def test_a_share_of_the_answered() -> None:
     assert not any(AccessLog(0.0).wants_answered() for _ in range(8))
     log = AccessLog(0.25)
     for _ in range(2):
-        assert [log.passes_over() for _ in range(5)] == [True] * 3 + [False] * 2
+        assert log.left == 3
+        log.left = 0  # they were passed over
         assert log.wants_answered()
+    log.set_ratio(0.375)
+    assert [log.wants_answered() for _ in range(1000)].count(True) == 375
     assert all(AccessLog(1.0).wants_answered() for _ in range(8))
 
 
