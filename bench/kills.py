@@ -99,8 +99,33 @@ def disagreements(server: Server, events: Sequence[Event]) -> list[str]:
     return found
 
 
+def wait_workers(server: Server, path: str, count: int) -> None:
+    """Returns when all workers take connections: the ids that one makes begin alike,
+    and the kernel chooses one for each connection. What they refuse counts as no
+    answer of the model at `path`."""
+    own = _answers(server, "GET", "/v2/health/live")
+    found: set[str] = set()
+    end = time.monotonic() + BACK_WITHIN
+    while len(found) < count:
+        if time.monotonic() > end:
+            raise AssertionError(f"{len(found)} of {count} workers answer")
+        found |= {_answers(server, "POST", path)} - {own}
+
+
+def _answers(server: Server, method: str, path: str) -> str:
+    """Who answers on a connection of its own."""
+    connection = http.client.HTTPConnection(HOST, server.port, timeout=BACK_WITHIN)
+    try:
+        connection.request(method, path)
+        return str(connection.getresponse().headers["x-request-id"]).partition("-")[0]
+    except OSError:  # reset: its worker was killed just now
+        return _answers(server, method, path)
+    finally:
+        connection.close()
+
+
 async def kill_at_random(
-    server: Server, jobs: Sequence[Job], seconds: float, seed: int
+    server: Server, jobs: Sequence[Job], seconds: float, seed: int, workers: int
 ) -> tuple[Traffic, Counter[str]]:
     chance = random.Random(seed)
     killed: Counter[str] = Counter()
@@ -122,6 +147,7 @@ async def kill_at_random(
             os.kill(chance.choice(pids), signal.SIGKILL)
             killed[kind] += 1
             since = time.monotonic()
+            await asyncio.to_thread(wait_workers, server, jobs[0].path, workers)
             await traffic.until(lambda _, since=since: back(since), BACK_WITHIN)  # type: ignore[misc]
             await traffic.until(lambda _: len(server.pids()) == processes, BACK_WITHIN)
             assert not named_memory(server.pids())
@@ -144,10 +170,12 @@ def run(folder: Path, jobs: Sequence[Job], options: argparse.Namespace) -> list[
     with gateway(folder, *flags, devices="cpu:2") as server:
         server.wait_ready()
         # The first seconds open what stays open.
-        warm, _ = asyncio.run(kill_at_random(server, jobs, 0.0, options.seed))
+        warm, _ = asyncio.run(
+            kill_at_random(server, jobs, 0.0, options.seed, options.workers)
+        )
         before = descriptors(server.pid)
         traffic, killed = asyncio.run(
-            kill_at_random(server, jobs, options.seconds, options.seed)
+            kill_at_random(server, jobs, options.seconds, options.seed, options.workers)
         )
         traffic.events[:0] = warm.events
         found = check(server, traffic)
