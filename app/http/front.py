@@ -45,8 +45,8 @@ from app.http.asgi import (
 from app.http.asgi_call import AsgiCall, EventCall
 from app.http.floods import READ
 from app.http.origins import AnyMethod, for_origins
+from app.http.request_log import KEY, RequestLog
 from app.http.streaming import send_events, wants_events
-from app.http.told import KEY, Told
 from app.serving.call import Form
 from app.serving.service import Service
 from app.serving.table import ModelEntry, infer_path_of
@@ -137,11 +137,11 @@ class InferFront:
         if scope["type"] != "http":
             await self.fallback(scope, receive, send)
             return
-        told = Told(scope, send, self.service.journal)
+        log = RequestLog(scope, send, self.service.journal)
         try:
-            await self.answer(told.scope, receive, told.send)
+            await self.answer(log.scope, receive, log.send)
         finally:
-            told.end()
+            log.end()
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request over HTTP, whose id is in its scope."""
@@ -196,14 +196,14 @@ class InferFront:
         self, call: AsgiCall, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Reads the body of a call, and sends its answer."""
-        told: Told = scope[KEY]
+        log: RequestLog = scope[KEY]
         try:
             call.arrived = time.monotonic_ns()
-            call.peer = told.client
+            call.peer = log.client
             body = await self._body_or_refusal(call, scope, receive, send)
             if body is None:
                 return
-            told.is_told = True
+            log.is_done = True
             call.body = body
             call.is_large = call.share.size > DECODED_AT_ONCE
             if isinstance(call, EventCall):

@@ -1,6 +1,6 @@
 """The line of a request in the access log, however it ended, for programs and people.
 
-Covers nothing of its own: app/http/told.py, app/serving/call.py and
+Covers nothing of its own: app/http/request_log.py, app/serving/call.py and
 app/http/protocol.py each tell of some of these.
 """
 

@@ -1,6 +1,6 @@
-"""A request over ASGI as it is told of: its id on its answer, a line when it ends.
+"""The log of a request over ASGI: its id on its answer, a line when it ends.
 
-Requests that become a `Call` are told of by that, which knows more.
+Requests that become a `Call` are logged by that, which knows more.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from engine import Cancelled
 #: Bytes of the body of an error that are kept for the log.
 _MOST_TEXT = 2000
 #: Where a request finds it in its scope.
-KEY = "popgate.told"
+KEY = "popgate.log"
 
 
-class Told:
+class RequestLog:
     """One request, from its head to its answer.
 
     `scope` and `send` are to be used in place of those it was made of; then `end` is to
-    be called. `is_told` once another tells of the request.
+    be called. `is_done` once another logs the request.
     """
 
     def __init__(self, scope: Scope, send: Send, journal: Journal) -> None:
@@ -36,7 +36,7 @@ class Told:
         rest = [header for header in scope["headers"] if header[0] != HEADER]
         self.scope: Scope = {**scope, "headers": [*rest, (HEADER, self.request_id)]}
         self.scope[KEY] = self
-        self.is_told = False
+        self.is_done = False
         self._trace = headers.get(b"traceparent", b"")
         self._send = send
         self._journal = journal
@@ -55,16 +55,16 @@ class Told:
             self._status = message["status"]
             headers = [*message.get("headers", ()), (HEADER, self.request_id)]
             message = {**message, "headers": headers}
-        elif self._status >= 400 and not self.is_told:
+        elif self._status >= 400 and not self.is_done:
             self._text = (self._text + message.get("body", b""))[:_MOST_TEXT]
         await self._send(message)
 
     def end(self) -> None:
-        """The request is over: tell of it, unless a call does."""
+        """The request is over: log it, unless a call does."""
         scope = self.scope
         # They know each other, and the garbage collector comes by rarely.
         scope.pop(KEY, None)
-        if self.is_told:
+        if self.is_done:
             return
         asked = Asked(
             self.request_id,
