@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from app.background import DaemonPool
+from app.sizes import counted
 from engine import (
     Device,
     DeviceClosed,
@@ -152,10 +153,11 @@ class GatewayDevices:
         Raises ValueError for an index that is not attached.
         """
         have = len(self._devices)
-        for index in wanted:
-            if index >= have:
-                msg = f"devices names number {index}, but {have} are attached, from 0"
-                raise ValueError(msg)
+        if wanted and max(wanted) >= have:
+            raise ValueError(
+                f"devices = {list(wanted)} needs {counted(max(wanted) + 1, 'device')}, "
+                f"and {have} {'is' if have == 1 else 'are'} attached (--devices)"
+            )
         if wanted:
             return {i: self._devices[wanted[i % len(wanted)]] for i in range(instances)}
         first, self._next = self._next, (self._next + instances) % have

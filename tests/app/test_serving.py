@@ -333,7 +333,7 @@ def test_several_devices_and_instances(repository: Path) -> None:
     (repository / "slow" / "config.toml").write_text("devices = [7]")
     with ServedGateway(repository, "--devices", "cpu:2") as gateway:
         failed = gateway.wait_ready().client.get("/v1/health/ready").json()["failed"]
-        assert "devices names number 7, but 2 are attached" in failed["slow"]
+        assert "devices = [7] needs 8 devices, and 2 are attached" in failed["slow"]
         listed = gateway.client.get("/v1/devices").json()["devices"]
         assert [(d["id"], d["models"]) for d in listed] == [("cpu:0", 1), ("cpu:1", 1)]
         assert gateway.client.get("/v1/models/affine").json()["instances"] == 2
