@@ -18,6 +18,8 @@ from app.observe.metrics import ModelMetrics
 from app.observe.request_ids import SpanIds, trace_context
 
 #: How many requests are kept: the last ones, the slowest, and the last that failed.
+#: How the paths of requests to a model end, whether there is one or not.
+_INFERENCE = ("/infer", "/generate", "/generate_stream", ":predict")
 LAST, SLOWEST, FAILED = 1000, 50, 200
 #: Seconds after which a slow request makes room for slow ones of today.
 SLOW_FOR = 900
@@ -151,7 +153,8 @@ class Recorder(Protocol):
 class Journal:
     """The last requests of a gateway, its access log, and who makes spans of them.
 
-    `spans` gets every request to a model, once that has been sent.
+    `spans` gets every request to a model, once that has been sent, and those that came
+    to none: refused, or to a model that is not there.
     """
 
     def __init__(
@@ -282,7 +285,9 @@ class Journal:
     def fail(self, failed: Failed, parts: Sequence[Part] = ()) -> None:
         """Keep a request that failed, and write a line of it."""
         self.failed.append(failed)
-        if self.spans is not None and failed.model is not None:
+        # Of other requests, such as a scanner's, there are none.
+        asks_model = failed.model is not None or failed.asked.path.endswith(_INFERENCE)
+        if self.spans is not None and asks_model:
             self.spans.record(failed.asked, failed, parts)
         if not self.access.is_on:
             return

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import http.server
+import io
+import json
 import textwrap
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgpack
+import numpy as np
 import pytest
 
 from app.observe.spans import Sampler, spans_wanted
@@ -380,6 +384,106 @@ def test_what_is_asked_of_others(
     root, _ = trees["deep"]
     expected = f"00-{root.trace_id.hex()}-{root.span_id.hex()}-01"
     assert made["parent"] == [expected]
+
+
+FAILS = """
+    class Fails:
+        inputs = {"x": "FP32[-1,4]"}
+        outputs = {"y": "FP32[-1,4]"}
+
+        def __call__(self, x):
+            raise RuntimeError("of its own")
+"""
+ENCODINGS = ("json", "msgpack", "binary", "npy")
+#: What is asked in every encoding: the model, its input, what comes.
+ASKED = {
+    "unary": ("affine", "input", 200),
+    "ensemble": ("chain", "START", 200),
+    "python": ("says", "x", 200),
+    "stream": ("counts", "n", 200),
+    "wrong shape": ("affine", "input", 400),
+    "wrong step": ("chain", "START", 400),
+    "own mistake": ("fails", "x", 500),
+    "no such model": ("none", "input", 404),
+    "late": ("affine", "input", 504),
+}
+
+
+def encoded(encoding: str, name: str, value: Any) -> tuple[bytes, dict[str, str]]:
+    """A request with one input: its body and headers."""
+    datatype = {"f": "FP32", "i": "INT32"}[value.dtype.kind]
+    tensor: dict[str, Any] = {
+        "name": name,
+        "shape": list(value.shape),
+        "datatype": datatype,
+    }
+    raw = value.tobytes()
+    if encoding == "json":
+        tensor["data"] = value.ravel().tolist()
+        return json.dumps({"inputs": [tensor]}).encode(), {}
+    if encoding == "msgpack":
+        body = msgpack.packb({"inputs": [{**tensor, "data": raw}]})
+        return body, {"content-type": "application/msgpack"}
+    if encoding == "npy":
+        np.save(stream := io.BytesIO(), value)
+        return stream.getvalue(), {"content-type": "application/x-npy"}
+    tensor["parameters"] = {"binary_data_size": len(raw)}
+    head = json.dumps({"inputs": [tensor]}).encode()
+    return head + raw, {
+        "content-type": "application/octet-stream",
+        "inference-header-content-length": str(len(head)),
+    }
+
+
+def test_one_id_and_one_trace_wherever_a_request_is_seen(
+    tmp_path: Path, collector: Collector
+) -> None:
+    """In the answer's header, the log, the spans and the pages: every encoding of every
+    kind of request, whatever becomes of it."""
+    root = tmp_path / "models"
+    root.mkdir()
+    fill(root)
+    (root / "fails" / "1").mkdir(parents=True)
+    (root / "fails" / "1" / "model.py").write_text(textwrap.dedent(FAILS))
+    options = ("--allow-python", "--access-log", "all", "--log-format", "json")
+    found: dict[str, tuple[int, str, Any]] = {}
+    with ServedGateway(
+        root, *options, OTEL_EXPORTER_OTLP_ENDPOINT=collector.url
+    ) as served:
+        served.wait_ready()
+        for encoding in ENCODINGS:
+            for kind, (model, name, _) in ASKED.items():
+                value = np.ones((1, 3 if "wrong" in kind else 4), np.float32)
+                if kind == "stream":
+                    value = np.array([2], np.int32)
+                body, headers = encoded(encoding, name, value)
+                request_id = f"{kind.replace(' ', '-')}.{encoding}"
+                headers |= {"x-request-id": request_id}
+                headers["traceparent"] = parent("01").decode()
+                if kind == "stream":
+                    headers["accept"] = "text/event-stream"
+                elif kind == "python":  # several outputs, and texts among them
+                    headers["accept"] = "application/json"
+                if kind == "late":
+                    headers["x-request-timeout"] = "0.000001"
+                path = f"/v1/models/{model}/infer"
+                answer = served.client.post(path, content=body, headers=headers)
+                page = served.client.get(f"/v1/requests/{request_id}")
+                told_id = answer.headers["x-request-id"]
+                found[request_id] = answer.status_code, told_id, page
+        assert served.stop() == 0
+    lines = [json.loads(line) for line in served.lines if line.startswith("{")]
+    for request_id, (status, told_id, page) in found.items():
+        expected = ASKED[request_id.partition(".")[0].replace("-", " ")][2]
+        assert (status, told_id) == (expected, request_id)
+        assert page.status_code == 200, f"{request_id}: {page.text}"
+        assert page.json()["id"] == request_id
+        assert page.json()["status"] == status
+        span, _ = collector.of(request_id)
+        assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE, CALLER)
+        assert told(span, "http.response.status_code") == status, request_id
+        (line,) = [s for s in lines if s.get("request_id") == request_id]
+        assert (line["trace_id"], line["status"]) == (TRACE, status)
 
 
 def test_members_of_a_batch_are_linked(tmp_path: Path, collector: Collector) -> None:
