@@ -30,7 +30,7 @@ import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from app.codec.messages import Buffer
+from app.codec.messages import Buffer, Header
 from app.codec.model import DECODED_AT_ONCE
 from app.errors import BodyStopped, ErrorResponse, HttpError, row_of
 from app.http.access import key_group
@@ -478,6 +478,7 @@ class GatewayProtocol(HttpToolsProtocol):
             group = key_group(path, self.parser.get_method().decode())
             if group is not None and group != "manage":
                 raise _too_many()
+        _check_framing(given)
         super().on_message_begin()
         self.url = url
         self.headers[:] = given
@@ -490,6 +491,8 @@ class GatewayProtocol(HttpToolsProtocol):
                 self.expect_100_continue = True
         super().on_headers_complete()
         self._has_cycle = True
+        # What stands behind a body in chunks is no header, whatever it says.
+        self.headers = given
         if self._is_extra:
             self.finish()
         for name, value in given:
@@ -741,6 +744,21 @@ class GatewayProtocol(HttpToolsProtocol):
         if msg:
             text += f": {msg}"
         self._end_with(HttpError(400, text, "bad_http"))
+
+
+def _check_framing(headers: list[Header]) -> None:
+    """Raises for what one server may read in another way than the next."""
+    hosts = 0
+    for name, value in headers:
+        if name == b"host":
+            hosts += 1
+        elif name == b"transfer-encoding" and value.lower() != b"chunked":
+            coding = value[:40].decode("latin-1")
+            msg = f"transfer encoding {coding!r} is not read here; expected 'chunked'"
+            raise HttpError(501, msg, "unsupported")
+    if hosts > 1:
+        msg = f"expected one header Host, got {hosts}"
+        raise HttpError(400, msg, "bad_http")
 
 
 def _too_many() -> HttpError:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import itertools
+import json
 import re
 import threading
 from dataclasses import replace
@@ -22,6 +24,7 @@ from app.main import ROUTERS
 from app.serving.keys import Key, Keys
 from tests.app import fronts
 from tests.app.fronts import Client, Doubler
+from tests.app.http.test_protocol import Wire
 from tests.app.served import ServedGateway, run_popgate
 from tests.engine import models
 from tests.support import until
@@ -378,6 +381,47 @@ def as_key(name: str) -> dict[str, str]:
     return {"Authorization": f"Bearer key of {name}"}
 
 
+#: Of requests by the key of `affine`: what might have `other` be asked, or be
+#: read by one server in another way than by the next; and what it gets.
+CHUNKED = b"Transfer-Encoding: chunked\r\n"
+TRICKS: list[tuple[bytes, bytes, list[int]]] = [
+    *(
+        (b"/v1/models/%b/infer" % name, b"Content-Length: 2\r\n", [403, 404])
+        for name in (
+            b"%6fther",
+            b"x/../other",
+            b"affine%2f..%2fother",
+            b"other%00",
+            b"./other",
+            b"%256fther",
+            b"/other",
+            b"OTHER",
+            b"affine/../other",
+            b"affine;/../other",
+        )
+    ),
+    (b"//v1/models/other/infer", b"Content-Length: 2\r\n", [403, 404]),
+    (b"/v2/../v1/models/other/infer", b"Content-Length: 2\r\n", [403, 404]),
+    (b"http://x/v2/models/other/infer", b"Content-Length: 2\r\n", [403]),
+    (b"/v1/models/other:predict", b"Content-Length: 2\r\n", [403]),
+    (b"/v2/models/other/versions/1/infer", b"Content-Length: 2\r\n", [403]),
+    (b"/v2/models/other/generate_stream", b"Content-Length: 2\r\n", [403]),
+    (b"/v2/repository/models/affine/load", b"Content-Length: 2\r\n", [403]),
+    (INFER.encode(), b"Content-Length: 2\r\n" + CHUNKED, [400]),
+    (INFER.encode(), CHUNKED + b"Content-Length: 2\r\n", [400]),
+    (INFER.encode(), b"Transfer-Encoding: gzip, chunked\r\n", [501]),
+    (INFER.encode(), b"Transfer-Encoding: gzip\r\n" + CHUNKED, [501]),
+    (INFER.encode(), b"Transfer-Encoding: chunked, identity\r\n", [400]),
+    (INFER.encode(), CHUNKED + b"Host: y\r\n", [400]),
+    (INFER.encode(), b"X: a\r\n Content-Length: 2\r\n", [400]),
+    (INFER.encode(), b"X: a\nContent-Length: 2\r\n", [400]),
+    (INFER.encode(), b"X: a\0\r\nContent-Length: 2\r\n", [400]),
+    (INFER.encode(), b"Content-Length : 2\r\n", [400]),
+    (INFER.encode(), b"Content-Length: 0x2\r\n", [400]),
+    (INFER.encode(), b"a:\r\n" * 20_000, [431]),
+]
+
+
 #: A model of another one.
 OTHER = """
 [[ensemble.step]]
@@ -423,6 +467,22 @@ def test_keys_over_http(tmp_path: Path, keys_file: Path) -> None:
         metrics = gateway.wait_line("metrics").split()[-1].removesuffix("/metrics")
         assert httpx.get(f"{metrics}/metrics").status_code == 401
         assert httpx.get(f"{metrics}/metrics", headers=as_key("see")).is_success
+
+        for url, lines, expected_statuses in TRICKS:
+            with Wire(gateway) as wire:
+                key = b"X-API-Key: key of a\r\nConnection: close\r\n"
+                head = b"POST %b HTTP/1.1\r\nHost: x\r\n%b%b\r\n" % (url, key, lines)
+                body = b"2\r\n{}\r\n0\r\n\r\n" if b"chunked" in lines else b"{}"
+                with contextlib.suppress(OSError):  # it was refused before
+                    wire.send(head + body)
+                assert wire.answer()[0] in expected_statuses, (url, lines)
+        # A trailer is no header: it opens nothing.
+        body = json.dumps(BODY).encode()
+        trailer = b"%x\r\n%b\r\n0\r\nX-API-Key: root\r\n\r\n" % (len(body), body)
+        with Wire(gateway) as wire:
+            head = b"POST %b HTTP/1.1\r\nHost: x\r\n" % INFER.encode()
+            wire.send(head + CHUNKED + b"\r\n" + trailer)
+            assert wire.answer()[0] == 401
 
         # One request in a thousand seconds; a refusal leaves the connection open.
         assert status(INFER, as_key("slow")) == 200
