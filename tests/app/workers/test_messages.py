@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import replace
 
 import msgpack
 import numpy as np
 import pytest
 
+from app.serving.ensemble_graph import EnsembleGraph, Face, Step
 from app.spec import ModelSpec, TensorSpec
-from app.workers.messages import MOST, SharedEntry, TooLong, close_all, receive, send
+from app.workers.messages import (
+    MOST,
+    SharedEnsemble,
+    SharedEntry,
+    TooLong,
+    close_all,
+    receive,
+    send,
+)
 from engine import RunnerDescription, Tensor
 from engine.model.batch_plan import AnchorRows, BatchPlan
 from engine.tensor import DataDesc
@@ -51,6 +61,24 @@ def test_a_version_arrives_as_it_was() -> None:
         assert getattr(found.spec, attribute) == getattr(spec, attribute)
     assert found.spec.defaults["x"].tobytes() == default.tobytes()
     assert found.spec.defaults["x"].shape == default.shape
+
+
+def test_an_ensemble_arrives_as_it_was_and_knows_its_members() -> None:
+    x, y = (TensorSpec.make(name, "FP32", (-1, 2)) for name in "xy")
+    member = ModelSpec("m", "1", (x,), (y,), max_batch_size=8)
+    step = Step("step 1 (m)", "m", 0, (("x", "a"),), (("y", "b"),), 0, ())
+    whole = ModelSpec("e", "1", (x,), (y,), max_batch_size=8)
+    faces = (Face("x", (-1, 2), None),), (Face("y", (-1, 2), (-1, 2)),)
+    graph = EnsembleGraph(whole, (step,), *faces)
+    entry = SharedEntry(6, 2, whole, SharedEnsemble(graph, (member,)))
+    raw = msgpack.packb(entry.to_message())
+    shared = SharedEntry.from_message(msgpack.unpackb(raw, strict_map_key=False)).runner
+    assert isinstance(shared, SharedEnsemble)
+    assert shared.graph.steps == (step,)
+    assert (shared.graph.inputs, shared.graph.outputs) == faces
+    assert shared.compose([member]) is shared.graph
+    with pytest.raises(ValueError, match="other tensors"):
+        shared.compose([replace(member, inputs=(y,))])
 
 
 def test_messages_have_borders_descriptors_and_a_length() -> None:
