@@ -213,7 +213,7 @@ def test_each_level_has_a_queue_of_its_own(open_runner: Opener) -> None:
         runner.submit(count(SOME), priority=2)
     for _ in range(5):
         runner.submit(count(SOME), priority=1)
-    with pytest.raises(QueueFull, match="5 requests"):
+    with pytest.raises(QueueFull, match="5 waiting"):
         runner.submit(count(SOME), priority=1)
     assert runner.in_flight == 6
     assert runner.drain(60)
