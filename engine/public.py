@@ -112,6 +112,7 @@ from engine.transport.call_messages import (
     AskersAsked,
     CallSocket,
     ModelCall,
+    ResponseTaken,
     RouteLeft,
 )
 from engine.transport.control import peer_uid
@@ -198,6 +199,7 @@ __all__ = [
     "RecoveryAction",
     "Refused",
     "Request",
+    "ResponseTaken",
     "RingMemoryPool",
     "RingSizeMultiplier",
     "RouteLeft",

@@ -32,6 +32,7 @@ from app.serving.call_routes import CallRoutes, runs_any
 from app.serving.ensembles import named
 from app.serving.origin import Asker, ElsewhereOrigin, Origin, OtherOrigins, origin_of
 from app.serving.pending import NotOneResponse
+from app.serving.steps import StepRun, StepScheduler
 from app.serving.table import ModelEntry, ModelTable, Submitted, infer_path
 from app.serving.tensor_fit import checked_rows
 from app.serving.timeout_policy import MAX_TIMEOUT, TimeoutPolicy
@@ -47,6 +48,7 @@ from engine import (
     ModelCall,
     ModelRunner,
     Refused,
+    ResponseTaken,
     RouteLeft,
     Tensor,
     process_of,
@@ -223,6 +225,11 @@ class Caller:
             self.routes.left(found.number)
             self._calls.route_left()
             return
+        if isinstance(found, ResponseTaken):
+            called = self._under_way.get(found.number)
+            if called is not None:
+                called.proceed()
+            return
         if isinstance(found, AskersAsked):
             self._tell_askers(found)
             return
@@ -254,6 +261,10 @@ class Caller:
         """A call has ended."""
         if self._under_way.pop(number, None) is not None:
             self._answer(number, result)
+
+    def respond(self, number: int, outputs: Mapping[str, Tensor]) -> None:
+        """A response of several."""
+        self._queue(partial(self._sock.answer, number, outputs, True))
 
     def _answer(self, number: int, result: Answer) -> None:
         self._queue(partial(self._sock.answer, number, result))
@@ -406,9 +417,25 @@ class Called:
             request.outputs = outputs
             request.parameters = message.parameters
             request.rows = self._rows
-            submitted = entry.scheduler.submit(request, self._deadline, self._done)
+            submit = entry.scheduler.submit
+            if message.streams and isinstance(entry.scheduler, StepScheduler):
+                submit = partial(entry.scheduler.stream, on_response=self._respond)
+            submitted = submit(request, deadline=self._deadline, on_done=self._done)
         if not submitted.done:
             self._submitted = submitted
+
+    def _respond(self, outputs: Mapping[str, Tensor]) -> None:
+        self._caller.respond(self._message.number, self._wanted(outputs))
+
+    def _wanted(self, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        assert self._entry is not None
+        wanted = self._message.outputs or self._entry.spec.outputs_by_name
+        return {n: t for n, t in outputs.items() if n in wanted}
+
+    def proceed(self) -> None:
+        """A response was taken: the next may come."""
+        if isinstance(self._submitted, StepRun):
+            self._submitted.proceed()
 
     def _done(self, submitted: Submitted) -> None:
         self._submitted = None
@@ -428,9 +455,7 @@ class Called:
             batch_rows=submitted.batch_rows,
         )
         self._keep(submitted)
-        wanted = self._message.outputs or entry.spec.outputs_by_name
-        found = {n: t for n, t in submitted.outputs.items() if n in wanted}
-        self._caller.answer(self._message.number, found)
+        self._caller.answer(self._message.number, self._wanted(submitted.outputs))
         self._caller.routes.offer(self._message.model, self._message.version)
 
     def _fail(self, error: Exception) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -294,27 +294,32 @@ class InferenceRequest:
     # -- to other models
 
     def exec(self, decoupled: bool = False) -> Any:
-        """The response of the other model; with `decoupled` an iterator of it."""
+        """The response of the other model; with `decoupled` an iterator of several."""
+        if decoupled:
+            return self._exec_decoupled()
         try:
             found = _called(self).call(self._feed(), **self._options())
         except EngineError as error:
-            response = _failed(error)
-        else:
-            response = _response(found)
-        return iter([response]) if decoupled else response
+            return _failed(error)
+        return _response(found)
 
-    def async_exec(self, decoupled: bool = False) -> Awaitable[Any]:
+    def _exec_decoupled(self) -> Iterator[InferenceResponse]:
+        """The call begins now, not with the first look."""
+        try:
+            found = _called(self).stream(self._feed(), **self._options())
+        except EngineError as error:
+            return iter([_failed(error)])
+        return _responses(found)
+
+    async def async_exec(self, decoupled: bool = False) -> Any:
         """`exec` for coroutines."""
-        return self._exec_async(decoupled)
-
-    async def _exec_async(self, decoupled: bool) -> Any:
+        if decoupled:
+            return self._exec_decoupled()
         try:
             found = await _called(self).begin_async(self._feed(), **self._options())
         except EngineError as error:
-            response = _failed(error)
-        else:
-            response = _response(found)
-        return iter([response]) if decoupled else response
+            return _failed(error)
+        return _response(found)
 
     def _feed(self) -> dict[str, Array]:
         return {tensor.name(): tensor.as_numpy() for tensor in self._inputs}
@@ -356,6 +361,14 @@ def _called(request: InferenceRequest) -> Any:
 
 def _response(outputs: Mapping[str, Array]) -> InferenceResponse:
     return InferenceResponse([Tensor(name, a) for name, a in outputs.items()])
+
+
+def _responses(found: Iterator[Mapping[str, Array]]) -> Iterator[InferenceResponse]:
+    try:
+        for outputs in found:
+            yield _response(outputs)
+    except EngineError as error:
+        yield _failed(error)
 
 
 def _failed(error: EngineError) -> InferenceResponse:

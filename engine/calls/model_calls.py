@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import queue
 import socket
 import threading
 import time
@@ -48,6 +49,7 @@ class RunningBatch(Protocol):
     def entries(self) -> Sequence[Any]: ...
 
 
+_Outputs = dict[str, Array]
 Running = Callable[[], RunningBatch | None]
 
 
@@ -93,6 +95,30 @@ class _Call:
         self.error = error
         self.is_open = False
         self._on_done()
+
+
+class _Stream(_Call):
+    """One that takes several responses: None behind the last."""
+
+    def __init__(self) -> None:
+        super().__init__(bool)
+        self.responses: queue.SimpleQueue[_Outputs | None] = queue.SimpleQueue()
+
+    def resolve(self, message: Message, fds: list[int]) -> None:
+        super().resolve(message, fds)
+        if self.outputs:
+            self.responses.put(self.outputs)
+            self.outputs = {}
+        if "more" not in message:
+            self.end()
+
+    def fail(self, error: EngineError) -> None:
+        super().fail(error)
+        self.end()
+
+    def end(self) -> None:
+        """There are no more."""
+        self.responses.put(None)
 
 
 class ModelCalls:
@@ -143,34 +169,68 @@ class ModelCalls:
         """Send a call; `on_done` is called in another thread, or in any that waits for
         another call."""
         tensors = {name: _tensor(name, value) for name, value in inputs.items()}
-        requests, deadline, priority = self._present()
-        if options.get("timeout") is not None:
-            end = time.monotonic_ns() + int(float(options["timeout"]) * 1e9)
-            deadline = min(deadline, end) if deadline else end
-        if 0 < deadline < time.monotonic_ns():
-            raise DeadlineExceeded()
+        given = self._present_with(options)
+        _, deadline, priority = given
         wanted = options.get("outputs") or ()
         routes, routed = self._routes, None
         if routes is not None:
             routed = routes.begin(target, tensors, deadline, priority, on_done, wanted)
         if routed is not None:
             return routed
-        call, number = _Call(on_done), next(self._numbers)
+        call = _Call(on_done)
+        return self._begin_with_owner(call, target, tensors, options, given), call
+
+    def stream(
+        self,
+        target: tuple[str, str],
+        inputs: Mapping[str, Any],
+        options: Mapping[str, Any],
+    ) -> tuple[int, _Stream]:
+        """Send a call that takes several responses."""
+        tensors = {name: _tensor(name, value) for name, value in inputs.items()}
+        call, present = _Stream(), self._present_with(options)
+        return self._begin_with_owner(call, target, tensors, options, present), call
+
+    def go_on(self, number: int) -> None:
+        """A response was taken: the next may come."""
+        self._tell({"next": number})
+
+    def _begin_with_owner(
+        self,
+        call: _Call,
+        target: tuple[str, str],
+        tensors: Mapping[str, Tensor],
+        options: Mapping[str, Any],
+        present: _Present,
+    ) -> int:
+        number = next(self._numbers)
         message, fds = with_tensors(
             {
                 "call": number,
                 "model": target[0],
                 "version": target[1],
-                "deadline_ns": deadline,
-                "priority": priority,
+                "deadline_ns": present.deadline_ns,
+                "priority": present.priority,
                 "outputs": options.get("outputs"),
                 "parameters": dict(options.get("parameters") or {}),
-                "requests": requests,
+                "requests": present.requests,
+                "streams": isinstance(call, _Stream),
             },
             tensors,
         )
         self._send(number, call, message, fds)
-        return number, call
+        return number
+
+    def _present_with(self, options: Mapping[str, Any]) -> _Present:
+        """Raises DeadlineExceeded."""
+        present = self._present()
+        deadline = present.deadline_ns
+        if options.get("timeout") is not None:
+            end = time.monotonic_ns() + int(float(options["timeout"]) * 1e9)
+            deadline = min(deadline, end) if deadline else end
+        if 0 < deadline < time.monotonic_ns():
+            raise DeadlineExceeded()
+        return present._replace(deadline_ns=deadline)
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> _LoopWatch:
         """What drives routed calls for the coroutines of a loop."""
@@ -248,6 +308,9 @@ class ModelCalls:
         line = weighted(level, weight) if weight else level
         return _Present([descriptor[0] for descriptor in found], last, line)
 
+    def _pop(self, number: int) -> _Call | None:
+        return self._calls.pop(number, None)
+
     def _take_route(self, message: Message, fds: list[int]) -> None:
         if self._routes is None:
             from engine.calls.routes import Routes
@@ -271,7 +334,9 @@ class ModelCalls:
                         assert self._routes is not None
                         self._routes.leave(int(message["leave"]))
                     else:
-                        call = self._calls.pop(int(message["call"]), None)
+                        number = int(message["call"])
+                        take = self._calls.get if "more" in message else self._pop
+                        call = take(number)
                         if call is not None:
                             call.resolve(message, fds)
                 finally:
@@ -340,6 +405,34 @@ class CalledModel:
         if call.is_open and run is not None and run.terminate:
             raise Cancelled("the run was terminated")
         return self._result(call)
+
+    def stream(
+        self, inputs: Mapping[str, Any], **options: Any
+    ) -> Iterator[dict[str, Array]]:
+        """The responses of a model that gives several, or the only one of another; the
+        call begins now, and each next response is made when the one before was taken.
+        `options` as of `call`."""
+        run = self._calls.options
+        number, call = self._calls.stream(self._target, inputs, options)
+        return self._responses(number, call, run)
+
+    def _responses(
+        self, number: int, call: _Stream, run: Any
+    ) -> Iterator[dict[str, Array]]:
+        if run is not None:
+            run.tell(call.end)
+        try:
+            while (found := call.responses.get()) is not None:
+                yield found
+                self._calls.go_on(number)
+        finally:
+            self._calls.give_up(number)
+            if run is not None:
+                run.forget(call.end)
+        if call.error is None and run is not None and run.terminate:
+            raise Cancelled("the run was terminated")
+        if call.error is not None:
+            raise call.error
 
     async def call_async(self, **inputs: Any) -> dict[str, Array]:
         """The same for coroutines: several may be under way."""

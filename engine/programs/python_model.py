@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -20,6 +20,9 @@ class CalledModel(Protocol):
 
     def __call__(self, **inputs: Any) -> dict[str, Array]: ...
     def call(self, inputs: Mapping[str, Any], **options: Any) -> dict[str, Array]: ...
+    def stream(
+        self, inputs: Mapping[str, Any], **options: Any
+    ) -> Iterator[dict[str, Array]]: ...
     async def call_async(self, **inputs: Any) -> dict[str, Array]: ...
     async def begin_async(
         self, inputs: Mapping[str, Any], **options: Any

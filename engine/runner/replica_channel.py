@@ -70,6 +70,15 @@ MIN_ROOM_NS = 1_000_000
 LARGE_OUTPUT = 256 * 1024
 
 
+def _renew_numbers() -> None:
+    """In a forked child, which is another process."""
+    global _REQUEST_NUMBERS
+    _REQUEST_NUMBERS = itertools.count((os.getpid() << PROCESS_SHIFT) + 1)
+
+
+os.register_at_fork(after_in_child=_renew_numbers)
+
+
 def new_request_number() -> int:
     """A number that no request has, of whatever process."""
     return next(_REQUEST_NUMBERS)

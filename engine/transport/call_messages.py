@@ -7,6 +7,7 @@ segment beside it (engine/transport/tensor_pack.py).
     call     {call, model, version, deadline_ns, priority, outputs, parameters,
               requests, tensors | place}
     cancel   {cancel}                          nobody waits for that call any more
+    next     {next}                            the response of that call was taken
     answer   {call, tensors | place}           or {call, error, message}
     ask      {ask, requests}                   who is answered by the present run?
     told     {call, askers}                    `Askers`
@@ -88,6 +89,16 @@ class ModelCall:
     parameters: Mapping[str, Any]
     requests: tuple[int, ...] = ()
     priority: int = 0
+    streams: bool = False
+    """Whether it takes several responses: each is an answer with ``more``, and the next
+    comes when it was taken; the last answer has none, or the only one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseTaken:
+    """The response of a call was taken, which takes several."""
+
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +128,7 @@ class CallSocket:
         """Readable when there is a call; -1 once closed."""
         return self._sock.fileno()
 
-    def receive(self) -> ModelCall | AskersAsked | RouteLeft | int:
+    def receive(self) -> ModelCall | AskersAsked | RouteLeft | ResponseTaken | int:
         """The next call, question or word of a route, or the number of a call that was
         given up.
 
@@ -128,6 +139,8 @@ class CallSocket:
         try:
             if "cancel" in message:
                 return int(message["cancel"])
+            if "next" in message:
+                return ResponseTaken(int(message["next"]))
             if "left" in message or "counted" in message:
                 return RouteLeft(int(message.get("left", 0)))
             requests = tuple(map(int, message["requests"]))
@@ -144,6 +157,7 @@ class CallSocket:
                 dict(message.get("parameters") or {}),
                 requests,
                 int(message.get("priority", 0)),
+                bool(message.get("streams")),
             )
         except (KeyError, TypeError) as error:
             raise EngineBug(f"a call that is none: {error!r}") from None
@@ -151,17 +165,24 @@ class CallSocket:
             control.close_all(fds)
 
     def answer(
-        self, number: int, result: Mapping[str, Tensor] | Askers | EngineError
+        self,
+        number: int,
+        result: Mapping[str, Tensor] | Askers | EngineError,
+        more: bool = False,
     ) -> None:
-        """How a call has ended, or what was asked for. Raises BlockingIOError where
-        there is no room for it, OSError where nobody listens any more."""
+        """How a call has ended, or what was asked for, or a response of several.
+
+        Raises BlockingIOError where there is no room for it, OSError where nobody
+        listens any more.
+        """
         fds: list[int] = []
         if isinstance(result, tuple):
             message = {"call": number, "askers": list(result)}
         elif isinstance(result, EngineError):
             message = {"call": number, **control.from_error(result)}
         else:
-            message, fds = with_tensors({"call": number}, result)
+            head = {"call": number, "more": True} if more else {"call": number}
+            message, fds = with_tensors(head, result)
         try:
             control.send(self._sock, message, fds)
         finally:

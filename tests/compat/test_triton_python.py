@@ -341,6 +341,32 @@ sequence_batching {
 """
 
 
+BLS_DECOUPLED = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    WAY execute(self, requests):
+        responses = []
+        for request in requests:
+            infer_request = pb_utils.InferenceRequest(
+                model_name="repeat",
+                requested_output_names=["OUT"],
+                inputs=[pb_utils.get_input_tensor_by_name(request, "IN")],
+            )
+            infer_responses = CALL
+            found = []
+            for infer_response in infer_responses:
+                if infer_response.has_error():
+                    error = infer_response.error()
+                    raise pb_utils.TritonModelException(error.message())
+                if len(infer_response.output_tensors()) > 0:
+                    tensor = pb_utils.get_output_tensor_by_name(infer_response, "OUT")
+                    found.append(tensor.as_numpy())
+            tensor = pb_utils.Tensor("OUT", np.array([np.sum(found)], dtype=np.int32))
+            responses.append(pb_utils.InferenceResponse(output_tensors=[tensor]))
+        return responses
+"""
 TOLD = """
 import json
 import numpy as np
@@ -412,6 +438,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
     write(root, "strings", STRINGS, STRINGS_CONFIG)
     write(root, "stateful", STATEFUL, STATEFUL_CONFIG)
     write(root, "bare", STRINGS)
+    repeated = REPEAT_CONFIG.replace("decoupled: true", "decoupled: false")
+    for name, way, call in (
+        ("bls_decoupled", "def", "infer_request.exec(decoupled=True)"),
+        ("bls_decoupled_async", "async def", "await infer_request.async_exec(True)"),
+    ):
+        text = BLS_DECOUPLED.replace("WAY", way).replace("CALL", call)
+        write(root, name, text, repeated)
     write(root, "told", TOLD, TOLD_CONFIG)
     decoupled = "model_transaction_policy { decoupled: true }\n"
     write(root, "told_stream", TOLD_STREAM, TOLD_CONFIG + decoupled)
@@ -461,6 +494,13 @@ def test_configuration_and_logger(served: ServedGateway, client: Any) -> None:
 def test_an_error_is_that_of_its_request(client: Any) -> None:
     with pytest.raises(triton.InferenceServerException, match="An error occurred"):
         infer(client, "add_sub", INPUT0=four(99, 0, 0, 0), INPUT1=B)
+
+
+@pytest.mark.parametrize("name", ["bls_decoupled", "bls_decoupled_async"])
+def test_business_logic_with_several_responses(client: Any, name: str) -> None:
+    for count, total in ((5, 10), (0, 0)):
+        found = infer(client, name, IN=np.array([count], np.int32))
+        assert found.as_numpy("OUT").tolist() == [total]
 
 
 def test_a_request_tells_of_itself(served: ServedGateway, client: Any) -> None:

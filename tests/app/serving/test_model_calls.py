@@ -54,10 +54,35 @@ class Caller(Model):
             model = self.models["two"]
             assert model.call({"text": ["a"]}, outputs=["m"]).keys() == {"m"}
             return x
+        if name.startswith("stream "):
+            return self.stream(*name.split()[1:], x)
         name = name.removeprefix("raise ")
         if name in ("die", "hang", "long"):
             return self.models["length"](text=[name])["n"][None]
         return self.models[name](input=x)["output"]
+
+    def stream(self, name, most, x):
+        found = []
+        for each in self.models[name].stream({"input": x}):
+            found.append(each["output"])
+            if len(found) == int(most):
+                break
+        return np.concatenate(found)
+"""
+COUNT = """
+class Count:
+    inputs = {"input": "FP32[-1,-1]"}
+    outputs = {"output": "FP32[-1,-1]"}
+    def load(self, context):
+        self.log = context.log
+    def __call__(self, input):
+        try:
+            for i in range(3):
+                yield {"output": input + i}
+            if input[0][0] > 1:
+                raise ValueError("at the end")
+        finally:
+            self.log.info("closed after %d", i)
 """
 LENGTH = """
 import os, time
@@ -113,6 +138,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
     add(root, "onnx")
     write(root, "caller", CALLER)
     write(root, "length", LENGTH)
+    write(root, "count", COUNT)
     write(root, "two", TWO, 'models = ["length"]\n')
     write(root, "ping", ECHO % "pong")
     write(root, "pong", ECHO % "ping")
@@ -162,6 +188,21 @@ def test_large_tensors_and_texts_travel_too(served: ServedGateway) -> None:
 def test_coroutines_have_several_calls_under_way(served: ServedGateway) -> None:
     assert served.infer("two", text=["a", "bb", "ccc"])["n"] == [1, 2, 3]
     assert answer(served, "part")["said"] == ["ok"]
+
+
+def test_several_responses_are_taken_one_after_the_other(
+    served: ServedGateway,
+) -> None:
+    before = count(served, "count")
+    assert answer(served, "stream count 9")["y"] == [*ROW, *(x + 1 for x in ROW)] + [
+        x + 2 for x in ROW
+    ]
+    assert answer(served, "stream count 2")["y"] == [*ROW, *(x + 1 for x in ROW)]
+    served.wait_line("closed after 1")
+    assert answer(served, "stream onnx 9")["y"] == answer(served, "onnx")["y"]
+    failed = answer(served, "stream count 9", [[2.0, 0, 0, 0]])["said"][0]
+    assert failed.startswith("ExecutionFailed: model 'count': ValueError: at the end")
+    assert count(served, "count") == before + 1
 
 
 @pytest.mark.parametrize(
