@@ -587,7 +587,10 @@ class GatewayProtocol(HttpToolsProtocol):
             self._floods.charge(HANDSHAKE if is_tls else 1.0)
         # A cycle and its connection know each other. Nothing that they hold may wait
         # for the garbage collector, which comes by rarely.
-        self.cycle = self.scope = None  # type: ignore[assignment]
+        self.cycle = None  # type: ignore[assignment]
+        scope = getattr(self, "scope", None)
+        if scope is not None:
+            scope.pop(CONNECTION, None)
         self._exchange = self._begun = self._known = None
         self._behind = b""
         self._give_back()
