@@ -24,7 +24,8 @@ BURST: Final = 100
 DROPPED: Final = 512 * 1024
 #: Bytes of a body that was read, parsed or inflated, and refused then, for the same.
 READ: Final = 64 * 1024
-#: What a connection costs, and a TLS handshake that nothing follows, in refusals.
+#: What a connection costs until it has asked something and ended, and a TLS handshake
+#: that nothing follows, in refusals.
 ENTRY: Final = 0.2
 HANDSHAKE: Final = 4.0
 # Seconds: the most that anybody waits, from the last wait until the flood is over, and

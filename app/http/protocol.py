@@ -585,6 +585,8 @@ class GatewayProtocol(HttpToolsProtocol):
         elif cycle is None or self._in_message:  # it has asked nothing, or by half
             is_tls = not self.transport.can_write_eof()
             self._floods.charge(HANDSHAKE if is_tls else 1.0)
+        else:
+            self._floods.charge(-ENTRY)  # clients may take one for each request
         # A cycle and its connection know each other. Nothing that they hold may wait
         # for the garbage collector, which comes by rarely.
         self.cycle = None  # type: ignore[assignment]

@@ -151,6 +151,7 @@ class GatewayServer(uvicorn.Server):
     health checks and management are answered, but all on `sides`.
     With a `certificate` all sockets speak TLS, but Unix sockets of `sides`.
     `sides` are other applications with sockets of their own, which live as long.
+    `floods` counts what all of them refuse.
     While `is_drained` says so, every answer is its connection's last, so that clients
     come again through a balancer that knows of other servers.
     `on_drain` is called when the end begins (from a signal handler: it may only set
@@ -171,6 +172,7 @@ class GatewayServer(uvicorn.Server):
         max_connections: int = 0,
         certificate: Certificate | None = None,
         sides: Sequence[tuple[InferFront, socket.socket]] = (),
+        floods: Floods | None = None,
         is_drained: Callable[[], bool] = lambda: False,
         on_drain: Callable[[], None] = lambda: None,
         on_reload: Callable[[], None] = lambda: None,
@@ -209,7 +211,7 @@ class GatewayServer(uvicorn.Server):
         self._on_reload = on_reload
         self._abort = abort
         self._draining_since = 0.0
-        self._floods = Floods()
+        self.floods = floods or Floods()
         self._doors: list[Door] = []
 
     @property
@@ -278,7 +280,7 @@ class GatewayServer(uvicorn.Server):
         if is_side:
             most = sys.maxsize
         make = functools.partial(
-            GatewayProtocol.serving(app, self._floods, most), config=self.config,
+            GatewayProtocol.serving(app, self.floods, most), config=self.config,
             server_state=self.server_state, app_state=self.lifespan.state, _loop=loop,
         )  # fmt: skip
         is_plain = is_side and listener.family == socket.AF_UNIX
@@ -288,7 +290,7 @@ class GatewayServer(uvicorn.Server):
             listener,
             make,
             # Who operates the server gets in while it is flooded.
-            floods=None if is_side else self._floods,
+            floods=None if is_side else self.floods,
             tls=tls,
             handshake_timeout=None if tls is None or math.isinf(patience) else patience,
             backlog=BACKLOG,

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from app.http.access import Access
+from app.http.floods import BURST, ENTRY, Floods
 from app.http.server import (
     SIGNAL_APART,
     GatewayServer,
@@ -28,6 +29,7 @@ from app.http.server import (
 from app.serving.service import Service
 from app.serving.table import ModelEntry, ModelTable
 from tests.app.served import POPGATE, ROOT, ServedGateway
+from tests.support import until
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Scope]]
@@ -128,6 +130,26 @@ def running(**options: Any) -> Iterator[Running]:
         server.app.release()
         server.join()
         server.close_connections()
+
+
+def test_a_connection_for_each_request_is_no_flood() -> None:
+    """Clients without keep-alive come as often as they like; those that come and ask
+    nothing do not."""
+    floods = Floods(clock=lambda: 100.0)
+    with running(floods=floods) as server:
+
+        def come(what: bytes) -> None:
+            with socket.create_connection(("127.0.0.1", server.port), WAIT) as client:
+                client.sendall(what)
+                while what and client.recv(4096):
+                    pass
+
+        for _ in range(int(BURST / ENTRY) + 50):
+            come(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert not floods.is_on
+        for _ in range(BURST + 50):
+            come(b"")
+        until(lambda: floods.is_on)
 
 
 def test_requests_in_flight_are_answered() -> None:
