@@ -169,7 +169,8 @@ def test_health_is_asked_where_the_server_listens(tmp_path: Path, socket: bool) 
     models.affine(tmp_path / "affine.popef")
     health = runpy.run_path(str(DEPLOY / "health.py"))
     options = ("--uds", str(tmp_path / "socket")) if socket else ()
-    with ServedGateway(tmp_path, *options) as served:
+    # It is found by its command line: a process started from nothing has its own.
+    with ServedGateway(tmp_path, *options, before=["env"]) as served:
         if socket:
             assert health["main"](str(served.process.pid)) is None
         else:  # its option says 0, which is any port

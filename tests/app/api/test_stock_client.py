@@ -74,7 +74,7 @@ class TestLogging:
         assert stock.get_log_settings() == self.DEFAULT
         url = "/v1/models/affine/load"
         gateway.client.post(url)
-        gateway.wait_line("model affine is loaded")
+        gateway.wait_line("loaded model 'affine'")
         changed = stock.update_log_settings({"log_info": False})
         assert changed == {**self.DEFAULT, "log_info": False}
         gateway.client.post(url)
@@ -82,7 +82,7 @@ class TestLogging:
         gateway.client.post(url)
         line = gateway.wait_line("Z INFO ")
         assert line.split("Z ")[0].count("T") == 1
-        told = [line for line in gateway.lines if "model affine is loaded" in line]
+        told = [line for line in gateway.lines if "loaded model 'affine'" in line]
         assert len(told) == 2
         assert stock.update_log_settings({"log_format": "default"}) == self.DEFAULT
 
