@@ -143,7 +143,7 @@ $(VENV)/.installed: pyproject.toml $(VENV)/.python
 
 # All at once; what of it is imported is compiled to bytecode then, the rest never.
 $(VENV)/.installed-dev: pyproject.toml Makefile $(VENV)/.python
-	$(pip) install -q --no-compile -e '.[dev,examples,frameworks]'
+	$(pip) install -q --no-compile -e '.[dev,examples,frameworks,otel]'
 	@touch $(VENV)/.installed $@
 
 $(lowest)/.installed: pyproject.toml native/lowest.py
