@@ -61,6 +61,7 @@ from engine.faults import DeviceFault, FaultKind, RecoveryAction
 from engine.model.description import ModelDescription, describe_model
 from engine.model.model_file import open_model
 from engine.owner import die_with, environment
+from engine.programs.own_metrics import MetricSeries, OwnMetrics
 from engine.programs.python_interface import MORE as PYTHON_MORE
 from engine.programs.python_interface import STEP as PYTHON_STEP
 from engine.programs.python_model import CalledModels, Context, Model
@@ -111,6 +112,8 @@ from engine.transport.call_messages import (
     Askers,
     AskersAsked,
     CallSocket,
+    MetricsTold,
+    MetricTold,
     ModelCall,
     ResponseTaken,
     RouteLeft,
@@ -177,6 +180,9 @@ __all__ = [
     "LaunchPolicy",
     "LinkedDevice",
     "LocalSession",
+    "MetricSeries",
+    "MetricTold",
+    "MetricsTold",
     "Model",
     "ModelCall",
     "ModelDescription",
@@ -187,6 +193,7 @@ __all__ = [
     "OutputData",
     "OutputQueue",
     "Overloaded",
+    "OwnMetrics",
     "PhaseValues",
     "PopefDataUsagePolicy",
     "PopefDataUsagePredicate",

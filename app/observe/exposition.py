@@ -65,7 +65,7 @@ def render_families(
 ) -> Iterator[str]:
     """The text of simple metrics, one family at a time."""
     for family in families:
-        lines = _head(family.name, family.kind, family.text, openmetrics)
+        lines = family_head(family.name, family.kind, family.text, openmetrics)
         lines += [
             f"{family.name}{format_labels(labels)} {value + 0!r}"
             for labels, value in family.samples
@@ -73,7 +73,7 @@ def render_families(
         yield "\n".join(lines) + "\n"
 
 
-def _head(name: str, kind: str, text: str, openmetrics: bool) -> list[str]:
+def family_head(name: str, kind: str, text: str, openmetrics: bool) -> list[str]:
     """The lines that describe a metric."""
     if openmetrics and kind == "counter":
         if name.endswith("_total"):
@@ -140,7 +140,7 @@ def render_models(
     def family(
         name: str, kind: str, text: str, value: Callable[[ModelMetrics], object]
     ) -> str:
-        lines = _head(name, kind, text, is_open)
+        lines = family_head(name, kind, text, is_open)
         lines += [f"{name}{{{labels}}} {value(m)}" for m, labels in labelled]
         return "\n".join(lines) + "\n"
 
@@ -163,12 +163,12 @@ def render_models(
     answered = [(m, labels) for m, labels in labelled if m.successes]
     name = "popgate_batch_rows"
     text = "Rows of the batches that the model has run"
-    lines = _head(name, "histogram", text, is_open)
+    lines = family_head(name, "histogram", text, is_open)
     for m, labels in answered:
         lines += _batch_lines(name, labels, m.batches)
     yield "\n".join(lines) + "\n"
     for name, text, histogram in _HISTOGRAMS:
-        lines = _head(name, "histogram", text, is_open)
+        lines = family_head(name, "histogram", text, is_open)
         for m, labels in answered:
             shown = {} if exemplars is None else exemplars(m, name)
             lines += _histogram_lines(name, labels, histogram(m), shown)
@@ -177,7 +177,9 @@ def render_models(
 
 def _failures(models: Iterable[ModelMetrics], is_open: bool) -> str:
     name = "nv_inference_request_failure"
-    lines = _head(name, "counter", "Failed inference requests, by reason", is_open)
+    lines = family_head(
+        name, "counter", "Failed inference requests, by reason", is_open
+    )
     lines += [
         # In alphabetical order, as all labels are: some readers compare text.
         f'{name}{{model="{escape_label(m.name)}",reason="{reason.value}",'

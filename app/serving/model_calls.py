@@ -28,6 +28,7 @@ from app.codec.messages import Encoding
 from app.errors import ModelNotReady, RequestError, UnknownModel, row_of
 from app.observe.journal import Part
 from app.observe.metrics import ModelMetrics
+from app.observe.own_metrics import OwnMetrics
 from app.serving.call_routes import CallRoutes, runs_any
 from app.serving.ensembles import named
 from app.serving.origin import Asker, ElsewhereOrigin, Origin, OtherOrigins, origin_of
@@ -45,6 +46,7 @@ from engine import (
     EngineError,
     ExecutionFailed,
     InvalidInput,
+    MetricsTold,
     ModelCall,
     ModelRunner,
     Refused,
@@ -93,6 +95,8 @@ class ModelCalls:
         self.table = table
         self.others = others
         self.timeout = timeout
+        #: What the models count of their own.
+        self.metrics = OwnMetrics()
         self._leave_timeout = leave_timeout
         self._news = asyncio.Event()
         self._needs = needs
@@ -177,6 +181,7 @@ class ModelCalls:
 
     def _gone(self, caller: Caller) -> None:
         self._callers.discard(caller)
+        self.metrics.gone(caller)
         self._news.set()
 
     def close(self) -> None:
@@ -232,6 +237,9 @@ class Caller:
             return
         if isinstance(found, AskersAsked):
             self._tell_askers(found)
+            return
+        if isinstance(found, MetricsTold):
+            self._calls.metrics.take(self, self.name, found.series)
             return
         if isinstance(found, int):
             called = self._under_way.get(found)

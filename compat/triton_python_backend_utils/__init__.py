@@ -16,7 +16,14 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from engine import Array, CalledModels, EngineError, InvalidInput
+from engine import (
+    Array,
+    CalledModels,
+    EngineError,
+    InvalidInput,
+    MetricSeries,
+    OwnMetrics,
+)
 
 TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
@@ -338,10 +345,15 @@ class InferenceRequest:
         }
 
 
+#: What `MetricFamily.Metric` makes: `increment`, `set`, `observe` and `value`.
+Metric = MetricSeries
+
+
 class _Host:
     """What the adapter knows of where it runs."""
 
     models: CalledModels | None = None
+    metrics: OwnMetrics | None = None
     folder: Path = Path()
 
 
@@ -521,8 +533,30 @@ def deserialize_bytes_tensor(encoded: bytes) -> Array:
     return np.array(found, dtype=object)
 
 
+class MetricFamily:
+    """Metrics of one name, on the server's ``/metrics``; to be made from `initialize`
+    on. Raises ValueError for names and labels that cannot be."""
+
+    COUNTER, GAUGE, HISTOGRAM = range(3)
+    _KINDS = ("counter", "gauge", "histogram")
+
+    def __init__(self, name: str, description: str, kind: int) -> None:
+        if HOST.metrics is None:
+            raise TritonModelException("there are no metrics before initialize")
+        if kind not in range(3):
+            raise ValueError(f"metric {name} has no kind {kind!r}")
+        self._family = HOST.metrics.family(name, description, self._KINDS[kind])
+
+    def Metric(  # noqa: N802
+        self,
+        labels: Mapping[str, str] | None = None,
+        buckets: Sequence[float] | None = None,
+    ) -> Metric:
+        """The one with these labels; a histogram needs the upper bounds of buckets."""
+        return self._family.series(labels, buckets or ())
+
+
 _MISSING = (
-    "MetricFamily",
     "load_model",
     "unload_model",
     "is_model_ready",

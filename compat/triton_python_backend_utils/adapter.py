@@ -127,7 +127,7 @@ class _Adapted:
 
     def load(self, context: Context) -> Any:
         self.context = context
-        pb_utils.HOST.models = context.models
+        pb_utils.HOST.models, pb_utils.HOST.metrics = context.models, context.metrics
         pb_utils.HOST.folder = Path(context.folder)
         self.model = self.theirs()
         initialize = getattr(self.model, "initialize", None)

@@ -193,7 +193,7 @@ class ModelCalls:
 
     def go_on(self, number: int) -> None:
         """A response was taken: the next may come."""
-        self._tell({"next": number})
+        self.tell({"next": number})
 
     def _begin_with_owner(
         self,
@@ -315,10 +315,11 @@ class ModelCalls:
         if self._routes is None:
             from engine.calls.routes import Routes
 
-            self._routes = Routes(self._tell)
+            self._routes = Routes(self.tell)
         self._routes.take(message, fds)
 
-    def _tell(self, message: Message) -> None:
+    def tell(self, message: Message) -> None:
+        """Send a message that has no answer."""
         with contextlib.suppress(OSError):
             control.send(self._sock, message)
 

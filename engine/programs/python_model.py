@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from engine.programs.own_metrics import OwnMetrics
 from engine.programs.session import RunOptions
 from engine.tensor import Array
 
@@ -51,6 +52,7 @@ class Context:
         "device",
         "folder",
         "log",
+        "metrics",
         "models",
         "options",
         "rows_now",
@@ -73,6 +75,10 @@ class Context:
         self.models: CalledModels = NoModels()
         """The other models of the server, to be called:
         ``context.models["classifier"](pixels=x)``."""
+        self.metrics = OwnMetrics()
+        """For the server's ``/metrics``:
+        ``context.metrics.family("cats_total", "Cats", "counter").series()``, which has
+        `increment`."""
         #: Not for authors.
         self.askers_now: Callable[[], tuple[tuple[str, str, str], ...]] = tuple
         self.rows_now: Callable[[], tuple[int, ...]] = tuple

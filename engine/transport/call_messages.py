@@ -12,6 +12,7 @@ segment beside it (engine/transport/tensor_pack.py).
     ask      {ask, requests}                   who is answered by the present run?
     told     {call, askers}                    `Askers`
     counted  {counted}                         the log of routed calls is to be read
+    metrics  {metrics}                         values of `MetricTold`
 
 and, of routes, those of engine/calls/routes.py.
 
@@ -117,6 +118,27 @@ class AskersAsked:
     requests: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class MetricTold:
+    """What a metric of a model's own has come to in its process since it was loaded
+    (engine/programs/own_metrics.py). `values` has one; of a histogram the number in
+    each bucket, one more than its upper `bounds`, and the sum."""
+
+    name: str
+    kind: str
+    text: str
+    labels: tuple[tuple[str, str], ...]
+    bounds: tuple[float, ...]
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsTold:
+    """What has changed of a model's own metrics."""
+
+    series: tuple[MetricTold, ...]
+
+
 class CallSocket:
     """The owner's end of the calls of one process. Never blocks; for one thread."""
 
@@ -128,9 +150,11 @@ class CallSocket:
         """Readable when there is a call; -1 once closed."""
         return self._sock.fileno()
 
-    def receive(self) -> ModelCall | AskersAsked | RouteLeft | ResponseTaken | int:
-        """The next call, question or word of a route, or the number of a call that was
-        given up.
+    def receive(
+        self,
+    ) -> ModelCall | AskersAsked | RouteLeft | ResponseTaken | MetricsTold | int:
+        """The next call, question, word of a route or of metrics, or the number of a
+        call that was given up.
 
         Raises BlockingIOError if there is none, EOFError at the end, EngineBug or
         ValueError for what is no call.
@@ -143,6 +167,8 @@ class CallSocket:
                 return ResponseTaken(int(message["next"]))
             if "left" in message or "counted" in message:
                 return RouteLeft(int(message.get("left", 0)))
+            if "metrics" in message:
+                return MetricsTold(tuple(map(_metric, message["metrics"])))
             requests = tuple(map(int, message["requests"]))
             if "ask" in message:
                 return AskersAsked(int(message["ask"]), requests)
@@ -197,3 +223,10 @@ class CallSocket:
 
     def __repr__(self) -> str:
         return f"<CallSocket {self._sock.fileno()}>"
+
+
+def _metric(told: Sequence[Any]) -> MetricTold:
+    name, kind, text, labels, bounds, values = told
+    pairs = tuple((str(label), str(value)) for label, value in labels)
+    numbers = tuple(map(float, bounds)), tuple(map(float, values))
+    return MetricTold(str(name), str(kind), str(text), pairs, *numbers)

@@ -23,6 +23,7 @@ from engine.calls.model_calls import ModelCalls, Running, RunningBatch
 from engine.errors import EngineBug
 from engine.programs.executable import Executable
 from engine.programs.executor import Executor
+from engine.programs.own_metrics import OwnMetrics
 from engine.programs.python_interface import find_model
 from engine.programs.python_model import GRAPH, Context
 from engine.programs.python_requirements import check_installed
@@ -68,6 +69,8 @@ def python_executor(
             calls = ModelCalls(sock, given.get("models"), context, running)
             ends.callback(calls.close)
             context.models, context.askers_now = calls, calls.askers
+            context.metrics = OwnMetrics(calls.tell)
+            ends.callback(context.metrics.close)
         context.rows_now = lambda: _rows(running())
         source = executable.graphs[GRAPH].model
         face = _face(source)

@@ -13,6 +13,7 @@ import pytest
 import tritonclient.http as triton
 
 from tests.app.served import ServedGateway
+from tests.support import until
 
 ADD_SUB = '''
 import json
@@ -408,6 +409,42 @@ class TritonPythonModel:
             sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", text)]))
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
+METRICS = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.metric_family = pb_utils.MetricFamily(
+            name="requests_process_latency_ns",
+            description="Cumulative time spent processing requests",
+            kind=pb_utils.MetricFamily.COUNTER
+        )
+        labels = {"model": "metrics", "version": "1"}
+        self.metric = self.metric_family.Metric(labels=labels)
+        gauge = pb_utils.MetricFamily("last_size", "With a \\\\ in it", 1)
+        self.gauge = gauge.Metric()
+        histogram = pb_utils.MetricFamily(
+            name="sizes", description="", kind=pb_utils.MetricFamily.HISTOGRAM
+        )
+        self.histogram = histogram.Metric(labels={}, buckets=[1, 2.5])
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            tensor = pb_utils.get_input_tensor_by_name(request, "IN")
+            size = int(tensor.as_numpy()[0, 0])
+            if size != 1:  # which it is warmed up with
+                self.metric.increment(size)
+                self.gauge.set(size)
+                self.histogram.observe(size)
+                assert self.gauge.value() == size
+            out = pb_utils.Tensor("OUT", tensor.as_numpy())
+            responses.append(pb_utils.InferenceResponse(output_tensors=[out]))
+        return responses
+
+    def finalize(self):
+        self.metric.increment(1000)
+"""
 TOLD_CONFIG = """
 backend: "python"
 input [ { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] } ]
@@ -446,6 +483,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
         text = BLS_DECOUPLED.replace("WAY", way).replace("CALL", call)
         write(root, name, text, repeated)
     write(root, "told", TOLD, TOLD_CONFIG)
+    two = BATCHED_CONFIG.replace('name: "batched"', "instance_group { count: 2 }")
+    write(root, "metrics", METRICS, two)
     decoupled = "model_transaction_policy { decoupled: true }\n"
     write(root, "told_stream", TOLD_STREAM, TOLD_CONFIG + decoupled)
     with ServedGateway(root, "--allow-python") as gateway:
@@ -595,3 +634,30 @@ def test_a_model_without_tensors_says_what_is_missing(served: ServedGateway) -> 
     index = served.client.post("/v2/repository/index").json()
     (reason,) = (m["reason"] for m in index if m["name"] == "bare")
     assert "config.pbtxt names no input and output" in reason
+
+
+def shown(served: ServedGateway, **headers: str) -> dict[str, float]:
+    lines = served.client.get("/metrics", headers=headers).text.splitlines()
+    parts = (line.rsplit(" ", 1) for line in lines if line[0] != "#")
+    return {name: float(value) for name, value in parts}
+
+
+def test_metrics_of_models(served: ServedGateway, client: Any) -> None:
+    name = 'requests_process_latency_ns{model="metrics",version="1"}'
+    until(lambda: shown(served).get(name) == 0)
+    for size in (2, 2, 3, 7):
+        infer(client, "metrics", IN=np.array([[size]], np.int32))
+    expected = {name: 14, "sizes_sum": 14, "sizes_count": 4}
+    for bound, count in (("1.0", 0), ("2.5", 2), ("+Inf", 4)):
+        expected[f'sizes_bucket{{le="{bound}"}}'] = count
+    until(lambda: expected.items() <= shown(served).items())
+    assert shown(served)["last_size"] in (2, 3, 7)
+    text = served.client.get("/metrics").text
+    assert "# HELP last_size With a \\\\ in it\n# TYPE last_size gauge\n" in text
+    client.unload_model("metrics")
+    # Each instance tells the last of it; what counts stays, what is now goes.
+    until(lambda: shown(served)[name] == 2014)
+    until(lambda: "last_size" not in shown(served))
+    client.load_model("metrics")
+    infer(client, "metrics", IN=np.array([[5]], np.int32))
+    until(lambda: shown(served)[name] == 2019)

@@ -87,6 +87,8 @@ async def _render(gateway: Gateway, is_open: bool) -> AsyncIterator[str]:
         await asyncio.sleep(0)  # hundreds of models: let requests in between
     for text in render_families(_families(gateway), openmetrics=is_open):
         yield text
+    for text in gateway.calls.metrics.render(openmetrics=is_open):
+        yield text
     if is_open:
         yield END
 

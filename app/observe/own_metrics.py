@@ -1,0 +1,156 @@
+"""The metrics that models in Python have of their own, for all their processes.
+
+A process tells what its metrics have come to (engine/programs/own_metrics.py). Counters
+and histograms are the sum of all processes, and stay when these end; of a gauge the
+value told last counts, and it goes with the last process that has it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from app.observe.exposition import family_head, format_labels
+from engine import MetricTold
+
+logger = logging.getLogger(__name__)
+
+#: Of each model, those of processes that have ended included.
+MAX_SERIES = 1000
+
+Labels = tuple[tuple[str, str], ...]
+
+
+@dataclass(slots=True)
+class _Series:
+    """One metric: what is left of processes that have ended, and what others told."""
+
+    model: str
+    bounds: tuple[float, ...]
+    kept: tuple[float, ...]
+    told: dict[object, tuple[float, ...]] = field(default_factory=dict)
+
+    def total(self) -> tuple[float, ...]:
+        return tuple(map(sum, zip(self.kept, *self.told.values(), strict=True)))
+
+
+@dataclass(slots=True)
+class _Family:
+    kind: str
+    text: str
+    series: dict[Labels, _Series] = field(default_factory=dict)
+
+    @property
+    def is_live(self) -> bool:
+        return any(series.told for series in self.series.values())
+
+
+class OwnMetrics:
+    """What is shown of them. For one thread."""
+
+    def __init__(self) -> None:
+        self._families: dict[str, _Family] = {}
+        self._of: dict[object, set[tuple[str, Labels]]] = {}
+        self._counts: dict[str, int] = {}
+        self._refused: set[tuple[str, str]] = set()
+
+    def take(self, process: object, model: str, told: Iterable[MetricTold]) -> None:
+        """What a process of a model tells. What clashes with others, or is too much, is
+        not shown, which the log says once."""
+        for one in told:
+            why = self._take(process, model, one)
+            if why and (model, one.name) not in self._refused:
+                self._refused.add((model, one.name))
+                logger.warning(
+                    "metric %s of model %s is not shown: %s", one.name, model, why
+                )
+
+    def _take(self, process: object, model: str, told: MetricTold) -> str:
+        """Returns why not."""
+        family = self._families.get(told.name)
+        if family is not None and family.kind != told.kind and not family.is_live:
+            for old in family.series.values():
+                self._counts[old.model] -= 1
+            family = None
+        family = family or _Family(told.kind, told.text)
+        if family.kind != told.kind:
+            return f"another model has a {family.kind} of that name"
+        mine = _samples(told.name, told.kind)
+        for name, other in self._families.items():
+            if name != told.name and mine & _samples(name, other.kind):
+                return f"there is a {other.kind} {name}"
+        series = family.series.get(told.labels)
+        if series is not None and series.bounds != told.bounds:
+            if series.told:
+                return "another process has it with other buckets"
+            series.bounds, series.kept = told.bounds, (0.0,) * len(told.values)
+        if series is None:
+            if self._counts.get(model, 0) >= MAX_SERIES:
+                return f"a model has {MAX_SERIES} combinations of labels at most"
+            self._counts[model] = self._counts.get(model, 0) + 1
+            zeros = (0.0,) * len(told.values)
+            series = family.series[told.labels] = _Series(model, told.bounds, zeros)
+            self._families[told.name] = family
+        if told.kind == "gauge":
+            series.kept, series.told[process] = told.values, (0.0,)
+        else:
+            series.told[process] = told.values
+        self._of.setdefault(process, set()).add((told.name, told.labels))
+        return ""
+
+    def gone(self, process: object) -> None:
+        """A process has ended."""
+        for name, labels in self._of.pop(process, ()):
+            family = self._families[name]
+            series = family.series[labels]
+            values = series.told.pop(process)
+            if family.kind != "gauge":
+                series.kept = tuple(map(sum, zip(series.kept, values, strict=True)))
+            elif not series.told:
+                del family.series[labels]
+                self._counts[series.model] -= 1
+                if not family.series:
+                    del self._families[name]
+
+    def render(self, *, openmetrics: bool = False) -> Iterator[str]:
+        """Their text, one family at a time."""
+        for name, family in sorted(self._families.items()):
+            text = family.text.replace("\\", r"\\").replace("\n", r"\n")
+            if openmetrics:
+                text = text.replace('"', r"\"")
+            lines = family_head(name, family.kind, text, openmetrics)
+            for labels, series in family.series.items():
+                lines += _lines(name, labels, series)
+            yield "\n".join(lines) + "\n"
+
+    def __repr__(self) -> str:
+        return f"<OwnMetrics {len(self._families)} families>"
+
+
+def _samples(name: str, kind: str) -> set[str]:
+    """The names that a family takes, in either form of the text."""
+    parts = ("_bucket", "_sum", "_count") if kind == "histogram" else ()
+    return {name, name.removesuffix("_total"), *(name + part for part in parts)}
+
+
+def _lines(name: str, labels: Labels, series: _Series) -> Iterator[str]:
+    total = series.total()
+    shown = format_labels(dict(labels))
+    if not series.bounds:
+        yield f"{name}{shown} {_number(total[0])}"
+        return
+    count = 0.0
+    for bound, part in zip((*series.bounds, math.inf), total, strict=False):
+        count += part
+        at = format_labels({**dict(labels), "le": _number(bound)})
+        yield f"{name}_bucket{at} {int(count)}"
+    yield f"{name}_sum{shown} {_number(total[-1])}"
+    yield f"{name}_count{shown} {int(count)}"
+
+
+def _number(value: float) -> str:
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return "NaN" if math.isnan(value) else repr(value)

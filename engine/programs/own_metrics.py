@@ -1,0 +1,223 @@
+"""What a Python model counts on its own account, for the metrics of the server.
+
+Values are kept here, in the model's process; what has changed is told to the server a
+few times a second and at the end, by a thread that is there once a metric is.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from math import isfinite
+from typing import Any
+
+COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
+#: Seconds between two messages.
+INTERVAL = 0.25
+MAX_FAMILIES = 100
+#: Of all families of a model together: each has labels of its own.
+MAX_SERIES = 1000
+MAX_BUCKETS = 100
+#: Bytes of a name, of a description, and of all labels of a series.
+MAX_NAME, MAX_TEXT = 200, 1000
+#: How names of the server's own metrics begin.
+TAKEN = ("nv_", "popgate_", "process_")
+#: As many of the largest as a message has room for.
+_AT_ONCE = 20
+_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
+
+Labels = tuple[tuple[str, str], ...]
+
+
+class MetricSeries:
+    """One metric of a family: that with these labels. For any thread."""
+
+    def __init__(self, family: MetricFamily, labels: Labels, bounds: tuple[float, ...]):
+        self._family, self.labels, self.bounds = family, labels, bounds
+        size = len(bounds) + 2 if family.kind == HISTOGRAM else 1
+        #: The value; of a histogram the number in each bucket, and the sum.
+        self._values = [0.0] * size
+
+    def increment(self, by: float = 1.0) -> None:
+        """Of a counter, by 0 or more, or a gauge."""
+        self._check("increment", COUNTER, GAUGE)
+        if self._family.kind == COUNTER and not by >= 0:
+            raise ValueError(f"counter {self._family.name} cannot grow by {by}")
+        with self._family.owner.changing(self):
+            self._values[0] += float(by)
+
+    def set(self, value: float) -> None:
+        """Of a gauge."""
+        self._check("set", GAUGE)
+        with self._family.owner.changing(self):
+            self._values[0] = float(value)
+
+    def observe(self, value: float) -> None:
+        """Count a value in a histogram."""
+        self._check("observe", HISTOGRAM)
+        with self._family.owner.changing(self):
+            self._values[bisect_left(self.bounds, value)] += 1
+            self._values[-1] += float(value)
+
+    def value(self) -> float:
+        """Of a counter or a gauge, as this process has it."""
+        self._check("value", COUNTER, GAUGE)
+        return self._values[0]
+
+    def _check(self, what: str, *kinds: str) -> None:
+        if self._family.kind not in kinds:
+            name, kind = self._family.name, self._family.kind
+            raise ValueError(f"{name} is a {kind}, which has no {what}")
+
+    def to_message(self) -> list[Any]:
+        family = self._family
+        labels, bounds = list(self.labels), list(self.bounds)
+        return [family.name, family.kind, family.text, labels, bounds, [*self._values]]
+
+    def __repr__(self) -> str:
+        return f"<MetricSeries {self._family.name} {dict(self.labels)}>"
+
+
+class MetricFamily:
+    """The metrics of one name, told apart by their labels. For any thread."""
+
+    def __init__(self, owner: OwnMetrics, name: str, text: str, kind: str) -> None:
+        self.owner, self.name, self.text, self.kind = owner, name, text, kind
+        self._series: dict[Labels, MetricSeries] = {}
+
+    def series(
+        self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] = ()
+    ) -> MetricSeries:
+        """That with these labels: the same one each time. A histogram has `buckets`,
+        their upper bounds, which ascend. Raises ValueError."""
+        key = self._labels(labels or {})
+        bounds = tuple(map(float, buckets or ()))
+        ascend = all(a < b for a, b in pairwise(bounds)) and all(map(isfinite, bounds))
+        if self.kind == HISTOGRAM:
+            if not (ascend and 0 < len(bounds) <= MAX_BUCKETS):
+                raise ValueError(
+                    f"histogram {self.name} needs 1 to {MAX_BUCKETS} buckets that "
+                    f"ascend, got {list(bounds)[: MAX_BUCKETS + 1]}"
+                )
+        elif bounds:
+            raise ValueError(f"{self.name} is a {self.kind}, which has no buckets")
+        found = self.owner.add(self._series, MetricSeries(self, key, bounds))
+        if found.bounds != bounds:
+            raise ValueError(
+                f"{self.name} {dict(key)} has buckets {list(found.bounds)} already"
+            )
+        with self.owner.changing(found):
+            return found
+
+    def _labels(self, labels: Mapping[str, str]) -> Labels:
+        for label, value in labels.items():
+            if not isinstance(label, str) or not _LABEL.fullmatch(label):
+                raise ValueError(f"{label!r} cannot be a label of {self.name}")
+            if not isinstance(value, str):
+                kind = type(value).__name__
+                raise ValueError(f"label {label!r} of {self.name} is text, got {kind}")
+        if self.kind == HISTOGRAM and "le" in labels:
+            raise ValueError(f"histogram {self.name} has a label 'le' of its own")
+        found = tuple(sorted(labels.items()))
+        if sum(len((k + v).encode()) for k, v in found) > MAX_TEXT:
+            raise ValueError(f"labels of {self.name} take more than {MAX_TEXT} bytes")
+        return found
+
+    def __repr__(self) -> str:
+        return f"<MetricFamily {self.kind} {self.name}>"
+
+
+class OwnMetrics:
+    """The metrics of a model in one process; for any thread.
+
+    `tell` sends a message to the server.
+    """
+
+    def __init__(self, tell: Callable[[dict[str, Any]], None] | None = None) -> None:
+        self._tell = tell
+        self._families: dict[str, MetricFamily] = {}
+        self._count = 0
+        self._lock = threading.Lock()
+        self._changed: dict[MetricSeries, None] = {}
+        self._news, self._ended = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def family(self, name: str, text: str, kind: str) -> MetricFamily:
+        """The metrics of a name: the same ones each time. Raises ValueError."""
+        if not (_NAME.fullmatch(name) and len(name) <= MAX_NAME):
+            raise ValueError(f"{name[:MAX_NAME]!r} cannot be the name of a metric")
+        if name.startswith(TAKEN):
+            raise ValueError(
+                f"{name!r} cannot be the name of a model's metric: those that begin "
+                f"with {', '.join(TAKEN)} are the server's"
+            )
+        if len(text.encode()) > MAX_TEXT:
+            raise ValueError(f"what describes {name} has more than {MAX_TEXT} bytes")
+        with self._lock:
+            found = self._families.get(name)
+            if found is None and len(self._families) >= MAX_FAMILIES:
+                raise ValueError(f"{name}: a model has {MAX_FAMILIES} metrics at most")
+            found = found or MetricFamily(self, name, text, kind)
+            if found.kind != kind:
+                raise ValueError(f"{name} is a {found.kind} already, not a {kind}")
+            self._families[name] = found
+        return found
+
+    def add(
+        self, known: dict[Labels, MetricSeries], series: MetricSeries
+    ) -> MetricSeries:
+        """The known one with the labels of `series`, else that. Raises ValueError."""
+        with self._lock:
+            found = known.get(series.labels)
+            if found is not None:
+                return found
+            if self._count >= MAX_SERIES:
+                raise ValueError(
+                    f"the metrics of a model have {MAX_SERIES} combinations of labels "
+                    "at most"
+                )
+            self._count += 1
+            known[series.labels] = series
+        return series
+
+    @contextmanager
+    def changing(self, series: MetricSeries) -> Iterator[None]:
+        """To be held while a value is changed, which is told later."""
+        with self._lock:
+            yield
+            self._changed[series] = None
+            if self._thread is None and self._tell is not None:
+                self._thread = threading.Thread(
+                    target=self._run, name="metrics", daemon=True
+                )
+                self._thread.start()
+        self._news.set()
+
+    def _run(self) -> None:
+        while self._news.wait() and not self._ended.wait(INTERVAL):
+            self._news.clear()
+            self._flush()
+
+    def _flush(self) -> None:
+        with self._lock:
+            changed = [series.to_message() for series in self._changed]
+            self._changed.clear()
+        for at in range(0, len(changed), _AT_ONCE):
+            if self._tell is not None:
+                self._tell({"metrics": changed[at : at + _AT_ONCE]})
+
+    def close(self) -> None:
+        """Tell the last of it."""
+        self._ended.set()
+        self._news.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._flush()
+
+    def __repr__(self) -> str:
+        return f"<OwnMetrics {len(self._families)} families>"
