@@ -41,7 +41,9 @@ from typing import NamedTuple
 import orjson
 
 from engine import (
+    AlreadyExists,
     Cancelled,
+    CancelledByModel,
     Closed,
     DeadlineExceeded,
     DeadlineUnreachable,
@@ -53,12 +55,14 @@ from engine import (
     InvalidInput,
     InvalidModel,
     NoDeviceAvailable,
+    NotFound,
     OutOfMemory,
     Overloaded,
     QueueFull,
     Refused,
     TimedOut,
     UnknownAnchor,
+    Unsupported,
     WrongProcess,
 )
 
@@ -326,6 +330,10 @@ ERRORS: dict[type[BaseException], Row] = {
     InvalidModel: Row(400, "invalid_model", _BACKEND),
     Invalid: Row(400, "invalid_request", _OTHER),
     ExecutionFailed: Row(500, "execution_failed", _BACKEND),
+    NotFound: Row(404, "not_found", _BACKEND),
+    AlreadyExists: Row(409, "already_exists", _BACKEND),
+    CancelledByModel: Row(499, "cancelled", _CANCELED),
+    Unsupported: Row(501, "unsupported", _BACKEND),
     OutOfMemory: Row(503, "out_of_memory", _BACKEND),
     MemoryError: Row(503, "out_of_memory", _REJECTED),
     WrongProcess: Row(500, "wrong_process", _OTHER),
@@ -361,7 +369,7 @@ def row_of(error: BaseException) -> Row:
 
 
 #: Where Triton answers with another status than HTTP has for it.
-TRITON_STATUSES = {413: 400, 429: 503}
+TRITON_STATUSES = {409: 400, 413: 400, 429: 503, 499: 400}
 _statuses: dict[int, int] = {}
 
 

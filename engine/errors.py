@@ -26,6 +26,8 @@ EngineError
     WrongProcess       a forked child used what its parent made
   ExecutionFailed      the graph failed on this input
     OutOfMemory        there was no memory for it now
+    NotFound, Unsupported, AlreadyExists, CancelledByModel
+                       the code of a Python model says so
   EngineBug            a broken invariant; the message ends in "this is a bug"
 
 The engine knows no HTTP: which status an error becomes is decided in `app`.
@@ -217,6 +219,22 @@ class OutOfMemory(ExecutionFailed):
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
+
+
+class NotFound(ExecutionFailed):
+    """The code of a model says that there is no such thing as the request asks for."""
+
+
+class Unsupported(ExecutionFailed):
+    """The code of a model says that it cannot do what the request asks for."""
+
+
+class AlreadyExists(ExecutionFailed):
+    """The code of a model says that what the request would make is there already."""
+
+
+class CancelledByModel(ExecutionFailed):
+    """The code of a model has given the request up."""
 
 
 class EngineBug(EngineError):

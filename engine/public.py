@@ -26,9 +26,11 @@ from engine.devices.python_process import PythonOptions
 from engine.devices.request import Request
 from engine.devices.thread_plan import ThreadPlan
 from engine.errors import (
+    AlreadyExists,
     AnchorsNotConnected,
     CallbackFailed,
     Cancelled,
+    CancelledByModel,
     Closed,
     DeadlineExceeded,
     DeadlineUnreachable,
@@ -46,6 +48,7 @@ from engine.errors import (
     InvalidInput,
     InvalidModel,
     NoDeviceAvailable,
+    NotFound,
     OutOfMemory,
     Overloaded,
     QueueClosed,
@@ -55,6 +58,7 @@ from engine.errors import (
     SessionClosed,
     TimedOut,
     UnknownAnchor,
+    Unsupported,
     WrongProcess,
 )
 from engine.faults import DeviceFault, FaultKind, RecoveryAction
@@ -129,6 +133,7 @@ __all__ = [
     "NO_BATCHING_DIM",
     "PYTHON_MORE",
     "PYTHON_STEP",
+    "AlreadyExists",
     "AnchorCallbackPolicy",
     "AnchorCallbackPredicate",
     "AnchorWithPolicy",
@@ -145,6 +150,7 @@ __all__ = [
     "CallbackInfo",
     "CalledModels",
     "Cancelled",
+    "CancelledByModel",
     "Closed",
     "Context",
     "DataDesc",
@@ -189,6 +195,7 @@ __all__ = [
     "ModelRunner",
     "ModelRunnerConfig",
     "NoDeviceAvailable",
+    "NotFound",
     "OutOfMemory",
     "OutputData",
     "OutputQueue",
@@ -223,6 +230,7 @@ __all__ = [
     "TimedOut",
     "Tracepoints",
     "UnknownAnchor",
+    "Unsupported",
     "WrongProcess",
     "allocate_queue_storage",
     "anchor_policies",

@@ -16,24 +16,30 @@ import numpy as np
 
 import triton_python_backend_utils as pb_utils
 from engine import (
+    AlreadyExists,
     Array,
+    CancelledByModel,
     Context,
     EngineError,
     ExecutionFailed,
     InvalidInput,
     InvalidModel,
+    NotFound,
     Refused,
+    Unsupported,
 )
 
 #: What the class of a file for Triton is called.
 CLASS = "TritonPythonModel"
-#: By the code of an error, as Triton's statuses go: 400, 503, else 500.
+#: By the code of an error; others are ExecutionFailed.
 _KINDS: dict[int, type[EngineError]] = {
     pb_utils.TritonError.UNKNOWN: InvalidInput,
     pb_utils.TritonError.INVALID_ARG: InvalidInput,
-    pb_utils.TritonError.ALREADY_EXISTS: InvalidInput,
-    pb_utils.TritonError.CANCELLED: InvalidInput,
     pb_utils.TritonError.UNAVAILABLE: Refused,
+    pb_utils.TritonError.NOT_FOUND: NotFound,
+    pb_utils.TritonError.UNSUPPORTED: Unsupported,
+    pb_utils.TritonError.ALREADY_EXISTS: AlreadyExists,
+    pb_utils.TritonError.CANCELLED: CancelledByModel,
 }
 #: What Triton's model configuration has where a file says nothing.
 _DEFAULTS: dict[str, Any] = {

@@ -6,7 +6,9 @@ from enum import IntEnum
 from typing import Final
 
 from engine.errors import (
+    AlreadyExists,
     Cancelled,
+    CancelledByModel,
     DeadlineExceeded,
     EngineBug,
     EngineError,
@@ -14,8 +16,10 @@ from engine.errors import (
     Gone,
     Invalid,
     InvalidInput,
+    NotFound,
     OutOfMemory,
     Refused,
+    Unsupported,
 )
 from popef_io import PopefError
 
@@ -38,10 +42,22 @@ class Outcome(IntEnum):
     NEEDS_ROWS = 7
     REFUSED = 8
     OUT_OF_MEMORY = 9
+    NOT_FOUND = 10
+    UNSUPPORTED = 11
+    ALREADY_EXISTS = 12
+    CANCELLED_BY_MODEL = 13
 
 
 #: For every request: enumerations are slow to ask.
 DONE: Final = int(Outcome.DONE)
+
+#: What the code of a model says of a request.
+_SAID: Final[dict[Outcome, type[ExecutionFailed]]] = {
+    Outcome.NOT_FOUND: NotFound,
+    Outcome.UNSUPPORTED: Unsupported,
+    Outcome.ALREADY_EXISTS: AlreadyExists,
+    Outcome.CANCELLED_BY_MODEL: CancelledByModel,
+}
 
 
 def outcome_of(error: Exception) -> tuple[Outcome, str]:
@@ -51,6 +67,9 @@ def outcome_of(error: Exception) -> tuple[Outcome, str]:
     if isinstance(error, OutOfMemory):
         return Outcome.OUT_OF_MEMORY, str(error)
     if isinstance(error, ExecutionFailed):
+        for outcome, kind in _SAID.items():
+            if isinstance(error, kind):
+                return outcome, str(error)
         by_input = error.callers_fault
         return Outcome.FAILED_BY_INPUT if by_input else Outcome.FAILED, str(error)
     if isinstance(error, EngineBug):
@@ -108,4 +127,7 @@ def error_of(outcome: int, text: str) -> EngineError:
             return ExecutionFailed(
                 text, callers_fault=outcome == Outcome.FAILED_BY_INPUT
             )
+    said = _SAID.get(Outcome(outcome))
+    if said is not None:
+        return said(text)
     return EngineBug(text or f"a request ended as {Outcome(outcome).name}")

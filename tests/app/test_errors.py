@@ -43,6 +43,10 @@ def answer(error: BaseException) -> tuple[int, dict[str, str], dict[bytes, bytes
         ("UnknownAnchor", 400, "invalid_input"),
         ("ExecutionFailed", 500, "execution_failed"),
         ("OutOfMemory", 503, "out_of_memory"),
+        ("NotFound", 404, "not_found"),
+        ("AlreadyExists", 409, "already_exists"),
+        ("CancelledByModel", 499, "cancelled"),
+        ("Unsupported", 501, "unsupported"),
     ],
 )
 def test_table(name: str, status: int, code: str) -> None:

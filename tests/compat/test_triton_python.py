@@ -558,7 +558,7 @@ def test_a_request_tells_of_itself(served: ServedGateway, client: Any) -> None:
 
 @pytest.mark.parametrize(
     ("code", "status"),
-    [(0, 400), (1, 500), (2, 500), (3, 400), (4, 503), (5, 500), (6, 400), (7, 400)],
+    [(0, 400), (1, 500), (2, 404), (3, 400), (4, 503), (5, 501), (6, 409), (7, 499)],
 )
 def test_codes_of_errors(client: Any, code: int, status: int) -> None:
     with pytest.raises(triton.InferenceServerException) as failed:
