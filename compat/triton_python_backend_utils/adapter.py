@@ -177,6 +177,11 @@ class _Adapted:
         error = response.error()
         if error is not None:
             raise _KINDS.get(error.code(), ExecutionFailed)(error.message())
+        if response.parameters() != "{}":
+            raise Unsupported(
+                "PopGate sends no InferenceResponse(parameters=…): give "
+                f"{response.parameters():.200} as an output"
+            )
         return {t.name(): t.as_numpy() for t in response.output_tensors()}
 
 

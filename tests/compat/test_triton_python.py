@@ -388,7 +388,8 @@ class TritonPythonModel:
             text = np.array([json.dumps(told).encode("utf-8")], dtype=np.object_)
             error = None if code < 0 else pb_utils.TritonError("no", code)
             tensor = pb_utils.Tensor("OUT", text)
-            responses.append(pb_utils.InferenceResponse([tensor], error))
+            more = {"key": "value"} if code == -2 else None
+            responses.append(pb_utils.InferenceResponse([tensor], error, more))
         return responses
 """
 TOLD_STREAM = """
@@ -564,6 +565,13 @@ def test_codes_of_errors(client: Any, code: int, status: int) -> None:
     with pytest.raises(triton.InferenceServerException) as failed:
         infer(client, "told", IN=np.array([code], np.int32))
     assert failed.value.status() == str(status)
+
+
+def test_parameters_of_a_response_are_not_lost_in_silence(client: Any) -> None:
+    said = 'give {"key": "value"} as an output'
+    with pytest.raises(triton.InferenceServerException, match=said) as failed:
+        infer(client, "told", IN=np.array([-2], np.int32))
+    assert failed.value.status() == "501"
 
 
 @pytest.mark.parametrize("name", ["add_sub", "nothing", "bls_sync"])
