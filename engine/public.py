@@ -119,6 +119,7 @@ from engine.transport.call_messages import (
     MetricsTold,
     MetricTold,
     ModelCall,
+    ReadyAsked,
     ResponseTaken,
     RouteLeft,
 )
@@ -210,6 +211,7 @@ __all__ = [
     "QueueClosed",
     "QueueFull",
     "QueueManager",
+    "ReadyAsked",
     "RecoveryAction",
     "Refused",
     "Request",

@@ -49,6 +49,7 @@ from engine import (
     MetricsTold,
     ModelCall,
     ModelRunner,
+    ReadyAsked,
     Refused,
     ResponseTaken,
     RouteLeft,
@@ -59,7 +60,7 @@ from engine import (
 logger = logging.getLogger(__name__)
 
 NOBODY = ("", "", "")
-Answer: TypeAlias = "Mapping[str, Tensor] | Askers | EngineError"
+Answer: TypeAlias = "Mapping[str, Tensor] | Askers | EngineError | bool"
 
 
 def leads_to(start: str, target: str, below_of: Callable[[str], Iterable[str]]) -> bool:
@@ -237,6 +238,10 @@ class Caller:
             return
         if isinstance(found, AskersAsked):
             self._tell_askers(found)
+            return
+        if isinstance(found, ReadyAsked):
+            entry = self._calls.table.paths.get(infer_path(found.model, found.version))
+            self._answer(found.number, entry is not None and entry.ready)
             return
         if isinstance(found, MetricsTold):
             self._calls.metrics.take(self, self.name, found.series)

@@ -556,14 +556,30 @@ class MetricFamily:
         return self._family.series(labels, buckets or ())
 
 
-_MISSING = (
-    "load_model",
-    "unload_model",
-    "is_model_ready",
-)
+def is_model_ready(model_name: str, model_version: str = "") -> bool:
+    """Whether a model of the server takes requests now. Raises TritonModelException for
+    one that this model may not call."""
+    if HOST.models is None:
+        raise TritonModelException("there are no models before initialize")
+    try:
+        return HOST.models.is_ready("/".join(filter(None, (model_name, model_version))))
+    except KeyError as error:
+        raise TritonModelException(str(error)) from None
 
 
-def __getattr__(name: str) -> NoReturn:
-    if name in _MISSING:
-        raise AttributeError(f"pb_utils.{name} is not supported by PopGate")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def load_model(model_name: str, files: Mapping[str, str] | None = None) -> NoReturn:
+    """Raises TritonModelException: loading is not a model's business."""
+    _refuse("load", model_name)
+
+
+def unload_model(model_name: str, unload_dependents: bool = False) -> NoReturn:
+    """Raises TritonModelException, as `load_model`."""
+    _refuse("unload", model_name)
+
+
+def _refuse(what: str, name: str) -> NoReturn:
+    raise TritonModelException(
+        f"a model cannot {what} others here: run `popgate {what} {name}`, or POST "
+        f"/v2/repository/models/{name}/{what}; what a model calls can be named in "
+        "`models` of its config.toml, and is loaded before it then"
+    )

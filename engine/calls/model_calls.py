@@ -70,6 +70,7 @@ class _Call:
         self._on_done = on_done
         self.outputs: dict[str, Array] = {}
         self.askers: Askers = ()
+        self.ready = False
         self.error: EngineError | None = None
         self.is_open = True
 
@@ -81,6 +82,8 @@ class _Call:
                 self.askers = tuple(
                     (str(i), str(t), str(s)) for i, t, s in message["askers"]
                 )
+            elif "ready" in message:
+                self.ready = bool(message["ready"])
             else:
                 found = tensors_of(message, fds)
                 # Their own, to be kept and written to: nothing else maps that memory.
@@ -151,11 +154,21 @@ class ModelCalls:
     def __getitem__(self, name: str) -> CalledModel:
         """KeyError for one that may not be called; whether it is there shows in the
         call."""
+        return CalledModel(self, *self._target(name))
+
+    def is_ready(self, name: str) -> bool:
+        """Whether a model takes requests now; KeyError for one that may not be called.
+        Raises DeviceLost."""
+        model, version = self._target(name)
+        message: Message = {"model": model, "version": version}
+        return self._ask({"ready": next(self._numbers), **message}, "ready").ready
+
+    def _target(self, name: str) -> tuple[str, str]:
         model, _, version = name.partition("/")
         if self._allowed is not None and model not in self._allowed:
             known = ", ".join(sorted(self._allowed)) or "none"
             raise KeyError(f"{model!r} is not among its models ({known})")
-        return CalledModel(self, model, version)
+        return model, version
 
     # -- for the models
 
@@ -248,14 +261,20 @@ class ModelCalls:
         if running is None:
             return ()
         if self._known is None or self._known[0] is not running:
-            done = threading.Event()
-            call, number = _Call(done.set), next(self._numbers)
-            self._send(number, call, {"ask": number, "requests": self._present()[0]})
-            done.wait()
-            if call.error is not None:
-                raise call.error
+            number = next(self._numbers)
+            call = self._ask({"ask": number, "requests": self._present()[0]}, "ask")
             self._known = running, call.askers
         return self._known[1]
+
+    def _ask(self, message: Message, number: str) -> _Call:
+        """Send a question, and wait for its answer; `number` names where it has one."""
+        done = threading.Event()
+        call = _Call(done.set)
+        self._send(message[number], call, message)
+        done.wait()
+        if call.error is not None:
+            raise call.error
+        return call
 
     def _send(
         self, number: int, call: _Call, message: Message, fds: Sequence[int] = ()

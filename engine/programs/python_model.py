@@ -34,6 +34,7 @@ class CalledModels(Protocol):
     """The models that it may call, by name, or as ``name/version``."""
 
     def __getitem__(self, name: str) -> CalledModel: ...
+    def is_ready(self, name: str) -> bool: ...
 
 
 class NoModels:
@@ -41,6 +42,9 @@ class NoModels:
 
     def __getitem__(self, name: str) -> CalledModel:
         raise KeyError(f"{name!r}: other models can be called in a server only")
+
+    def is_ready(self, name: str) -> bool:
+        return False
 
 
 class Context:

@@ -12,6 +12,8 @@ segment beside it (engine/transport/tensor_pack.py).
     ask      {ask, requests}                   who is answered by the present run?
     told     {call, askers}                    `Askers`
     counted  {counted}                         the log of routed calls is to be read
+    ready    {ready, model, version}           does that model take requests?
+    is       {call, ready}                     whether it does
     metrics  {metrics}                         values of `MetricTold`
 
 and, of routes, those of engine/calls/routes.py.
@@ -119,6 +121,15 @@ class AskersAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadyAsked:
+    """A model asks whether another one takes requests."""
+
+    number: int
+    model: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
 class MetricTold:
     """What a metric of a model's own has come to in its process since it was loaded
     (engine/programs/own_metrics.py). `values` has one; of a histogram the number in
@@ -139,6 +150,11 @@ class MetricsTold:
     series: tuple[MetricTold, ...]
 
 
+Received = (
+    ModelCall | AskersAsked | RouteLeft | ResponseTaken | ReadyAsked | MetricsTold | int
+)
+
+
 class CallSocket:
     """The owner's end of the calls of one process. Never blocks; for one thread."""
 
@@ -150,9 +166,7 @@ class CallSocket:
         """Readable when there is a call; -1 once closed."""
         return self._sock.fileno()
 
-    def receive(
-        self,
-    ) -> ModelCall | AskersAsked | RouteLeft | ResponseTaken | MetricsTold | int:
+    def receive(self) -> Received:
         """The next call, question, word of a route or of metrics, or the number of a
         call that was given up.
 
@@ -169,6 +183,9 @@ class CallSocket:
                 return RouteLeft(int(message.get("left", 0)))
             if "metrics" in message:
                 return MetricsTold(tuple(map(_metric, message["metrics"])))
+            if "ready" in message:
+                target = str(message["model"]), str(message["version"])
+                return ReadyAsked(int(message["ready"]), *target)
             requests = tuple(map(int, message["requests"]))
             if "ask" in message:
                 return AskersAsked(int(message["ask"]), requests)
@@ -193,7 +210,7 @@ class CallSocket:
     def answer(
         self,
         number: int,
-        result: Mapping[str, Tensor] | Askers | EngineError,
+        result: Mapping[str, Tensor] | Askers | EngineError | bool,
         more: bool = False,
     ) -> None:
         """How a call has ended, or what was asked for, or a response of several.
@@ -204,6 +221,8 @@ class CallSocket:
         fds: list[int] = []
         if isinstance(result, tuple):
             message = {"call": number, "askers": list(result)}
+        elif isinstance(result, bool):
+            message = {"call": number, "ready": result}
         elif isinstance(result, EngineError):
             message = {"call": number, **control.from_error(result)}
         else:

@@ -176,6 +176,14 @@ class TritonPythonModel:
             in_0 = pb_utils.get_input_tensor_by_name(request, "INPUT0")
             in_1 = pb_utils.get_input_tensor_by_name(request, "INPUT1")
             name = pb_utils.get_input_tensor_by_name(request, "MODEL_NAME")
+            words = name.as_numpy()[0].decode().split()
+            if words[0] == "load":
+                pb_utils.load_model(model_name=words[1])
+            if words[0] == "ready?":
+                found = pb_utils.is_model_ready(*words[1:])
+                assert found == pb_utils.is_model_ready(model_name=words[1],
+                    model_version=words[2] if words[2:] else "")
+                raise pb_utils.TritonModelException(f"{words[1]} is {found}")
             infer_request = pb_utils.InferenceRequest(
                 model_name=name.as_numpy()[0].decode(),
                 requested_output_names=["OUTPUT0", "OUTPUT1"],
@@ -588,6 +596,24 @@ def test_business_logic(client: Any, name: str) -> None:
     said = "model 'nothing'" if name == "nothing" else "would call itself"
     with pytest.raises(triton.InferenceServerException, match=said):
         infer(client, "bls_sync", **arrays)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("ready? add_sub", "add_sub is True"),
+        ("ready? add_sub 1", "add_sub is True"),
+        ("ready? add_sub 2", "add_sub is False"),
+        ("ready? bls_sync", "bls_sync is True"),
+        ("ready? nothing", "nothing is False"),
+        ("ready? bare", "bare is False"),
+        ("load bare", "cannot load others here: run `popgate load bare`, or POST"),
+    ],
+)
+def test_a_model_asks_who_is_ready(client: Any, asked: str, said: str) -> None:
+    name = np.array([asked], object)
+    with pytest.raises(triton.InferenceServerException, match=said):
+        infer(client, "bls_sync", MODEL_NAME=name, INPUT0=A, INPUT1=B)
 
 
 def test_requests_of_a_batch_stay_apart(served: ServedGateway) -> None:
