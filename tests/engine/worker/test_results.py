@@ -23,6 +23,7 @@ from popef_io import Anchor, DataType, TensorInfo, TensorType
 from tests.plain import plain
 
 replica = plain("engine.worker.replica")
+results = plain("engine.worker.results")
 
 #: Bytes of a row of the output, of which its ring has room for two.
 ROW = PAGE // 2
@@ -40,16 +41,12 @@ class Client:
         self.is_there = True
         nothing: Any = None
         plan = BatchPlan(0, 0, 0, 8, (), (AnchorRows("output", 0),))
+        table = AnchorTable((), (OUTPUT,), nothing)
+        policy = replica.BatchingPolicy(max_rows=8)
         self.replica = replica.Replica(
-            0,
-            "m",
-            nothing,
-            (),
-            AnchorTable((), (OUTPUT,), nothing),
-            plan,
-            replica.BatchingPolicy(max_rows=8),
-            self.take,
+            0, "m", nothing, (), table, plan, policy, self.take
         )
+        self.replica._results = results.Results(table, plan, self.take)
         self.mine = ClientChannel(0, self.channel, self.link)
 
     def take(self, channel: ClientChannel, ring: AnchorRing, size: int) -> int:
