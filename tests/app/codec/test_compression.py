@@ -21,12 +21,19 @@ from app.errors import BodyTooLarge, MalformedBody, UnsupportedMediaType
 DATA = bytes(range(256)) * 100
 
 
+#: Without a time: what tests are called by must not differ between processes.
+PACKED = gzip.compress(DATA, mtime=0)
+
+
 @pytest.mark.parametrize(
     ("encoding", "body"),
     [
-        (b"gzip", gzip.compress(DATA)),
-        (b"GZIP ", gzip.compress(DATA)),
-        (b"x-gzip", gzip.compress(DATA[:50]) + gzip.compress(DATA[50:])),
+        (b"gzip", PACKED),
+        (b"GZIP ", PACKED),
+        (
+            b"x-gzip",
+            gzip.compress(DATA[:50], mtime=0) + gzip.compress(DATA[50:], mtime=0),
+        ),
         (b"deflate", zlib.compress(DATA)),
         (b"identity", DATA),
         (b"", DATA),
@@ -48,7 +55,7 @@ def test_not_read(encoding: bytes) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{}", gzip.compress(DATA)[:-1], gzip.compress(DATA) + b"x", b"\x1f\x8b"],
+    [b"", b"{}", PACKED[:-1], PACKED + b"x", b"\x1f\x8b"],
 )
 def test_damaged(body: bytes) -> None:
     with pytest.raises(MalformedBody):
@@ -80,9 +87,9 @@ def test_a_bomb_is_stopped_early(bomb: Body, most: int) -> None:
 
 
 def test_the_limit_itself_is_allowed() -> None:
-    assert inflate(b"gzip", [gzip.compress(DATA)], len(DATA))
+    assert inflate(b"gzip", [PACKED], len(DATA))
     with pytest.raises(BodyTooLarge):
-        inflate(b"gzip", [gzip.compress(DATA)], len(DATA) - 1)
+        inflate(b"gzip", [PACKED], len(DATA) - 1)
 
 
 def test_members_without_end_are_refused() -> None:
