@@ -352,9 +352,9 @@ def test_limits_timeouts_and_log_format_are_settings(repository: Path) -> None:
         big = {"inputs": {"input": ROW * 100}}
         response = gateway.client.post("/v1/models/affine/infer", json=big)
         assert response.status_code == 413
-        load = {"parameters": {"config": "x" * 2000}}
+        load = b'{"parameters":{"config":"%b"}}' % (b"x" * 2000)
         for path in ("v1/models/affine", "v2/repository/models/affine"):
-            response = gateway.client.post(f"/{path}/load", json=load)
+            response = gateway.client.post(f"/{path}/load", content=load)
             assert response.status_code == 413
             assert response.json()["error"] == (
                 "request JSON size of 2028 bytes exceeds the maximum allowed input "
