@@ -165,7 +165,10 @@ class Scheduler:
             news = news or link.submissions.read_available
         if not news:
             if not wait_ns or self._poller.poll(wait_ns / 1e6):
-                os.eventfd_read(self.wake_fd)
+                try:  # noqa: SIM105 - three calls more at every wake-up
+                    os.eventfd_read(self.wake_fd)
+                except InterruptedError:
+                    pass  # a handler of signals that a model in Python has set
             elif trims:
                 self._arena_grown = False
                 self.give_back_memory()

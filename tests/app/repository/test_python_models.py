@@ -286,3 +286,35 @@ def test_the_server_is_ready_while_each_model_has_a_live_process(
         hold.unlink()
         gateway.until("/v1/health/ready", 200)
         assert answer(gateway, "held", "x") == [1.0, "v1"]
+
+
+ALARMS = """
+import os, signal
+
+class Alarms:
+    inputs = {"x": "INT64[-1]"}
+    outputs = {"alarms": "INT64[-1]", "process": "INT64[-1]"}
+    alarms = -1
+
+    def __call__(self, x):
+        if self.alarms < 0:
+            self.alarms = 0
+            signal.signal(signal.SIGALRM, self.count)
+            signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+        return {"alarms": [self.alarms], "process": [os.getpid()]}
+
+    def count(self, *_):
+        self.alarms += 1
+"""
+
+
+def test_a_model_may_have_handlers_of_signals(
+    live: Path, served: ServedGateway
+) -> None:
+    """Which interrupt its process while that waits for requests."""
+    write(live, "alarms", ALARMS)
+    manage(served, "alarms", "load").raise_for_status()
+    first = served.infer("alarms", x=[0])
+    assert first["alarms"] == [0]
+    until(lambda: served.infer("alarms", x=[0])["alarms"][0] >= 5)
+    assert served.infer("alarms", x=[0])["process"] == first["process"]
