@@ -27,6 +27,7 @@ from tests.support import FOR_EVER, WAIT, until
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 ROW = {"inputs": {"input": [[1.0, 2.0, 3.0, 4.0]]}}
 WORK = {"inputs": {"count": FOR_EVER}}
+LITTLE = {"inputs": {"count": 1}}
 ENDLESS = """
 class Endless:
     inputs = {"n": "INT32[1]"}
@@ -179,6 +180,7 @@ def stopped_head(served: ServedGateway, mine: str) -> int:
 
 
 def gone_while_it_ran(served: ServedGateway, mine: str) -> int:
+    until(lambda: ask(served, f"first-{mine}", "slow", LITTLE).is_success)
     with connect(served) as connection:
         connection.sendall(b"".join(head(mine, "slow", WORK)))
         until(lambda: in_flight(served))
@@ -203,6 +205,7 @@ def gone_between_chunks(served: ServedGateway, mine: str) -> int:
 
 
 def full(served: ServedGateway, mine: str) -> int:
+    until(lambda: ask(served, f"first-{mine}", "slow", LITTLE).is_success)
     with connect(served) as connection:
         connection.sendall(b"".join(head(f"before-{mine}", "slow", WORK)))
         until(lambda: in_flight(served))
@@ -210,6 +213,8 @@ def full(served: ServedGateway, mine: str) -> int:
 
 
 def device_killed(served: ServedGateway, mine: str) -> int:
+    # What was cancelled before may still fill the queue, of one.
+    until(lambda: ask(served, f"before-{mine}", "slow", LITTLE).is_success)
     codes: list[int] = []
     asker = threading.Thread(
         target=lambda: codes.append(ask(served, mine, "slow", WORK).status_code)
