@@ -61,8 +61,6 @@ class ThreadPlan:
         return wanted, f"there are {cores} cores for the {needed} that are needed"
 
     def __str__(self) -> str:
-        share = f"{counted(self.threads(), 'thread')} for the device"
-        if self.devices != 1:
-            share = share.replace("the device", f"each of {self.devices} devices")
+        whom = "the device" if self.devices == 1 else f"each of {self.devices} devices"
         http = f"{self.reserved} for HTTP, " if self.reserved else ""
-        return f"{self.budget}: {http}{share}"
+        return f"{self.budget}: {http}{counted(self.threads(), 'thread')} for {whom}"

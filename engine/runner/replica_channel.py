@@ -89,15 +89,6 @@ def process_of(number: int) -> int:
     return number >> PROCESS_SHIFT
 
 
-def _renumber() -> None:
-    """In a forked process: its numbers are its own."""
-    global _REQUEST_NUMBERS
-    _REQUEST_NUMBERS = itertools.count((os.getpid() << PROCESS_SHIFT) + 1)
-
-
-os.register_at_fork(after_in_child=_renumber)
-
-
 class ReplicaChannel(RequestChannel):
     """The rings to one replica on one device, and the requests on their way.
 
