@@ -218,6 +218,7 @@ class Gateway:
             compile_pool=pools.compile,
             unload_pool=pools.unload,
             settled=self._settled,
+            newcomer=ControlMode(settings.model_control_mode).newcomer,
         )
 
     def _make_control(self) -> ModelControl:

@@ -24,7 +24,7 @@ from app.config.file_stamps import Stamp
 from app.config.model_options import Origin
 from app.errors import HttpError
 from app.repository.load_overrides import LoadOverrides
-from app.repository.model_record import ModelRecord, RepositoryError
+from app.repository.model_record import NEVER_LOADED, ModelRecord, RepositoryError
 from app.repository.remote.errors import FetchStopped, RemoteError
 from app.repository.remote.urls import RemoteUrl
 from app.repository.repository import ModelRepository
@@ -54,6 +54,15 @@ class ControlMode(Enum):
     @property
     def takes_requests(self) -> bool:
         return self in (ControlMode.MANAGED, ControlMode.EXPLICIT)
+
+    @property
+    def newcomer(self) -> str:
+        """What becomes of a model that came after the start; `{}` is its name."""
+        if self.takes_requests:
+            return NEVER_LOADED
+        if self is ControlMode.POLL:
+            return "not loaded yet; the next look at the folder loads it"
+        return "not loaded; with --model-control-mode none only a restart loads it"
 
 
 class ControlRefused(HttpError):

@@ -24,7 +24,7 @@ from app.repository.ensemble_loader import EnsembleLoader
 from app.repository.loader import LoadCutOff, LoadedModel, LoadError, ModelLoader
 from app.repository.memory_budget import MemoryBudget
 from app.repository.model_life import Event, State
-from app.repository.model_record import NEVER_LOADED, ModelRecord, VersionRecord
+from app.repository.model_record import ModelRecord, VersionRecord
 from app.repository.places import ModelPlaces
 from app.repository.scan import ModelSource, VersionSource
 from app.serving.ensembles import EnsembleRunner
@@ -63,8 +63,10 @@ class ModelRepository:
         compile_pool: DaemonPool,
         unload_pool: DaemonPool,
         settled: Callable[[Sequence[object]], Awaitable[None]],
+        newcomer: str,
     ) -> None:
-        """`settled` returns when all processes of the server have taken over what was
+        """`newcomer`: what becomes of a model that came after the start. `settled`
+        returns when all processes of the server have taken over what was
         published, and none has anything in flight on these runners any more."""
         self._compile_pool = compile_pool
         self._unload_pool = unload_pool
@@ -80,6 +82,7 @@ class ModelRepository:
         self._leaving: set[asyncio.Task[None]] = set()
         self._ensembles = EnsembleLoader(self, table, load_member)
         self._settled = settled
+        self._newcomer = newcomer
 
     # -- what there is
 
@@ -97,7 +100,7 @@ class ModelRepository:
         """Why a model, or a version of it, is not served; None if there is none."""
         record = self._records.get(name)
         if record is None:
-            return NEVER_LOADED.format(name) if self.places.holds(name) else None
+            return self._newcomer.format(name) if self.places.holds(name) else None
         if version is None or not record.versions:
             return record.problem or record.absence
         for number, entry in record.versions.items():

@@ -19,6 +19,7 @@ from app.cli.settings_options import HEADINGS
 from app.settings import Settings
 from app.sizes import parse_size
 from tests.app.cli.calls import Call
+from tests.app.served import run_popgate
 
 COMMANDS = ("compile", "serve", "infer", "dump", "devices", "openapi")
 
@@ -36,6 +37,19 @@ def test_every_command_explains_itself(popgate: Call, command: str) -> None:
     assert done.code == 0
     assert done.out.startswith(f"Usage: popgate {command}")
     assert popgate(command, "-h") == done
+
+
+@pytest.mark.parametrize(
+    ("typed", "complete"),
+    [("popgate dr", "drain"), ("popgate serve --access-l", "--access-log")],
+)
+def test_shells_complete_commands_and_options(typed: str, complete: str) -> None:
+    done = run_popgate(
+        _POPGATE_COMPLETE="complete_bash",
+        COMP_WORDS=typed,
+        COMP_CWORD=str(typed.count(" ")),
+    )
+    assert done.stdout.split() == [complete]
 
 
 def test_version(popgate: Call) -> None:

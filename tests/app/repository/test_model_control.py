@@ -279,6 +279,20 @@ def test_none_loads_all_and_takes_no_requests(tmp_path: Path) -> None:
         answer = gateway.client.post("/v2/repository/models/a/unload")
         assert answer.status_code == 503
         assert "model load / unload is not allowed" in answer.json()["error"]
+        add(tmp_path, "later")
+        answer = post(gateway, "later")
+        assert answer.status_code == 503
+        assert "control-mode none only a restart loads it" in answer.json()["error"]
+
+
+def test_a_newcomer_waits_for_the_next_look_at_the_folder(tmp_path: Path) -> None:
+    options = ("--model-control-mode", "poll", "--repository-poll-secs", "3600")
+    with ServedGateway(tmp_path, *options) as gateway:
+        gateway.wait_ready()
+        add(tmp_path, "later")
+        answer = post(gateway, "later")
+        assert answer.status_code == 503
+        assert "the next look at the folder loads it" in answer.json()["error"]
 
 
 def test_options_that_do_not_go_together(tmp_path: Path) -> None:
