@@ -21,7 +21,8 @@ from __future__ import annotations
 import enum
 import ipaddress
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import urlsplit
 
 from app.config.keys import Group
@@ -43,6 +44,9 @@ _FORWARDING = (
     b"cf-connecting-ip",
     b"true-client-ip",
 )
+#: Headers that say who asks, and whom. Of two, one server goes by the first, and the
+#: next by the last.
+_ONCE = frozenset((b"authorization", b"host", b"x-api-key"))
 _MODEL = re.compile(r"/v[12]/(?:repository/(?:[^/]+/)?)?models/([^/]+)", re.DOTALL)
 _STATISTICS = re.compile(r"/v2/models/stats")
 
@@ -126,11 +130,22 @@ class Access:
         #: Whether every group needs a key, not only management.
         self._for_all = self.keys.path is not None
         self.guards_inference = self._for_all or "inference" in self.restrictions.groups
+        self._once = _ONCE | self.restrictions.header_names
 
     @property
     def rules(self) -> KeyTable:
         """What verdicts are made by: they hold while this is the same object."""
         return self.keys.table
+
+    def check_once(self, given: Iterable[Header]) -> None:
+        """Raises `HttpError` (400) where a header comes again that must not.
+
+        `given` are all headers of a request, some name of which comes more than once.
+        """
+        for name, count in Counter(name for name, _ in given).items():
+            if count > 1 and name in self._once:
+                msg = f"expected one header '{name.decode()}', got {count}"
+                raise HttpError(400, msg, "repeated_header")
 
     def check_inference(
         self, path: str, headers: Mapping[bytes, bytes], names: Sequence[str] = ()

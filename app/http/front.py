@@ -160,6 +160,8 @@ class InferFront:
         client = scope.get("client")
         peer = None if client is None else client[0]
         try:
+            if len(headers) < len(scope["headers"]):
+                self.access.check_once(scope["headers"])
             names = scope.get(NAMES, ())
             key = self.access.check(path, scope["method"], headers, peer, names)
         except HttpError as error:

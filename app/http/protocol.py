@@ -433,6 +433,8 @@ class GatewayProtocol(HttpToolsProtocol):
         if path:
             service = self._service
             headers = dict(self.headers)
+            if len(headers) < len(self.headers):
+                self._access.check_once(self.headers)
             length = headers.get(b"content-length", b"")
             # What is unusual is left to uvicorn and the front.
             if (
@@ -753,17 +755,11 @@ class GatewayProtocol(HttpToolsProtocol):
 
 def _check_framing(headers: list[Header]) -> None:
     """Raises for what one server may read in another way than the next."""
-    hosts = 0
     for name, value in headers:
-        if name == b"host":
-            hosts += 1
-        elif name == b"transfer-encoding" and value.lower() != b"chunked":
+        if name == b"transfer-encoding" and value.lower() != b"chunked":
             coding = value[:40].decode("latin-1")
             msg = f"transfer encoding {coding!r} is not read here; expected 'chunked'"
             raise HttpError(501, msg, "unsupported")
-    if hosts > 1:
-        msg = f"expected one header Host, got {hosts}"
-        raise HttpError(400, msg, "bad_http")
 
 
 def _too_many() -> HttpError:

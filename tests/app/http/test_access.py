@@ -161,6 +161,34 @@ def test_a_wrong_key_or_none(headers: dict[str, str]) -> None:
     assert "secret" not in str(error)
 
 
+@pytest.mark.parametrize(
+    ("key", "status"), [("right", None), ("wrong", 401), ("", 401)]
+)
+def test_authorization_beside_a_key_may_be_for_a_proxy(
+    key: str, status: int | None
+) -> None:
+    """X-API-Key is the one that counts, right or wrong."""
+    access = access_with(config("right"))
+    of_key = {b"x-api-key": b"key of " + key.encode()}
+    for other in (b"Bearer key of right", b"Bearer a.b.c", b"Basic !"):
+        try:
+            headers = {**of_key, b"authorization": other}
+            access.check("/v1/models", "GET", headers, "10.0.0.1")
+            found = None
+        except HttpError as error:
+            found = error.status
+        assert found == status
+
+
+def test_of_two_headers_with_a_say_neither_counts() -> None:
+    access = Access(Restrictions(["logging:admin=yes"]))
+    twice = [(b"x", b"1"), (b"x", b"1")]
+    access.check_once([*twice, (b"host", b"a")])
+    for name in (b"host", b"authorization", b"x-api-key", b"admin"):
+        with pytest.raises(HttpError, match=f"one header '{name.decode()}', got 2"):
+            access.check_once([*twice, (name, b"yes"), (name, b"yes")])
+
+
 # -- groups: every route is in one
 
 #: Method and path, with names in place of parameters; a new route needs a line.
@@ -412,7 +440,16 @@ TRICKS: list[tuple[bytes, bytes, list[int]]] = [
     (INFER.encode(), b"Transfer-Encoding: gzip, chunked\r\n", [501]),
     (INFER.encode(), b"Transfer-Encoding: gzip\r\n" + CHUNKED, [501]),
     (INFER.encode(), b"Transfer-Encoding: chunked, identity\r\n", [400]),
-    (INFER.encode(), CHUNKED + b"Host: y\r\n", [400]),
+    *(
+        (INFER.encode(), framed + again, [400])
+        for framed in (CHUNKED, b"Content-Length: 2\r\n")
+        for again in (
+            b"Host: y\r\n",
+            b"x-api-key: key of a\r\n",
+            b"X-API-Key: key of b\r\n",
+            b"Authorization: Bearer key of a\r\n" * 2,
+        )
+    ),
     (INFER.encode(), b"X: a\r\n Content-Length: 2\r\n", [400]),
     (INFER.encode(), b"X: a\nContent-Length: 2\r\n", [400]),
     (INFER.encode(), b"X: a\0\r\nContent-Length: 2\r\n", [400]),
