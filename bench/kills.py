@@ -189,7 +189,9 @@ def run(folder: Path, jobs: Sequence[Job], options: argparse.Namespace) -> list[
         gone = wait_gone(pids[1:])
         print(
             f"{workers} workers: killed {dict(killed)}; clients saw "
-            f"{dict(traffic.statuses())}; all {len(pids) - 1} processes gone "
+            f"{dict(traffic.statuses())} and waited "
+            f"{max(event.ended - event.sent for event in traffic.events):.1f} s at "
+            f"most; all {len(pids) - 1} processes gone "
             f"{gone * 1e3:.0f} ms after the supervisor"
         )
     return found

@@ -126,6 +126,12 @@ class Door:
         while self._waiting:
             self._let_one_in()
 
+    def take_over(self, connection: socket.socket) -> None:
+        """Let in what another process has accepted, in its turn."""
+        self._waiting.append(connection)
+        if self._floods is None or not self._floods.is_on:
+            self._let_one_in()
+
     async def _let_all_in(self) -> None:
         self._server = await asyncio.get_running_loop().create_server(
             self._make,

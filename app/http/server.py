@@ -298,6 +298,10 @@ class GatewayServer(uvicorn.Server):
         await door.open()
         self._doors.append(door)
 
+    def take_over(self, connection: socket.socket) -> None:
+        """Serve what another process has accepted on such a socket as our first."""
+        self._doors[0].take_over(connection)
+
     async def on_tick(self, counter: int) -> bool:
         stop = await super().on_tick(counter)
         if counter % LOOK_TICKS == 0:

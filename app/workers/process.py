@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -45,6 +45,12 @@ GC_THRESHOLD = 20_000
 
 class WorkerServer(GatewayServer):
     """Ends when its supervisor says so: signals are that one's business."""
+
+    on_listening: Callable[[], None]
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.on_listening()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -115,6 +121,8 @@ def main(arguments: list[str] | None = None) -> int:
         is_drained=lambda: worker.is_drained,
         abort=worker.abort,
     )
+    server.on_listening = worker.say_listening
+    worker.on_connection = server.take_over
     worker.on_drain = lambda: server.stop(0)
     worker.connections = lambda: server.server_state.connections
     gc.collect()

@@ -81,6 +81,7 @@ class Workers(OtherProcesses):
         self._relay: RelayServer | None = None
         self.is_ending = False
         self._workers = [WorkerProcess(self, n, s) for n, s in enumerate(listeners)]
+        self._in_turn = itertools.cycle(self._workers)
 
     @property
     def count(self) -> int:
@@ -109,6 +110,11 @@ class Workers(OtherProcesses):
         """No worker is started again: what they close is to be closed for clients."""
         for worker in self._workers:
             worker.listener.close()
+
+    def hand_over(self, connection: socket.socket) -> bool:
+        """Have the next worker that can serve a connection; whether there is one."""
+        found = itertools.islice(self._in_turn, self.count)
+        return any(worker.take(connection) for worker in found)
 
     @property
     def are_alive(self) -> bool:

@@ -78,6 +78,8 @@ class Worker:
         self.keys = keys
         self.journal = journal
         self.on_drain: Callable[[], None] = lambda: None
+        #: Gets connections that the supervisor has accepted for another worker.
+        self.on_connection: Callable[[socket.socket], None] = socket.socket.close
         #: Whether every answer is to be its connection's last.
         self.is_drained = False
         self._sock = sock
@@ -116,6 +118,10 @@ class Worker:
         self._show_gauges()
         await self.abort()
         self._sock.close()
+
+    def say_listening(self) -> None:
+        """From now on connections are accepted."""
+        self._send({"op": "listening"})
 
     async def abort(self) -> None:
         """Fails every request in flight."""
@@ -156,6 +162,8 @@ class Worker:
                 self._begin(self._take_over(message))
             case "log":
                 self._logging.apply(LogSettings(**message["settings"]))
+            case "connection":
+                self.on_connection(socket.socket(fileno=fds[0]))
             case "drained":
                 self.is_drained = True
             case "drain":

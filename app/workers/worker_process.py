@@ -40,6 +40,10 @@ FIRST_PAUSE, LAST_PAUSE = 0.05, 5.0
 LIVED = 30.0
 #: Seconds that one may take from its start to its first answer, at least.
 START_TIMEOUT = 60.0
+#: Seconds without an answer to a ping after which others take its connections.
+STALLED = 1.0
+#: Seconds between looks for connections that a worker does not take.
+_ACCEPT_TICK = 0.01
 #: Seconds between tries to tell a worker something that does not listen.
 _FULL_TICK = 0.02
 
@@ -61,6 +65,7 @@ class Supervisor(Protocol):
     def default_of(self, name: str) -> str: ...
     def entries_of(self, name: str) -> list[tuple[SharedEntry, SharedRunner]]: ...
     def runner_of(self, name: str, key: int) -> SharedRunner | None: ...
+    def hand_over(self, connection: socket.socket) -> bool: ...
     def device_key(self, device: Device) -> str: ...
     def device_number(self, device_id: str) -> int: ...
     def keep_counts(self, counters: CounterSegment) -> None: ...
@@ -81,6 +86,11 @@ class WorkerProcess:
         self.listener = listener
         self._process: subprocess.Popen[bytes] | None = None
         self._owner_pipe = -1
+        #: Whether its process has begun to accept connections, and whether it still
+        #: does; before its first start nobody stands in for it.
+        self._is_up = False
+        self._accepts = True
+        self._standing_in: asyncio.Task[None] | None = None
         self._sock: socket.socket | None = None
         self._devices: set[str] = set()
         #: Models that it is to be told of, in this order.
@@ -177,16 +187,61 @@ class WorkerProcess:
         # Twice: the first time may be over because this process was stopped.
         while await self._answers(first / 2) or await self._answers(first / 2):
             first = most
-            await asyncio.sleep(most / 2)
+            await asyncio.sleep(min(most / 2, STALLED))
         if not self._workers.is_ending:
             text = "worker %d has not answered a ping for %g s: it is ended"
             logger.error(text, self.number, first)
             self.kill()
 
     async def _answers(self, seconds: float) -> bool:
-        return self._workers.is_ending or await self._ask("ping", seconds) is not None
+        if self._workers.is_ending:
+            return True
+        answer = await self._ask("ping", min(seconds, STALLED))
+        if answer is None:
+            if self._is_up:
+                self._stand_in()
+            answer = await self._ask("ping", max(0.0, seconds - STALLED))
+        self._accepts |= answer is not None
+        return answer is not None
+
+    def _stand_in(self) -> None:
+        """Have others take its connections until it accepts them again."""
+        self._accepts = False
+        if self._standing_in is None or self._standing_in.done():
+            accept = self._accept_for_it()
+            self._standing_in = asyncio.get_running_loop().create_task(accept)
+
+    async def _accept_for_it(self) -> None:
+        """What waits in its socket would wait until it is back."""
+        waiting: socket.socket | None = None
+        try:
+            while self.listener.fileno() >= 0 and (waiting or not self._accepts):
+                if waiting is None:
+                    with contextlib.suppress(OSError):  # nobody waits
+                        waiting = self.listener.accept()[0]
+                if waiting is not None and self._workers.hand_over(waiting):
+                    waiting.close()
+                    waiting = None
+                    await asyncio.sleep(0)
+                else:
+                    await asyncio.sleep(_ACCEPT_TICK)
+        finally:
+            if waiting is not None:
+                waiting.close()
+
+    def take(self, connection: socket.socket) -> bool:
+        """Have it serve a connection, if it can."""
+        if self._sock is None or not self._accepts or not self._is_up:
+            return False
+        try:
+            send(self._sock, {"op": "connection"}, [connection.fileno()])
+        except OSError:
+            return False
+        return True
 
     def _clean_up(self) -> None:
+        self._is_up = False
+        self._stand_in()
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()
@@ -355,6 +410,8 @@ class WorkerProcess:
             return
         try:
             match message["op"]:
+                case "listening":
+                    self._is_up = self._accepts = True
                 case "switched":
                     self._unacknowledged.discard(message["seq"])
                 case "left":

@@ -195,7 +195,13 @@ def test_a_worker_that_hangs_is_ended_and_started_again(
     os.kill(pids[0], signal.SIGSTOP)
     failed = 0
     with ThreadPoolExecutor(2) as pool:
-        for asked in [pool.submit(infer, client) for client in clients.values()]:
+        asking = [pool.submit(infer, client) for client in clients.values()]
+        # New connections do not wait for its end.
+        answered = processes_of_new_connections(served)
+        assert len(answered) == 1
+        assert answered < set(clients)
+        assert is_stopped(pids[0])
+        for asked in asking:
             try:
                 assert asked.result().status_code == 200
             except httpx.TransportError:
@@ -204,7 +210,38 @@ def test_a_worker_that_hangs_is_ended_and_started_again(
     until(lambda: len(workers_of(served)) == 2)
     assert is_gone(pids[0])
     assert served.wait_line("has not answered a ping for 5 s")
-    assert statistics(served)["success"] == before["success"] + 1
+    assert statistics(served)["success"] == before["success"] + 21
+
+
+def is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] == "T"
+
+
+def test_what_a_dead_worker_does_not_accept_is_served_by_another(
+    served: ServedGateway, clients: dict[str, httpx.Client]
+) -> None:
+    before = workers_of(served)
+    os.kill(before[0], signal.SIGKILL)
+    until(lambda: before[0] not in workers_of(served))
+    until(lambda: len(workers_of(served)) == 2)
+    (again,) = set(workers_of(served)) - set(before)
+    os.kill(again, signal.SIGSTOP)  # its start does not get on
+    try:
+        answered = processes_of_new_connections(served)
+    finally:
+        os.kill(again, signal.SIGCONT)
+    assert len(answered) == 1
+    assert answered < set(clients)
+    until(lambda: len(processes_of_new_connections(served)) == 2)
+
+
+def processes_of_new_connections(served: ServedGateway) -> set[str]:
+    """The kernel spreads them by chance: so many go to each of two sockets."""
+    found = set()
+    for _ in range(20):
+        with connect(served) as client:
+            found.add(process_of(client))
+    return found
 
 
 def test_a_killed_device_comes_back_for_all(
