@@ -39,8 +39,10 @@ from app.repository.places import ModelPlaces
 from app.repository.remote.remote_models import FetchOptions, RemoteModels
 from app.repository.repository import ModelRepository
 from app.repository.uploads import Uploads
+from app.serving.call_graph import CallGraph
 from app.serving.keys import Keys
 from app.serving.model_calls import ModelCalls
+from app.serving.requester import Requesters
 from app.serving.table import ModelTable
 from app.serving.timeout_policy import TimeoutPolicy
 from app.settings import Settings
@@ -144,9 +146,9 @@ class Gateway:
         )
         self.calls = ModelCalls(
             self.table,
-            lambda name: self.repository.needs_of(name),
+            CallGraph(lambda name: self.repository.needs_of(name)),
+            Requesters(self.table, self.others),
             settings.request_timeout,
-            self.others,
             settings.shutdown_timeout + settings.request_timeout,
         )
         self.repository = self._make_repository()

@@ -58,7 +58,7 @@ class OtherProcesses:
     async def askers(
         self, numbers: Iterable[int]
     ) -> Mapping[int, tuple[str, str, str]]:
-        """For whom requests of theirs are made (`app.serving.origin`)."""
+        """For whom requests of theirs are made (`app.serving.requester`)."""
         return {}
 
     def add_part(self, number: int, part: Part) -> None:

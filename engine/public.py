@@ -113,8 +113,9 @@ from engine.session.session_config import LaunchPolicy, SessionConfig
 from engine.tensor import Array, Buffer, DataDesc, Tensor
 from engine.transport.call_log import CallLog
 from engine.transport.call_messages import (
-    Askers,
     AskersAsked,
+    CallAnswer,
+    CallGivenUp,
     CallSocket,
     MetricsTold,
     MetricTold,
@@ -140,9 +141,10 @@ __all__ = [
     "AnchorWithPolicy",
     "AnchorsNotConnected",
     "Array",
-    "Askers",
     "AskersAsked",
     "Buffer",
+    "CallAnswer",
+    "CallGivenUp",
     "CallLog",
     "CallSocket",
     "CallbackFactory",

@@ -50,7 +50,9 @@ OTHER_ROOTS = frozenset(
 #: Runs the coroutines of Python models, which are their authors'.
 AUTHORS_LOOP = {
     ROOT / "engine" / "programs" / "python_calls.py",
-    ROOT / "engine" / "calls" / "model_calls.py",
+    ROOT / "engine" / "calls" / "call_client.py",
+    ROOT / "engine" / "calls" / "loop_watch.py",
+    ROOT / "engine" / "calls" / "served_models.py",
 }
 #: What each room may import of its package beside itself. `ground` are the modules at
 #: the package's root that every room may know; those of `TOP` stand over the rooms.

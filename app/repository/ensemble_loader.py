@@ -14,9 +14,9 @@ from app.repository.loader import LoadedModel, LoadError, explained
 from app.repository.model_life import State
 from app.repository.model_record import ModelRecord, VersionRecord
 from app.repository.scan import VersionSource
+from app.serving.call_graph import leads_to
 from app.serving.ensemble_graph import EnsembleGraph, compose, described, label_of
 from app.serving.ensembles import EnsembleRunner, EnsembleScheduler
-from app.serving.model_calls import leads_to
 from app.serving.sequences import SequenceScheduler
 from app.serving.steps import StepScheduler
 from app.serving.table import ModelEntry, ModelTable, infer_path

@@ -37,8 +37,8 @@ from app.observe.request_ids import (
 )
 from app.observe.tracing import Timeline, Tracer
 from app.serving.keys import Key
-from app.serving.origin import Asker, said_of
 from app.serving.pending import NotOneResponse
+from app.serving.requester import Asker, said_of
 from app.serving.service import Service
 from app.serving.table import ModelEntry, Submitted
 from app.serving.timeout_policy import header_timeout
@@ -463,7 +463,7 @@ class Call(ABC):
         return Asked(self.request_id, "POST", self.path, client, trace, key, span)
 
     def asker(self) -> Asker:
-        """Who asks, for what is asked on its behalf (app/serving/origin.py)."""
+        """Who asks, for what is asked on its behalf (app/serving/requester.py)."""
         given, spans = self.headers.get(b"traceparent", b""), self.service.journal.spans
         if spans is not None:
             if self._span is None:

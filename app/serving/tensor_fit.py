@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import numpy as np
+
 from app.errors import InvalidTensor
 from app.serving.ensemble_graph import Face, common_shape
 from app.sizes import counted
-from app.spec import ModelSpec
-from engine import Tensor
+from app.spec import ModelSpec, TensorSpec
+from engine import InvalidInput, Tensor
 
 
 def with_rank(
@@ -87,3 +89,39 @@ def checked_rows(spec: ModelSpec, feed: Mapping[str, Tensor]) -> int:
     if spec.is_batched and 0 < spec.max_rows < rows:
         raise InvalidTensor(f"{counted(rows, 'row')}, at most {spec.max_rows} taken")
     return max(1, rows)
+
+
+def called_inputs(spec: ModelSpec, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inputs as the model takes them. Raises InvalidInput."""
+    found = {}
+    for name, tensor in given.items():
+        want = spec.inputs_by_name.get(name)
+        if want is None:
+            known = ", ".join(spec.inputs_by_name)
+            raise InvalidInput(f"there is no input {name!r}; there are {known}")
+        if tensor.data_type is not want.data_type:
+            tensor = _converted(tensor, want)
+        found[name] = tensor
+    missing = [
+        name
+        for name in spec.inputs_by_name
+        if name not in found and name not in spec.defaults and not spec.optional_inputs
+    ]
+    if missing:
+        raise InvalidInput(f"input {missing[0]!r} is missing")
+    rows = next((t.shape[0] for t in found.values() if t.shape), 1)
+    for name in spec.defaults:
+        if name not in found and name in spec.inputs_by_name:
+            found[name] = spec.default(name, rows)
+    return found
+
+
+def _converted(tensor: Tensor, want: TensorSpec) -> Tensor:
+    """Numbers of another type where that keeps their kind. Raises InvalidInput."""
+    array, dtype = tensor.numpy(), want.type.dtype
+    fits = dtype is not None and np.can_cast(array.dtype, dtype, "same_kind")
+    if not fits or want.datatype == "BF16":
+        raise InvalidInput(
+            f"input {want.name!r} is {want.datatype}, got {array.dtype.name}"
+        )
+    return Tensor.from_numpy(array.astype(dtype), want.data_type)

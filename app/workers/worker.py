@@ -26,7 +26,7 @@ from app.observe.shared_counters import CounterSegment
 from app.serving.ensembles import EnsembleRunner, EnsembleScheduler
 from app.serving.generators import GeneratorScheduler
 from app.serving.keys import Keys
-from app.serving.origin import Origin, origin_of
+from app.serving.requester import Requester, requester_of
 from app.serving.table import ModelEntry, ModelTable
 from app.serving.timeout_policy import TimeoutPolicy
 from app.workers.messages import Message, SharedEnsemble, SharedEntry, receive, send
@@ -171,9 +171,9 @@ class Worker:
             case "access":
                 self.journal.set_access(message["text"])
             case "part":
-                origin = self._origin(message["number"])
-                if origin is not None:
-                    origin.add_part(part_of(message["part"]))
+                requester = self._requester(message["number"])
+                if requester is not None:
+                    requester.add_part(part_of(message["part"]))
             case question:
                 self._answer(question, message)
 
@@ -191,16 +191,16 @@ class Worker:
             self._send({"op": "answer", "ask": message["ask"], "told": told}, fds)
 
     def _askers(self, numbers: Iterable[int]) -> list[tuple[int, str, str, str]]:
-        found = ((number, self._origin(number)) for number in numbers)
+        found = ((number, self._requester(number)) for number in numbers)
         askers = ((number, one.asker()) for number, one in found if one is not None)
         return [(number, *one) for number, one in askers if not isinstance(one, int)]
 
-    def _origin(self, number: int) -> Origin | None:
+    def _requester(self, number: int) -> Requester | None:
         """For whom a request is made, while it is in flight."""
         devices = (joined.device for joined in self._devices.values())
         requests = (d.request_of(number) for d in devices if d is not None)
         request = next(filter(None, requests), None)
-        return None if request is None else origin_of(request.on_done)
+        return None if request is None else requester_of(request.on_done)
 
     def _send(self, message: Message, fds: tuple[int, ...] = ()) -> None:
         with contextlib.suppress(OSError):

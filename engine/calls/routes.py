@@ -86,6 +86,10 @@ class RoutedCall:
         self._into, self._wanted = into, wanted
         self._began = time.monotonic_ns()
 
+    def wait(self) -> None:
+        """Until it is over; this thread takes results of any calls meanwhile."""
+        self.request.wait()
+
     def give_up(self) -> None:
         """Nobody waits for it any more. From any thread."""
         if not self.request.done:

@@ -17,7 +17,7 @@ GRAPH = "python"
 
 
 class CalledModel(Protocol):
-    """Another model that this one calls (engine/calls/model_calls.py)."""
+    """Another model that this one calls (engine/calls/served_models.py)."""
 
     def __call__(self, **inputs: Any) -> dict[str, Array]: ...
     def call(self, inputs: Mapping[str, Any], **options: Any) -> dict[str, Array]: ...

@@ -53,7 +53,7 @@ class PlainOptions:
 
     def forget(self, told: Callable[[], object]) -> None:
         """It need not be called any more; it may be about to be."""
-        self._told = tuple(each for each in self._told if each is not told)
+        self._told = tuple(each for each in self._told if each != told)
 
 
 @dataclass(frozen=True, slots=True)

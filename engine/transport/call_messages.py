@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,6 +75,8 @@ def tensors_of(message: Message, fds: Sequence[int]) -> dict[str, Tensor]:
 #: Of each of some requests: its ``x-request-id``, its ``traceparent``, and id, timeout
 #: (in microseconds) and parameters in JSON, where it states some.
 Askers = tuple[tuple[str, str, str], ...]
+#: Tensors of a call, who asks, whether a model is ready, or how it failed.
+CallAnswer = Mapping[str, Tensor] | Askers | bool | EngineError
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +152,21 @@ class MetricsTold:
     series: tuple[MetricTold, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class CallGivenUp:
+    """Nobody waits for a call any more."""
+
+    number: int
+
+
 Received = (
-    ModelCall | AskersAsked | RouteLeft | ResponseTaken | ReadyAsked | MetricsTold | int
+    ModelCall
+    | AskersAsked
+    | CallGivenUp
+    | RouteLeft
+    | ResponseTaken
+    | ReadyAsked
+    | MetricsTold
 )
 
 
@@ -167,67 +182,40 @@ class CallSocket:
         return self._sock.fileno()
 
     def receive(self) -> Received:
-        """The next call, question, word of a route or of metrics, or the number of a
-        call that was given up.
+        """The next call, question, or word of a call, of a route or of metrics.
 
         Raises BlockingIOError if there is none, EOFError at the end, EngineBug or
         ValueError for what is no call.
         """
         message, fds = control.receive(self._sock)
         try:
-            if "cancel" in message:
-                return int(message["cancel"])
-            if "next" in message:
-                return ResponseTaken(int(message["next"]))
-            if "left" in message or "counted" in message:
-                return RouteLeft(int(message.get("left", 0)))
-            if "metrics" in message:
-                return MetricsTold(tuple(map(_metric, message["metrics"])))
-            if "ready" in message:
-                target = str(message["model"]), str(message["version"])
-                return ReadyAsked(int(message["ready"]), *target)
-            requests = tuple(map(int, message["requests"]))
-            if "ask" in message:
-                return AskersAsked(int(message["ask"]), requests)
-            outputs = message.get("outputs")
-            return ModelCall(
-                int(message["call"]),
-                str(message["model"]),
-                str(message["version"]),
-                int(message["deadline_ns"]),
-                tensors_of(message, fds),
-                None if outputs is None else tuple(map(str, outputs)),
-                dict(message.get("parameters") or {}),
-                requests,
-                int(message.get("priority", 0)),
-                bool(message.get("streams")),
-            )
+            for key, read in _READERS.items():
+                if key in message:
+                    return read(message)
+            return _call(message, fds)
         except (KeyError, TypeError) as error:
             raise EngineBug(f"a call that is none: {error!r}") from None
         finally:
             control.close_all(fds)
 
-    def answer(
-        self,
-        number: int,
-        result: Mapping[str, Tensor] | Askers | EngineError | bool,
-        more: bool = False,
-    ) -> None:
+    def answer(self, number: int, answer: CallAnswer, more: bool = False) -> None:
         """How a call has ended, or what was asked for, or a response of several.
 
         Raises BlockingIOError where there is no room for it, OSError where nobody
         listens any more.
         """
         fds: list[int] = []
-        if isinstance(result, tuple):
-            message = {"call": number, "askers": list(result)}
-        elif isinstance(result, bool):
-            message = {"call": number, "ready": result}
-        elif isinstance(result, EngineError):
-            message = {"call": number, **control.from_error(result)}
+        message: Message = {"call": number}
+        if isinstance(answer, tuple):
+            message["askers"] = list(answer)
+        elif isinstance(answer, bool):
+            message["ready"] = answer
+        elif isinstance(answer, EngineError):
+            message.update(control.from_error(answer))
         else:
-            head = {"call": number, "more": True} if more else {"call": number}
-            message, fds = with_tensors(head, result)
+            if more:
+                message["more"] = True
+            message, fds = with_tensors(message, answer)
         try:
             control.send(self._sock, message, fds)
         finally:
@@ -244,8 +232,56 @@ class CallSocket:
         return f"<CallSocket {self._sock.fileno()}>"
 
 
+def answer_of(message: Message, fds: Sequence[int]) -> CallAnswer:
+    """What `CallSocket.answer` has sent; `fds` stay open. Raises EngineBug."""
+    if "error" in message:
+        return control.to_error(message)
+    if "askers" in message:
+        return tuple((str(i), str(t), str(s)) for i, t, s in message["askers"])
+    if "ready" in message:
+        return bool(message["ready"])
+    return tensors_of(message, fds)
+
+
+def _call(message: Message, fds: Sequence[int]) -> ModelCall:
+    outputs = message.get("outputs")
+    return ModelCall(
+        int(message["call"]),
+        str(message["model"]),
+        str(message["version"]),
+        int(message["deadline_ns"]),
+        tensors_of(message, fds),
+        None if outputs is None else tuple(map(str, outputs)),
+        dict(message.get("parameters") or {}),
+        tuple(map(int, message["requests"])),
+        int(message.get("priority", 0)),
+        bool(message.get("streams")),
+    )
+
+
+def _askers_asked(message: Message) -> AskersAsked:
+    return AskersAsked(int(message["ask"]), tuple(map(int, message["requests"])))
+
+
+def _ready_asked(message: Message) -> ReadyAsked:
+    target = str(message["model"]), str(message["version"])
+    return ReadyAsked(int(message["ready"]), *target)
+
+
 def _metric(told: Sequence[Any]) -> MetricTold:
     name, kind, text, labels, bounds, values = told
     pairs = tuple((str(label), str(value)) for label, value in labels)
     numbers = tuple(map(float, bounds)), tuple(map(float, values))
     return MetricTold(str(name), str(kind), str(text), pairs, *numbers)
+
+
+#: By the key that only they have: what is no call.
+_READERS: dict[str, Callable[[Message], Received]] = {
+    "cancel": lambda message: CallGivenUp(int(message["cancel"])),
+    "next": lambda message: ResponseTaken(int(message["next"])),
+    "left": lambda message: RouteLeft(int(message["left"])),
+    "counted": lambda message: RouteLeft(0),
+    "metrics": lambda message: MetricsTold(tuple(map(_metric, message["metrics"]))),
+    "ready": _ready_asked,
+    "ask": _askers_asked,
+}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.calls.model_calls import Running
+from engine.calls.call_context import Running
 from engine.errors import Cancelled, InvalidModel
 from engine.model.anchors import MainAnchors, main_anchors
 from engine.model.batch_plan import BatchPlan

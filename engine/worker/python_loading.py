@@ -19,7 +19,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from engine.calls.model_calls import ModelCalls, Running, RunningBatch
+from engine.calls.call_client import CallClient
+from engine.calls.call_context import Running, RunningBatch
+from engine.calls.served_models import ServedModels
 from engine.errors import EngineBug
 from engine.programs.executable import Executable
 from engine.programs.executor import Executor
@@ -66,10 +68,11 @@ def python_executor(
     with ExitStack() as ends:
         if given.get("calls"):
             sock = socket.socket(fileno=os.dup(fds[-1]))
-            calls = ModelCalls(sock, given.get("models"), context, running)
-            ends.callback(calls.close)
-            context.models, context.askers_now = calls, calls.askers
-            context.metrics = OwnMetrics(calls.tell)
+            client = CallClient(sock, context, running)
+            ends.callback(client.close)
+            context.models = ServedModels(client, given.get("models"))
+            context.askers_now = client.askers
+            context.metrics = OwnMetrics(client.tell)
             ends.callback(context.metrics.close)
         context.rows_now = lambda: _rows(running())
         source = executable.graphs[GRAPH].model

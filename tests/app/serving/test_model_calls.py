@@ -1,6 +1,8 @@
 """Models in Python that call other models of the server.
 
-Covers: app/serving/model_calls.py, engine/calls/model_calls.py,
+Covers: app/serving/model_calls.py, app/serving/call_graph.py,
+app/serving/called_request.py, engine/calls/call_client.py, engine/calls/loop_watch.py,
+engine/calls/pending_call.py, engine/calls/served_models.py,
 engine/transport/call_messages.py.
 """
 

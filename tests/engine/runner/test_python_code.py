@@ -1,7 +1,7 @@
 """Python models on devices of their own: calls, batches, failures, death and return.
 
 Covers: engine/runner/python_code.py, engine/programs/python_model.py,
-engine/programs/python_session.py, engine/programs/session.py,
+engine/programs/python_session.py,
 engine/worker/python_loading.py, engine/devices/python_process.py.
 """
 

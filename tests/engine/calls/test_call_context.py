@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.calls.model_calls import ModelCalls
+from engine.calls.call_client import CallClient
 from engine.config import weighted
 from engine.errors import DeadlineExceeded
 from engine.programs.python_model import Context
@@ -42,11 +42,11 @@ class Run:
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.owner = CallSocket(mine)
         context = Context(Path(), {}, "python:0", 1)
-        self.calls = ModelCalls(theirs, None, context, lambda: self.batch)
+        self.calls = CallClient(theirs, context, lambda: self.batch)
         self._link = link
 
     def call(self, **options: float) -> ModelCall:
-        self.calls.begin(("other", ""), {"x": [1.0]}, options, bool)
+        self.calls.begin(("other", ""), {"x": [1.0]}, options)
         found = self.owner.receive()
         assert isinstance(found, ModelCall)
         return found

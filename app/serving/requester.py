@@ -6,6 +6,7 @@ callbacks costs nothing until one is looked at.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -14,12 +15,15 @@ import orjson
 
 from app.codec import InferRequest
 from app.observe.journal import Part
+from app.serving.table import ModelTable
+from engine import ModelRunner, process_of
 
 Asker: TypeAlias = tuple[str, str, str]
+NOBODY: Asker = ("", "", "")
 
 
 @runtime_checkable
-class Origin(Protocol):
+class Requester(Protocol):
     """A request of a client, or a model's call of another one."""
 
     def asker(self) -> Asker | int:
@@ -46,20 +50,20 @@ def said_of(request: InferRequest | None) -> str:
     return orjson.dumps(said, default=str).decode() if said else ""
 
 
-class OtherOrigins(Protocol):
+class OtherRequesters(Protocol):
     """The other processes of a server, as far as requests to devices are theirs."""
 
     async def askers(self, numbers: Iterable[int]) -> Mapping[int, Asker]:
         """Those of the requests with these numbers, where they are still there."""
 
     def add_part(self, number: int, part: Part) -> None:
-        """`Origin.add_part` of a request."""
+        """`Requester.add_part` of a request."""
 
 
-class ElsewhereOrigin:
+class RemoteRequester:
     """A request that another process has made, by its number."""
 
-    def __init__(self, number: int, others: OtherOrigins) -> None:
+    def __init__(self, number: int, others: OtherRequesters) -> None:
         self._number, self._others = number, others
 
     def asker(self) -> int:
@@ -69,12 +73,52 @@ class ElsewhereOrigin:
         self._others.add_part(self._number, part)
 
 
-def origin_of(on_done: Callable[[Any], object] | None) -> Origin | None:
+class Requesters:
+    """For whom the requests to the models of a gateway are made. `others` know of the
+    requests that are not made here."""
+
+    def __init__(self, table: ModelTable, others: OtherRequesters) -> None:
+        self._table, self._others = table, others
+
+    def of(self, model: str, numbers: Iterable[int]) -> list[Requester | None]:
+        """Those of the requests with these numbers; None for one that has ended."""
+        runners = [entry.runner for entry in self._table.entries(model)]
+        found: list[Requester | None] = []
+        for number in numbers:
+            if process_of(number) != os.getpid():
+                found.append(RemoteRequester(number, self._others))
+                continue
+            requests = (
+                runner.request_of(number)
+                for runner in runners
+                if isinstance(runner, ModelRunner)
+            )
+            request = next(filter(None, requests), None)
+            found.append(None if request is None else requester_of(request.on_done))
+        return found
+
+    def first_asker(self, model: str, numbers: Iterable[int]) -> Asker | int:
+        """Of those that have not ended."""
+        found = self.of(model, numbers)
+        return next((one.asker() for one in found if one is not None), NOBODY)
+
+    async def askers(self, model: str, numbers: Iterable[int]) -> tuple[Asker, ...]:
+        """Of all, those of other processes too."""
+        found = self.of(model, numbers)
+        askers = [NOBODY if one is None else one.asker() for one in found]
+        elsewhere = [one for one in askers if isinstance(one, int)]
+        known = await self._others.askers(elsewhere) if elsewhere else {}
+        return tuple(
+            known.get(one, NOBODY) if isinstance(one, int) else one for one in askers
+        )
+
+
+def requester_of(on_done: Callable[[Any], object] | None) -> Requester | None:
     """Who waits behind a callback, through whatever is between."""
     left = [on_done]
     while left:
         for holder in _holders(left.pop()):
-            if isinstance(holder, Origin):
+            if isinstance(holder, Requester):
                 return holder
             if getattr(holder, "on_done", None) is not None:
                 left.append(holder.on_done)

@@ -6,8 +6,8 @@ from functools import partial
 from typing import Any
 
 from app.observe.journal import Part
-from app.serving.origin import Asker, origin_of
 from app.serving.pending import Pending
+from app.serving.requester import Asker, requester_of
 
 
 class Client:
@@ -32,13 +32,13 @@ def nobody(pending: Any) -> None:
 
 def test_who_waits() -> None:
     client = Client()
-    assert origin_of(client.done) is client
+    assert requester_of(client.done) is client
     step = Pending({}, None, client.done, 0)
-    assert origin_of(partial(Between().passed_on, step)) is client
-    assert origin_of(partial(Between().passed_on, client.done)) is client
+    assert requester_of(partial(Between().passed_on, step)) is client
+    assert requester_of(partial(Between().passed_on, client.done)) is client
     outer = Pending({}, None, partial(Between().passed_on, step), 0)
-    assert origin_of(partial(Between().passed_on, outer)) is client
+    assert requester_of(partial(Between().passed_on, outer)) is client
     step.resolve()  # it has ended: nobody waits any more
-    assert origin_of(partial(Between().passed_on, outer)) is None
-    assert origin_of(nobody) is None
-    assert origin_of(None) is None
+    assert requester_of(partial(Between().passed_on, outer)) is None
+    assert requester_of(nobody) is None
+    assert requester_of(None) is None

@@ -1,0 +1,49 @@
+"""Which models call which: a call that would lead back to its caller is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from engine import Refused
+
+
+class CallGraph:
+    """Calls that were made, and those that `needs` of a model says it will make.
+
+    The process that would have to answer a call that leads back is the one that waits.
+    """
+
+    def __init__(self, needs: Callable[[str], Iterable[str]]) -> None:
+        self._needs = needs
+        self._called: dict[str, set[str]] = {}
+
+    def add(self, caller: str, model: str) -> None:
+        """Note a call. Raises Refused where it leads back to the caller."""
+        called = self._called.setdefault(caller, set())
+        if model in called:
+            return
+        if leads_to(model, caller, self._below):
+            way = "itself" if model == caller else f"{model!r}, which calls it"
+            raise Refused(f"model {caller!r} would call {way}")
+        called.add(model)
+
+    def _below(self, name: str) -> list[str]:
+        return [*self._needs(name), *self._called.get(name, ())]
+
+    def forget(self, caller: str) -> None:
+        """It has changed: what it called before does not count any more."""
+        self._called.pop(caller, None)
+
+
+def leads_to(start: str, target: str, below_of: Callable[[str], Iterable[str]]) -> bool:
+    """Returns whether `target` is `start`, or below it, however far down."""
+    seen: set[str] = set()
+    below = [start]
+    while below:
+        name = below.pop()
+        if name == target:
+            return True
+        if name not in seen:
+            seen.add(name)
+            below += below_of(name)
+    return False

@@ -1,0 +1,249 @@
+"""A call of one model by another, as a request to the model that is called.
+
+For the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Protocol
+
+import orjson
+
+from app.codec import InferRequest
+from app.codec.messages import Encoding
+from app.errors import ModelNotReady, RequestError, UnknownModel, row_of
+from app.observe.journal import Part
+from app.observe.metrics import ModelMetrics
+from app.serving.ensembles import named
+from app.serving.pending import NotOneResponse
+from app.serving.requester import Asker, Requester
+from app.serving.steps import StepRun, StepScheduler
+from app.serving.table import (
+    ModelEntry,
+    ModelTable,
+    RequestScheduler,
+    Submitted,
+    infer_path,
+)
+from app.serving.tensor_fit import called_inputs, checked_rows
+from app.serving.timeout_policy import MAX_TIMEOUT, TimeoutPolicy
+from engine import (
+    CallAnswer,
+    EngineError,
+    ExecutionFailed,
+    InvalidInput,
+    ModelCall,
+    Refused,
+    Tensor,
+)
+
+
+class Caller(Protocol):
+    """The process of the model that calls."""
+
+    def check(self, model: str) -> None:
+        """Raises Refused where the call would lead back to the caller."""
+
+    def requesters(self, numbers: Sequence[int]) -> list[Requester | None]:
+        """For whom the requests with these numbers are made that it answers."""
+
+    def asker(self, numbers: Sequence[int]) -> Asker | int:
+        """The first of those for whom they are made."""
+
+    def respond(self, message: ModelCall, outputs: Mapping[str, Tensor]) -> None:
+        """Send a response of several."""
+
+    def answer(self, message: ModelCall, result: CallAnswer) -> None:
+        """Send how the call has ended."""
+
+
+class CalledRequest:
+    """One call, from its message to its answer; `timeout` is in seconds."""
+
+    def __init__(
+        self, message: ModelCall, caller: Caller, table: ModelTable, timeout: float
+    ) -> None:
+        self._message, self._caller, self._table = message, caller, table
+        self._entry: ModelEntry | None = None
+        self._submitted: Submitted | None = None
+        self._fetching: asyncio.Task[None] | None = None
+        self._began = time.monotonic_ns()
+        given = message.deadline_ns
+        self._deadline = given / 1e9 if given else self._began / 1e9 + timeout
+        self._rows = 1
+        self._is_over = False
+        self._parts: list[Part] = []
+        self._called: ModelMetrics | None = None
+        #: For whom it is made, if that is shown later.
+        self._requesters: list[Requester] = []
+        if table.keeps_parts:
+            found = caller.requesters(message.requests)
+            self._requesters = [one for one in found if one is not None]
+
+    def asker(self) -> Asker | int:
+        """The first of those for whom it is made, with its own parameters."""
+        asker = self._caller.asker(self._message.requests)
+        if isinstance(asker, int):
+            return asker
+        given = self._message.parameters
+        said = orjson.dumps({"parameters": given}, default=str).decode()
+        return *asker[:2], said if given else ""
+
+    def add_part(self, part: Part) -> None:
+        """The model that is called has called another one."""
+        self._parts.append(part)
+
+    def _keep(self, submitted: Submitted | None, code: str = "") -> None:
+        """Let the spans of those it was made for have one of it."""
+        if self._called is None or not self._requesters:
+            return
+        part = Part(
+            f"call {self._message.model}",
+            self._called,
+            self._began,
+            0 if submitted is None else submitted.queue_ns,
+            0 if submitted is None else submitted.compute_ns,
+            time.monotonic_ns(),
+            self._rows,
+            0 if submitted is None else submitted.batch_rows,
+            "" if submitted is None else submitted.device_id,
+            code,
+            (*getattr(submitted, "parts", ()), *self._parts),
+        )
+        for requester in self._requesters:
+            requester.add_part(part)
+
+    def begin(self) -> None:
+        """Look the model up and hand the request over."""
+        message, table = self._message, self._table
+        try:
+            self._caller.check(message.model)
+            path = infer_path(message.model, message.version)
+            entry = table.paths.get(path)
+            if entry is None and table.offers(path):
+                loop = asyncio.get_running_loop()
+                self._fetching = loop.create_task(self._fetch(path))
+                return
+            self._submit(entry or self._missing(path))
+        except Exception as error:
+            self._fail(error)
+
+    def _missing(self, path: str) -> ModelEntry:
+        raise self._table.missing(path) or UnknownModel(path)
+
+    async def _fetch(self, path: str) -> None:
+        """`begin` once the model is loaded on demand."""
+        try:
+            left = max(0.0, min(self._deadline - time.monotonic(), MAX_TIMEOUT))
+            entry = await self._table.fetch(path, TimeoutPolicy(left, asked=left))
+            self._submit(entry or self._missing(path))
+        except Exception as error:
+            self._fail(error)
+
+    def _submit(self, entry: ModelEntry) -> None:
+        message = self._message
+        self._called = entry.stats
+        if not entry.ready:
+            raise ModelNotReady(entry.spec.name)
+        inputs = called_inputs(entry.spec, message.inputs)
+        unknown = set(message.outputs or ()).difference(entry.spec.outputs_by_name)
+        if unknown:
+            raise InvalidInput(f"there is no output {min(unknown)!r}")
+        self._rows = checked_rows(entry.spec, inputs)
+        entry.stats.begin()
+        self._entry = entry
+        if entry.scheduler is not None:
+            submitted = self._schedule(entry.scheduler, inputs)
+        else:
+            submitted = entry.runner.submit(
+                inputs,
+                deadline=self._deadline,
+                on_done=self._done,
+                priority=message.priority,
+            )
+        if not submitted.done:
+            self._submitted = submitted
+
+    def _schedule(
+        self, scheduler: RequestScheduler, inputs: dict[str, Tensor]
+    ) -> Submitted:
+        request = InferRequest(inputs, Encoding.JSON)
+        request.outputs = self._message.outputs
+        request.parameters = self._message.parameters
+        request.rows = self._rows
+        submit = scheduler.submit
+        if self._message.streams and isinstance(scheduler, StepScheduler):
+            submit = partial(scheduler.stream, on_response=self._respond)
+        return submit(request, deadline=self._deadline, on_done=self._done)
+
+    def _respond(self, outputs: Mapping[str, Tensor]) -> None:
+        self._caller.respond(self._message, self._wanted(outputs))
+
+    def _wanted(self, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        assert self._entry is not None
+        wanted = self._message.outputs or self._entry.spec.outputs_by_name
+        return {n: t for n, t in outputs.items() if n in wanted}
+
+    def proceed(self) -> None:
+        """A response was taken: the next may come."""
+        if isinstance(self._submitted, StepRun):
+            self._submitted.proceed()
+
+    def _done(self, submitted: Submitted) -> None:
+        self._submitted = None
+        if submitted.error is not None:
+            self._fail(submitted.error)
+            return
+        if self._is_over:
+            return
+        self._is_over = True
+        entry = self._entry
+        assert entry is not None
+        entry.stats.success(
+            time.monotonic_ns() - self._began,
+            submitted.queue_ns,
+            submitted.compute_ns,
+            rows=self._rows,
+            batch_rows=submitted.batch_rows,
+        )
+        self._keep(submitted)
+        self._caller.answer(self._message, self._wanted(submitted.outputs))
+
+    def _fail(self, error: Exception) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        if self._entry is not None:
+            took = time.monotonic_ns() - self._began
+            self._entry.stats.failure(row_of(error).reason, took)
+        self._keep(None, row_of(error).code)
+        told = named(_as_engine_error(error), f"model {self._message.model!r}")
+        self._caller.answer(self._message, told)
+
+    def give_up(self, error: EngineError) -> None:
+        """It is not waited for any more."""
+        if self._fetching is not None:
+            self._fetching.cancel()
+        if self._submitted is not None and not self._submitted.done:
+            self._submitted.abandon(error)
+        self._fail(error)
+
+    def __repr__(self) -> str:
+        return f"<CalledRequest {self._message.model!r}>"
+
+
+def _as_engine_error(error: Exception) -> EngineError:
+    """What the author of the model that called sees."""
+    if isinstance(error, EngineError):
+        # What only the gateway has a name for is told by the name of its parent.
+        return InvalidInput(str(error)) if isinstance(error, NotOneResponse) else error
+    row = row_of(error)
+    if isinstance(error, UnknownModel) or row.status == 503:
+        return Refused(str(error))
+    if isinstance(error, RequestError) and row.status < 500:
+        return InvalidInput(str(error))
+    return ExecutionFailed(str(error))

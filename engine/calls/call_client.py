@@ -1,0 +1,277 @@
+"""A device process as the client of its owner, for calls of a Python model to others.
+
+A call goes by a route of this process (routes.py) where there is one. Else it goes to
+the owner of the device, over the socket that came with the load message; a thread takes
+the answers. Calls may be made in any thread of the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.calls.call_context import CallContext, Running, RunningBatch
+from engine.calls.pending_call import PendingCall, PendingStream, Result
+from engine.errors import DeviceLost, EngineError, InvalidInput
+from engine.programs.python_model import Context
+from engine.programs.session import RunOptions
+from engine.tensor import Tensor
+from engine.transport import control
+from engine.transport.call_messages import Askers, answer_of, with_tensors
+from engine.transport.control import Message
+from popef_io import PopefError
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from engine.calls.loop_watch import LoopWatch
+    from engine.calls.routes import RoutedCall, Routes
+
+
+class CallClient:
+    """Sends calls and questions of a model, whose context this is, and takes what is
+    answered; `running` says what runs now."""
+
+    def __init__(self, sock: socket.socket, context: Context, running: Running) -> None:
+        self._sock = sock
+        self._context, self._running = context, running
+        self._calls: dict[int, PendingCall] = {}
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._known: tuple[RunningBatch, Askers] | None = None
+        self._reader: threading.Thread | None = None
+        #: None before the first: what joins devices is imported where it is needed.
+        self._routes: Routes | None = None
+        self._watches: dict[asyncio.AbstractEventLoop, LoopWatch] = {}
+
+    @property
+    def options(self) -> RunOptions:
+        """Of the present run."""
+        return self._context.options
+
+    # -- calls
+
+    def begin(
+        self,
+        target: tuple[str, str],
+        inputs: Mapping[str, Any],
+        options: Mapping[str, Any],
+        on_done: Callable[[], object] = bool,
+    ) -> RoutedCall | PendingCall:
+        """Send a call to a model and version; `on_done` is called in another thread, or
+        in any that waits for another call."""
+        tensors = {name: _tensor(name, value) for name, value in inputs.items()}
+        context = self._context_of_call(options)
+        if self._routes is not None:
+            routed = self._routes.begin(
+                target,
+                tensors,
+                context.deadline_ns,
+                context.priority,
+                on_done,
+                options.get("outputs") or (),
+            )
+            if routed is not None:
+                return routed
+        call = PendingCall(next(self._numbers), self._give_up, on_done)
+        self._send_call(call, target, tensors, options, context)
+        return call
+
+    def stream(
+        self,
+        target: tuple[str, str],
+        inputs: Mapping[str, Any],
+        options: Mapping[str, Any],
+    ) -> PendingStream:
+        """Send a call that takes several responses."""
+        tensors = {name: _tensor(name, value) for name, value in inputs.items()}
+        context = self._context_of_call(options)
+        call = PendingStream(next(self._numbers), self._give_up)
+        self._send_call(call, target, tensors, options, context, streams=True)
+        return call
+
+    def _context_of_call(self, options: Mapping[str, Any]) -> CallContext:
+        return CallContext.of(self._running()).within(options.get("timeout"))
+
+    def _send_call(
+        self,
+        call: PendingCall,
+        target: tuple[str, str],
+        tensors: Mapping[str, Tensor],
+        options: Mapping[str, Any],
+        context: CallContext,
+        streams: bool = False,
+    ) -> None:
+        message, fds = with_tensors(
+            {
+                "call": call.number,
+                "model": target[0],
+                "version": target[1],
+                "deadline_ns": context.deadline_ns,
+                "priority": context.priority,
+                "outputs": options.get("outputs"),
+                "parameters": dict(options.get("parameters") or {}),
+                "requests": context.requests,
+                "streams": streams,
+            },
+            tensors,
+        )
+        self._send(call, message, fds)
+
+    def go_on(self, call: PendingStream) -> None:
+        """A response was taken: the next may come."""
+        self.tell({"next": call.number})
+
+    def watch(self, loop: asyncio.AbstractEventLoop) -> LoopWatch:
+        """What drives routed calls for the coroutines of a loop."""
+        found = self._watches.get(loop)
+        if found is None:
+            from engine.calls.loop_watch import LoopWatch
+
+            for other in [one for one in self._watches if one.is_closed()]:
+                del self._watches[other]
+            found = self._watches[loop] = LoopWatch(loop)
+        return found
+
+    # -- questions
+
+    def is_ready(self, target: tuple[str, str]) -> bool:
+        """Whether a model takes requests now. Raises DeviceLost."""
+        model, version = target
+        return bool(self._ask("ready", {"model": model, "version": version}))
+
+    def askers(self) -> Askers:
+        """The ids of the requests that the present run answers: asked for once a run,
+        where a model wants to know. Raises DeviceLost."""
+        running = self._running()
+        if running is None:
+            return ()
+        if self._known is None or self._known[0] is not running:
+            requests = CallContext.of(running).requests
+            askers = self._ask("ask", {"requests": requests})
+            assert isinstance(askers, tuple)
+            self._known = running, askers
+        return self._known[1]
+
+    def _ask(self, question: str, message: Message) -> Result | None:
+        """Send a question, and wait for its answer."""
+        call = PendingCall(next(self._numbers), self._give_up)
+        self._send(call, {question: call.number, **message})
+        call.wait()
+        return call.result
+
+    # -- the socket
+
+    def _send(
+        self, call: PendingCall, message: Message, fds: Sequence[int] = ()
+    ) -> None:
+        """Send a message that will be answered; the descriptors are closed."""
+        with self._lock:
+            if self._closed:
+                control.close_all(fds)
+                raise DeviceLost("there is nobody who runs other models")
+            self._calls[call.number] = call
+            if self._reader is None:
+                self._reader = threading.Thread(
+                    target=self._read, name="answers", daemon=True
+                )
+                self._reader.start()
+        try:
+            control.send(self._sock, message, fds)
+        except OSError as error:
+            self._calls.pop(call.number, None)
+            raise DeviceLost("there is nobody who runs other models") from error
+        except ValueError as error:
+            self._calls.pop(call.number, None)
+            raise InvalidInput(f"the call is too large: {error}") from None
+        finally:
+            control.close_all(fds)
+
+    def tell(self, message: Message) -> None:
+        """Send a message that has no answer."""
+        with contextlib.suppress(OSError):
+            control.send(self._sock, message)
+
+    def _give_up(self, number: int) -> None:
+        """Nobody waits for that call any more; nothing happens if it is done."""
+        if self._calls.pop(number, None) is not None:
+            self.tell({"cancel": number})
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError, EOFError, ValueError):
+            while True:
+                message, fds = control.receive(self._sock)
+                if "route" in message:
+                    self._take_route(message, fds)  # which closes them
+                    continue
+                try:
+                    self._take(message, fds)
+                finally:
+                    control.close_all(fds)
+        with self._lock:
+            self._closed = True
+        while self._calls:
+            with contextlib.suppress(KeyError):
+                _, call = self._calls.popitem()
+                lost = DeviceLost("the server that runs other models has gone")
+                call.take(lost, more=False)
+
+    def _take(self, message: Message, fds: Sequence[int]) -> None:
+        if "leave" in message:
+            assert self._routes is not None
+            self._routes.leave(int(message["leave"]))
+            return
+        number, more = int(message["call"]), "more" in message
+        call = self._calls.get(number) if more else self._calls.pop(number, None)
+        if call is not None:
+            call.take(_result_of(message, fds), more)
+
+    def _take_route(self, message: Message, fds: list[int]) -> None:
+        if self._routes is None:
+            from engine.calls.routes import Routes
+
+            self._routes = Routes(self.tell)
+        self._routes.take(message, fds)
+
+    def close(self) -> None:
+        """Fail what is under way; the thread ends."""
+        with self._lock:
+            self._closed = True
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        if self._reader is not None:
+            self._reader.join()
+        if self._routes is not None:
+            self._routes.close()
+        self._sock.close()
+
+    def __repr__(self) -> str:
+        return f"<CallClient {len(self._calls)} under way>"
+
+
+def _result_of(message: Message, fds: Sequence[int]) -> Result:
+    try:
+        answer = answer_of(message, fds)
+        if not isinstance(answer, Mapping):
+            return answer
+        # Their own, to be kept and written to: nothing else maps that memory.
+        return {name: tensor.numpy().copy() for name, tensor in answer.items()}
+    except EngineError as error:
+        return error
+
+
+def _tensor(name: str, value: Any) -> Tensor:
+    try:
+        array = value if isinstance(value, np.ndarray) else np.asarray(value)
+        if array.dtype.kind in "SU":
+            array = np.array(value, dtype=object)
+        return Tensor.from_numpy(array)
+    except (PopefError, ValueError, TypeError) as error:
+        raise InvalidInput(f"input {name!r} of a call: {error}") from None

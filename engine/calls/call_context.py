@@ -1,0 +1,61 @@
+"""On whose behalf a Python model calls another one: what a call says of that."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from engine.config import weighted
+from engine.errors import DeadlineExceeded
+from engine.transport.channel import REQUEST
+
+
+class RunningBatch(Protocol):
+    """What runs: requests, as the device process knows them."""
+
+    @property
+    def entries(self) -> Sequence[Any]: ...
+
+
+Running = Callable[[], RunningBatch | None]
+
+
+class CallContext(NamedTuple):
+    """The numbers of the requests that the present run answers, when the last of them
+    has its deadline (0: one has none), and the line that they stand in, as
+    `ModelRunner.submit` takes it."""
+
+    requests: list[int]
+    deadline_ns: int
+    priority: int
+
+    @classmethod
+    def of(cls, batch: RunningBatch | None) -> CallContext:
+        """Of what runs now; None for nothing."""
+        found, lines = [], []
+        with contextlib.suppress(ValueError):  # it has ended, and its client has gone
+            for entry in batch.entries if batch is not None else ():
+                client = entry.client
+                lines.append((client.priority, client.weight))
+                found.append(REQUEST.unpack_from(client.channel.view, entry.at))
+        deadlines = [descriptor[3] for descriptor in found]
+        last = max(deadlines) if deadlines and all(deadlines) else 0
+        level = min((level for level, _ in lines), default=0)
+        weight = max((weight for _, weight in lines), default=0)
+        line = weighted(level, weight) if weight else level
+        return cls([descriptor[0] for descriptor in found], last, line)
+
+    def within(self, timeout: float | None) -> CallContext:
+        """With at most this many seconds from now; None for no other limit.
+
+        Raises DeadlineExceeded where no time is left.
+        """
+        now, deadline = time.monotonic_ns(), self.deadline_ns
+        if timeout is not None:
+            end = now + int(float(timeout) * 1e9)
+            deadline = min(deadline, end) if deadline else end
+        if 0 < deadline < now:
+            raise DeadlineExceeded()
+        return self._replace(deadline_ns=deadline)

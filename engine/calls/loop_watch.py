@@ -1,0 +1,67 @@
+"""Results of routed calls for the coroutines of a Python model."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+
+from engine.calls.routes import RoutedCall
+from engine.devices.joined_device import JoinedDevice
+
+
+class LoopWatch:
+    """Lets an event loop take the results of routed calls. For the loop's thread.
+
+    The loop is the author's, and stops between the calls of his model: devices are
+    watched while something waits for one.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        #: By device: how many calls wait, and a descriptor that is readable when it is
+        #: lost, which is not closed then as the device's is.
+        self._devices: dict[JoinedDevice, tuple[int, int]] = {}
+
+    @contextlib.contextmanager
+    def driving(self, call: RoutedCall) -> Iterator[None]:
+        """While a coroutine waits for a call."""
+        devices = call.route.devices
+        for device in devices:
+            self._watch(device)
+        timer = None
+        if call.request.deadline_ns:
+            left = (call.request.deadline_ns - time.monotonic_ns()) / 1e9
+            timer = self._loop.call_later(max(0.0, left), call.expire)
+        try:
+            yield
+        finally:
+            if timer is not None:
+                timer.cancel()
+            for device in devices:
+                self._forget(device)
+
+    def _watch(self, device: JoinedDevice) -> None:
+        count, lost = self._devices.get(device, (0, -1))
+        if not count:
+            self._loop.add_reader(device.fileno(), device.poll)
+            with contextlib.suppress(OSError):  # it is lost
+                lost = os.dup(device.lost_fileno())
+                self._loop.add_reader(lost, device.check)
+            device.poll()  # what nobody has taken yet
+        self._devices[device] = count + 1, lost
+
+    def _forget(self, device: JoinedDevice) -> None:
+        count, lost = self._devices.pop(device)
+        if count > 1:
+            self._devices[device] = count - 1, lost
+            return
+        self._loop.remove_reader(device.fileno())
+        if lost >= 0:
+            self._loop.remove_reader(lost)
+            os.close(lost)
+
+    def __repr__(self) -> str:
+        return f"<LoopWatch {self._devices}>"

@@ -1,0 +1,89 @@
+"""What a device process waits for: the answer of its owner to a call or a question."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+from engine.errors import EngineError
+from engine.tensor import Array
+from engine.transport.call_messages import Askers
+
+Outputs: TypeAlias = dict[str, Array]
+Result: TypeAlias = Outputs | Askers | bool | EngineError
+
+
+class PendingCall:
+    """One call under way; `end` it, however it ends.
+
+    `on_done` is called in the thread that takes the answers, `on_end` with the number.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        on_end: Callable[[int], object],
+        on_done: Callable[[], object] = bool,
+    ) -> None:
+        self.number = number
+        self._on_end, self._on_done = on_end, on_done
+        self._done = threading.Event()
+        self._result: Result | None = None
+
+    def take(self, result: Result, more: bool) -> None:
+        """It was answered; `more`: the first of several responses."""
+        self._result = result
+        self._done.set()
+        self._on_done()
+
+    def wait(self) -> None:
+        """Until it is answered, or given up."""
+        self._done.wait()
+
+    def give_up(self) -> None:
+        """Nobody waits for it any more. From any thread."""
+        self._done.set()
+
+    def end(self) -> None:
+        """It is over, or given up now."""
+        self._on_end(self.number)
+
+    @property
+    def result(self) -> Result | None:
+        """What was answered; None before. Raises how it failed."""
+        if isinstance(self._result, EngineError):
+            raise self._result
+        return self._result
+
+    def outputs(self) -> Outputs:
+        """Of a call that is over. Raises how it failed."""
+        found = self.result
+        assert isinstance(found, dict)
+        return found
+
+
+class PendingStream(PendingCall):
+    """One that takes several responses."""
+
+    def __init__(self, number: int, on_end: Callable[[int], object]) -> None:
+        super().__init__(number, on_end)
+        #: None behind the last.
+        self._responses: queue.SimpleQueue[Outputs | None] = queue.SimpleQueue()
+
+    def take(self, result: Result, more: bool) -> None:
+        super().take(result, more)
+        if isinstance(result, dict) and result:
+            self._responses.put(result)
+        if not more:
+            self._responses.put(None)
+
+    def give_up(self) -> None:
+        """There are no more."""
+        self._responses.put(None)
+
+    def __iter__(self) -> Iterator[Outputs]:
+        """Raises how it failed, behind the last response."""
+        yield from iter(self._responses.get, None)
+        _ = self.result

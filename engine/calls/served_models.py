@@ -1,0 +1,143 @@
+"""The other models of the server, as a Python model calls them: `Context.models`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from engine.calls.call_client import CallClient
+from engine.calls.pending_call import PendingCall, PendingStream
+from engine.errors import Cancelled
+from engine.programs.session import RunOptions
+from engine.tensor import Array
+
+
+class ServedModels:
+    """The models that a Python model may call, by name or ``name/version``.
+
+    `allowed` are their names, None for all.
+    """
+
+    def __init__(self, client: CallClient, allowed: Collection[str] | None) -> None:
+        self._client = client
+        self._allowed = None if allowed is None else frozenset(allowed)
+
+    def __getitem__(self, name: str) -> ServedModel:
+        """KeyError for one that may not be called; whether it is there shows in the
+        call."""
+        return ServedModel(self._client, *self._target(name))
+
+    def is_ready(self, name: str) -> bool:
+        """Whether a model takes requests now; KeyError for one that may not be called.
+        Raises DeviceLost."""
+        return self._client.is_ready(self._target(name))
+
+    def _target(self, name: str) -> tuple[str, str]:
+        model, _, version = name.partition("/")
+        if self._allowed is not None and model not in self._allowed:
+            known = ", ".join(sorted(self._allowed)) or "none"
+            raise KeyError(f"{model!r} is not among its models ({known})")
+        return model, version
+
+    def __repr__(self) -> str:
+        return f"<ServedModels of {self._client!r}>"
+
+
+class ServedModel:
+    """Another model, to be called: inputs by name in, NumPy arrays by name out.
+
+    What is no array yet is made one; numbers are converted to what the model takes
+    where that keeps their kind. The outputs are the caller's own. A call ends with the
+    deadline of the requests that are being answered, and is given up with them.
+    Raises `popgate.EngineError`: `Refused` where the model cannot take it now (it is
+    not loaded, its queue is full), DeviceLost where it dies, DeadlineExceeded,
+    InvalidInput, ExecutionFailed. What is not caught becomes of the request.
+    """
+
+    __slots__ = ("_client", "_target")
+
+    def __init__(self, client: CallClient, name: str, version: str) -> None:
+        self._client = client
+        self._target = (name, version)
+
+    def __call__(self, **inputs: Any) -> dict[str, Array]:
+        """Call it and wait."""
+        return self.call(inputs)
+
+    def call(self, inputs: Mapping[str, Any], **options: Any) -> dict[str, Array]:
+        """The same for inputs with any names. `options`: `timeout` in seconds,
+        `outputs` (their names; all), `parameters` of the request."""
+        run = self._client.options
+        call = self._client.begin(self._target, inputs, options)
+        if run is not None:
+            run.tell(call.give_up)
+        try:
+            call.wait()
+        finally:
+            if run is not None:
+                run.forget(call.give_up)
+            call.end()
+        _check_wanted(run)
+        return call.outputs()
+
+    def stream(
+        self, inputs: Mapping[str, Any], **options: Any
+    ) -> Iterator[dict[str, Array]]:
+        """The responses of a model that gives several, or the only one of another; the
+        call begins now, and each next response is made when the one before was taken.
+        `options` as of `call`."""
+        run = self._client.options
+        return self._responses(self._client.stream(self._target, inputs, options), run)
+
+    def _responses(
+        self, call: PendingStream, run: RunOptions
+    ) -> Iterator[dict[str, Array]]:
+        if run is not None:
+            run.tell(call.give_up)
+        try:
+            for response in call:
+                yield response
+                self._client.go_on(call)
+        finally:
+            call.end()
+            if run is not None:
+                run.forget(call.give_up)
+        _check_wanted(run)
+
+    async def call_async(self, **inputs: Any) -> dict[str, Array]:
+        """The same for coroutines: several may be under way."""
+        return await self.begin_async(inputs)
+
+    async def begin_async(
+        self, inputs: Mapping[str, Any], **options: Any
+    ) -> dict[str, Array]:
+        """`call` for coroutines."""
+        import asyncio  # not needed by most, and slow to import
+
+        loop = asyncio.get_running_loop()
+        done = asyncio.Event()
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(done.set)
+
+        call = self._client.begin(self._target, inputs, options, tell)
+        try:
+            if isinstance(call, PendingCall):
+                await done.wait()
+            else:
+                with self._client.watch(loop).driving(call):
+                    await done.wait()
+        finally:
+            call.end()
+        return call.outputs()
+
+    def __repr__(self) -> str:
+        return f"<ServedModel {'/'.join(filter(None, self._target))}>"
+
+
+def _check_wanted(run: RunOptions) -> None:
+    """Raises Cancelled where nobody waits for the run any more."""
+    if run is not None and run.terminate:
+        raise Cancelled("the run was terminated")
