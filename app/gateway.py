@@ -387,7 +387,8 @@ class Gateway:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._reload.wait(), KEYS_LOOK)
             self._reload.clear()
-            config = await self.in_background(self.keys.read_again)
+            # Not in a thread that loads models: it may have to wait for that.
+            config = await asyncio.to_thread(self.keys.read_again)
             if config is not None:
                 self.keys.take_over(config)
 

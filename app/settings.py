@@ -422,7 +422,7 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _check_tls(self) -> Self:
         if self.tls_cert is None and (self.tls_key or self.tls_client_ca):
-            msg = "TLS needs a certificate: set tls_cert"
+            msg = "TLS needs a certificate too: --tls-cert (POPGATE_TLS_CERT)"
             raise ValueError(msg)
         return self
 

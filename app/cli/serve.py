@@ -151,7 +151,7 @@ def _settings(given: dict[str, Any]) -> Settings:
     try:
         return Settings(**given)
     except ValidationError as e:
-        lines = (f"{_option(p['loc'], given)}: {p['msg']}" for p in e.errors())
+        lines = (_option(p["loc"], given) + p["msg"] for p in e.errors())
         text = "; ".join(lines).replace("Value error, ", "")
         raise CommandError(text, EXIT_USAGE) from None
 
@@ -182,8 +182,11 @@ def _with_profile_models(settings: Settings) -> Settings:
 
 
 def _option(location: tuple[int | str, ...], given: dict[str, Any]) -> str:
-    """The option, or the variable, that a value came from."""
-    name = str(location[0]) if location else "settings"
+    """The option, or the variable, that a value came from, and a colon; empty where it
+    is about several."""
+    if not location:
+        return ""
+    name = str(location[0])
     if name in given:
-        return "--" + name.replace("_", "-")
-    return "POPGATE_" + name.upper()
+        return f"--{name.replace('_', '-')}: "
+    return f"POPGATE_{name.upper()}: "

@@ -52,6 +52,7 @@ _WANTED = {
     "literal_error": "{expected}",
     "mapping_type": "a table",
     "must_be": "{wanted}",
+    "must_be_hidden": "{wanted}",
     "string_too_long": "a text of at most {max_length} characters",
     "string_too_short": "a text of at least {min_length} characters",
     "string_type": "a text",
@@ -146,6 +147,10 @@ def _problem(kind: type[Any], error: ErrorDetails) -> str:
     wanted = _WANTED.get(error["type"])
     bounds = {k: f"{v:g}" if isinstance(v, float) else v for k, v in context.items()}
     wanted = wanted.format_map(bounds) if wanted else error["msg"]
+    if error["type"] == "must_be_hidden":
+        return f"{path} must be {wanted}"
+    if error["type"] == "tuple_type" and isinstance(error["input"], Mapping):
+        return f"{path} must be a list, got a table; one of a list is [[{path}]]"
     return f"{path} must be {wanted}, got {_shown(error['input'])}"
 
 
@@ -171,21 +176,23 @@ def _shown(value: Any) -> str:
 # -- what types alone do not say
 
 
-def checked(check: Callable[[Any], Any]) -> PlainValidator:
-    """A key whose value is what `check` makes of what was written."""
+def checked(check: Callable[[Any], Any], *, hidden: bool = False) -> PlainValidator:
+    """A key whose value is what `check` makes of what was written. One that is `hidden`
+    is a secret: messages do not show it."""
 
     def validate(value: Any) -> Any:
         try:
             return check(value)
         except ValueError as e:
-            raise must_be(str(e)) from None
+            raise must_be(str(e), hidden=hidden) from None
 
     return PlainValidator(validate)
 
 
-def must_be(wanted: str) -> PydanticCustomError:
+def must_be(wanted: str, *, hidden: bool = False) -> PydanticCustomError:
     """The error of a value that is not what was wanted."""
-    return PydanticCustomError("must_be", "{wanted}", {"wanted": wanted})
+    kind = "must_be_hidden" if hidden else "must_be"
+    return PydanticCustomError(kind, "{wanted}", {"wanted": wanted})
 
 
 def between(low: float, high: float) -> Any:

@@ -30,6 +30,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from app.config.config_keys import (
     DISTINCT,
+    KeyProblem,
     between,
     checked,
     entries,
@@ -72,7 +73,9 @@ class KeyConfig:
     """One key. None of the limits: none."""
 
     name: Annotated[str, checked(_name)] = key("", "whose it is, for logs and messages")
-    sha256: Annotated[bytes, checked(_digest)] = key(b"", "the SHA-256 of the key")
+    sha256: Annotated[bytes, checked(_digest, hidden=True)] = key(
+        b"", "the SHA-256 of the key"
+    )
     groups: Annotated[tuple[Group, ...], DISTINCT] = key(
         ("infer", "metadata"), "what it allows"
     )
@@ -130,6 +133,10 @@ class KeysConfig:
 
 def read_keys(path: Path) -> KeysConfig:
     """The keys of a file. Raises `KeyProblem` for what it cannot be, and OSError."""
+    if not path.read_bytes().strip():
+        # As it is while something writes it anew: that is to lock nobody out.
+        msg = "it is empty; a file that is to have no keys says anonymous = []"
+        raise KeyProblem(msg)
     return read_file(KeysConfig, path, _LARGEST_FILE)
 
 

@@ -7,9 +7,11 @@ certificate that it began with.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,51 +37,78 @@ class Certificate:
     ) -> None:
         """Raises `TlsError`."""
         self._certificate = certificate
-        self._key = key or certificate
+        self._key = key
         self._client_ca = client_ca
         self._files = [
             path for path in (certificate, key, client_ca) if path is not None
         ]
         self._stamp = stamp_of(self._files)
-        self.context = self._new_context()
+        self._problem = ""
+        self.context = _new_context()
+        self._load_into(self.context, self._read())
 
-    def _new_context(self) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self._load_into(context)
-        return context
+    def _read(self) -> list[bytes]:
+        """What the files hold, so that all that is done with them is done with the
+        same."""
+        found = []
+        for path in self._files:
+            try:
+                found.append(path.read_bytes())
+            except OSError as e:
+                raise TlsError(f"{path}: {e.strerror or e}") from None
+        return found
 
-    def _load_into(self, context: ssl.SSLContext) -> None:
-        path = self._certificate
+    def _load_into(self, context: ssl.SSLContext, read: list[bytes]) -> None:
+        path, key_path = self._certificate, self._key or self._certificate
+        chain, key = read[0], read[1 if self._key else 0]
+        if b"CERTIFICATE-----" not in chain:
+            raise TlsError(f"{path}: it has no certificate in PEM form")
+        if b"PRIVATE KEY-----" not in key:
+            hint = "" if self._key else "; --tls-key names the file that has it"
+            raise TlsError(f"{key_path}: it has no private key in PEM form{hint}")
         try:
-            # Without a function, a key with a password would be asked for on the
-            # terminal.
-            context.load_cert_chain(path, self._key, password=_no_password)
-            path = self._client_ca or path
-            if self._client_ca is not None:
-                context.load_verify_locations(self._client_ca)
-                context.verify_mode = ssl.CERT_REQUIRED
-        except (OSError, ValueError) as e:  # SSLError is an OSError
-            raise TlsError(f"{path}: {_explain(e, self._key)}") from None
+            with _file_of(chain) as chain_file, _file_of(key) as key_file:
+                # Without a function, a key with a password would be asked for on the
+                # terminal.
+                context.load_cert_chain(chain_file, key_file, password=_no_password)
+        except ssl.SSLError as e:
+            if e.reason == "KEY_VALUES_MISMATCH":
+                msg = f"{path}: the key of {key_path} belongs to another certificate"
+            else:
+                msg = f"{path}: it, or the key of {key_path}, is damaged or incomplete"
+            raise TlsError(msg) from None
+        except ValueError as e:
+            raise TlsError(f"{key_path}: {e}") from None
+        if self._client_ca is not None:
+            try:
+                with _file_of(read[-1]) as authorities:
+                    context.load_verify_locations(authorities)
+            except ssl.SSLError:
+                msg = f"{self._client_ca}: expected certificates in PEM form"
+                raise TlsError(msg) from None
+            context.verify_mode = ssl.CERT_REQUIRED
 
     def renew(self) -> bool:
         """Take changed files over, for connections from now on; whether that was done.
 
         Files that do not belong together, as they are while they are being replaced,
-        change nothing and are looked at again the next time.
+        change nothing, are told of once, and looked at again the next time.
         """
         stamp = stamp_of(self._files)
         if stamp == self._stamp:
             return False
         try:
+            read = self._read()
             # First into another one: a context that failed half-way has a certificate
             # and the key of another.
-            self._new_context()
-            self._load_into(self.context)
+            self._load_into(_new_context(), read)
+            self._load_into(self.context, read)
         except TlsError as e:
-            logger.warning("the certificate stays as it was: %s", e)
+            if str(e) != self._problem:
+                self._problem = str(e)
+                logger.error("the certificate stays as it was: %s", e)
             return False
-        self._stamp = stamp
+        self._stamp, self._problem = stamp, ""
         logger.info("read the certificate again from %s", self._certificate)
         return True
 
@@ -124,15 +153,15 @@ def _no_password() -> str:
     raise ValueError(msg)
 
 
-def _explain(error: Exception, key: Path) -> str:
-    if isinstance(error, ssl.SSLError):
-        reasons = {
-            "KEY_VALUES_MISMATCH": f"the key of {key} belongs to another certificate",
-            "NO_START_LINE": "expected a certificate and a key in PEM form",
-            "NO_CERTIFICATE_OR_CRL_FOUND": "expected certificates in PEM form",
-        }
-        # Without a reason it is the commonest: a file that is no PEM.
-        return reasons.get(error.reason or "", error.reason or "expected PEM files")
-    if isinstance(error, OSError):
-        return f"{error.strerror or error} (or of {key})"
-    return str(error)
+def _new_context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+@contextmanager
+def _file_of(data: bytes) -> Iterator[str]:
+    """A file in memory with these bytes: `ssl` takes certificates from files only."""
+    with open(os.memfd_create("certificate"), "wb", buffering=0) as file:
+        file.write(data)
+        yield f"/proc/self/fd/{file.fileno()}"

@@ -12,6 +12,7 @@ import hmac
 import logging
 import math
 import re
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -197,6 +198,7 @@ class Keys:
         self._known: dict[str, Key] = {}
         self._lanes = Lanes()
         self._stamp = () if path is None else stamp_of([path])
+        self._problem = ""
         config = KeysConfig() if path is None else read_keys(path)
         self.table = self._table_of(config)
 
@@ -216,27 +218,49 @@ class Keys:
     def read_again(self) -> KeysConfig | None:
         """What the file says now, if it has changed. For another thread.
 
-        What cannot be read is logged, and the keys stay as they were.
+        What cannot be read is logged once, and the keys stay as they were.
         """
         if self.path is None:
             return None
         stamp = stamp_of([self.path])
-        if stamp == self._stamp:
+        # Its owner and mode may have been what was wrong, which no stamp shows.
+        if stamp == self._stamp and not self._problem:
             return None
         self._stamp = stamp
+        before, self._problem = self._problem, ""
         try:
             return read_keys(self.path)
-        except (KeyProblem, OSError) as e:
-            logger.error("keys stay as they were: %s: %s", self.path, e)
-            return None
+        except KeyProblem as e:
+            self._problem = str(e)
+        except OSError as e:
+            self._problem = e.strerror or str(e)
+        if self._problem != before:
+            logger.error("keys stay as they were: %s: %s", self.path, self._problem)
+        return None
 
     def take_over(self, config: KeysConfig) -> None:
         """From now on these are the keys. What is in flight goes on."""
+        were = {name: key.config for name, key in self._known.items()}
         self.table = self._table_of(config)
-        logger.info("read %d keys again from %s", len(config.key), self.path)
+        changes = _changes(were, {name: k.config for name, k in self._known.items()})
+        logger.info("read %d keys again from %s%s", len(config.key), self.path, changes)
 
     def __repr__(self) -> str:
         return f"<Keys {self.path}, {self.table!r}>"
+
+
+def _changes(before: Mapping[str, KeyConfig], now: Mapping[str, KeyConfig]) -> str:
+    """Whose keys came, went and changed, for the log."""
+    kinds = {
+        "added": now.keys() - before.keys(),
+        "removed": before.keys() - now.keys(),
+        "changed": {n for n in before.keys() & now.keys() if before[n] != now[n]},
+    }
+    return "".join(
+        f"; {kind} {textwrap.shorten(', '.join(sorted(names)), 200)}"
+        for kind, names in kinds.items()
+        if names
+    )
 
 
 def given_key(headers: Mapping[bytes, bytes]) -> bytes | None:

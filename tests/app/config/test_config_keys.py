@@ -95,7 +95,10 @@ def test_sections_within_sections() -> None:
         ({"inner": {"count": 10**5000}}, "inner.count must be at most 9, got a"),
         ({"inner": {"cuont": 0}}, "inner: unknown key 'cuont' (did you mean count?)"),
         ({"inner": {"kind": "b", "count": 6}}, "inner: kind b has at most 5"),
-        ({"several": {}}, "several must be a list, got {}"),
+        (
+            {"several": {"count": 1}},
+            "several must be a list, got a table; one of a list is [[several]]",
+        ),
         ({"several": [{}, {}, {}]}, "several must be of at most 2 entries"),
         ({"several": [{}, {"count": "x"}]}, "several.1.count must be a whole number"),
         ({"several": [{}, {"cuont": 1}]}, "several.1: unknown key 'cuont'"),

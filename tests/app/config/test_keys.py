@@ -38,7 +38,7 @@ def test_everything_that_can_be_said(tmp_path: Path) -> None:
 
 
 def test_what_need_not_be_said(tmp_path: Path) -> None:
-    assert read(tmp_path, "") == KeysConfig()
+    assert read(tmp_path, "anonymous = []") == KeysConfig()
     found = read(tmp_path, f'[[key]]\nname = "a"\nsha256 = "{DIGEST.hex()}"')
     assert found.key == (KeyConfig("a", DIGEST, ("infer", "metadata"), ("*",)),)
 
@@ -71,6 +71,8 @@ KEY = f'[[key]]\nname = "a"\nsha256 = "{DIGEST.hex()}"\n'
         ("[[key]]\nname = 'a b'", "key.0.name must be 1 to 100 letters"),
         ("[[key]]\nsha256 = 'secret'", "must be the SHA-256 of a key"),
         ("keys = 1", "unknown key 'keys' (did you mean key?)"),
+        (" \n", "it is empty; a file that is to have no keys says anonymous = []"),
+        (KEY.replace("[[key]]", "[key]"), "got a table; one of a list is [[key]]"),
         ("[[key]", "not TOML"),
         (b"\xff", "not TOML"),
         ("a = " + "[" * 5000, "not TOML"),
@@ -83,3 +85,11 @@ def test_what_is_wrong_is_named(
     with pytest.raises(KeyProblem) as caught:
         read(tmp_path, text)
     assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize("secret", ["pg_not-a-hash", f"sha256:{DIGEST.hex()}"])
+@pytest.mark.parametrize("table", ["[[key]]", "[key]"])
+def test_messages_show_no_secret(tmp_path: Path, secret: str, table: str) -> None:
+    with pytest.raises(KeyProblem) as caught:
+        read(tmp_path, f'{table}\nname = "a"\nsha256 = "{secret}"\n')
+    assert secret not in str(caught.value)

@@ -214,8 +214,10 @@ def test_clients_need_a_certificate(tmp_path: Path, authority: trustme.CA) -> No
         assert gateway.client.post(INFER, json=BODY).is_success
 
 
-def test_files_that_are_being_replaced(tmp_path: Path, authority: trustme.CA) -> None:
-    """A new certificate beside the old key waits for its key."""
+def test_files_that_are_being_replaced(
+    tmp_path: Path, authority: trustme.CA, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A new certificate beside the old key waits for its key, which is told once."""
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     old, new = authority.issue_cert("localhost"), authority.issue_cert("localhost")
     old.cert_chain_pems[0].write_to_path(str(cert))
@@ -223,7 +225,10 @@ def test_files_that_are_being_replaced(tmp_path: Path, authority: trustme.CA) ->
     certificate = Certificate(cert, key)
     assert not certificate.renew()
     new.cert_chain_pems[0].write_to_path(str(cert))
-    assert not certificate.renew()
+    for _ in range(3):
+        assert not certificate.renew()
+    (said,) = caplog.messages
+    assert "the certificate stays as it was" in said
     with pytest.raises(TlsError, match="belongs to another certificate"):
         Certificate(cert, key)
     new.private_key_pem.write_to_path(str(key))
@@ -236,12 +241,15 @@ def test_files_that_are_being_replaced(tmp_path: Path, authority: trustme.CA) ->
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (["--tls-cert", "none.pem"], "No such file"),
-        (["--tls-cert", "text.pem"], "PEM"),
-        (["--tls-cert", "locked.pem"], "the key has a password"),
-        (["--tls-cert", "server.pem", "--tls-key", "text.pem"], "PEM"),
+        (["--tls-cert", "none.pem"], "none.pem: No such file"),
+        (["--tls-cert", "server.pem", "--tls-key", "none.pem"], "none.pem: No such"),
+        (["--tls-cert", "text.pem"], "text.pem: it has no certificate in PEM form"),
+        (["--tls-cert", "half.pem"], "half.pem: it, or the key of"),
+        (["--tls-cert", "alone.pem"], "--tls-key names the file that has it"),
+        (["--tls-cert", "locked.pem"], "locked.pem: the key has a password"),
+        (["--tls-cert", "server.pem", "--tls-key", "text.pem"], "text.pem: it has no"),
         (["--tls-cert", "server.pem", "--tls-client-ca", "text.pem"], "text.pem"),
-        (["--tls-key", "server.pem"], "TLS needs a certificate"),
+        (["--tls-key", "server.pem"], "error: TLS needs a certificate"),
     ],
 )
 def test_serve_says_what_is_wrong(
@@ -258,6 +266,9 @@ def test_serve_says_what_is_wrong(
     )
     chain = issued.cert_chain_pems[0].bytes()
     (tmp_path / "locked.pem").write_bytes(locked + chain)
+    (tmp_path / "alone.pem").write_bytes(chain)
+    whole = (tmp_path / "server.pem").read_bytes()
+    (tmp_path / "half.pem").write_bytes(whole[:-200])
     words = [str(tmp_path / o) if o.endswith(".pem") else o for o in options]
     done = run_popgate("serve", "--port", "0", "-m", tmp_path, *words)
     assert done.returncode in (1, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -132,14 +133,50 @@ def test_a_changed_file_is_read_again(
     assert a.in_flight == 1
     assert keys.table.find(b"root") is not None
 
-    path.write_text("[[key]]\nnam = 1")
-    assert keys.read_again() is None
-    assert "keys stay as they were" in caplog.text
-    assert "did you mean name" in caplog.text
-    path.unlink()
-    assert keys.read_again() is None
-    assert keys.table.find(b"three") is a
     assert repr(keys) == f"<Keys {path}, <KeyTable ['a', '(--api-key)']>>"
+    write(path, b="two", c="one")
+    changed = keys.read_again()
+    assert changed is not None
+    with caplog.at_level("INFO"):
+        keys.take_over(changed)
+    assert f"read 2 keys again from {path}; added b, c; removed a" in caplog.text
+
+
+def test_what_cannot_be_read_again_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "keys.toml"
+    write(path, a="one")
+    keys = Keys(path)
+    for wrong in ("[[key]]\nnam = 1", "", None):
+        path.unlink()
+        if wrong is not None:
+            path.write_text(wrong)
+        for _ in range(3):  # which is told once
+            assert keys.read_again() is None
+    assert [record.levelname for record in caplog.records] == ["ERROR"] * 3
+    assert "did you mean name" in caplog.messages[0]
+    assert "it is empty" in caplog.messages[1]
+    gone = f"keys stay as they were: {path}: No such file or directory"
+    assert caplog.messages[2] == gone
+    assert keys.table.find(b"one") is not None
+
+
+def test_a_file_that_can_be_read_after_all(tmp_path: Path) -> None:
+    """As one that got its owner after its content: nothing else of it changes."""
+    path = tmp_path / "keys.toml"
+    write(path, a="one")
+    keys = Keys(path)
+    right = path.read_text()
+    path.write_text("?" * len(right))
+    stamp = path.stat().st_mtime_ns
+    assert keys.read_again() is None
+    path.write_text(right.replace('"a"', '"b"'))
+    os.utime(path, ns=(stamp, stamp))
+    changed = keys.read_again()
+    assert changed is not None
+    assert changed.key[0].name == "b"
+    assert keys.read_again() is None
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
@@ -149,6 +186,37 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     path.write_text("anonymous = 1")
     with pytest.raises(KeyProblem, match="anonymous must be a list"):
         Keys(path)
+
+
+def test_keys_come_and_go_while_models_load(tmp_path: Path) -> None:
+    folder = tmp_path / "models" / "waits" / "1"
+    folder.mkdir(parents=True)
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    (folder / "model.py").write_text(
+        "class Waits:\n"
+        "    inputs = {'x': 'FP32[1]'}\n"
+        "    outputs = {'y': 'FP32[1]'}\n"
+        "    def load(self, context):\n"
+        f"        open({str(gate)!r}).read()\n"
+        "    def __call__(self, x):\n"
+        "        return x\n"
+    )
+    path = tmp_path / "keys.toml"
+    write(path, a="one")
+    options = ("--keys", str(path), "--load-threads", "1", "--allow-python")
+    with ServedGateway(tmp_path / "models", *options) as gateway:
+
+        def status(key: str) -> int:
+            headers = {"x-api-key": key}
+            return gateway.client.get("/v1/models", headers=headers).status_code
+
+        with gate.open("w"):  # from here on it loads
+            assert status("one") == 200
+            write(path, a="two")
+            until(lambda: status("one") == 401)
+            assert status("two") == 200
+            assert gateway.client.get("/v1/health/startup").status_code == 503
 
 
 def entry(name: str, weight: int) -> str:
