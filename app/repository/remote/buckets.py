@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import base64
+import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeAlias
 
+from app.background import DaemonPool
 from app.repository.remote.errors import RemoteError, SourceAway, SourceChanged
 from app.repository.remote.listing import (
     MAX_DEPTH,
@@ -22,6 +25,10 @@ from app.repository.remote.source import Reading
 
 BLOCK = 8 << 20  # bytes asked for at once
 AHEAD = 4  # blocks that are on their way: one alone waits for each answer to begin
+#: Seconds for one question, and for one block: where nobody answers, the libraries try
+#: for minutes, and neither a start nor other models are to wait for that.
+QUESTION_SECONDS = 30.0
+BLOCK_SECONDS = 120.0
 
 Checksums: TypeAlias = tuple[tuple[str, str], ...]
 #: What file systems call that which differs for other content, best first.
@@ -56,7 +63,7 @@ class BucketSource:
     def files(self) -> Iterator[RemoteFile]:
         with self._explained():
             self._fs.invalidate_cache()
-            found = self._fs.info(self._path)
+            found = self._fs.info(self._path, timeout=QUESTION_SECONDS)
         if found["type"] == "directory":
             yield from self._below(self._path, 1)
             return
@@ -84,22 +91,26 @@ class BucketSource:
 
     def _blocks(self, file: RemoteFile, start: int) -> Iterator[bytes]:
         assert file.size is not None
-        pool = ThreadPoolExecutor(AHEAD, "popgate-block")
+        pool = DaemonPool(AHEAD, "popgate-block")  # no exit waits for a block
         coming: deque[Future[bytes]] = deque()
         try:
             for begin in range(start, file.size, BLOCK):
                 end = min(begin + BLOCK, file.size)
-                coming.append(pool.submit(self._block, file, begin, end))
+                coming.append(pool.submit(partial(self._block, file, begin, end)))
                 if len(coming) == AHEAD:
                     yield coming.popleft().result()
             while coming:
                 yield coming.popleft().result()
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            for block in coming:
+                block.cancel()
+            pool.close()
 
     def _block(self, file: RemoteFile, begin: int, end: int) -> bytes:
         with self._explained():
-            block: bytes = self._fs.cat_file(file.place, start=begin, end=end)
+            block: bytes = self._fs.cat_file(
+                file.place, start=begin, end=end, timeout=BLOCK_SECONDS
+            )
         if len(block) != end - begin:
             raise SourceChanged(f"{file.name} is shorter than it was")
         return block
@@ -118,7 +129,9 @@ class BucketSource:
 
     def _listed(self, folder: str) -> list[dict[str, Any]]:
         with self._explained():
-            found: list[dict[str, Any]] = self._fs.ls(folder, detail=True)
+            found: list[dict[str, Any]] = self._fs.ls(
+                folder, detail=True, timeout=QUESTION_SECONDS
+            )
         if len(found) > MAX_FILES:
             raise RemoteError(f"{folder} holds more than {MAX_FILES} objects")
         return found
@@ -145,6 +158,9 @@ def _file_system(scheme: str) -> Any:
     """Raises anything."""
     import fsspec
 
+    for library in ("azure", "aiobotocore", "botocore"):
+        logger = logging.getLogger(library)  # each request is a dozen lines of INFO
+        logger.setLevel(max(logger.getEffectiveLevel(), logging.WARNING))
     options: dict[str, Any] = {"use_listings_cache": False}
     if scheme == "az" and not any(
         os.environ.get(f"AZURE_STORAGE_{name}")
@@ -156,7 +172,8 @@ def _file_system(scheme: str) -> Any:
 
 def _s3_checksums(fs: Any, file: RemoteFile) -> Checksums:
     bucket, key, _ = fs.split_path(file.place)
-    head = fs.call_s3("head_object", Bucket=bucket, Key=key, ChecksumMode="ENABLED")
+    asked = {"Bucket": bucket, "Key": key, "ChecksumMode": "ENABLED"}
+    head = fs.call_s3("head_object", **asked, timeout=QUESTION_SECONDS)
     if head.get("ETag") and head["ETag"] != file.tag:
         raise SourceChanged(f"{file.name} has changed")
     sums: list[tuple[str, str]] = []
@@ -172,12 +189,13 @@ def _s3_checksums(fs: Any, file: RemoteFile) -> Checksums:
 
 
 def _gcs_checksums(fs: Any, file: RemoteFile) -> Checksums:
-    return _md5_of(fs.info(file.place).get("md5Hash"))
+    found = fs.info(file.place, timeout=QUESTION_SECONDS)
+    return _md5_of(found.get("md5Hash"))
 
 
 def _azure_checksums(fs: Any, file: RemoteFile) -> Checksums:
-    settings = fs.info(file.place).get("content_settings") or {}
-    return _md5_of(settings.get("content_md5"))
+    found = fs.info(file.place, timeout=QUESTION_SECONDS)
+    return _md5_of((found.get("content_settings") or {}).get("content_md5"))
 
 
 def _md5_of(stated: object) -> Checksums:
@@ -211,6 +229,8 @@ def _explained(scheme: str, path: str) -> Iterator[None]:
         raise RemoteError(f"there is nothing at {scheme}://{path}") from e
     except Exception as e:
         name, text = type(e).__name__, str(e) or type(e).__name__
+        if isinstance(e, TimeoutError):
+            text = f"no answer came in time ({text})"
         usual = _CREDENTIALS.get(scheme, "its credentials")
         denied = isinstance(e, PermissionError) or "Credential" in name
         status = getattr(e, "status_code", None) or getattr(e, "status", None)

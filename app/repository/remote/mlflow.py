@@ -53,9 +53,10 @@ class MlflowSource:
 
     def files(self) -> Iterator[RemoteFile]:
         version = self._version or self._of_alias()
-        told = self._ask("model-versions/get", version=version).get("model_version", {})
-        uri = self._ask("model-versions/get-download-uri", version=version)
-        where = str(uri.get("artifact_uri", ""))
+        one = {"name": self._name, "version": version}
+        told = self._ask("model-versions/get", **one).get("model_version", {})
+        uri = self._ask("model-versions/get-download-uri", **one)
+        where = self._absolute(str(uri.get("artifact_uri", "")))
         scheme, _, path = where.partition(":")
         if scheme != "mlflow-artifacts":
             if scheme not in ("s3", "gs"):
@@ -92,15 +93,29 @@ class MlflowSource:
             self._inner.close()
 
     def _of_alias(self) -> str:
-        told = self._ask("registered-models/alias", alias=self._alias)
+        one = {"name": self._name, "alias": self._alias}
+        told = self._ask("registered-models/alias", **one)
         version = told.get("model_version", {}).get("version")
         if not str(version).isdecimal():
             raise RemoteError(f"{self._name}@{self._alias} is no version")
         return str(version)
 
+    def _absolute(self, where: str) -> str:
+        """Of a version that was registered by its place in a run (``runs:/ID/model``),
+        where the artifacts of that run are."""
+        scheme, _, path = where.partition(":")
+        if scheme != "runs":
+            return where
+        run, _, inside = path.lstrip("/").partition("/")
+        told = self._ask("runs/get", run_id=run)
+        root = told.get("run", {}).get("info", {}).get("artifact_uri")
+        if not root:
+            raise RemoteError(f"where the files of run {run} are is not stated")
+        return f"{str(root).rstrip('/')}/{inside}"
+
     def _ask(self, what: str, **asked: str) -> Any:
-        query = urlencode({"name": self._name, **asked})
-        found = self._http.document(f"{self._base}/api/2.0/mlflow/{what}?{query}")
+        url = f"{self._base}/api/2.0/mlflow/{what}?{urlencode(asked)}"
+        found = self._http.document(url)
         if not isinstance(found, dict):
             raise RemoteError(f"{self._base} answers {what} with something else")
         return found

@@ -140,7 +140,8 @@ class RegistryAuth(httpx.Auth):
         if self._header:
             request.headers["authorization"] = self._header
         answer = yield request
-        if answer.status_code != 401:
+        # One that a redirect leads to does not hear who we are.
+        if answer.status_code != 401 or answer.url.netloc != request.url.netloc:
             return
         challenge = answer.headers.get("www-authenticate", "")
         kind, _, rest = challenge.partition(" ")

@@ -85,6 +85,26 @@ def test_a_version_is_taken_and_an_alias_followed(web: Web, tmp_path: Path) -> N
     assert (folder / "model.onnx").read_bytes() == BODY[::-1]
 
 
+def test_a_version_by_its_place_in_a_run(web: Web) -> None:
+    """As `create_model_version(source="runs:/...")` registers it."""
+    register(web, "1", "runs:/abc/model")
+    store(web, "7/abc/artifacts/model", {"model.onnx": BODY})
+    asked = f"{API}/runs/get?run_id=abc"
+    put(
+        web,
+        asked,
+        {"run": {"info": {"artifact_uri": "mlflow-artifacts:/7/abc/artifacts"}}},
+    )
+    source = MlflowSource("my%20digits/1", no_bucket)
+    (file,) = source.files()
+    with source.open(file, 5) as (begins, chunks):
+        assert b"".join(chunks) == BODY[begins:]
+    put(web, asked, {})
+    with pytest.raises(RemoteError, match="files of run abc are is not stated"):
+        list(source.files())
+    source.close()
+
+
 def test_artifacts_in_a_bucket_come_from_there(web: Web) -> None:
     register(web, "1", "s3://bucket/1/m-1")
     asked: list[str] = []

@@ -200,6 +200,43 @@ def test_a_registry_that_wants_a_password_and_one_that_wants_it_in_the_open(
     source.close()
 
 
+def test_a_place_that_blobs_are_at_does_not_hear_who_we_are(
+    web: Web, tmp_path: Path
+) -> None:
+    push(web, "1", {"m.onnx": BODY})
+    docker = tmp_path / "docker"
+    docker.mkdir()
+    pair = base64.b64encode(b"me:secret").decode()
+    auths = {"auths": {web.host: {"auth": pair}}}
+    (docker / "config.json").write_text(json.dumps(auths))
+    other = web.url.replace("127.0.0.1", "localhost")
+    blob = f"{REPOSITORY}/blobs/{sha256(BODY)}"
+    web.answers[blob] = Answer(status=307, headers={"Location": f"{other}/cdn"})
+    web.put("/thief", b'{"token": "x"}')
+    curious = {"WWW-Authenticate": f'Bearer realm="{other}/thief"'}
+    wants = Answer(status=401, headers={"WWW-Authenticate": 'Basic realm="r"'})
+
+    def check(path: str, key: str) -> Answer | None:
+        if path == "/cdn":
+            return Answer(status=401, headers=curious)
+        return None if key == f"Basic {pair}" or path == "/thief" else wants
+
+    web.check = check
+    source = OciSource(f"{web.host}/me/digits:1")
+    (file,) = source.files()
+    with pytest.raises(RemoteError, match="refuses us"), source.open(file, 0):
+        pass
+    web.check = lambda path, key: None
+    web.put("/cdn", BODY)
+    with source.open(file, 0) as (_, chunks):
+        assert b"".join(chunks) == BODY
+    source.close()
+    asked = [path for _, path, _ in web.asked]
+    assert not any(path.startswith("/thief") for path in asked)
+    told = zip(asked, web.authorizations, strict=True)
+    assert [key for path, key in told if path == "/cdn"] == ["", ""]
+
+
 def test_credentials_of_a_helper(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
