@@ -444,7 +444,9 @@ def test_every_page_is_in_the_index() -> None:
 
 
 def test_links_between_documents_lead_somewhere() -> None:
-    documents = [*ROOT.glob("*.md"), *ROOT.glob("[a-z]*/**/*.md")]
+    made = ROOT / "build"  # `make test-buckets` puts others' documents there
+    below = (p for p in ROOT.glob("[a-z]*/**/*.md") if not p.is_relative_to(made))
+    documents = [*ROOT.glob("*.md"), *below]
     assert [
         f"{document.relative_to(ROOT)} links to {target}"
         for document in documents
