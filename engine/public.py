@@ -73,7 +73,7 @@ from engine.programs.python_requirements import check_requirement
 from engine.runner.joined_runner import JoinedRunner
 from engine.runner.model_runner import ModelRunner
 from engine.runner.python_code import PythonModel, read_python_model
-from engine.runner.replica_channel import new_request_number, process_of
+from engine.runner.request_numbers import process_of, request_numbers
 from engine.runner.result import ExecuteResult
 from engine.runner.runner_description import RunnerDescription
 from engine.runner.stats import RunnerStats
@@ -245,7 +245,6 @@ __all__ = [
     "environment",
     "keep_large_blocks",
     "named_devices",
-    "new_request_number",
     "non_scalar",
     "not_assigned",
     "open_model",
@@ -256,6 +255,7 @@ __all__ = [
     "program_policies",
     "raise_descriptor_limit",
     "read_python_model",
+    "request_numbers",
     "ring_size_for_main_programs",
     "ring_size_for_programs",
     "usable_cores",

@@ -27,7 +27,7 @@ from engine import (
     EngineError,
     LinkedDevice,
     Tensor,
-    new_request_number,
+    request_numbers,
 )
 from popef_io import DataType
 
@@ -96,7 +96,7 @@ class GeneratorScheduler(StepScheduler):
         run = GeneratorRun(
             request.inputs, deadline, on_response, on_done, request.priority
         )
-        run.number = new_request_number()
+        run.number = next(request_numbers())
         run.on_end = self._ended
         return run
 

@@ -11,7 +11,8 @@ from engine.devices.request import OnDone, Request
 from engine.errors import DeviceLost, EngineError, RunnerClosed
 from engine.model.iterations import split_iterations
 from engine.model.validation import check_inputs
-from engine.runner.replica_channel import ReplicaChannel, least_busy
+from engine.runner.replica_channel import ReplicaChannel
+from engine.runner.replica_lines import ReplicaLines, least_busy
 from engine.runner.runner_description import RunnerDescription
 from engine.tensor import Tensor
 from engine.transport.output_arrays import OutputArrays
@@ -42,7 +43,7 @@ class JoinedRunner:
         #: Why it takes no requests any more.
         self.failure: EngineError | None = None
         self._closed = False
-        self._channels: list[ReplicaChannel] = []
+        self._replicas: list[ReplicaLines] = []
         lost = DeviceLost(f"model {self.name!r} has no replica")
         for device_id, number in description.replicas:
             device = devices.get(device_id)
@@ -54,32 +55,29 @@ class JoinedRunner:
             except BaseException:
                 self.close()
                 raise
-        if not self._channels:
+        if not self._replicas:
             raise lost
 
     def _open(self, device: JoinedDevice, number: int) -> None:
-        channel = self.description.open_channel(device, number)
-        if self.description.moves:
-            for level in channel.lines or (channel,):
-                level.heir = self._inherit
-        self._channels.append(channel)
+        heir = self._inherit if self.description.moves else None
+        self._replicas.append(ReplicaLines(self.description, device, number, heir))
 
     # -- what there is
 
     @property
     def channels(self) -> tuple[ReplicaChannel, ...]:
         """To all replicas, of all priority levels and weights."""
-        return tuple(level for c in self._channels for level in c.lines or (c,))
+        return tuple(line for lines in self._replicas for line in lines.all)
 
     @property
     def devices(self) -> tuple[LinkedDevice, ...]:
         """The device of each replica, those that were joined."""
-        return tuple(channel.device for channel in self._channels)
+        return tuple(lines.default.device for lines in self._replicas)
 
     @property
     def serving(self) -> bool:
         """Whether some replica can take requests."""
-        return self.failure is None and any(c.usable for c in self._channels)
+        return self.failure is None and any(r.default.usable for r in self._replicas)
 
     @property
     def in_flight(self) -> int:
@@ -121,13 +119,13 @@ class JoinedRunner:
         """The channel to a replica, or the least busy one. Raises why there is none."""
         if self.failure is not None:
             raise self.failure.again()
-        channels = self._channels
+        replicas = self._replicas
         if replica_id is not None:
-            channels = channels[replica_id : replica_id + 1]
-        channel = channels[0] if len(channels) == 1 else least_busy(channels)
-        if channel is None or not channel.usable:
-            raise channels[0].device.want()
-        return channel.line(priority) if priority else channel
+            replicas = replicas[replica_id : replica_id + 1]
+        lines = replicas[0] if len(replicas) == 1 else least_busy(replicas)
+        if lines is None or not lines.default.usable:
+            raise replicas[0].default.device.want()
+        return lines.of(priority) if priority else lines.default
 
     def _inherit(
         self, request: Request, tensors: Mapping[str, Tensor], priority: int
@@ -171,6 +169,6 @@ class JoinedRunner:
     def __repr__(self) -> str:
         state = "serving" if self.serving else "not serving"
         return (
-            f"<JoinedRunner {self.name!r} {state}, {len(self._channels)} replicas, "
+            f"<JoinedRunner {self.name!r} {state}, {len(self._replicas)} replicas, "
             f"{self.in_flight} in flight>"
         )

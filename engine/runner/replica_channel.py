@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
-import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from threading import Thread
 from time import monotonic_ns
 
-from engine.config import weighted, weighted_with
+from engine.config import weighted
 from engine.devices.device_state import READY
 from engine.devices.linked_device import LinkedDevice
 from engine.devices.request import (
@@ -25,18 +22,19 @@ from engine.devices.request import (
 from engine.errors import (
     CallbackFailed,
     DeadlineExceeded,
-    DeadlineUnreachable,
     DeviceLost,
     EngineError,
     InvalidInput,
     QueueFull,
     RunnerClosed,
 )
+from engine.runner.request_numbers import request_numbers
+from engine.runner.runner_description import RunnerDescription
 from engine.runner.service_time import SELDOM, ServiceTime
 from engine.runner.tracepoints import Tracepoints
-from engine.tensor import DataDesc, Tensor
+from engine.tensor import Tensor
 from engine.transport.anchor_ring import MAX_RANK, AnchorRing
-from engine.transport.channel import REQUEST, REQUEST_SLOT, Channel, ChannelLayout
+from engine.transport.channel import REQUEST, REQUEST_SLOT, Channel
 from engine.transport.link import MOST_OUTSTANDING
 from engine.transport.outcome import (
     DONE,
@@ -54,39 +52,10 @@ Heir = Callable[[Request, Mapping[str, Tensor], int], bool]
 #: Called with a channel and the name of the input that a run of its replica waits for;
 #: it returns what ends those that wait, or None.
 Flush = Callable[["ReplicaChannel", str], EngineError | None]
-#: Opens a channel to the same replica, of a level and a weight. Blocks.
-Opener = Callable[[int, int], "ReplicaChannel"]
-
 logger = logging.getLogger(__name__)
 
-#: Bits of a request's number below those of its process.
-PROCESS_SHIFT = 40
-# Several processes may feed a device: a number is of one request of one of them.
-_REQUEST_NUMBERS = itertools.count((os.getpid() << PROCESS_SHIFT) + 1)
-#: Retry-After of a full queue: before a service time is known, and at least.
-UNKNOWN_ROOM_NS = 1_000_000_000
-MIN_ROOM_NS = 1_000_000
 #: Bytes of an output from which caches decide how fast copies are.
 LARGE_OUTPUT = 256 * 1024
-
-
-def _renew_numbers() -> None:
-    """In a forked child, which is another process."""
-    global _REQUEST_NUMBERS
-    _REQUEST_NUMBERS = itertools.count((os.getpid() << PROCESS_SHIFT) + 1)
-
-
-os.register_at_fork(after_in_child=_renew_numbers)
-
-
-def new_request_number() -> int:
-    """A number that no request has, of whatever process."""
-    return next(_REQUEST_NUMBERS)
-
-
-def process_of(number: int) -> int:
-    """The process that has made a request of this number."""
-    return number >> PROCESS_SHIFT
 
 
 class ReplicaChannel(RequestChannel):
@@ -97,58 +66,54 @@ class ReplicaChannel(RequestChannel):
     results make room. All methods may be called from any thread; they take the
     device's lock.
 
-    A replica has one channel for each priority level of its model, which share
-    `service_time`; `levels` are all of them, the highest first, and empty if there are
-    none. Beside each there is one for every `weight` and `lane` that was asked for,
-    opened by `opener`. `lines` are all the channels to the replica, and empty if this
-    is the only one.
+    It is a line of its replica (`ReplicaLines`): of a `priority` level, and of a
+    `weight` and `lane`, 0 where there is none. `lines` are all the channels to the
+    replica, which share `service_time`, and empty if this is the only one. What has not
+    begun when the device is lost goes to `heir`; None: it fails.
     """
 
     def __init__(
         self,
         device: LinkedDevice,
         replica: int,
-        name: str,
-        inputs: Sequence[DataDesc],
-        outputs: Sequence[DataDesc],
-        layout: ChannelLayout,
-        limit: int,
+        description: RunnerDescription,
         service_time: ServiceTime,
         priority: int = 0,
         weight: int = 0,
-        opener: Opener | None = None,
+        lane: int = 0,
+        heir: Heir | None = None,
+        flusher: Flush | None = None,
+        tracepoints: Tracepoints | None = None,
     ) -> None:
         self.device = device
         self.device_id = device.id
         self.replica = replica
-        self.name = name
-        self.limit = limit
+        self.name = description.name
+        self.limit = description.limit_of(priority)
         self.late = 0
         self.service_time = service_time
         self.priority = priority
         self.weight = weight
-        self.lane = 0
-        self.levels: tuple[ReplicaChannel, ...] = ()
+        self.lane = lane
         self.lines: tuple[ReplicaChannel, ...] = ()
-        self._opener = opener
-        self._weighted: dict[tuple[int, int], ReplicaChannel] = {}
-        self.flusher: Flush | None = None
-        #: Takes what has not begun when the device is lost; None: it fails.
-        self.heir: Heir | None = None
+        self._heir = heir
+        self._flusher = flusher
+        self._points = tracepoints
+        self._numbers = request_numbers()
         self._kept: dict[int, Mapping[str, Tensor]] = {}
-        self.tracepoints: Tracepoints | None = None
         self._rows = 0
         self._in_flight: dict[int, Request] = {}
         self._backlog: deque[tuple[Request, Mapping[str, Tensor]]] = deque()
+        layout = description.layout
         self._owners = [0] * layout.slots
-        self._channel = channel = Channel.create(name, layout)
+        self._channel = channel = Channel.create(description.name, layout)
         self._inputs = [
             (desc.name, anchor)
-            for desc, anchor in zip(inputs, channel.inputs, strict=True)
+            for desc, anchor in zip(description.inputs, channel.inputs, strict=True)
         ]
         self._outputs = [
             (desc.name, desc.data_type, anchor)
-            for desc, anchor in zip(outputs, channel.outputs, strict=True)
+            for desc, anchor in zip(description.outputs, channel.outputs, strict=True)
         ]
         self._lock = device.lock
         #: Whether requests can be taken: false once closed or lost.
@@ -214,8 +179,10 @@ class ReplicaChannel(RequestChannel):
                 now = monotonic_ns()
                 left = deadline_ns - now
                 if (ahead + (rows or 1)) * self.service_time.longest_ns > left:
-                    predicted = self._admit(ahead + (rows or 1), now, left)
-            number = next(_REQUEST_NUMBERS)
+                    predicted = self.service_time.admit(
+                        self.name, ahead + (rows or 1), now, left
+                    )
+            number = next(self._numbers)
             if delayed:
                 request = Request(self, number, rows, deadline_ns, on_done, into)
             else:
@@ -232,9 +199,9 @@ class ReplicaChannel(RequestChannel):
     def _ask_for_rows(self, name: str, waiting: list[Request]) -> None:
         """A run of requests that wait needs data of the input `name`. Called without
         the lock."""
-        if self.flusher is not None:
+        if self._flusher is not None:
             try:
-                failure = self.flusher(self, name)
+                failure = self._flusher(self, name)
             except SystemExit as error:  # there may be no later chance
                 what = f"flush_callback, asked for rows of {name!r}, raised SystemExit"
                 self._give_up(waiting, CallbackFailed(f"{what}: {error}"))
@@ -261,7 +228,7 @@ class ReplicaChannel(RequestChannel):
         """Queue rows that complete a run which waits for some (flushing.py)."""
         self.device.origin.check("ModelRunner")
         with self._lock:
-            number = next(_REQUEST_NUMBERS)
+            number = next(self._numbers)
             self._queue(FillUp(self, number, rows, 0, on_done), tensors)
 
     def _queue(self, request: Request, tensors: Mapping[str, Tensor]) -> None:
@@ -276,7 +243,7 @@ class ReplicaChannel(RequestChannel):
             self._check_fits(tensors)
             self._backlog.append((request, tensors))
         self._in_flight[request.number] = request
-        if self.heir is not None:
+        if self._heir is not None:
             self._kept[request.number] = tensors
         device.outstanding += 1
         self._rows += request.rows or 1
@@ -302,51 +269,6 @@ class ReplicaChannel(RequestChannel):
                     "flight"
                 )
 
-    def line(self, priority: int) -> ReplicaChannel:
-        """The channel of requests that state this priority (`ModelRunner.submit`)."""
-        if priority >= 0:
-            known = 0 < priority <= len(self.levels)
-            return self.levels[priority - 1] if known else self
-        level, weight, lane = weighted_with(priority)
-        return self.line(level)._of_weight(weight, lane)
-
-    def _of_weight(self, weight: int, lane: int) -> ReplicaChannel:
-        found = self._weighted.get((weight, lane))
-        if found is None:
-            # Opening it waits for what runs. Until it is there, they wait with all.
-            self._weighted[weight, lane] = found = self
-            name = f"popgate-weight-{weight}-{lane}"
-            Thread(
-                target=self._open_line, args=(weight, lane), name=name, daemon=True
-            ).start()
-        return found
-
-    def _open_line(self, weight: int, lane: int) -> None:
-        """Open the channel of a weight, in a thread."""
-        assert self._opener is not None
-        try:
-            mine = self._opener(self.priority, weight)
-        except (EngineError, OSError) as error:  # the device is lost, most likely
-            if self.usable:
-                what = "%r: requests of weight %d have no line of their own: %s"
-                logger.warning(what, self, weight, error)
-            return
-        mine.lane = lane
-        mine.flusher, mine.heir = self.flusher, self.heir
-        mine.tracepoints = self.tracepoints
-        with self._lock:
-            usable = self.usable
-            if usable:
-                mine.levels = self.levels
-                lines = (*(self.lines or (self,)), mine)
-                for line in lines:
-                    line.lines = lines
-                self._weighted[weight, lane] = mine
-        if usable:
-            logger.debug("%r is a line of weight %d", mine, weight)
-        else:
-            self.device.close_channel(mine)
-
     def _rows_ahead(self) -> int:
         """Rows that run before a request of this line: those of higher levels and its
         own, and as many of its neighbours as their weights let run meanwhile."""
@@ -361,22 +283,6 @@ class ReplicaChannel(RequestChannel):
         if beside:
             beside = min(beside, max(1, self._rows) * (weights - mine) // mine or 1)
         return higher + self._rows + beside
-
-    def _admit(self, rows: int, now: int, left: int) -> int:
-        """Admission control: the predicted completion of the last of `rows` rows.
-
-        Raises DeadlineUnreachable if that is over `left` nanoseconds from `now`.
-        """
-        predicted = self.service_time.completion_ns(rows, now)
-        late = predicted - now - left
-        if late > 0:
-            raise DeadlineUnreachable(
-                f"the predicted completion is {late / 1e9:.3f} s after the deadline: "
-                f"the queue of {self.name!r} takes longer than the "
-                f"{max(0, left) / 1e9:.3f} s that are left",
-                (self.service_time.admission_ns(rows, left, now) - now) / 1e9,
-            )
-        return predicted
 
     def _try_push(self, request: Request, tensors: Mapping[str, Tensor]) -> bool:
         """Put a request into the rings; False if one of them has no room."""
@@ -468,17 +374,10 @@ class ReplicaChannel(RequestChannel):
         request.resolve(error)
 
     def _full(self) -> QueueFull:
-        now = time.monotonic_ns()
-        known = self.service_time.seen >= 0
-        room = self.service_time.batch_end_ns(now) if known else now + UNKNOWN_ROOM_NS
-        if self.levels and self.priority > 1:
-            before = self._rows_ahead() - self._rows
-            room = max(
-                room, self.service_time.completion_ns(before, now) if before else 0
-            )
+        higher = self._rows_ahead() - self._rows if self.priority > 1 else 0
         return QueueFull(
             f"the queue of {self.name!r} is full: {self.limit} waiting",
-            max(MIN_ROOM_NS, room - now) / 1e9,
+            self.service_time.room_ns(higher) / 1e9,
         )
 
     def finish(
@@ -532,10 +431,8 @@ class ReplicaChannel(RequestChannel):
                     self.service_time.learn(met=in_time)
                 if outcome != DONE:
                     failed = error_of(outcome, text)
-                elif (
-                    failed is None and request.began_ns and self.tracepoints is not None
-                ):
-                    self.tracepoints.record(request)
+                elif failed is None and request.began_ns and self._points is not None:
+                    self._points.record(request)
             failure = failed
         except Exception as error:
             failure = broken_off(error)
@@ -655,7 +552,7 @@ class ReplicaChannel(RequestChannel):
         """What no run has taken goes to another replica, if an event loop drives; the
         rest fails. Lock held by the caller."""
         self._is_lost = True
-        heir = self.heir
+        heir = self._heir
         if heir is None or not self.device.is_adopted or not self.usable:
             self.fail_all(error)
             return None
@@ -739,20 +636,6 @@ class ReplicaChannel(RequestChannel):
             f"<ReplicaChannel {self.name!r} on {self.device.id}, "
             f"{len(self._in_flight)}/{self.limit} in flight, {self.late} late>"
         )
-
-
-def least_busy(channels: Iterable[ReplicaChannel | None]) -> ReplicaChannel | None:
-    """Of those that can take requests, the one whose replica has the fewest; None if
-    there is none."""
-    ready = [c for c in channels if c is not None and c.usable]
-    return min(ready, key=_busy) if ready else None
-
-
-def _busy(channel: ReplicaChannel) -> int:
-    """Requests in flight on the replica of a channel."""
-    if not channel.lines:
-        return channel.in_flight
-    return sum(line.in_flight for line in channel.lines)
 
 
 def _too_many_dimensions(name: str, tensor: Tensor) -> InvalidInput:

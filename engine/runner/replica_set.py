@@ -1,4 +1,4 @@
-"""The replicas of a model: their devices, and the channel to each.
+"""The replicas of a model: their devices, and the channels to each.
 
 Loading, unloading, and which replica takes a request. What a request is, `ModelRunner`
 knows.
@@ -35,7 +35,8 @@ from engine.model.model_file import handed_over
 from engine.origin import here
 from engine.runner.flushing import Flusher
 from engine.runner.python_code import PythonCode
-from engine.runner.replica_channel import ReplicaChannel, least_busy
+from engine.runner.replica_channel import ReplicaChannel
+from engine.runner.replica_lines import ReplicaLines, least_busy
 from engine.runner.runner_description import RunnerDescription
 from engine.runner.stats import RunnerStats
 from engine.runner.tracepoints import Tracepoints
@@ -92,7 +93,8 @@ class ReplicaSet:
         )
         self._own: list[Device] = []
         self._devices: list[Device] = []
-        self._channels: list[ReplicaChannel | None] = []
+        #: By number; None for one that is not loaded at the moment.
+        self._replicas: list[ReplicaLines | None] = []
         self._tracepoints: list[Tracepoints] = []
         self._loaded = False
         #: Whether a request that one replica has not begun may go to another.
@@ -112,8 +114,8 @@ class ReplicaSet:
     @property
     def channels(self) -> tuple[ReplicaChannel, ...]:
         """To the replicas that are loaded, of all priority levels and weights."""
-        loaded = [c for c in self._channels if c is not None]
-        return tuple(line for c in loaded for line in c.lines or (c,))
+        loaded = [lines for lines in self._replicas if lines is not None]
+        return tuple(line for lines in loaded for line in lines.all)
 
     @property
     def closed(self) -> bool:
@@ -122,32 +124,30 @@ class ReplicaSet:
     @property
     def ready(self) -> bool:
         """Whether every replica can take requests."""
-        channels = self._channels
         if self._stopped or self.origin.left:
             return False
-        return all(c is not None and c.usable for c in channels)
+        return all(r is not None and r.default.usable for r in self._replicas)
 
     @property
     def serving(self) -> bool:
         """Whether some replica can take requests."""
-        channels = self._channels
         if self._stopped or self.origin.left:
             return False
-        return any(c is not None and c.usable for c in channels)
+        return any(r is not None and r.default.usable for r in self._replicas)
 
     @property
     def in_flight(self) -> int:
         return sum(c.in_flight for c in self.channels)
 
     def __len__(self) -> int:
-        return len(self._channels)
+        return len(self._replicas)
 
     def stats(self) -> RunnerStats:
         channels = self.channels
         return RunnerStats(
             name=self._plan.name,
-            replicas=len(self._channels),
-            ready=sum(c is not None for c in self._channels),
+            replicas=len(self._replicas),
+            ready=sum(lines is not None for lines in self._replicas),
             in_flight=sum(c.in_flight for c in channels),
             awaiting=sum(c.awaiting for c in channels),
             lines=len(channels),
@@ -175,16 +175,16 @@ class ReplicaSet:
             raise self._unloaded()
         if self.failure is not None:
             raise self.failure.again()
-        channels = self._channels
+        replicas = self._replicas
         if replica_id is not None:
-            channel = channels[replica_id]
-        elif len(channels) == 1:
-            channel = channels[0]
+            lines = replicas[replica_id]
+        elif len(replicas) == 1:
+            lines = replicas[0]
         else:
-            channel = least_busy(channels)
-        if channel is None or not channel.usable:
+            lines = least_busy(replicas)
+        if lines is None or not lines.default.usable:
             raise self._lost(replica_id or 0)
-        return channel.line(priority) if priority else channel
+        return lines.of(priority) if priority else lines.default
 
     def _lost(self, replica: int) -> DeviceLost:
         """As the requests failed that were in flight when the device was lost."""
@@ -207,10 +207,10 @@ class ReplicaSet:
 
     def check_id(self, replica_id: int) -> None:
         """Raises InvalidInput if there is no such replica."""
-        if not 0 <= replica_id < len(self._channels):
+        if not 0 <= replica_id < len(self._replicas):
             raise InvalidInput(
                 f"replica_id {replica_id} is out of range, with "
-                f"{counted(len(self._channels), 'replica')}"
+                f"{counted(len(self._replicas), 'replica')}"
             )
 
     def recover_if_lost(self, replica: int) -> None:
@@ -219,8 +219,8 @@ class ReplicaSet:
         if not self._config.auto_reset:
             return
         self.origin.check("ModelRunner")
-        device, channel = self._devices[replica], self._channels[replica]
-        if not device.check() or channel is None or not channel.usable:
+        device, lines = self._devices[replica], self._replicas[replica]
+        if not device.check() or lines is None or not lines.default.usable:
             device.recover()
 
     # -- life
@@ -264,15 +264,15 @@ class ReplicaSet:
     def load(self) -> None:
         """Load the model on every replica. Raises DeviceLost if a device is lost
         meanwhile."""
-        self._channels = [None] * len(self._devices)
+        self._replicas = [None] * len(self._devices)
         several = len(set(self._devices)) > 1
         self._moves = several and not keeps_state(self._plan.model)
         for device in dict.fromkeys(self._devices):
             self._load_on(device)
         # From here on `reload` brings back what is lost; what was lost before was not.
         self._loaded = True
-        for replica, channel in enumerate(self._channels):
-            if channel is None or not channel.usable:
+        for replica, lines in enumerate(self._replicas):
+            if lines is None or not lines.default.usable:
                 raise self._lost(replica)
 
     def reload(self, device: Device) -> None:
@@ -291,10 +291,10 @@ class ReplicaSet:
         self.origin.check("ModelRunner")
         if self._closed:
             raise self._unloaded()
-        channel = self._channels[replica]
-        if channel is None or not channel.usable:
+        lines = self._replicas[replica]
+        if lines is None or not lines.default.usable:
             raise self._lost(replica)
-        message = {"op": "save", "replica": channel.replica}
+        message = {"op": "save", "replica": lines.number}
         device = self._devices[replica]
         try:
             answer, fds = device.ask(message, timeout=SAVE_TIMEOUT)
@@ -328,18 +328,15 @@ class ReplicaSet:
     def _unload(self) -> None:
         self.stop()
         self._closed = True
-        for replica, channel in enumerate(self._channels):
-            if channel is None:
+        for device, lines in zip(self._devices, self._replicas, strict=False):
+            # Of a process that is gone the number may be another's by now.
+            if lines is None or not lines.default.usable:
                 continue
-            device = self._devices[replica]
-            if not channel.usable:
-                # Of a process that is gone: the number may be another's by now.
-                continue
-            device.cancel_run(channel.replica)
-            for line in channel.lines or (channel,):
+            device.cancel_run(lines.number)
+            for line in lines.all:
                 device.close_channel(line)
             with contextlib.suppress(EngineError, OSError):
-                device.call({"op": "unload", "replica": channel.replica}, timeout=30.0)
+                device.call({"op": "unload", "replica": lines.number}, timeout=30.0)
 
     def _load_on(self, device: Device) -> None:
         """Load the replicas of one device, which share graphs and weights there."""
@@ -347,7 +344,7 @@ class ReplicaSet:
         began = time.monotonic()
         mine = [i for i, one in enumerate(self._devices) if one is device]
         for replica in mine:
-            self._channels[replica] = None  # to a process that is gone, if there is one
+            self._replicas[replica] = None  # to a process that is gone, if there is one
         message: Message = {
             "op": "load",
             "count": len(mine),
@@ -374,8 +371,14 @@ class ReplicaSet:
             held.enter_context(device.loading(plan.name))
             numbers = self._call_to_load(device, message, fds)
         for replica, number in zip(mine, numbers, strict=True):
-            channel = self._connect(device, int(number), self.tracepoints(replica))
-            self._channels[replica] = channel
+            self._replicas[replica] = ReplicaLines(
+                self._description,
+                device,
+                int(number),
+                self._inherit if self._moves else None,
+                plan.flusher,
+                self.tracepoints(replica),
+            )
             logger.info(
                 "replica %d of %r is loaded on %s (%.3f s)",
                 replica,
@@ -421,33 +424,20 @@ class ReplicaSet:
             for request in channel.waiting:
                 channel.abandon(request, error.again())
 
-    def _connect(
-        self, device: Device, number: int, tracepoints: Tracepoints | None
-    ) -> ReplicaChannel:
-        """Open the channel to a loaded replica; of several by priority level, that of
-        the default one is returned."""
-        channel = self._description.open_channel(device, number)
-        for level in channel.lines or (channel,):
-            level.flusher = self._plan.flusher
-            if self._moves:
-                level.heir = self._inherit
-            level.tracepoints = tracepoints
-        return channel
-
     @property
     def description(self) -> RunnerDescription:
         """Of the replicas that are loaded at the moment."""
         loaded = (
-            (channel.device_id, channel.replica)
-            for channel in self._channels
-            if channel is not None and channel.usable
+            (lines.default.device_id, lines.number)
+            for lines in self._replicas
+            if lines is not None and lines.default.usable
         )
         return replace(self._description, moves=self._moves, replicas=tuple(loaded))
 
     def __repr__(self) -> str:
         return (
             f"<ReplicaSet {self._plan.name!r}, {len(self.channels)} of "
-            f"{len(self._channels)} loaded, {self.in_flight} in flight>"
+            f"{len(self._replicas)} loaded, {self.in_flight} in flight>"
         )
 
 

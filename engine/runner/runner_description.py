@@ -1,7 +1,7 @@
 """What another process has to know of a loaded model in order to feed its replicas.
 
 The owner of the replicas makes it (`ModelRunner.description`), and a `JoinedRunner` is
-made of it. Both open their channels by it.
+made of it. Both open their channels by it (replica_lines.py).
 """
 
 from __future__ import annotations
@@ -11,10 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.config import ModelRunnerConfig
-from engine.devices.linked_device import LinkedDevice
 from engine.model.batch_plan import BatchPlan
-from engine.runner.replica_channel import ReplicaChannel
-from engine.runner.service_time import ServiceTime
 from engine.tensor import DataDesc
 from engine.transport.channel import ChannelLayout
 from popef_io import DataType
@@ -82,33 +79,9 @@ class RunnerDescription:
             },
         )
 
-    def open_channel(self, device: LinkedDevice, replica: int) -> ReplicaChannel:
-        """The channel to a loaded replica, or one for each priority level; that of the
-        default level is returned. Blocks; raises as `LinkedDevice.call`."""
-        service_time = ServiceTime(self.batches.depth, measured=self.measured)
-
-        def connect(priority: int, weight: int = 0) -> ReplicaChannel:
-            limit = self.priority_queue_sizes.get(priority, self.max_queue_size)
-            return ReplicaChannel(
-                device,
-                replica,
-                self.name,
-                self.inputs,
-                self.outputs,
-                self.layout,
-                limit,
-                service_time,
-                priority,
-                weight,
-                connect,
-            )
-
-        if not self.priority_levels:
-            return connect(0)
-        levels = tuple(connect(n + 1) for n in range(self.priority_levels))
-        for level in levels:
-            level.levels = level.lines = levels
-        return levels[self.default_level - 1]
+    def limit_of(self, priority: int) -> int:
+        """How many requests of a level may wait in a replica; 0: of no level."""
+        return self.priority_queue_sizes.get(priority, self.max_queue_size)
 
     def to_message(self) -> dict[str, object]:
         """In what msgpack knows."""

@@ -22,6 +22,8 @@ from __future__ import annotations
 import math
 import time
 
+from engine.errors import DeadlineUnreachable
+
 #: Weight of the newest batch in a mean: four batches on, a change is mostly learned.
 NEWEST = 0.25
 #: If nothing waits, one batch in so many is measured (`ReplicaChannel.finish`).
@@ -34,6 +36,9 @@ NEXT_SAFETY = 1.5
 MISSED, MET = 1.08, 1.08 ** (-3 / 997)
 #: The factor grows to so many times `MOST_SAFETY`: many misses take longer to forget.
 REMEMBERED = 4.0
+#: Until a full queue has room: before a service time is known, and at least.
+UNKNOWN_ROOM_NS = 1_000_000_000
+MIN_ROOM_NS = 1_000_000
 
 
 class ServiceTime:
@@ -132,6 +137,22 @@ class ServiceTime:
         sure = min(NEXT_SAFETY, safety) * first + safety * (work - first) + spread
         return now + int(sure)
 
+    def admit(self, name: str, rows: int, now: int, left: int) -> int:
+        """`completion_ns` of the last of `rows` rows in the queue of model `name`.
+
+        Raises DeadlineUnreachable if that is over `left` nanoseconds from `now`.
+        """
+        predicted = self.completion_ns(rows, now)
+        late = predicted - now - left
+        if late > 0:
+            raise DeadlineUnreachable(
+                f"the predicted completion is {late / 1e9:.3f} s after the deadline: "
+                f"the queue of {name!r} takes longer than the "
+                f"{max(0, left) / 1e9:.3f} s that are left",
+                (self.admission_ns(rows, left, now) - now) / 1e9,
+            )
+        return predicted
+
     def admission_ns(self, rows: int, left: int, now: int) -> int:
         """When such a request would be admitted, if none came meanwhile: when
         `completion_ns` is no more than `left` nanoseconds away."""
@@ -166,6 +187,15 @@ class ServiceTime:
         """When the next batch ends (CLOCK_MONOTONIC nanoseconds)."""
         mean, _ = self._time_of(round(self._fill))
         return now + int(mean - self._ran(now, mean))
+
+    def room_ns(self, higher: int) -> int:
+        """How long until a queue that is full has room, in which `higher` rows of
+        higher levels run first."""
+        now = time.monotonic_ns()
+        room = self.batch_end_ns(now) if self.seen >= 0 else now + UNKNOWN_ROOM_NS
+        if higher > 0:
+            room = max(room, self.completion_ns(higher, now))
+        return max(MIN_ROOM_NS, room - now)
 
     def _ran(self, now: int, mean: float) -> float:
         """For how long the present batch has run, at most what a batch takes."""

@@ -1,6 +1,7 @@
 """Who is refused and who goes first, on a real device.
 
-Covers: engine/devices/request.py, engine/runner/stats.py.
+Covers: engine/devices/request.py, engine/runner/replica_lines.py,
+engine/runner/stats.py.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from engine.runner import replica_channel
 from engine.runner.model_runner import MIN_SLOTS
 from engine.tensor import Tensor
 from popef_io import DataType
-from tests.engine import forks, models
+from tests.engine import models
 from tests.engine.models import Port
 from tests.support import WAIT, occupied, until
 
@@ -242,12 +242,3 @@ def test_results_for_which_there_is_no_memory_fail_and_later_ones_do_not(
     tmp_path: Path,
 ) -> None:
     run_script(NO_ROOM, models.affine(tmp_path / "m.popef"))
-
-
-def test_a_forked_process_has_numbers_of_its_own() -> None:
-    def look() -> None:
-        number = replica_channel.new_request_number()
-        assert replica_channel.process_of(number) == os.getpid()
-
-    look()
-    assert forks.status_of(forks.fork(look)) == 0

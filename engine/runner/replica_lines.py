@@ -1,0 +1,130 @@
+"""`ReplicaLines`: the channels to one replica, which are lines that requests stand in.
+
+One for each priority level of the model, and beside each one for every weight and lane
+that was asked for; they share the estimate of the replica's service time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from threading import Thread
+
+from engine.config import weighted_with
+from engine.devices.linked_device import LinkedDevice
+from engine.errors import EngineError
+from engine.runner.replica_channel import Flush, Heir, ReplicaChannel
+from engine.runner.runner_description import RunnerDescription
+from engine.runner.service_time import ServiceTime
+from engine.runner.tracepoints import Tracepoints
+
+logger = logging.getLogger(__name__)
+
+
+class ReplicaLines:
+    """The channels to replica `number` of a device. Thread-safe.
+
+    `default` is that of requests that state no level, the only one where the model has
+    none; `all` are all of them, the levels first. Opening them blocks, and raises as
+    `LinkedDevice.call`. For the rest see `ReplicaChannel`.
+    """
+
+    def __init__(
+        self,
+        description: RunnerDescription,
+        device: LinkedDevice,
+        number: int,
+        heir: Heir | None = None,
+        flusher: Flush | None = None,
+        tracepoints: Tracepoints | None = None,
+    ) -> None:
+        self._description = description
+        self._device = device
+        self.number = number
+        self._heir, self._flusher, self._tracepoints = heir, flusher, tracepoints
+        self._service_time = ServiceTime(
+            description.batches.depth, measured=description.measured
+        )
+        self._weighted: dict[tuple[int, int, int], ReplicaChannel] = {}
+        count = description.priority_levels
+        self._levels = tuple(self._open(level + 1) for level in range(count))
+        if self._levels:
+            self.default = self._levels[description.default_level - 1]
+            self.all = self._levels
+            self._share()
+        else:
+            self.default = self._open(0)
+            self.all = (self.default,)
+
+    def _open(self, priority: int, weight: int = 0, lane: int = 0) -> ReplicaChannel:
+        return ReplicaChannel(
+            self._device,
+            self.number,
+            self._description,
+            self._service_time,
+            priority,
+            weight,
+            lane,
+            self._heir,
+            self._flusher,
+            self._tracepoints,
+        )
+
+    def _share(self) -> None:
+        for line in self.all:
+            line.lines = self.all
+
+    def of(self, priority: int) -> ReplicaChannel:
+        """The channel of requests that state this priority (`ModelRunner.submit`)."""
+        if priority >= 0:
+            known = 0 < priority <= len(self._levels)
+            return self._levels[priority - 1] if known else self.default
+        level, weight, lane = weighted_with(priority)
+        beside = self.of(level)
+        key = beside.priority, weight, lane
+        found = self._weighted.get(key)
+        if found is None:
+            # Opening it waits for what runs. Until it is there, they wait with all.
+            self._weighted[key] = found = beside
+            name = f"popgate-weight-{weight}-{lane}"
+            Thread(target=self._add, args=key, name=name, daemon=True).start()
+        return found
+
+    def _add(self, priority: int, weight: int, lane: int) -> None:
+        """Open the channel of a weight, in a thread."""
+        try:
+            line = self._open(priority, weight, lane)
+        except (EngineError, OSError) as error:  # the device is lost, most likely
+            if self.default.usable:
+                what = "%r: requests of weight %d have no line of their own: %s"
+                logger.warning(what, self, weight, error)
+            return
+        with self._device.lock:
+            usable = self.default.usable
+            if usable:
+                self.all = (*self.all, line)
+                self._share()
+                self._weighted[priority, weight, lane] = line
+        if usable:
+            logger.debug("%r is a line of weight %d", line, weight)
+        else:
+            self._device.close_channel(line)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests on all of them."""
+        return sum(line.in_flight for line in self.all)
+
+    def __repr__(self) -> str:
+        return f"<ReplicaLines {len(self.all)}, {self.default!r}>"
+
+
+def least_busy(replicas: Iterable[ReplicaLines | None]) -> ReplicaLines | None:
+    """Of those that can take requests, the one that has the fewest; None if there is
+    none."""
+    ready = [lines for lines in replicas if lines is not None and lines.default.usable]
+    return min(ready, key=_busy) if ready else None
+
+
+def _busy(lines: ReplicaLines) -> int:
+    return lines.in_flight

@@ -1,0 +1,37 @@
+"""Numbers of requests: each is of one request of one process, as several processes may
+feed a device."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+
+#: Bits of a request's number below those of its process.
+PROCESS_SHIFT = 40
+
+
+def _first() -> int:
+    return (os.getpid() << PROCESS_SHIFT) + 1
+
+
+_numbers = itertools.count(_first())
+
+
+def _renew() -> None:
+    """In a forked child, which is another process."""
+    global _numbers
+    _numbers = itertools.count(_first())
+
+
+os.register_at_fork(after_in_child=_renew)
+
+
+def request_numbers() -> Iterator[int]:
+    """Numbers that no request has, of whatever process, for use in this one."""
+    return _numbers
+
+
+def process_of(number: int) -> int:
+    """The process that has made a request of this number."""
+    return number >> PROCESS_SHIFT
