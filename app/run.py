@@ -15,6 +15,7 @@ from typing import Any
 
 from app.errors import use_statuses
 from app.gateway import Gateway
+from app.http.access import Access, is_loopback
 from app.http.front import InferFront
 from app.http.management_socket import ManagementFront
 from app.http.metrics_port import MetricsFront
@@ -104,6 +105,7 @@ def run_gateway(
         gc.freeze()
         gc.enable()
         on_listening(url, None if metrics is None else _url(settings, metrics))
+        _warn_of_strangers(settings, app.access, main)
         server.run(sockets=sockets)
     finally:
         listeners.close()
@@ -158,6 +160,23 @@ def _certificate(settings: Settings) -> Certificate | None:
     except TlsError as e:
         msg = f"cannot speak TLS with {e}"
         raise ListenError(msg) from None
+
+
+def _warn_of_strangers(
+    settings: Settings, access: Access, listener: socket.socket
+) -> None:
+    if (
+        "infer" not in access.open_groups
+        or settings.tls_client_ca is not None
+        or listener.family == socket.AF_UNIX
+        or is_loopback(listener.getsockname()[0])
+    ):
+        return
+    logger.warning(
+        "whoever reaches %s, port %d, may run models: no key is needed; "
+        "--keys FILE changes that",
+        *listener.getsockname()[:2],
+    )
 
 
 class Listeners:

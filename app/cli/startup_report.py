@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from app.sizes import counted
+
 if TYPE_CHECKING:
     from app.gateway import Gateway
     from app.repository.places import ModelPlaces
-    from app.settings import Settings
 
 MAX_MODELS_LISTED = 20
 MAX_REASON = 60  # letters of why a model is not there
@@ -32,7 +33,6 @@ def print_listening(url: str, metrics: str | None, places: ModelPlaces) -> None:
 def print_started(url: str, gateway: Gateway) -> None:
     """What is served, and with what."""
     from app.api.describe import model_summary
-    from app.sizes import counted
 
     devices = gateway.devices.summaries()
     for d in devices:
@@ -64,15 +64,34 @@ def print_started(url: str, gateway: Gateway) -> None:
         say(f"    and {rest} more: GET {url}/v1/models")
     if not models:
         say("    none; put a .popef or .onnx file into the folder, and load it")
-    say(f"  manage   {how_to_manage(url, gateway.settings)}")
+    say(f"  open     {what_is_open(gateway)}")
+    say(f"  manage   {how_to_manage(url, gateway)}")
     if not gateway.settings.no_pages:
         say(f"  pages    {url}/")
     say(f"  docs     {url}/docs")
 
 
-def how_to_manage(url: str, settings: Settings) -> str:
+def what_is_open(gateway: Gateway) -> str:
+    """What needs no key."""
+    from app.http.access import Access
+
+    settings, keys = gateway.settings, gateway.keys.table.keys
+    groups = Access(settings.restrictions, gateway.keys).open_groups
+    said = f"{', '.join(('health', *groups))} without a key"
+    if settings.keys is not None:
+        said += f", the rest to {counted(len(keys), 'key')}"
+    if settings.tls_client_ca is not None:
+        said += f"; for clients with a certificate of {settings.tls_client_ca} only"
+    return said
+
+
+def how_to_manage(url: str, gateway: Gateway) -> str:
     """Who may load and unload models, and how."""
     load = "/v1/models/NAME/load"
+    settings = gateway.settings
+    keys = gateway.keys.table.keys
+    if settings.keys is not None and not any(k.allows("manage") for k in keys):
+        return 'closed; no key has it among its groups ("manage")'
     if settings.api_key is not None or settings.keys is not None:
         return f"with a key: curl -X POST -H 'X-API-Key: KEY' {url}{load}"
     if path := settings.management_socket:

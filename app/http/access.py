@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import urlsplit
 
-from app.config.keys import Group
+from app.config.keys import KEY_GROUPS, Group
 from app.config.restrictions import Restrictions, group_of
 from app.errors import Header, HttpError
 from app.serving.keys import Key, Keys, KeyTable, given_key
@@ -147,6 +147,15 @@ class Access:
                 msg = f"expected one header '{name.decode()}', got {count}"
                 raise HttpError(400, msg, "repeated_header")
 
+    @property
+    def open_groups(self) -> tuple[Group, ...]:
+        """What needs no key, but for management, which nobody leaves open unasked."""
+        groups = self.keys.table.anonymous if self._for_all else KEY_GROUPS
+        closed = {"manage"}
+        if "inference" in self.restrictions.groups:
+            closed.add("infer")
+        return tuple(g for g in KEY_GROUPS if g in groups and g not in closed)
+
     def check_inference(
         self, path: str, headers: Mapping[bytes, bytes], names: Sequence[str] = ()
     ) -> Key | None:
@@ -229,7 +238,7 @@ class Access:
 
 def _not_local(headers: Mapping[bytes, bytes], client: str | None) -> str:
     """Why a call is not taken for one from this machine; empty if it is."""
-    if client is not None and not _is_loopback(client):
+    if client is not None and not is_loopback(client):
         return f"the call comes from {client}"
     if why := _through_proxy(headers):
         return why
@@ -264,10 +273,11 @@ def _is_local_host(host: str) -> bool:
         name = urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return False
-    return name == "localhost" or name.endswith(".localhost") or _is_loopback(name)
+    return name == "localhost" or name.endswith(".localhost") or is_loopback(name)
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
+    """Whether it is one that only this machine has."""
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:

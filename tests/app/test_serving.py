@@ -100,7 +100,8 @@ def wait_gone(pid: int) -> None:
 
 
 def test_start_print(repository: Path) -> None:
-    with ServedGateway(repository, "--devices", "cpu:1") as gateway:
+    options = ("--devices", "cpu:1", "--host", "0.0.0.0")
+    with ServedGateway(repository, *options) as gateway:
         gateway.wait_ready()
         gateway.wait_line("docs")
         text = gateway.output
@@ -112,6 +113,10 @@ def test_start_print(repository: Path) -> None:
         assert f"hot path {'plain Python' if plain else 'compiled'}\n" in text
         assert f"affine  ready        {gateway.url}/v1/models/affine/infer" in text
         assert f"docs     {gateway.url}/docs" in text
+        open_to_all = "health, infer, metadata, metrics, pages without a key"
+        assert f"open     {open_to_all}\n" in text
+        port = gateway.url.rpartition(":")[2]
+        gateway.wait_line(f"whoever reaches 0.0.0.0, port {port}, may run models")
         assert gateway.stop() == 0
 
 

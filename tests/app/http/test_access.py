@@ -348,6 +348,13 @@ def test_anonymous_groups_need_no_key_but_no_wrong_one() -> None:
     assert verdict(access, "GET /metrics") == 401
 
 
+def test_what_is_open_to_all() -> None:
+    assert Access().open_groups == ("infer", "metadata", "metrics", "pages")
+    guarded = Access(Restrictions(["inference,metadata:a=b"]))
+    assert guarded.open_groups == ("metadata", "metrics", "pages")
+    assert access_with(anonymous=("pages", "infer")).open_groups == ("infer", "pages")
+
+
 def test_a_browser_is_asked_for_a_password() -> None:
     access = access_with(config("a", "pages"))
     with pytest.raises(HttpError) as caught:
@@ -536,6 +543,8 @@ def test_keys_come_and_go_under_load(tmp_path: Path, keys_file: Path) -> None:
     models.affine(tmp_path / "affine.popef")
     with ServedGateway(tmp_path, "--keys", str(keys_file)) as gateway:
         gateway.wait_ready()
+        gateway.wait_line("open     health without a key, the rest to 4 keys")
+        gateway.wait_line('manage   closed; no key has it among its groups ("manage")')
         ended = threading.Event()
         statuses: set[int] = set()
         asked = itertools.count()
