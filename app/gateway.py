@@ -120,7 +120,9 @@ class Gateway:
             on_change=lambda: self.table.renew_tracers(),
         )
         self._spans = spans_of_environment()
-        self.journal = Journal(AccessLog(parse_ratio(settings.access_log)), self._spans)
+        processes = settings.workers + (settings.workers > 1)
+        access = AccessLog(parse_ratio(settings.access_log), processes)
+        self.journal = Journal(access, self._spans)
         self.processors = Processors()
         self.devices_busy: BusyShares[str] = BusyShares()
         self.models_busy: BusyShares[int] = BusyShares()

@@ -71,7 +71,7 @@ def create_app(
     service = Service(
         gateway.table,
         timeout=settings.request_timeout,
-        transfers=TransferMemory(settings.transfer_memory),
+        transfers=TransferMemory(settings.transfer_memory, gateway.others.bytes_held),
         journal=gateway.journal,
     )
     front = InferFront(

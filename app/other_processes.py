@@ -10,6 +10,7 @@ from typing import Any
 from app.observe.journal import Part
 from app.observe.log import LogSettings
 from app.observe.metrics import ModelMetrics
+from app.observe.shared_totals import Total
 from engine import Device
 
 
@@ -24,6 +25,9 @@ class WorkerState:
 
 class OtherProcesses:
     """None: this process takes the connections itself (else `app.workers`)."""
+
+    #: Of bodies and answers in transit, where others have some too.
+    bytes_held: Total | None = None
 
     def states(self) -> list[WorkerState]:
         return []

@@ -34,6 +34,7 @@ from app.codec.messages import Buffer, Header
 from app.codec.model import DECODED_AT_ONCE
 from app.errors import BodyStopped, ErrorResponse, HttpError, row_of
 from app.http.access import key_group
+from app.http.connection_limit import ConnectionLimit
 from app.http.exchange import CommonHead, Exchange
 from app.http.floods import DROPPED, ENTRY, HANDSHAKE, Floods
 from app.http.front import CONNECTION, NAMES, InferFront
@@ -91,7 +92,7 @@ class GatewayProtocol(HttpToolsProtocol):
         front: InferFront,
         common: CommonHead,
         floods: Floods,
-        most: int,
+        limit: ConnectionLimit,
         *arguments: Any,
         **options: Any,
     ) -> None:
@@ -104,7 +105,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._short = {} if self.root_path else front.short
         self.common = common
         self._floods = floods
-        self._most = most
+        self._limit = limit
         # Whether there were enough connections without this one.
         self._is_extra = False
         self._exchange: Exchange | None = None
@@ -146,11 +147,10 @@ class GatewayProtocol(HttpToolsProtocol):
 
     @classmethod
     def serving(
-        cls, front: InferFront, floods: Floods, most: int
+        cls, front: InferFront, floods: Floods, limit: ConnectionLimit
     ) -> partial[GatewayProtocol]:
-        """What uvicorn calls for each connection, of which there should be at `most`
-        so many."""
-        return partial(cls, front, CommonHead(), floods, most)
+        """What uvicorn calls for each connection."""
+        return partial(cls, front, CommonHead(), floods, limit)
 
     def data_received(self, data: bytes) -> None:
         exchange = self._exchange
@@ -562,7 +562,7 @@ class GatewayProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = self._reading = Reading(transport)
         self._floods.charge(ENTRY)
-        extra = len(self.connections) - self._most
+        extra = self._limit.excess(len(self.connections))
         if extra > 0:
             self._is_extra = True
             self._short = {}
@@ -576,6 +576,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         cycle = self.cycle
         super().connection_lost(exc)
+        self._limit.excess(len(self.connections))
         if isinstance(cycle, Exchange):
             cycle.disconnect()
         elif cycle is not None:
@@ -597,8 +598,10 @@ class GatewayProtocol(HttpToolsProtocol):
             scope.pop(CONNECTION, None)
         self._exchange = self._begun = self._known = None
         self._behind = b""
-        self._give_back()
-        self._count_unsent(0)
+        if self._held:
+            self._give_back()
+        if self._unsent:
+            self._count_unsent(0)
 
     def pause_writing(self) -> None:
         """The client takes an answer more slowly than it was made."""
@@ -611,12 +614,12 @@ class GatewayProtocol(HttpToolsProtocol):
         self._go_on_soon()
 
     def _count_unsent(self, size: int) -> None:
-        self._service.transfers.held += size - self._unsent
+        self._service.transfers.add(size - self._unsent)
         self._unsent = size
 
     def _give_back(self) -> None:
         """The body that was counted is there no more."""
-        self._service.transfers.held -= self._held
+        self._service.transfers.add(-self._held)
         self._held = 0
 
     def on_exchange_complete(self) -> None:

@@ -31,11 +31,13 @@ from types import FrameType
 import uvicorn
 from uvicorn.lifespan.on import LifespanOn
 
+from app.http.connection_limit import ConnectionLimit
 from app.http.exchange import Exchange
 from app.http.floods import Door, Floods
 from app.http.front import InferFront
 from app.http.protocol import GatewayProtocol
 from app.http.tls import Certificate
+from app.observe.shared_totals import Total
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +150,8 @@ class GatewayServer(uvicorn.Server):
     is one whose body does not get on for `upload_timeout`, and an answer of which
     nothing is taken for `send_timeout` (0: never).
     Beyond `max_connections` (0: three quarters of the descriptors there may be) only
-    health checks and management are answered, but all on `sides`.
+    health checks and management are answered, but all on `sides`; those of other
+    processes count too where there is a total of all `connections`.
     With a `certificate` all sockets speak TLS, but Unix sockets of `sides`.
     `sides` are other applications with sockets of their own, which live as long.
     `floods` counts what all of them refuse.
@@ -173,6 +176,7 @@ class GatewayServer(uvicorn.Server):
         certificate: Certificate | None = None,
         sides: Sequence[tuple[InferFront, socket.socket]] = (),
         floods: Floods | None = None,
+        connections: Total | None = None,
         is_drained: Callable[[], bool] = lambda: False,
         on_drain: Callable[[], None] = lambda: None,
         on_reload: Callable[[], None] = lambda: None,
@@ -203,6 +207,7 @@ class GatewayServer(uvicorn.Server):
         self._upload_timeout = upload_timeout or math.inf
         self._send_timeout = send_timeout or math.inf
         self._max_connections = max_connections
+        self._connections = connections
         self._certificate = certificate
         self._app = app
         self._sides = sides
@@ -276,11 +281,12 @@ class GatewayServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
         is_side = any(listener is side for _, side in self._sides)
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        most = self._max_connections or descriptors * 3 // 4
-        if is_side:
-            most = sys.maxsize
+        limit = ConnectionLimit(sys.maxsize)
+        if not is_side:
+            most = self._max_connections or descriptors * 3 // 4
+            limit = ConnectionLimit(most, self._connections)
         make = functools.partial(
-            GatewayProtocol.serving(app, self.floods, most), config=self.config,
+            GatewayProtocol.serving(app, self.floods, limit), config=self.config,
             server_state=self.server_state, app_state=self.lifespan.state, _loop=loop,
         )  # fmt: skip
         is_plain = is_side and listener.family == socket.AF_UNIX

@@ -46,7 +46,9 @@ class AccessLog:
     out for those. Requests that fail are always in it.
     """
 
-    def __init__(self, ratio: float | None = None) -> None:
+    def __init__(self, ratio: float | None = None, processes: int = 1) -> None:
+        """One of the `processes` that share the lines which a server may write."""
+        self._most = MOST_A_SECOND // processes
         self._second = 0
         self._lines = 0
         self._left_out = 0
@@ -97,7 +99,7 @@ class AccessLog:
             if left_out:
                 logger.warning("%d more requests were not logged", left_out)
         self._lines += 1
-        if self._lines > MOST_A_SECOND:
+        if self._lines > self._most:
             self._left_out += 1
             return False
         return True

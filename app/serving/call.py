@@ -361,7 +361,7 @@ class Call(ABC):
         transfers = self.service.transfers
         is_full = transfers.held > transfers.limit
         if is_full and sum(tensor.nbytes for tensor in outputs.values()) > SMALL:
-            raise transfers.refusal()
+            transfers.check()
         encoding = monotonic_ns()
         if form is None:
             response = entry.codec.encode(request, outputs)

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 from app.errors import TransferMemoryFull
+from app.observe.shared_totals import Total
 
 #: Bodies and answers up to this size are never refused.
 SMALL = 64 * 1024
@@ -35,22 +36,39 @@ class TransferMemory:
     """The bytes of all bodies and answers of a server; for the event loop's thread.
 
     `held` may pass `limit` by what came at once, and by the answers that were made.
+    Where other processes of the server have some too, `limit` is what they leave, as of
+    the last time that this one looked.
     """
 
-    __slots__ = ("held", "limit")
+    __slots__ = ("_most", "_total", "held", "limit")
 
-    def __init__(self, limit: int = 0) -> None:
-        """`limit` bytes; 0 is half of the memory that this process may use."""
-        self.limit = limit or half_of_memory()
+    def __init__(self, limit: int = 0, total: Total | None = None) -> None:
+        """`limit` bytes; 0 is half of the memory that this process may use. `total` is
+        of all processes for which that holds."""
+        self.limit = self._most = limit or half_of_memory()
+        self._total = total
         self.held = 0
+
+    def add(self, size: int) -> None:
+        """So many bytes more, or less."""
+        self.held += size
+        if self._total is not None:
+            others = self._total.tell(self.held) - self.held
+            self.limit = self._most - others
 
     @property
     def is_full(self) -> bool:
+        self.add(0)
         return self.held > self.limit
+
+    def check(self) -> None:
+        """Raises `TransferMemoryFull` if it is so now."""
+        if self.is_full:
+            raise self.refusal()
 
     def refusal(self) -> TransferMemoryFull:
         """What a client is told for whose body there is no room."""
-        return TransferMemoryFull(self.limit)
+        return TransferMemoryFull(self._most)
 
     def __repr__(self) -> str:
         return f"<TransferMemory {self.held} of {self.limit} bytes>"
@@ -69,12 +87,12 @@ class Share:
         """Counts so many bytes more. Raises `TransferMemoryFull`."""
         self.size += count
         self._memory.held += count
-        if self._memory.is_full and self.size > SMALL:
+        if self.size > SMALL and self._memory.is_full:
             raise self._memory.refusal()
 
     def give_back(self) -> None:
         """All of it is over."""
-        self._memory.held -= self.size
+        self._memory.add(-self.size)
         self.size = 0
 
     def __repr__(self) -> str:

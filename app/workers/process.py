@@ -30,10 +30,11 @@ from app.observe.access_log import AccessLog, parse_ratio
 from app.observe.journal import Journal
 from app.observe.log import LogControl, LogSettings, is_written, set_up_logging
 from app.observe.shared_counters import CounterSegment
+from app.observe.shared_totals import SharedTotals
 from app.observe.spans import spans_of_environment
 from app.serving.keys import Keys
 from app.serving.service import Service
-from app.serving.transfer_memory import TransferMemory, half_of_memory
+from app.serving.transfer_memory import TransferMemory
 from app.settings import Settings
 from app.workers.front import WorkerFront
 from app.workers.messages import receive
@@ -67,14 +68,16 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(number, signal.SIG_IGN)
     die_with(options.owner_fd)
     sock = socket.socket(fileno=options.control_fd)
-    start, (counters_fd, listener_fd) = receive(sock)
+    start, (counters_fd, totals_fd, listener_fd) = receive(sock)
+    totals = SharedTotals.attach(totals_fd, start["workers"] + 1)
     settings = Settings(**start["settings"])
     set_up_logging(settings.log_level, settings.log_format)
     use_statuses(settings.error_statuses)
     keep_large_blocks()
     raise_descriptor_limit()
     spans = spans_of_environment()
-    journal = Journal(AccessLog(parse_ratio(settings.access_log)), spans)
+    ratio, processes = parse_ratio(settings.access_log), start["workers"] + 1
+    journal = Journal(AccessLog(ratio, processes), spans)
     control = LogControl(settings.log_level, settings.log_format)
     key = settings.api_key
     worker = Worker(
@@ -91,11 +94,12 @@ def main(arguments: list[str] | None = None) -> int:
     if "access" in start:
         journal.set_access(start["access"])
     worker.is_drained = "drained" in start
-    transfers = settings.transfer_memory or half_of_memory()
     service = Service(
         worker.table,
         timeout=settings.request_timeout,
-        transfers=TransferMemory(max(1, transfers // start["workers"])),
+        transfers=TransferMemory(
+            settings.transfer_memory, totals.bytes_held(start["number"])
+        ),
         journal=journal,
     )
     front = WorkerFront(
@@ -115,8 +119,11 @@ def main(arguments: list[str] | None = None) -> int:
         header_timeout=settings.header_timeout,
         upload_timeout=settings.upload_timeout,
         send_timeout=settings.send_timeout,
-        # The kernel spreads connections evenly, or nearly so.
-        max_connections=-(-settings.max_connections // start["workers"]),
+        max_connections=settings.max_connections,
+        # Without a number, descriptors are the bound, and each process has its own.
+        connections=(
+            totals.connections(start["number"]) if settings.max_connections else None
+        ),
         certificate=_certificate(settings),
         is_drained=lambda: worker.is_drained,
         abort=worker.abort,

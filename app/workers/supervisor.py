@@ -25,6 +25,7 @@ from app.observe.journal import Part, part_message
 from app.observe.log import LogSettings
 from app.observe.metrics import MetricsRegistry, ModelMetrics
 from app.observe.shared_counters import MOST_MODELS, CounterSegment
+from app.observe.shared_totals import SharedTotals
 from app.other_processes import OtherProcesses, WorkerState
 from app.serving.ensembles import EnsembleRunner, EnsembleScheduler
 from app.serving.generators import GeneratorScheduler
@@ -65,6 +66,9 @@ class Workers(OtherProcesses):
             "settings": settings_message(settings),
             "workers": len(listeners),
         }
+        #: Of the workers, and of this process.
+        self.totals = SharedTotals.create(len(listeners) + 1)
+        self.bytes_held = self.totals.bytes_held(len(listeners))
         self._drain_timeout = settings.shutdown_timeout
         #: Seconds that a worker may take to answer; 0: any time.
         self.ping_timeout = settings.device_timeout

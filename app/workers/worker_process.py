@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeAlias
 import msgpack
 
 from app.observe.shared_counters import CounterSegment
+from app.observe.shared_totals import SharedTotals
 from app.serving.ensembles import EnsembleRunner
 from app.workers.messages import (
     Message,
@@ -61,6 +62,8 @@ class Supervisor(Protocol):
     def start_message(self) -> Message: ...
     @property
     def ping_timeout(self) -> float: ...
+    @property
+    def totals(self) -> SharedTotals: ...
     def names(self) -> list[str]: ...
     def default_of(self, name: str) -> str: ...
     def entries_of(self, name: str) -> list[tuple[SharedEntry, SharedRunner]]: ...
@@ -145,8 +148,10 @@ class WorkerProcess:
         finally:
             os.close(read_end)
             theirs.close()
-        fds = [self.counters.memory.fd, self.listener.fileno()]
-        send(mine, {"op": "start", **self._workers.start_message}, fds)
+        totals = self._workers.totals
+        fds = [self.counters.memory.fd, totals.memory.fd, self.listener.fileno()]
+        message = {"op": "start", "number": self.number, **self._workers.start_message}
+        send(mine, message, fds)
         mine.setblocking(False)
         self.counters.memory.detach_fd()
         for name in self._workers.names():
@@ -256,6 +261,7 @@ class WorkerProcess:
         if counters is not None:
             self._workers.keep_counts(counters)
             counters.close()
+        self._workers.totals.forget(self.number)
         for asked in self._asked.values():
             if not asked.done():
                 asked.set_result(None)

@@ -1,0 +1,63 @@
+"""Numbers of all processes of a server together, in shared memory: what has a bound
+that holds for all of them is looked at before more is let in.
+
+The map of the bytes: a word of 64 bits for the connections of each process, then one
+for the bytes that each holds. A word has one writer and is written whole. Who writes
+first and adds up then does not miss another that does the same: both may find that it
+is too much, never neither.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from engine import SharedMemory
+
+_WORD: Final = 8
+
+
+class Total:
+    """A number that processes have together; this one writes the word `mine`."""
+
+    def __init__(self, words: memoryview[int], mine: int) -> None:
+        self._words = words
+        self._mine = mine
+
+    def tell(self, part: int) -> int:
+        """This process's part is that from now on; returns the total."""
+        self._words[self._mine] = part
+        return sum(self._words)
+
+    def __repr__(self) -> str:
+        return f"<Total {self._words.tolist()}, of which mine is {self._mine}>"
+
+
+class SharedTotals:
+    """What so many `processes` have together: connections, and bytes of bodies and
+    answers in transit."""
+
+    def __init__(self, memory: SharedMemory, processes: int) -> None:
+        self.memory = memory
+        words = memory.view[: 2 * processes * _WORD].cast("q")
+        self._connections, self._bytes = words[:processes], words[processes:]
+
+    @classmethod
+    def create(cls, processes: int) -> SharedTotals:
+        return cls(SharedMemory.create("totals", 2 * processes * _WORD), processes)
+
+    @classmethod
+    def attach(cls, fd: int, processes: int) -> SharedTotals:
+        return cls(SharedMemory.attach(fd, 2 * processes * _WORD), processes)
+
+    def connections(self, process: int) -> Total:
+        return Total(self._connections, process)
+
+    def bytes_held(self, process: int) -> Total:
+        return Total(self._bytes, process)
+
+    def forget(self, process: int) -> None:
+        """It has died, and has nothing any more."""
+        self._connections[process] = self._bytes[process] = 0
+
+    def __repr__(self) -> str:
+        return f"<SharedTotals {self._connections.tolist()}, {self._bytes.tolist()}>"
