@@ -10,6 +10,7 @@ No web framework and no event loop in here; see docs/architecture.md. All names 
 asks for none, and starts sooner for it.
 """
 
+import sys
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        module = f"{__name__}.{name}"
-        if find_spec(module) is not None:
-            return import_module(module)
-        public = import_module(f"{__name__}.public")
-        if name == "__all__" or name in public.__all__:
+        # A module of ours is imported by who asks for it, once it is no name here.
+        public = sys.modules.get(f"{__name__}.public")
+        if public is None and find_spec(f"{__name__}.{name}") is None:
+            public = import_module(f"{__name__}.public")
+        if name == "__all__" or name in getattr(public, "__all__", ()):
             return globals().setdefault(name, getattr(public, name))
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 import typer
 
@@ -137,20 +137,7 @@ def compile_models(
     popgate compile program.py:ir -o models/program.popef
     """
     compilations = _compilations(timeout, memory)
-    if output is not None and not output.parent.is_dir():
-        msg = f"there is no folder {output.parent} to write {output.name} into"
-        raise CommandError(msg, EXIT_USAGE)
-    if fuse is None:
-        jobs: list[tuple[Path, Path, Compiler]] = [
-            (source, target, _compiler(source, compilations))
-            for source, target in _targets(models, output, out_dir).items()
-        ]
-    elif any(split_name(model) for model in models):
-        raise CommandError("--fuse puts ONNX models together, no programs", EXIT_USAGE)
-    elif output is None:
-        raise CommandError("--fuse needs --output for the one file", EXIT_USAGE)
-    else:
-        jobs = [(models[0], output, _fuser(models, fuse, compilations))]
+    jobs = _jobs(models, output, out_dir, fuse, compilations)
     options = _options(
         batch=batch,
         weights=weights,
@@ -167,9 +154,9 @@ def compile_models(
         _make(out_dir)
     outcomes = []
     with compilations:
-        for source, target, compiler in jobs:
-            with _progress(source.name) as stage:
-                outcome = _compile(source, target, options, stage, compiler)
+        for job in jobs:
+            with _progress(job.source.name) as stage:
+                outcome = _compile(job, options, stage)
             # The line of the progress is gone: nothing may be written while it stands.
             outcomes.append(outcome)
             _tell(outcome)
@@ -178,6 +165,34 @@ def compile_models(
         typer.echo(f"{len(outcomes) - failed} compiled, {failed} failed")
     if any(outcome.reason for outcome in outcomes):
         raise typer.Exit(EXIT_FAILED)
+
+
+class _Job(NamedTuple):
+    source: Path
+    target: Path
+    compiler: Compiler
+
+
+def _jobs(
+    models: list[Path],
+    output: Path | None,
+    out_dir: Path | None,
+    fuse: str | None,
+    compilations: Compilations,
+) -> list[_Job]:
+    if output is not None and not output.parent.is_dir():
+        msg = f"there is no folder {output.parent} to write {output.name} into"
+        raise CommandError(msg, EXIT_USAGE)
+    if fuse is None:
+        return [
+            _Job(source, target, _compiler(source, compilations))
+            for source, target in _targets(models, output, out_dir).items()
+        ]
+    if any(split_name(model) for model in models):
+        raise CommandError("--fuse puts ONNX models together, no programs", EXIT_USAGE)
+    if output is None:
+        raise CommandError("--fuse needs --output for the one file", EXIT_USAGE)
+    return [_Job(models[0], output, _fuser(models, fuse, compilations))]
 
 
 def _make(folder: Path) -> None:
@@ -288,32 +303,25 @@ def _check_kept(models: list[Path], target: Path) -> None:
         raise CommandError(f"{target} would be overwritten; name another --output")
 
 
-def _compile(
-    source: Path,
-    target: Path,
-    options: CompileOptions,
-    progress: Progress,
-    compiler: Compiler,
-) -> Outcome:
+def _compile(job: _Job, options: CompileOptions, progress: Progress) -> Outcome:
     """Runs a compiler and catches what it may raise."""
     from engine import EngineError
     from popef_io import PopefError
 
-    start = time.monotonic()
+    start, report = time.monotonic(), None
     try:
-        report = compiler(source, target, options, progress)
+        report = job.compiler(job.source, job.target, options, progress)
+        reason = ""
     except (EngineError, PopefError, CommandError) as e:
-        return Outcome(source, time.monotonic() - start, reason=str(e))
+        reason = str(e)
     except OSError as e:
         # What fails without saying where is the writing.
         reason = e.strerror or str(e)
-        if (where := e.filename or target) != str(source):
+        if (where := e.filename or job.target) != str(job.source):
             reason = f"{where}: {reason}"
-        return Outcome(source, time.monotonic() - start, reason=reason)
     except Exception as e:
         reason = f"{type(e).__name__}: {e}; this is a bug"
-        return Outcome(source, time.monotonic() - start, reason=reason)
-    return Outcome(source, time.monotonic() - start, report)
+    return Outcome(job.source, time.monotonic() - start, report, reason)
 
 
 @contextmanager
@@ -332,11 +340,13 @@ def _progress(name: str) -> Iterator[Progress]:
 
 
 def _tell(outcome: Outcome) -> None:
+    from app.sizes import size_text
+
     report = outcome.report
     if report is None:
         typer.echo(f"popgate: error: {outcome.source}: {outcome.reason}", err=True)
         return
-    size, took = _bytes(report.file_bytes), f"{outcome.seconds:.1f} s"
+    size, took = size_text(report.file_bytes), f"{outcome.seconds:.1f} s"
     typer.echo(f"{outcome.source} → {report.target}, {size}, {took}")
     typer.echo(f"  takes {_tensors(report.inputs) or 'nothing'}")
     typer.echo(f"  gives {_tensors(report.outputs)}")
@@ -354,12 +364,3 @@ def _tensors(tensors: tuple[TensorReport, ...]) -> str:
         datatype = datatype_of(tensor.info.data_type).name
         shown.append(f"{tensor.name} {notation(datatype, tensor.info.shape)}")
     return ", ".join(shown)
-
-
-def _bytes(count: int) -> str:
-    size = float(count)
-    for unit in ("bytes", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"

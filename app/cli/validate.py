@@ -61,7 +61,6 @@ def validate(
     from app.repository.preview import preview_repository
     from app.repository.remote.remote_models import FetchOptions, RemoteModels
     from app.settings import default_cache_dir
-    from engine import InvalidConfig, named_devices
 
     root = Path(place)
     cache_dir = cache_dir or default_cache_dir()
@@ -72,11 +71,7 @@ def validate(
         return
     if not root.is_dir():
         raise CommandError(f"there is no folder {root}", EXIT_USAGE)
-    try:
-        named = named_devices(devices)
-    except InvalidConfig as e:
-        raise CommandError(str(e), EXIT_USAGE) from None
-    count = 1 if named is None else len(named)
+    count = _count(devices)
     cache = CompileCache(cache_dir)
     try:
         found = preview_repository(
@@ -85,14 +80,27 @@ def validate(
     except OSError as e:
         raise CommandError(f"{root} cannot be read: {e.strerror}") from None
     if json:
-        import orjson
-
-        text = orjson.dumps(_document(root, found), option=orjson.OPT_INDENT_2)
-        typer.echo(text.decode())
+        _print_json(_document(root, found))
     else:
         _print(root, found)
     if not found.is_good:
         raise typer.Exit(EXIT_FAILED)
+
+
+def _count(devices: str | None) -> int:
+    from engine import InvalidConfig, named_devices
+
+    try:
+        named = named_devices(devices)
+    except InvalidConfig as e:
+        raise CommandError(str(e), EXIT_USAGE) from None
+    return 1 if named is None else len(named)
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    import orjson
+
+    typer.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
 
 
 def _elsewhere(place: str, remote: RemoteModels, json: bool) -> None:
@@ -113,24 +121,24 @@ def _elsewhere(place: str, remote: RemoteModels, json: bool) -> None:
         why = str(e) if str(url) in str(e) else f"{url}: {e}"
         raise CommandError(why, EXIT_FAILED) from None
     if json:
-        import orjson
-
-        document = {
-            "name": name,
-            "url": str(url),
-            "digest": listing.digest,
-            "files": [
-                {
-                    "name": file.name,
-                    "size": file.size,
-                    "checksums": dict(file.checksums),
-                    "in_cache": file.name in cached,
-                }
-                for file in listing.files
-            ],
-            "not_taken": list(listing.skipped),
-        }
-        typer.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
+        files = [
+            {
+                "name": file.name,
+                "size": file.size,
+                "checksums": dict(file.checksums),
+                "in_cache": file.name in cached,
+            }
+            for file in listing.files
+        ]
+        _print_json(
+            {
+                "name": name,
+                "url": str(url),
+                "digest": listing.digest,
+                "files": files,
+                "not_taken": list(listing.skipped),
+            }
+        )
         return
     for file in listing.files:
         size = "?" if file.size is None else size_text(file.size)

@@ -85,9 +85,7 @@ def perf(
     from popgate.client import Client
 
     loads = _loads(concurrency, rate, arrivals, connections)
-    for target in (json_file, html_file):
-        if target is not None and not target.parent.is_dir():
-            raise CommandError(f"{target}: no such folder", EXIT_USAGE)
+    _check_folders(json_file, html_file)
     check_plain(url)
     steps: list[Measurement] = []
     code = 0
@@ -110,6 +108,12 @@ def perf(
     _write(about, steps, json_file, html_file)
     if code or not steps or any(step.failed for step in steps):
         raise typer.Exit(code or EXIT_FAILED)
+
+
+def _check_folders(*targets: Path | None) -> None:
+    for target in targets:
+        if target is not None and not target.parent.is_dir():
+            raise CommandError(f"{target}: no such folder", EXIT_USAGE)
 
 
 class _Windows(NamedTuple):

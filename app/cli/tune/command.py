@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -78,8 +78,7 @@ def tune(
 
     For example: popgate tune digits --p99 10ms
     """
-    from app.cli.tune.config_file import with_values
-    from app.cli.tune.search import BETTER, search
+    from app.cli.tune.search import BETTER
     from app.cli.tune.trials import Trials
 
     bound = _duration(p99)
@@ -95,30 +94,23 @@ def tune(
     ):
         trials = Trials(server, place.name, bound, seconds, budget, tell)
         with closing(trials):
-            start, batches = trials.prepare(inputs, shapes, batch)
-            found = search(
-                start, trials.reach, batches=batches, bound=bound,
-                devices=[start.devices] if url else _device_counts(),
-            )  # fmt: skip
-            if not found.best.fits:
+            start = trials.prepare(inputs, shapes, batch)
+            found = trials.search(start, [start.devices] if url else _device_counts())
+            best = found.best
+            if not best.fits:
                 raise CommandError(
                     f"{place.name} does not keep within {p99}: one request at a time "
-                    f"takes {found.best.best.latency * 1e3:.3g} ms (p99)"
+                    f"takes {best.best.latency * 1e3:.3g} ms (p99)"
                 )
-            gain = trials.gain(found) if found.best is not found.first else 1.0
+            gain = trials.gain(found) if best is not found.first else 1.0
     if gain < BETTER:
         tell(f"{trials.count} settings tried: none is better than what it has")
         return
-    best = found.best
     said = f"{best.rate:.0f} requests/s, p99 within {p99}"
     tell(f"{trials.count} settings tried: x{gain:.2f} of what it has; {said}")
-    try:
-        made = with_values(text, trials.changes(found), said)
-    except ValueError as e:
-        raise CommandError(f"{target}: {e}") from None
+    _write(text, trials.changes(found), said, target)
     if best.setting.devices > 1:
         tell(f"serve it with --devices cpu:{best.setting.devices}")
-    _write(made, target)
 
 
 class _Place(NamedTuple):
@@ -129,13 +121,21 @@ class _Place(NamedTuple):
     options: list[str]
 
 
-def _write(text: str, target: Path | None) -> None:
-    """None: to standard output."""
+def _write(
+    text: str, changes: Mapping[str, float], said: str, target: Path | None
+) -> None:
+    """The config.toml `text` with the changes; None: to standard output."""
+    from app.cli.tune.config_file import with_values
+
+    try:
+        made = with_values(text, changes, said)
+    except ValueError as e:
+        raise CommandError(f"{target}: {e}") from None
     if target is None:
-        typer.echo(text, nl=False)
+        typer.echo(made, nl=False)
         return
     target.parent.mkdir(exist_ok=True)
-    target.write_text(text, encoding="utf-8")
+    target.write_text(made, encoding="utf-8")
     typer.echo(f"written to {target}")
 
 

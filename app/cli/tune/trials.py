@@ -8,7 +8,15 @@ from collections.abc import Callable, Sequence
 
 from app.cli.perf.measure import Load, run_step
 from app.cli.perf.requests import prepared_requests
-from app.cli.tune.search import Found, OutOfTime, Reached, Setting, Step, climb
+from app.cli.tune.search import (
+    Found,
+    OutOfTime,
+    Reached,
+    Setting,
+    Step,
+    climb,
+    search,
+)
 from app.cli.tune.server import Tuned
 from engine import usable_cores
 from popgate.client import Client, InvalidRequest
@@ -68,8 +76,8 @@ class Trials:
         inputs: Sequence[str] | None,
         shapes: Sequence[str] | None,
         rows: int,
-    ) -> tuple[Setting, bool]:
-        """The setting that the model has, and whether its rows run together."""
+    ) -> Setting:
+        """The setting that the model has."""
         self._status.show(f"{self._name}: starting …")
         client = self._server.client(1)
         self._requests = prepared_requests(client, self._name, "", inputs, shapes, rows)
@@ -81,7 +89,17 @@ class Trials:
         self._deadline = time.monotonic() + self._budget
         self._tell(HEAD)
         most = int(config["max_batch_size"]) if self._batches else 0
-        return Setting(1, int(group["count"]), most, delay), self._batches
+        return Setting(1, int(group["count"]), most, delay)
+
+    def search(self, start: Setting, devices: Sequence[int]) -> Found:
+        """The best of what can be tried in time, with so many devices."""
+        return search(
+            start,
+            self.reach,
+            batches=self._batches,
+            devices=devices,
+            bound=self._bound,
+        )
 
     def values(self, setting: Setting) -> dict[str, int | float]:
         """What of it is said in config.toml."""
