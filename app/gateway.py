@@ -166,6 +166,8 @@ class Gateway:
         self.count_unfinished: Callable[[], int] = lambda: sum(
             model.pending for model in self.metrics.models()
         )
+        #: When the server's certificate expires, in seconds since 1970, if it has one.
+        self.certificate_expires: Callable[[], float | None] = lambda: None
         #: Whether everything was attached and loaded once: a startup probe's question.
         self.has_started = False
 

@@ -7,17 +7,25 @@ certificate that it began with.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import ssl
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from app.config.file_stamps import stamp_of
 
 logger = logging.getLogger(__name__)
+
+DAY = 86400.0
+#: So long before a certificate expires the log begins to say so.
+WARN_BEFORE = 7 * DAY
+#: OpenSSL's X509_V_FLAG_NO_CHECK_TIME, for which `ssl` has no name.
+_NO_CHECK_TIME = 0x200000
 
 
 class TlsError(ValueError):
@@ -45,7 +53,14 @@ class Certificate:
         self._stamp = stamp_of(self._files)
         self._problem = ""
         self.context = _new_context()
-        self._load_into(self.context, self._read())
+        read = self._read()
+        self._load_into(self.context, read)
+        self._set_end(read)
+
+    def _set_end(self, read: list[bytes]) -> None:
+        #: When it expires, in seconds since 1970; None where that cannot be found out.
+        self.expires = _end_of(self.context, read[0])
+        self._tell_at = math.inf if self.expires is None else self.expires - WARN_BEFORE
 
     def _read(self) -> list[bytes]:
         """What the files hold, so that all that is done with them is done with the
@@ -94,6 +109,7 @@ class Certificate:
         Files that do not belong together, as they are while they are being replaced,
         change nothing, are told of once, and looked at again the next time.
         """
+        self._tell_end()
         stamp = stamp_of(self._files)
         if stamp == self._stamp:
             return False
@@ -108,9 +124,20 @@ class Certificate:
                 self._problem = str(e)
                 logger.error("the certificate stays as it was: %s", e)
             return False
+        self._set_end(read)
         self._stamp, self._problem = stamp, ""
         logger.info("read the certificate again from %s", self._certificate)
         return True
+
+    def _tell_end(self) -> None:
+        """Once a day, that it will expire soon, or has."""
+        now = time.time()
+        if now < self._tell_at or self.expires is None:
+            return
+        self._tell_at = now + DAY
+        verb = "expires" if now < self.expires else "has expired:"
+        when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.expires))
+        logger.warning("the certificate of %s %s %s", self._certificate, verb, when)
 
     def __repr__(self) -> str:
         mutual = f", clients by {self._client_ca}" if self._client_ca else ""
@@ -157,6 +184,27 @@ def _new_context() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
+
+
+def _end_of(context: ssl.SSLContext, chain: bytes) -> float | None:
+    """When the certificate of `context` expires, as a client is told that trusts it."""
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client.verify_flags |= _NO_CHECK_TIME
+    into, out = ssl.MemoryBIO(), ssl.MemoryBIO()
+    try:
+        with _file_of(chain) as file:
+            client.load_verify_locations(file)
+        ours = context.wrap_bio(into, out, server_side=True)
+        theirs = client.wrap_bio(out, into)
+        for side in (theirs, ours, theirs):
+            with suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+        found = theirs.getpeercert()
+    except ssl.SSLError:  # it is not one that a client takes
+        return None
+    return ssl.cert_time_to_seconds(str(found["notAfter"])) if found else None
 
 
 @contextmanager

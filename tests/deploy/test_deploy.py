@@ -194,6 +194,17 @@ def test_compose() -> None:
     assert (DEPLOY / service["build"] / "Dockerfile").exists()
 
 
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="there is no promtool")
+def test_alerts_fire_when_they_should() -> None:
+    rules = DEPLOY / "prometheus" / "popgate.rules.yaml"
+    cases = Path(__file__).parent / "popgate.rules.test.yaml"
+    for command in (["check", "rules", str(rules)], ["test", "rules", str(cases)]):
+        found = subprocess.run(
+            ["promtool", *command], capture_output=True, text=True, check=False
+        )
+        assert found.returncode == 0, found.stdout + found.stderr
+
+
 def read_unit() -> configparser.ConfigParser:
     unit = configparser.ConfigParser(strict=True, interpolation=None)
     unit.optionxform = str  # type: ignore[assignment,method-assign]

@@ -171,8 +171,11 @@ def _repository(gateway: Gateway) -> Iterator[Family]:
          repository.budget.limit),
         ("popgate_ready", "Whether the readiness check says yes",
          gateway.readiness().ready),
+        ("popgate_certificate_expiry_timestamp_seconds",
+         "When the server's certificate expires", gateway.certificate_expires()),
     ):  # fmt: skip
-        yield Family(name, "gauge", text, [({}, value)])
+        if value is not None:
+            yield Family(name, "gauge", text, [({}, value)])
 
 
 def _workers(gateway: Gateway) -> Iterator[Family]:

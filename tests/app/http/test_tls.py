@@ -7,6 +7,7 @@ import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
@@ -143,7 +144,9 @@ def test_a_certificate_is_renewed_under_load(
         url = gateway.url
         metrics = gateway.wait_line("metrics").split()[-1]
         assert metrics.startswith("https://")
-        assert httpx.get(metrics, verify=trust).is_success
+        assert "popgate_certificate_expiry_timestamp_seconds 32503680000" in (
+            httpx.get(metrics, verify=trust).text
+        )
         ended = threading.Event()
         statuses: set[int] = set()
 
@@ -236,6 +239,24 @@ def test_files_that_are_being_replaced(
     cert.unlink()
     assert not certificate.renew()
     assert repr(certificate) == f"<Certificate {cert}>"
+
+
+@pytest.mark.parametrize("days", [-1, 6, 8])
+def test_a_certificate_that_expires_is_told_once(
+    tmp_path: Path, authority: trustme.CA, caplog: pytest.LogCaptureFixture, days: int
+) -> None:
+    path = tmp_path / "server.pem"
+    ends = datetime.now(UTC).replace(microsecond=0) + timedelta(days)
+    begins = ends - timedelta(90)
+    issued = authority.issue_cert("localhost", not_before=begins, not_after=ends)
+    issued.private_key_and_cert_chain_pem.write_to_path(str(path))
+    certificate = Certificate(path)
+    assert certificate.expires == ends.timestamp()
+    for _ in range(3):
+        assert not certificate.renew()
+    said = "has expired:" if days < 0 else "expires"
+    expected = f"the certificate of {path} {said} {ends:%Y-%m-%d %H:%M} UTC"
+    assert caplog.messages == ([expected] if days < 7 else [])
 
 
 @pytest.mark.parametrize(
