@@ -336,6 +336,7 @@ class Gateway:
         for pool in self._pools.all:
             pool.close()
         self.tracing.close()
+        self.journal.write_gathered()
         if self._spans is not None:
             await asyncio.to_thread(self._spans.close)
         if self.regions is not None:

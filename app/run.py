@@ -109,6 +109,7 @@ def run_gateway(
         on_listening(url, None if metrics is None else _url(settings, metrics))
         _warn_of_strangers(settings, app.access, main)
         server.run(sockets=sockets)
+        gateway.journal.write_gathered()
     finally:
         listeners.close()
     if not is_written() or server.force_exit or gateway.is_busy:

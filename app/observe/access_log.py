@@ -14,8 +14,8 @@ from typing import Any
 
 logger = logging.getLogger("app.access")
 
-#: Lines a second of what was not asked for with ``all``: a flood of bad requests
-#: must not become a flood of lines.
+#: Lines a second of requests that fail, unless all are asked for: a flood of bad
+#: requests must not become a flood of lines.
 MOST_A_SECOND = 200
 #: Of the answered requests, where any are logged.
 _LEAST = 1e-12
@@ -84,12 +84,28 @@ class AccessLog:
         self.left = self._count_to_next()
         return bool(self.ratio)
 
-    def write(self, message: str, status: int, fields: Mapping[str, Any]) -> None:
-        """Log one request, unless there are too many."""
-        if self.ratio != 1.0 and not self._may_write():
+    def write(
+        self,
+        message: str,
+        status: int,
+        fields: Mapping[str, Any],
+        ended: float | None = None,
+    ) -> None:
+        """Log one request, unless it has failed with too many others.
+
+        `ended` is when, in seconds since 1970; now by default.
+        """
+        if status >= 400 and self.ratio != 1.0 and not self._may_write():
             return
         level = logging.INFO if status < 500 else logging.WARNING
-        logger.log(level, "%s", message, extra=dict(fields))
+        if not logger.isEnabledFor(level):
+            return
+        # As `logger.log` does, which would look for the line of code that called it.
+        make = logger.makeRecord
+        record = make(logger.name, level, "", 0, message, (), None, extra=dict(fields))
+        if ended is not None:
+            record.created, record.msecs = ended, ended % 1 * 1000
+        logger.handle(record)
 
     def _may_write(self) -> bool:
         now = int(time.monotonic())

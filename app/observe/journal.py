@@ -7,6 +7,7 @@ requests that fail or are slower than most. For the event loop's thread.
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import time
 from collections import deque
@@ -23,6 +24,9 @@ _INFERENCE = ("/infer", "/generate", "/generate_stream", ":predict")
 LAST, SLOWEST, FAILED = 1000, 50, 200
 #: Seconds after which a slow request makes room for slow ones of today.
 SLOW_FOR = 900
+#: Seconds for which lines of answered requests are gathered, and how many: the event
+#: loop answers nobody while they are made.
+GATHERED_FOR, MOST_GATHERED = 0.1, 16
 _NS = 1_000_000_000
 _MS = 1_000_000
 
@@ -173,6 +177,7 @@ class Journal:
         self.samples = self.access.samples or spans is not None
         #: The traces of requests that were given to `log_answered`, by their ids.
         self._traces: dict[bytes, str] = {}
+        self._gathered: list[tuple[Asked, Answered, int]] = []
         self._slow: list[tuple[int, int, Stamps]] = []  # a heap, the quickest first
         self._look_at = 0  # when slow ones may be old enough to be forgotten
 
@@ -258,9 +263,32 @@ class Journal:
             self._keep_trace(asked)
         if self.spans is not None:
             self.spans.record(asked, answered, parts)
-        if not self.access.wants_answered():
-            return
-        took = time.monotonic_ns() - (answered.arrived or answered.began)
+        if self.access.wants_answered():
+            self._gathered.append((asked, answered, time.monotonic_ns()))
+            if len(self._gathered) == 1:
+                self._write_soon()
+            elif len(self._gathered) >= MOST_GATHERED:
+                self.write_gathered()
+
+    def _write_soon(self) -> None:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            self.write_gathered()
+        else:
+            loop.call_later(GATHERED_FOR, self.write_gathered)
+
+    def write_gathered(self) -> None:
+        """Write the lines that wait for others: they cost less in one go."""
+        gathered, self._gathered = self._gathered, []
+        offset = time.time() - time.monotonic()
+        for asked, answered, sent in gathered:
+            self._write_answered(asked, answered, sent, offset + sent / _NS)
+
+    def _write_answered(
+        self, asked: Asked, answered: Answered, sent: int, ended: float
+    ) -> None:
+        took = sent - (answered.arrived or answered.began)
         fields = {
             "model": answered.model.name,
             "version": answered.model.version,
@@ -269,7 +297,7 @@ class Journal:
             "batch_size": answered.batch_rows,
         }
         phases = {f"{n}_ms": ms for n, ms in answered.phases().items()}
-        self._log(asked, 200, took / _NS, {**fields, **phases})
+        self._log(asked, 200, took / _NS, {**fields, **phases}, ended)
 
     def _keep_trace(self, asked: Asked) -> None:
         trace = trace_context(asked.traceparent)
@@ -291,6 +319,7 @@ class Journal:
             self.spans.record(failed.asked, failed, parts)
         if not self.access.is_on:
             return
+        self.write_gathered()  # the lines are in the order in which requests ended
         fields = {"code": failed.code, "error": failed.why}
         if failed.model is not None:
             fields |= {"model": failed.model.name, "version": failed.model.version}
@@ -299,10 +328,16 @@ class Journal:
     def end(self, asked: Asked, status: int, seconds: float) -> None:
         """Write a line of a request that asked no model, and was answered."""
         if self.access.wants_answered():
+            self.write_gathered()
             self._log(asked, status, seconds, {})
 
     def _log(
-        self, asked: Asked, status: int, seconds: float, fields: dict[str, Any]
+        self,
+        asked: Asked,
+        status: int,
+        seconds: float,
+        fields: dict[str, Any],
+        ended: float | None = None,
     ) -> None:
         ms = round(seconds * 1000, 3)
         request_id = asked.request_id.decode()
@@ -323,7 +358,7 @@ class Journal:
             value = fields.get(name, known.get(name))
             if value is not None:
                 line += f" {name}={_shown(value)}"
-        self.access.write(line, status, {**known, **fields})
+        self.access.write(line, status, {**known, **fields}, ended)
 
     def __repr__(self) -> str:
         return f"<Journal {len(self.last)} answered, {len(self.failed)} failed>"

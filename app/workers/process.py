@@ -136,6 +136,7 @@ def main(arguments: list[str] | None = None) -> int:
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
     server.run(sockets=[socket.socket(fileno=listener_fd)])
+    journal.write_gathered()
     if spans is not None:
         spans.close()
     is_written()

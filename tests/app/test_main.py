@@ -6,6 +6,7 @@ Covers: app/gateway.py.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,7 +23,7 @@ from app.main import create_app
 from app.settings import Settings
 from tests.app.served import add
 from tests.engine import models
-from tests.support import FOR_EVER
+from tests.support import FOR_EVER, WAIT
 
 BODY = {"inputs": {"input": [[1.0, 2.0, 3.0, 4.0]]}}
 DEVICES = "cpu:41-41"
@@ -59,12 +60,17 @@ def test_a_bad_specification_is_told_at_once() -> None:
         create_app(Settings(devices="what"))
 
 
-def test_with_and_without_the_front(tmp_path: Path) -> None:
-    """The declared operation answers as the front does."""
+def test_with_and_without_the_front(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The declared operation answers as the front does; what is logged late is not lost
+    at the end."""
     models.affine(tmp_path / "affine.popef")
+    monkeypatch.setattr("app.observe.journal.GATHERED_FOR", 10 * WAIT)
+    caplog.set_level(logging.INFO, "app.access")
 
     async def ask() -> None:
-        async with started(tmp_path) as (front, api):
+        async with started(tmp_path, access_log="all") as (front, api):
             for application in (front, api):
                 async with client_of(application) as client:
                     answer = await client.post("/v1/models/affine/infer", json=BODY)
@@ -76,6 +82,12 @@ def test_with_and_without_the_front(tmp_path: Path) -> None:
                     missing = await client.post("/v1/models/x/infer", json=BODY)
                     assert missing.status_code == 404
                     assert missing.json()["code"] == "unknown_model"
+            async with client_of(front) as client:
+                await client.post("/v1/models/affine/infer", json=BODY)
+                logged = [vars(record).get("status") for record in caplog.records]
+                assert logged.count(200) == 4
+        logged = [vars(record).get("status") for record in caplog.records]
+        assert logged.count(200) == 5
 
     asyncio.run(ask())
 

@@ -50,4 +50,10 @@ def test_a_flood_is_counted_and_not_written(
         assert len(caplog.messages) == MOST_A_SECOND // processes
         second += 1
         log.write("the next", 400, {})
+        # Those that were answered are as many as were asked for.
+        answered = AccessLog(0.5)
+        for _ in range(MOST_A_SECOND + 7):
+            answered.write("answered", 200, {})
+    assert caplog.messages.count("answered") == MOST_A_SECOND + 7
+    del caplog.records[-MOST_A_SECOND - 7 :]
     assert caplog.messages[-2:] == ["7 more requests were not logged", "the next"]

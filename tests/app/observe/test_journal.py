@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 
 import pytest
 
 from app.observe.access_log import AccessLog
 from app.observe.journal import (
+    MOST_GATHERED,
     SLOW_FOR,
     SLOWEST,
     Answered,
@@ -17,6 +20,7 @@ from app.observe.journal import (
     Stamps,
 )
 from app.observe.metrics import ModelMetrics
+from tests.support import WAIT
 
 MODEL = ModelMetrics("m", "3")
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -82,6 +86,52 @@ def test_the_line_of_an_answered_request(lines: pytest.LogCaptureFixture) -> Non
     assert (said["client"], said["trace_id"]) == ("10.0.0.7", TRACE)
     assert record.getMessage().startswith("POST /v1/models/m/infer 200 ")
     assert record.getMessage().endswith(" client=10.0.0.7 model=m batch_size=8")
+
+
+def test_lines_of_answered_requests_are_written_together(
+    lines: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On an event loop; in the order in which the requests ended, and with the time."""
+    monkeypatch.setattr("app.observe.journal.GATHERED_FOR", 10 * WAIT)
+    journal = Journal(AccessLog(1.0))
+
+    def answer(*numbers: int) -> None:
+        for number in numbers:
+            asked = ASKED._replace(request_id=b"id-%d" % number)
+            journal.log_answered(asked, Answered._make(stamps(20)))
+
+    def logged() -> list[int]:
+        found = [str(vars(record)["request_id"]) for record in lines.records]
+        return [int(text.removeprefix("id-")) for text in found]
+
+    async def ask() -> None:
+        before = time.time()
+        answer(1, 2)
+        after = time.time()
+        assert not lines.records
+        while time.time() < after + 0.001:
+            pass
+        asked = ASKED._replace(request_id=b"id-3")
+        journal.fail(Failed(asked, MODEL, 400, "invalid_input", "why", 5, 0.0012))
+        assert logged() == [1, 2, 3]
+        first, _, failed = lines.records
+        assert before - 0.001 < first.created < after + 0.001 <= failed.created
+        assert abs(first.created % 1 * 1000 - first.msecs) < 1
+        answer(4)
+        journal.end(ASKED._replace(request_id=b"id-5"), 200, 0.1)
+        assert logged() == [1, 2, 3, 4, 5]
+        answer(*range(6, 6 + MOST_GATHERED))
+        assert logged() == list(range(1, 6 + MOST_GATHERED))  # they have not waited
+        answer(0)
+        # They wait for so long at most.
+        monkeypatch.setattr("app.observe.journal.GATHERED_FOR", 0.01)
+        journal.write_gathered()
+        answer(0)
+        count = len(lines.records)
+        while len(lines.records) == count:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(ask(), WAIT))
 
 
 def test_the_line_of_a_failed_request(lines: pytest.LogCaptureFixture) -> None:

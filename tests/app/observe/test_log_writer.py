@@ -9,6 +9,7 @@ import os
 import subprocess
 import threading
 from pathlib import Path
+from select import PIPE_BUF
 
 import httpx
 import pytest
@@ -58,6 +59,59 @@ def test_nobody_waits_for_a_log_that_is_not_read(
         "line 2",
     ]  # fmt: skip
     until(writer.is_written)
+
+
+class Calls(io.StringIO):
+    """Keeps what each call brought."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces: list[str] = []
+
+    def write(self, text: str) -> int:
+        self.pieces.append(text)
+        return len(text)
+
+
+def test_lines_are_gathered_behind_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_writer, "GATHERED_FOR", 10 * WAIT)
+    stream = Calls()
+    writer = LogWriter(stream)
+    writer.handle(record("first"))
+    until(lambda: stream.pieces == ["first\n"])
+    for text in ("second", "third", "fourth"):
+        writer.handle(record(text))
+    assert len(stream.pieces) == 1
+    failed = record("an error")
+    failed.levelno = logging.ERROR  # is not kept waiting, nor what came before it
+    writer.handle(failed)
+    until(lambda: len(stream.pieces) == 2)
+    assert stream.pieces[1] == "second\nthird\nfourth\nan error\n"
+    writer.handle(record("at the end"))
+    assert writer.is_written()
+    assert stream.pieces[2:] == ["at the end\n"]
+
+
+def test_no_line_is_torn_that_others_write_beside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Several processes write to one pipe, which takes `PIPE_BUF` bytes in one."""
+    monkeypatch.setattr(log_writer, "GATHERED_FOR", 10 * WAIT)
+    stream = Calls()
+    writer = LogWriter(stream)
+    writer.handle(record("first"))
+    until(lambda: len(stream.pieces) == 1)
+    lines = [letter * size for size in (1000, 3000) for letter in "abcä€"]
+    for line in (*lines, "x" * 2 * PIPE_BUF, "last"):
+        writer.handle(record(line))
+    assert writer.is_written()
+    pieces = stream.pieces[1:]
+    written = "".join(pieces).splitlines()
+    assert written == [*lines, "x" * 2 * PIPE_BUF, "last"]
+    assert all(piece.endswith("\n") for piece in pieces)
+    long = [piece for piece in pieces if len(piece.encode()) > PIPE_BUF]
+    assert [piece.count("\n") for piece in long] == [1] * len(long)
+    assert pieces[0].count("\n") == 3
 
 
 def test_a_stream_that_has_gone() -> None:

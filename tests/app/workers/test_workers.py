@@ -261,7 +261,8 @@ def test_a_killed_device_comes_back_for_all(
 
 
 def test_ending_answers_what_is_in_flight_and_leaves_nothing(repository: Path) -> None:
-    with ServedGateway(repository, "--workers", "2", "--trust-loopback") as served:
+    options = ("--workers", "2", "--trust-loopback", "--access-log", "all")
+    with ServedGateway(repository, *options) as served:
         served.wait_ready()
         with connect(served) as client, ThreadPoolExecutor(1) as pool:
             until(lambda: infer(client).status_code == 200)
@@ -273,7 +274,10 @@ def test_ending_answers_what_is_in_flight_and_leaves_nothing(repository: Path) -
                 other.post("/v1/drain").raise_for_status()
             until(lambda: infer(client).headers.get("connection") == "close")
             assert served.stop() == 0
-            assert slow.result().status_code == 200
+            answer = slow.result()
+            assert answer.status_code == 200
+        # Its line has waited for others until the end.
+        assert served.output.count(f"id={answer.headers['x-request-id']} ") == 1
         assert [is_gone(pid) for pid in pids] == [True, True]
         assert not re.search("Traceback|SIGKILL", served.output)
 
