@@ -34,7 +34,7 @@ import pydantic
 from pydantic import AfterValidator, ConfigDict, PlainValidator, TypeAdapter
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from app.sizes import parse_size
+from app.sizes import parse_size, size_text
 
 T = TypeVar("T")
 S = TypeVar("S", bound=type)
@@ -222,10 +222,8 @@ DISTINCT = AfterValidator(_distinct)
 
 def size(low: int, high: int) -> PlainValidator:
     """Bytes, as a number or as in ``"256MiB"``."""
-    wanted = (
-        f'a size in bytes or as in "256MiB", from {_size_text(low)} to '
-        f"{_size_text(high)}"
-    )
+    bounds = " to ".join(size_text(bound).replace(" ", "") for bound in (low, high))
+    wanted = f'a size in bytes or as in "256MiB", from {bounds}'
 
     def check(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int | str):
@@ -239,11 +237,3 @@ def size(low: int, high: int) -> PlainValidator:
         return found
 
     return checked(check)
-
-
-def _size_text(value: int) -> str:
-    for unit in ("", "KiB", "MiB", "GiB", "TiB"):
-        if value < 1024 or value % 1024:
-            return f"{value}{unit}"
-        value //= 1024
-    return f"{value}PiB"

@@ -1,0 +1,111 @@
+"""What a model knows of the server that runs it: other models, metrics, its log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from engine import CalledModels, MetricSeries, OwnMetrics
+from triton_python_backend_utils.responses import TritonModelException
+
+#: What `MetricFamily.Metric` makes: `increment`, `set`, `observe` and `value`.
+Metric = MetricSeries
+
+_log = logging.getLogger("model")
+
+
+class _Host:
+    """What the adapter knows of where it runs."""
+
+    models: CalledModels | None = None
+    metrics: OwnMetrics | None = None
+    folder: Path = Path()
+
+
+HOST = _Host()
+
+
+class Logger:
+    """Goes to the server's log, with the model's name."""
+
+    INFO, WARNING, ERROR, VERBOSE = range(4)
+    _LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)
+
+    @staticmethod
+    def log(message: str, level: int = INFO) -> None:
+        _log.log(Logger._LEVELS[level], "%s", message)
+
+    @staticmethod
+    def log_info(message: str) -> None:
+        _log.info("%s", message)
+
+    @staticmethod
+    def log_warn(message: str) -> None:
+        _log.warning("%s", message)
+
+    @staticmethod
+    def log_error(message: str) -> None:
+        _log.error("%s", message)
+
+    @staticmethod
+    def log_verbose(message: str) -> None:
+        _log.debug("%s", message)
+
+
+class MetricFamily:
+    """Metrics of one name, on the server's ``/metrics``; to be made from `initialize`
+    on. Raises ValueError for names and labels that cannot be."""
+
+    COUNTER, GAUGE, HISTOGRAM = range(3)
+    _KINDS = ("counter", "gauge", "histogram")
+
+    def __init__(self, name: str, description: str, kind: int) -> None:
+        if HOST.metrics is None:
+            raise TritonModelException("there are no metrics before initialize")
+        if kind not in range(3):
+            raise ValueError(f"metric {name} has no kind {kind!r}")
+        self._family = HOST.metrics.family(name, description, self._KINDS[kind])
+
+    def Metric(  # noqa: N802
+        self,
+        labels: Mapping[str, str] | None = None,
+        buckets: Sequence[float] | None = None,
+    ) -> Metric:
+        """The one with these labels; a histogram needs the upper bounds of buckets."""
+        return self._family.series(labels, buckets or ())
+
+
+def is_model_ready(model_name: str, model_version: str = "") -> bool:
+    """Whether a model of the server takes requests now. Raises TritonModelException for
+    one that this model may not call."""
+    if HOST.models is None:
+        raise TritonModelException("there are no models before initialize")
+    try:
+        return HOST.models.is_ready("/".join(filter(None, (model_name, model_version))))
+    except KeyError as error:
+        raise TritonModelException(str(error)) from None
+
+
+def load_model(model_name: str, files: Mapping[str, str] | None = None) -> NoReturn:
+    """Raises TritonModelException: loading is not a model's business."""
+    _refuse("load", model_name)
+
+
+def unload_model(model_name: str, unload_dependents: bool = False) -> NoReturn:
+    """Raises TritonModelException, as `load_model`."""
+    _refuse("unload", model_name)
+
+
+def _refuse(what: str, name: str) -> NoReturn:
+    raise TritonModelException(
+        f"a model cannot {what} others here: run `popgate {what} {name}`, or POST "
+        f"/v2/repository/models/{name}/{what}; what a model calls can be named in "
+        "`models` of its config.toml, and is loaded before it then"
+    )
+
+
+def get_model_dir() -> str:
+    """The folder of the version."""
+    return str(HOST.folder)
