@@ -152,6 +152,18 @@ def test_a_connection_for_each_request_is_no_flood() -> None:
         until(lambda: floods.is_on)
 
 
+def test_who_asks_nothing_any_more_is_disconnected() -> None:
+    with running() as server:
+        assert server.server.config.timeout_keep_alive == 75
+        server.server.config.timeout_keep_alive = 0
+        unused, used = server.connect(), server.connect()
+        unused.connect()
+        used.request("GET", "/")
+        assert used.getresponse().read() == b"ok"
+        for connection in (unused, used):
+            assert connection.sock.recv(100) == b""
+
+
 def test_requests_in_flight_are_answered() -> None:
     with running() as server:
         held = [server.hold() for _ in range(3)]
@@ -298,7 +310,7 @@ def test_a_mistake_of_ours_is_not_called_the_clients() -> None:
 
 def test_a_hangup_of_a_service_makes_it_look_at_its_files(tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
-    keys.write_text("")
+    keys.write_text("anonymous = []")
     with ServedGateway(tmp_path, "--keys", str(keys)) as gateway:
         gateway.wait_ready()
         keys.write_text('anonymous = ["metadata"]')

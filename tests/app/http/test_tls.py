@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -195,6 +196,16 @@ def test_what_comes_over_tls(tmp_path: Path, authority: trustme.CA) -> None:
                 text += part
         assert text.startswith(b"HTTP/1.1 400")
         assert b"bad_http" in text
+        old = trusting(authority)
+        with warnings.catch_warnings():  # there is nothing good about it
+            warnings.simplefilter("ignore", DeprecationWarning)
+            old.minimum_version = ssl.TLSVersion.TLSv1
+            old.maximum_version = ssl.TLSVersion.TLSv1_1
+        old.set_ciphers("ALL@SECLEVEL=0")
+        with pytest.raises((ssl.SSLError, ConnectionResetError)):
+            connected(gateway.url, old)
+        served_by = Certificate(tmp_path / "server.pem")
+        assert served_by.context.minimum_version == ssl.TLSVersion.TLSv1_2
         host, port = gateway.url.removeprefix("https://").split(":")
         with socket.create_connection((host, int(port)), WAIT) as plain:
             plain.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hmac
 import os
 from collections import Counter
+from hmac import compare_digest
 from pathlib import Path
 
 import pytest
@@ -82,6 +84,25 @@ def test_a_key_is_found_by_all_that_it_is() -> None:
         assert table.find(b"a") is keys[0]
         for wrong in (b"", b"c", b"a ", b"A", digest_of(b"a"), b"x" * 100_000):
             assert table.find(wrong) is None
+
+
+def test_every_hash_is_compared_whichever_is_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared = []
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append((one, other))
+        return compare_digest(one, other)
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    names = [f"key {n}" for n in range(5)]
+    table = KeyTable(Key(KeyConfig(n, digest_of(n.encode()))) for n in names)
+    for given in ("key 0", "key 4", "wrong"):
+        assert (table.find(given.encode()) is None) == (given == "wrong")
+        asked = digest_of(given.encode())
+        assert compared == [(digest_of(n.encode()), asked) for n in names]
+        compared.clear()
 
 
 @pytest.mark.parametrize(
