@@ -35,7 +35,7 @@ help:
 	@echo "make test-compiled  the same tests, with the hot path compiled"
 	@echo "make test-lowest    the same tests, with the lowest versions of all dependencies"
 	@echo "make test-ray       PopGate on a Ray cluster of this machine (installs Ray)"
-	@echo "make test-buckets   models from servers of S3, GCS and Azure (installs them)"
+	@echo "make test-buckets   models from servers of S3, GCS, Azure, OCI and a hub (installs them)"
 	@echo "make coverage       the same tests, and which branches they take; a floor is held"
 	@echo "make bench          gateway against reference server (BENCH='--seconds 1')"
 	@echo "make conformance    every ONNX backend test over HTTP"
@@ -91,10 +91,12 @@ test-ray: $(VENV)/.installed-dev
 	$(pip) install -q --no-compile -e '.[ray]'
 	$(bin)/python -m pytest tests/app/test_ray.py
 
-# Azurite is npm's; where there is no npm, the tests of Azure are skipped.
+# Azurite is npm's, the registry Debian's; where those are not, their tests are skipped.
 test-buckets: $(VENV)/.installed-dev
 	$(pip) install -q --no-compile -e '.[bucket-tests]'
 	! command -v npm || npm install --silent --no-save --prefix build/azurite azurite@3.34.0
+	mkdir -p build/registry
+	! command -v apt-get || (cd build/registry && apt-get download -q docker-registry && dpkg -x docker-registry_*.deb .) || true
 	$(bin)/python -m pytest tests/app/repository/remote
 
 # Not part of `make test`: counting branches costs four tenths of the processor time.

@@ -1,4 +1,7 @@
-"""Servers of the three kinds of buckets, as processes that can be killed.
+"""Servers of every kind of place, as processes that can be killed.
+
+Those of S3, Google, Azure and registries are others'; of Hugging Face's hub
+there is none, so one that its library takes for it stands in.
 
 Between them and the libraries is a relay that counts what they send and can hold it up,
 so that a test knows that a download is in its middle.
@@ -7,17 +10,25 @@ so that a test knows that a download is in its middle.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import importlib.util
+import json
+import os
 import shutil
+import signal
 import socket
 import socketserver
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+import httpx
+
+from tests.app.repository.remote.hub import TOKEN
 from tests.support import WAIT, until
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -29,10 +40,33 @@ _KEY = (
 )
 
 
-def azurite() -> str | None:
-    """The command of Azurite, where it is installed."""
-    here = ROOT / "build" / "azurite" / "node_modules" / ".bin" / "azurite-blob"
-    return str(here) if here.exists() else shutil.which("azurite-blob")
+#: Files of a model by their names.
+Files: TypeAlias = Mapping[str, bytes]
+
+
+def _installed(name: str) -> str | None:
+    """A command that `make test-buckets` has put below build, or that is there."""
+    below = {
+        "azurite-blob": "azurite/node_modules/.bin/azurite-blob",
+        "docker-registry": "registry/usr/bin/docker-registry",
+    }
+    here = ROOT / "build" / below[name]
+    return str(here) if here.exists() else shutil.which(name)
+
+
+def missing(scheme: str) -> str:
+    """What it lacks, or nothing."""
+    modules, command = {
+        "s3": (("s3fs", "moto"), ""),
+        "gs": (("gcsfs", "gcp_storage_emulator"), ""),
+        "az": (("adlfs",), "azurite-blob"),
+        "hf": (("huggingface_hub",), ""),
+        "oci": ((), "docker-registry"),
+    }[scheme]
+    lacks = [name for name in modules if importlib.util.find_spec(name) is None]
+    if command and _installed(command) is None:
+        lacks.append(command)
+    return f"needs {', '.join(lacks)}: make test-buckets" if lacks else ""
 
 
 class Relay:
@@ -101,38 +135,40 @@ def _pump(client: socket.socket, server: socket.socket) -> None:
 
 @dataclass
 class Store:
-    """A server of one kind of bucket, with a bucket `models`."""
+    """A server of one kind of place, with a model at `url`.
 
-    scheme: str
+    `fill` brings files of that model there, and what has to be around them; at
+    `nothing` there is none. `sums` is the kind of checksum that the server states.
+    """
+
+    url: str
+    nothing: tuple[str, ...]
+    sums: str
     command: list[str]
+    variables: Mapping[str, str]
+    fill: Callable[[Files], None]
     port: int
     relay: Relay
-    variables: Mapping[str, str]
     process: subprocess.Popen[bytes] | None = field(default=None)
 
     def start(self) -> None:
         """Returns when it answers."""
+        ours = self.variables  # the server is not its own client
         self.process = subprocess.Popen(
-            self.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            self.command,
+            cwd=ROOT,
+            env={k: v for k, v in os.environ.items() if k not in ours},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
         until(self._answers)
 
     def kill(self) -> None:
-        """With SIGKILL."""
+        """With SIGKILL, and what it has started."""
         if self.process is not None:
-            self.process.kill()
+            os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait(WAIT)
-
-    def put(self, key: str, body: bytes) -> None:
-        import fsspec
-
-        files: Any = fsspec.filesystem(
-            self.scheme, use_listings_cache=False, skip_instance_cache=True
-        )
-        with contextlib.suppress(FileExistsError):
-            if not files.exists("models"):
-                files.mkdir("models")
-        files.pipe_file(f"models/{key}", body)
 
     def _answers(self) -> bool:
         assert self.process is not None
@@ -145,47 +181,154 @@ class Store:
 
 @contextlib.contextmanager
 def store(scheme: str, folder: Path) -> Iterator[Store]:
-    """A server whose data are in `folder`, where it keeps any."""
+    """A server that may keep its data in `folder`; its variables are set."""
+    folder.mkdir(exist_ok=True)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     relay = Relay(port)
-    url = f"http://127.0.0.1:{relay.port}"
-    python, host = sys.executable, "127.0.0.1"
-    if scheme == "s3":
-        command = [python, "-m", "moto.server", "-H", host, "-p", str(port)]
-        variables = {
-            "AWS_ENDPOINT_URL": url,
-            "AWS_ACCESS_KEY_ID": "key",
-            "AWS_SECRET_ACCESS_KEY": "secret",
-            "AWS_DEFAULT_REGION": "us-east-1",
-        }
-    elif scheme == "gs":
-        start = (
-            "import sys; from gcp_storage_emulator.server import create_server as c; "
-            "c('127.0.0.1', int(sys.argv[1]), data_dir=sys.argv[2]).run()"
-        )
-        command = [python, "-c", start, str(port), str(folder)]
-        variables = {
-            "STORAGE_EMULATOR_HOST": url,
-            "FSSPEC_GS_TOKEN": "anon",
-            # Else it asks over gRPC, which the server does not speak.
-            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
-        }
-    else:
-        command = [azurite() or "azurite-blob", "--disableTelemetry"]
-        command += ["--blobHost", host, "--blobPort", str(port)]
-        command += ["--location", str(folder), "--skipApiVersionCheck"]
-        variables = {
-            "AZURE_STORAGE_CONNECTION_STRING": (
-                f"DefaultEndpointsProtocol=http;AccountName={_ACCOUNT};"
-                f"AccountKey={_KEY};BlobEndpoint={url}/{_ACCOUNT};"
-            )
-        }
-    found = Store(scheme, command, port, relay, variables)
-    found.start()
+    found = _STORES[scheme](folder, port, relay)
+    before = {name: os.environ.get(name) for name in found.variables}
+    os.environ.update(found.variables)
     try:
+        found.start()
         yield found
     finally:
         found.kill()
         relay.close()
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def _s3(folder: Path, port: int, relay: Relay) -> Store:
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    variables = {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{relay.port}",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    return _bucket("s3", command, variables, port, relay)
+
+
+def _gs(folder: Path, port: int, relay: Relay) -> Store:
+    start = (
+        "import sys; from gcp_storage_emulator.server import create_server as c; "
+        "c('127.0.0.1', int(sys.argv[1]), data_dir=sys.argv[2]).run()"
+    )
+    command = [sys.executable, "-c", start, str(port), str(folder)]
+    variables = {
+        "STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{relay.port}",
+        "FSSPEC_GS_TOKEN": "anon",
+        # Else it asks over gRPC, which the server does not speak.
+        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
+    }
+    return _bucket("gs", command, variables, port, relay)
+
+
+def _az(folder: Path, port: int, relay: Relay) -> Store:
+    command = [_installed("azurite-blob") or "", "--disableTelemetry"]
+    command += ["--blobHost", "127.0.0.1", "--blobPort", str(port)]
+    command += ["--location", str(folder), "--skipApiVersionCheck"]
+    url = f"http://127.0.0.1:{relay.port}/{_ACCOUNT}"
+    variables = {
+        "AZURE_STORAGE_CONNECTION_STRING": (
+            f"DefaultEndpointsProtocol=http;AccountName={_ACCOUNT};"
+            f"AccountKey={_KEY};BlobEndpoint={url};"
+        )
+    }
+    return _bucket("az", command, variables, port, relay)
+
+
+def _bucket(
+    scheme: str,
+    command: list[str],
+    variables: Mapping[str, str],
+    port: int,
+    relay: Relay,
+) -> Store:
+    def fill(files: Files) -> None:
+        import fsspec
+
+        there: Any = fsspec.filesystem(
+            scheme, use_listings_cache=False, skip_instance_cache=True
+        )
+        with contextlib.suppress(FileExistsError):
+            if not there.exists("models"):
+                there.mkdir("models")
+        for name, body in files.items():
+            there.pipe_file(f"models/digits/{name}", body)
+
+    nothing = f"{scheme}://models/none", f"{scheme}://nope/digits"
+    url = f"{scheme}://models/digits"
+    return Store(url, nothing, "md5", command, variables, fill, port, relay)
+
+
+def _hf(folder: Path, port: int, relay: Relay) -> Store:
+    def fill(files: Files) -> None:
+        for name, body in files.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(body)
+
+    module = "tests.app.repository.remote.hub"
+    command = [sys.executable, "-m", module, str(port), str(folder)]
+    variables = {
+        "HF_ENDPOINT": f"http://127.0.0.1:{relay.port}",
+        "HF_TOKEN": TOKEN,
+    }
+    nothing = "hf://me/digits@none", "hf://me/none"
+    return Store(
+        "hf://me/digits", nothing, "sha256", command, variables, fill, port, relay
+    )
+
+
+def _oci(folder: Path, port: int, relay: Relay) -> Store:
+    base = f"http://127.0.0.1:{port}/v2/me/digits"
+
+    def blob(client: httpx.Client, body: bytes) -> dict[str, Any]:
+        digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
+        place = client.post(f"{base}/blobs/uploads/").headers["location"]
+        target = httpx.URL(place).copy_merge_params({"digest": digest})
+        answer = client.put(target, content=body)
+        assert answer.status_code == 201, answer.text
+        return {"digest": digest, "size": len(body), "mediaType": "application/x"}
+
+    def fill(files: Files) -> None:
+        kind = "application/vnd.oci.image.manifest.v1+json"
+        title = "org.opencontainers.image.title"
+        with httpx.Client(trust_env=False, timeout=WAIT) as client:
+            layers = [
+                blob(client, body) | {"annotations": {title: name}}
+                for name, body in files.items()
+            ]
+            manifest = {
+                "schemaVersion": 2,
+                "mediaType": kind,
+                "config": blob(client, b"{}"),
+                "layers": layers,
+            }
+            answer = client.put(
+                f"{base}/manifests/1",
+                content=json.dumps(manifest),
+                headers={"content-type": kind},
+            )
+            assert answer.status_code == 201, answer.text
+
+    settings = folder / "registry.json"  # which is YAML too
+    storage = {"filesystem": {"rootdirectory": str(folder)}}
+    address = {"addr": f"127.0.0.1:{port}"}
+    settings.write_text(
+        json.dumps({"version": 0.1, "storage": storage, "http": address})
+    )
+    command = [_installed("docker-registry") or "", "serve", str(settings)]
+    host = f"oci://127.0.0.1:{relay.port}/me"
+    nothing = f"{host}/digits:2", f"{host}/none:1"
+    # No credentials of whoever runs this.
+    variables = {"DOCKER_CONFIG": str(folder)}
+    return Store(
+        f"{host}/digits:1", nothing, "sha256", command, variables, fill, port, relay
+    )
+
+
+_STORES = {"s3": _s3, "gs": _gs, "az": _az, "hf": _hf, "oci": _oci}
+SCHEMES = tuple(_STORES)

@@ -1,12 +1,8 @@
-"""Real servers of all three kinds of buckets: what comes, and what a kill leaves.
-
-Covers: app/repository/remote/buckets.py.
-"""
+"""Real servers of all kinds of places: what comes, and what a kill leaves."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 import signal
 import subprocess
 import sys
@@ -14,119 +10,139 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from onnx import helper
 
 from app.repository.places import ModelPlaces
-from app.repository.remote import buckets
+from app.repository.remote import buckets, http_files
 from app.repository.remote.errors import RemoteError
 from app.repository.remote.remote_models import RemoteModels
 from app.repository.remote.urls import RemoteUrl
-from tests.app.repository.remote.stores import Store, azurite, store
+from tests.app.repository.remote.stores import SCHEMES, Store, missing, store
+from tests.app.served import ServedGateway
+from tests.engine.models import Port, write_model
 from tests.support import WAIT, until
 
-NEEDS = {
-    "s3": ("s3fs", "moto.server"),
-    "gs": ("gcsfs", "gcp_storage_emulator"),
-    "az": ("adlfs",),
-}
-BODY = bytes(range(253)) * 4000
-BLOCK = 1 << 16  # of 16, of which several are ahead
+CONFIG = b"max_batch_size = 16\n"
+WEIGHTS = np.arange(4 * 60_000, dtype=np.float32).reshape(4, -1)
+ROW = [[1.0, 0.0, 0.0, 0.0]]
+MODEL = "1/m.popef"
 
-FETCH = """
-import sys
-from pathlib import Path
+#: `popgate`, which asks buckets for small blocks, of which several are ahead.
+GATEWAY = """
+from app.cli import main
 from app.repository.remote import buckets
-from app.repository.remote.remote_models import RemoteModels
-from app.repository.remote.urls import RemoteUrl
 buckets.BLOCK = 1 << 16
-RemoteModels(Path(sys.argv[1])).fetch("model m", RemoteUrl.of(sys.argv[2]))
+main()
 """
 
 
-@pytest.fixture(scope="module", params=sorted(NEEDS))
+@pytest.fixture(scope="module")
+def body(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A model of nearly a megabyte (of more the library of Google warns)."""
+    path = write_model(
+        tmp_path_factory.mktemp("made") / "m.popef",
+        [
+            helper.make_node("MatMul", ["input", "weights"], ["wide"]),
+            helper.make_node("ReduceMax", ["wide"], ["output"], keepdims=1),
+        ],
+        [Port("input", (1, 4))],
+        [Port("output", (1, 1))],
+        {"weights": WEIGHTS},
+    )
+    return path.read_bytes()
+
+
+@pytest.fixture(scope="module", params=SCHEMES)
 def there(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    body: bytes,
 ) -> Iterator[Store]:
     """A server with a model in it."""
-    scheme = request.param
-    for module in NEEDS[scheme]:
-        pytest.importorskip(module, reason="needs the extra bucket-tests")
-    if scheme == "az" and azurite() is None:
-        pytest.skip("needs Azurite: make test-buckets")
-    folder = tmp_path_factory.mktemp(scheme)
-    with pytest.MonkeyPatch.context() as patch, store(scheme, folder) as found:
-        for name, value in found.variables.items():
-            patch.setenv(name, value)
-        fill(found)
+    if why := missing(request.param):
+        pytest.skip(why)
+    with store(request.param, tmp_path_factory.mktemp(request.param)) as found:
+        found.fill({MODEL: body, "config.toml": CONFIG})
         yield found
 
 
-def fill(there: Store) -> None:
-    there.put("digits/1/m.onnx", BODY)
-    there.put("digits/config.toml", b"max_batch_size = 16\n")
-
-
 def url_of(there: Store) -> RemoteUrl:
-    return RemoteUrl.of(f"{there.scheme}://models/digits")
+    return RemoteUrl.of(there.url)
 
 
-def test_a_model_comes_with_its_checksums(there: Store, tmp_path: Path) -> None:
+def model_of(remote: RemoteModels, there: Store) -> bytes:
+    folder = remote.folder_of(url_of(there))
+    assert folder is not None
+    return (folder / MODEL).read_bytes()
+
+
+def test_a_model_comes_with_its_checksums(
+    there: Store, tmp_path: Path, body: bytes
+) -> None:
     source = url_of(there).open()
     found = {file.name: file for file in source.files()}
-    assert sorted(found) == ["1/m.onnx", "config.toml"]
-    model = found["1/m.onnx"]
-    assert model.size == len(BODY)
+    assert sorted(found) == [MODEL, "config.toml"]
+    model = found[MODEL]
+    assert model.size == len(body)
     assert model.tag
-    assert source.checksums(model) == (("md5", hashlib.md5(BODY).hexdigest()),)
+    sums = hashlib.new(there.sums, body).hexdigest()
+    assert source.checksums(model) == ((there.sums, sums),)
     with source.open(model, 1000) as (begins, chunks):
-        assert b"".join(chunks) == BODY[begins:]
-    for path in ("models/none", "nope/digits"):
-        missing = RemoteUrl.of(f"{there.scheme}://{path}").open()
-        with pytest.raises(RemoteError, match=f"there is nothing at .*{path}"):
-            list(missing.files())
+        assert b"".join(chunks) == body[begins:]
+    source.close()
+    for text in there.nothing:
+        nothing = RemoteUrl.of(text).open()
+        with pytest.raises(RemoteError, match="there is nothing at"):
+            list(nothing.files())
+        nothing.close()
     root, remote = tmp_path / "models", RemoteModels(tmp_path / "cache")
     (root / "m").mkdir(parents=True)
-    (root / "m" / "config.toml").write_text(f'source = "{url_of(there).text}"\n')
+    (root / "m" / "config.toml").write_text(f'source = "{there.url}"\n')
     places = ModelPlaces(root, {}, remote)
     remote.fetch("model m", url_of(there))
     served = places.scan("m")
     assert served is not None
     assert served.problem == ""
     assert served.config.max_batch_size == 16
-    assert served.versions[0].files[0].read_bytes() == BODY
+    assert served.versions[0].files[0].read_bytes() == body
     assert not remote.fetch("model m", url_of(there))
 
 
-def test_a_server_of_ours_that_is_killed_goes_on_where_it_was(
-    there: Store, tmp_path: Path
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_server_of_ours_that_ends_in_a_download_goes_on_where_it_was(
+    there: Store, tmp_path: Path, body: bytes, number: signal.Signals
 ) -> None:
-    there.relay.hold(len(BODY) // 2)
-    command = [sys.executable, "-c", FETCH, str(tmp_path), url_of(there).text]
-    process = subprocess.Popen(command, env={**os.environ, **there.variables})
+    options = ("--model", f"m={there.url}", "--model-cache", str(tmp_path))
+    there.relay.hold(len(body) // 2)
     parts = tmp_path / "parts"
+    command = [sys.executable, "-c", GATEWAY, "serve", "--port", "0", *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     until(lambda: parts.is_dir() and any(p.stat().st_size for p in parts.iterdir()))
-    until(lambda: there.relay.sent >= len(BODY) // 2)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait(WAIT) == -signal.SIGKILL
+    until(lambda: there.relay.sent >= len(body) // 2)
+    process.send_signal(number)
+    told = process.communicate(timeout=WAIT)[1]
+    assert process.returncode == (-number if number is signal.SIGKILL else 0)
+    assert "Traceback" not in told
     there.relay.let_go()
-    remote = RemoteModels(tmp_path)
-    assert remote.folder_of(url_of(there)) is None  # half a model is none
+    assert RemoteModels(tmp_path).folder_of(url_of(there)) is None  # half is none
     came = sum(part.stat().st_size for part in parts.iterdir())
-    assert 0 < came < len(BODY)
+    assert 0 < came < len(body)
     there.relay.sent = 0
-    assert remote.fetch("model m", url_of(there))
-    assert len(BODY) - came <= there.relay.sent < len(BODY)
-    folder = remote.folder_of(url_of(there))
-    assert folder is not None
-    assert (folder / "1" / "m.onnx").read_bytes() == BODY
+    with ServedGateway(None, *options) as gateway:
+        gateway.wait_ready()
+        assert gateway.infer("m", input=ROW)["output"] == [WEIGHTS[0].max()]
+    assert len(body) - came <= there.relay.sent < len(body)
+    assert model_of(RemoteModels(tmp_path), there) == body
 
 
 def test_a_store_that_is_killed_gives_a_whole_model_or_none(
-    there: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    there: Store, tmp_path: Path, body: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(buckets, "BLOCK", BLOCK)
+    monkeypatch.setattr(buckets, "BLOCK", 1 << 16)
     remote, url = RemoteModels(tmp_path), url_of(there)
-    there.relay.hold(len(BODY) // 2)
+    there.relay.hold(len(body) // 2)
     ended: list[RemoteError | bool] = []
 
     def fetch() -> None:
@@ -137,16 +153,42 @@ def test_a_store_that_is_killed_gives_a_whole_model_or_none(
 
     taking = threading.Thread(target=fetch)
     taking.start()
-    until(lambda: there.relay.sent >= len(BODY) // 2)
+    until(lambda: there.relay.sent >= len(body) // 2)
     there.kill()
     there.relay.let_go()
     assert remote.folder_of(url) is None
     there.start()
-    fill(there)  # what it has lost: none of them promises to keep what it was given
+    # What it has lost: none of them promises to keep what it was given.
+    there.fill({MODEL: body, "config.toml": CONFIG})
     taking.join(WAIT)
     if remote.folder_of(url) is None:
         assert isinstance(ended[0], RemoteError)
         assert remote.fetch("model m", url)
-    folder = remote.folder_of(url)
-    assert folder is not None
-    assert (folder / "1" / "m.onnx").read_bytes() == BODY
+    assert model_of(remote, there) == body
+
+
+def test_a_store_that_does_not_answer_is_given_up(
+    there: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buckets, "QUESTION_SECONDS", 0.1)
+    monkeypatch.setattr(http_files, "TIMEOUT", 0.1)
+    there.relay.hold(0)
+    with pytest.raises(RemoteError, match=r"timed out|no answer came in time"):
+        RemoteModels(tmp_path).fetch("model m", url_of(there))
+    there.relay.let_go()
+
+
+def test_the_library_of_hugging_face_takes_the_same(
+    tmp_path: Path, body: bytes
+) -> None:
+    """What stands in for the hub is taken for one."""
+    hub = pytest.importorskip("huggingface_hub", reason="make test-buckets")
+    with store("hf", tmp_path / "hub") as found:
+        found.fill({MODEL: body, "config.toml": CONFIG})
+        endpoint, token = (found.variables[f"HF_{n}"] for n in ("ENDPOINT", "TOKEN"))
+        folder = hub.snapshot_download(
+            "me/digits", cache_dir=tmp_path / "theirs", endpoint=endpoint, token=token
+        )
+        remote = RemoteModels(tmp_path / "ours")
+        remote.fetch("model m", url_of(found))
+        assert model_of(remote, found) == body == (Path(folder) / MODEL).read_bytes()
