@@ -452,7 +452,8 @@ def _keys(settings: Settings) -> Keys:
     """The keys of the server. Raises `InvalidConfig`."""
     path, secret = settings.keys, settings.api_key
     try:
-        keys = Keys(path, None if secret is None else secret.get_secret_value())
+        key = None if secret is None else secret.get_secret_value()
+        keys = Keys(path, key, shared=settings.workers > 1)
     except OSError as e:
         msg = f"--keys: cannot read {path}: {e.strerror or e}"
         raise InvalidConfig(msg) from None

@@ -14,6 +14,7 @@ import math
 import re
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -59,6 +60,23 @@ class Lanes:
         return f"<Lanes {self._keys}>"
 
 
+class OneLane(Lanes):
+    """The same one at all times: where several processes serve a key, each on its own,
+    its requests wait in one lane all the same."""
+
+    def __init__(self, lane: int) -> None:
+        self._lane = lane
+
+    def take(self, weight: int) -> int:
+        return self._lane
+
+    def leave(self, weight: int, lane: int) -> None:
+        """It is nobody else's."""
+
+    def __repr__(self) -> str:
+        return f"<OneLane {self._lane}>"
+
+
 class Key:
     """A key's use. `requests_per_second` is a bucket of tokens that holds one second's
     worth of them, and one at the least. One that `is_free` has no limits and no weight:
@@ -83,11 +101,12 @@ class Key:
         self.in_flight = 0
         self.set_up(config)
 
-    def set_up(self, config: KeyConfig) -> None:
+    def set_up(self, config: KeyConfig, lanes: Lanes | None = None) -> None:
         """Take a new configuration over; what is in flight stays."""
         self.config = config
         if self.in_flight and self.weight:
             self._lanes.leave(self.weight, self.lane)
+        self._lanes = lanes or self._lanes
         self.weight = config.weight or 0
         self.is_free = not (self.weight or self.is_limited)
         if self.in_flight and self.weight:
@@ -188,9 +207,13 @@ class Keys:
     """The keys of a file, which is read again when it changes, and that of
     ``--api-key``, which allows everything."""
 
-    def __init__(self, path: Path | None, api_key: str | None = None) -> None:
-        """Raises `KeyProblem`, and OSError, for a file that cannot be read."""
+    def __init__(
+        self, path: Path | None, api_key: str | None = None, *, shared: bool = False
+    ) -> None:
+        """`shared`: other processes serve the same keys. Raises `KeyProblem`, and
+        OSError, for a file that cannot be read."""
         self.path = path
+        self._shared = shared
         self._more: tuple[KeyConfig, ...] = ()
         if api_key is not None:
             digest = digest_of(api_key.encode())
@@ -206,12 +229,17 @@ class Keys:
         wanted = (*config.key, *self._more)
         known = self._known
         self._known = {}
+        weights: Counter[int | None] = Counter()
         for item in wanted:
+            lanes = self._lanes
+            if self._shared:
+                lanes = OneLane(weights[item.weight] % MOST_LANES)
+                weights[item.weight] += 1
             key = known.get(item.name)
             if key is None:
-                key = Key(item, lanes=self._lanes)
+                key = Key(item, lanes=lanes)
             else:
-                key.set_up(item)
+                key.set_up(item, lanes)
             self._known[item.name] = key
         return KeyTable(self._known.values(), config.anonymous)
 

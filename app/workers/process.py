@@ -84,7 +84,11 @@ def main(arguments: list[str] | None = None) -> int:
         sock,
         CounterSegment.attach(counters_fd),
         replace(DEFAULT_LIMITS, max_body_bytes=settings.max_body_size),
-        Keys(settings.keys, None if key is None else key.get_secret_value()),
+        Keys(
+            settings.keys,
+            None if key is None else key.get_secret_value(),
+            shared=True,
+        ),
         control,
         journal,
         settings.shutdown_timeout,

@@ -38,13 +38,13 @@ class CallContext(NamedTuple):
         with contextlib.suppress(ValueError):  # it has ended, and its client has gone
             for entry in batch.entries if batch is not None else ():
                 client = entry.client
-                lines.append((client.priority, client.weight))
+                lines.append((client.priority, (client.weight, client.lane)))
                 found.append(REQUEST.unpack_from(client.channel.view, entry.at))
         deadlines = [descriptor[3] for descriptor in found]
         last = max(deadlines) if deadlines and all(deadlines) else 0
         level = min((level for level, _ in lines), default=0)
-        weight = max((weight for _, weight in lines), default=0)
-        line = weighted(level, weight) if weight else level
+        weight, lane = max((share for _, share in lines), default=(0, 0))
+        line = weighted(level, weight, lane) if weight else level
         return cls([descriptor[0] for descriptor in found], last, line)
 
     def within(self, timeout: float | None) -> CallContext:

@@ -265,6 +265,7 @@ class LinkedDevice(ABC):
             "layout": layout.to_message(),
             "priority": mine.priority,
             "weight": mine.weight,
+            "lane": mine.lane,
         }
         number = int(self.call(message, [channel.memory.fd])["channel"])
         channel.memory.detach_fd()

@@ -138,6 +138,8 @@ class RequestChannel(ABC):
     priority: int
     #: Its share beside others of its level; 0: as if it were 1.
     weight: int
+    #: Which of those of one weight it is.
+    lane: int
 
     @property
     @abstractmethod

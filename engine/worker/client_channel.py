@@ -14,6 +14,18 @@ if TYPE_CHECKING:
 LONG_AGO: Final = -(1 << 61)
 
 
+class Share:
+    """What channels of one level, weight and lane have used of a replica together."""
+
+    __slots__ = ("used",)
+
+    def __init__(self) -> None:
+        self.used = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Share, {self.used:g} used>"
+
+
 class ClientChannel:
     """A channel, the link of its client, and how many requests were announced.
 
@@ -21,7 +33,10 @@ class ClientChannel:
     runs programs.
     """
 
-    __slots__ = ("channel", "link", "number", "pending", "priority", "used", "weight")
+    __slots__ = (
+        "channel", "lane", "last_turn", "link", "number", "pending", "priority",
+        "share", "weight",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -30,13 +45,17 @@ class ClientChannel:
         link: Link,
         priority: int = 0,
         weight: int = 0,
+        lane: int = 0,
     ) -> None:
         self.number = number
-        #: Level and weight of all its requests, and what they have used of the replica
-        #: (engine/worker/fair_queue.py).
+        #: Level, weight and lane of all its requests, and the share of the replica that
+        #: they have with those of other clients (engine/worker/fair_queue.py).
         self.priority = priority
         self.weight = weight
-        self.used = 0.0
+        self.lane = lane
+        self.share = Share()
+        #: When it last had its turn there.
+        self.last_turn = 0
         self.channel = channel
         self.link = link
         self.pending = 0

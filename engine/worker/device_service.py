@@ -302,7 +302,7 @@ class DeviceService:
         channel = Channel.attach(os.dup(fds[0]), layout)
         number = next(self._numbers)
         link, replica = int(message["link"]), int(message["replica"])
-        line = int(message.get("priority", 0)), int(message.get("weight", 0))
+        line = (int(message.get(key, 0)) for key in ("priority", "weight", "lane"))
         add = self._scheduler.add_channel
         try:
             self._scheduler.call(partial(add, number, channel, link, replica, *line))

@@ -29,7 +29,9 @@ class FairQueue:
 
     Where a channel has a weight, those of a level are served not round robin but by
     start-time fair queueing: first the one that has used least for its weight (1, if it
-    has none). One that has nothing waiting saves nothing up.
+    has none). One that has nothing waiting saves nothing up. Those of several clients
+    with the same weight and lane use one share, so that a user of a weight has no more
+    of it who comes by several processes, and take turns in it.
     """
 
     def __init__(self) -> None:
@@ -40,8 +42,13 @@ class FairQueue:
         self._turn = 0
 
     def add(self, channel: ClientChannel) -> None:
-        beside = [c.used for c in self.channels if c.priority == channel.priority]
-        channel.used = max(beside, default=0.0)
+        level = [c for c in self.channels if c.priority == channel.priority]
+        line = channel.weight, channel.lane
+        same = [c.share for c in level if (c.weight, c.lane) == line]
+        if same:
+            channel.share = same[0]
+        else:
+            channel.share.used = max((c.share.used for c in level), default=0.0)
         self.channels.append(channel)
         self._sort()
 
@@ -60,7 +67,9 @@ class FairQueue:
     def charge(self, taken: Iterable[Taken]) -> None:
         """Count what has been taken for a batch."""
         for each in taken:
-            each.client.used += (each.rows or 1) / (each.client.weight or 1)
+            client = each.client
+            client.share.used += (each.rows or 1) / (client.weight or 1)
+            client.last_turn = self._turn
 
     def next(self) -> Sequence[ClientChannel]:
         """Returns the channels in the order in which the next batch takes from them."""
@@ -79,7 +88,7 @@ class FairQueue:
         if len(levels) > 1 and turn % SHARE_OF_LOWER == 0:
             levels = self._lower_first(turn)
         if self.is_weighted:
-            return [c for level in levels for c in sorted(level, key=_used)]
+            return [c for level in levels for c in sorted(level, key=_place)]
         return [channel for level in levels for channel in _rotated(level, turn)]
 
     def _lower_first(self, turn: int) -> list[list[ClientChannel]]:
@@ -96,17 +105,17 @@ class FairQueue:
         )
 
 
-def _used(channel: ClientChannel) -> float:
-    return channel.used
+def _place(channel: ClientChannel) -> tuple[float, int]:
+    return channel.share.used, channel.last_turn
 
 
 def _forget_savings(level: list[ClientChannel]) -> None:
     """What has not waited has used no less than what waits has."""
-    waiting = [channel.used for channel in level if channel.pending]
+    waiting = [channel.share.used for channel in level if channel.pending]
     least = min(waiting, default=0.0)
     for channel in level:
-        if channel.used < least:
-            channel.used = least
+        if channel.share.used < least:
+            channel.share.used = least
 
 
 def _rotated(level: list[ClientChannel], turn: int) -> list[ClientChannel]:

@@ -334,12 +334,13 @@ class Scheduler:
         replica: int,
         priority: int = 0,
         weight: int = 0,
+        lane: int = 0,
     ) -> None:
         """Connect a client's channel to a replica."""
         owner, loaded = self.clients.get(client), self.replicas.get(replica)
         if owner is None or loaded is None:
             raise InvalidInput("the model of this channel is not loaded")
-        mine = ClientChannel(number, channel, owner.link, priority, weight)
+        mine = ClientChannel(number, channel, owner.link, priority, weight, lane)
         owner.channels[number] = (mine, loaded)
         loaded.add(mine)
 

@@ -13,7 +13,7 @@ import pytest
 from app.config.config_keys import KeyProblem
 from app.config.keys import KeyConfig, digest_of
 from app.errors import HttpError
-from app.serving.keys import MOST_LANES, Key, Keys, KeyTable, Lanes, given_key
+from app.serving.keys import MOST_LANES, Key, Keys, KeyTable, Lanes, OneLane, given_key
 from tests.app.served import ServedGateway
 from tests.app.serving.test_scheduling import Asking, in_flight
 from tests.engine import models
@@ -275,6 +275,31 @@ def test_busy_keys_of_one_weight_have_lanes_of_their_own() -> None:
     other.leave()
     keys[-1].leave()
     assert repr(lanes) == f"<Lanes {dict.fromkeys((2, 5), [0] * MOST_LANES)}>"
+
+
+def test_a_key_has_one_lane_in_all_processes(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    weights = {"a": 2, "b": 3, "c": 2, "d": 2}
+    path.write_text("".join(entry(name, weights[name]) for name in weights))
+    one, other = Keys(path, shared=True), Keys(path, shared=True)
+    for keys, busy in ((one, "abcd"), (other, "dcba")):
+        found = {key.config.name: key for key in keys.table.keys}
+        for name in busy:
+            found[name].enter()
+        assert {name: key.lane for name, key in found.items()} == {
+            "a": 0,
+            "b": 0,
+            "c": 1,
+            "d": 2,
+        }
+    path.write_text("".join(entry(name, 2) for name in "bd"))
+    config = one.read_again()
+    assert config is not None
+    one.take_over(config)
+    assert [key.lane for key in one.table.keys] == [0, 1]
+    for key in one.table.keys:
+        key.leave()
+    assert "OneLane" in repr(OneLane(3))
 
 
 def test_a_busy_device_is_shared_by_weight(tmp_path: Path) -> None:

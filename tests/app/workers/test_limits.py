@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from http.client import HTTPConnection
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -19,9 +21,9 @@ from app.config.keys import digest_of
 from tests.app.http.test_protocol import Wire, expected, request
 from tests.app.http.test_transfers import big, fill
 from tests.app.served import ServedGateway
-from tests.app.workers.conftest import connect, infer, prefix
+from tests.app.workers.conftest import ROWS, connect, infer, prefix
 from tests.app.workers.test_workers import workers_of
-from tests.support import until
+from tests.support import FOR_EVER, WAIT, until
 
 MIB = 1 << 20
 WORKERS = 4
@@ -29,7 +31,7 @@ CONNECTIONS = 40
 #: A fourth of it is less than one request takes (`big`).
 TRANSFERS = 48 * MIB
 KEYS = f"""
-anonymous = ["infer", "metadata", "manage", "metrics"]
+anonymous = ["infer", "metadata", "manage", "metrics", "pages"]
 [[key]]
 name = "rated"
 sha256 = "{digest_of(b"rated").hex()}"
@@ -38,6 +40,14 @@ requests_per_second = 0.01
 name = "two"
 sha256 = "{digest_of(b"two").hex()}"
 concurrent = 2
+[[key]]
+name = "heavy"
+sha256 = "{digest_of(b"heavy").hex()}"
+weight = 6
+[[key]]
+name = "light"
+sha256 = "{digest_of(b"light").hex()}"
+weight = 2
 """
 
 
@@ -52,6 +62,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]
         "--max-connections": CONNECTIONS,
         "--transfer-memory": TRANSFERS,
         "--keys": keys,
+        "--log-level": "debug",
     }
     words = [str(word) for option in options.items() for word in option]
     with ServedGateway(root, *words) as found:
@@ -136,6 +147,66 @@ def test_a_key_s_requests_in_flight(gateway: ServedGateway) -> None:
         assert infer(client).status_code == 200
         assert [one.result() for one in running] == [200, 200]
     until(lambda: asked(gateway, "two") == 200)
+
+
+def test_the_weight_of_keys(gateway: ServedGateway) -> None:
+    """In the order in which a backlog is served: one comes by one worker, the other by
+    all of them, and has no more of the device for it."""
+    with ExitStack() as stack:
+        light: dict[str, list[HTTPConnection]] = {}
+        heavy: list[HTTPConnection] = []
+        while (
+            len(heavy) < 18 or len(light) < WORKERS or min(map(len, light.values())) < 3
+        ):
+            worker, connection = opened(gateway)
+            stack.callback(connection.close)
+            found = light.setdefault(worker, [])
+            if len(found) < 3:
+                found.append(connection)
+            elif worker == next(iter(light)) and len(heavy) < 18:
+                heavy.append(connection)
+            else:
+                connection.close()
+        # The first of each wait with all others, and have their lines opened.
+        firsts = [(heavy[0], "heavy"), *((some[0], "light") for some in light.values())]
+        for connection, key in firsts:
+            ask(connection, key, 1)
+            assert connection.getresponse().read()
+        until(lambda: sum("line of weight" in a for a in gateway.lines) == len(firsts))
+        _, blocking = opened(gateway)
+        stack.callback(blocking.close)
+        ask(blocking, "", FOR_EVER)
+        until(lambda: in_flight(gateway) == 1)
+        asking = [(one, "light") for some in light.values() for one in some]
+        asking += [(one, "heavy") for one in heavy]
+        for connection, key in asking:
+            ask(connection, key, 300, key)
+        until(lambda: in_flight(gateway) == 1 + len(asking))
+        blocking.close()
+        assert {one.getresponse().status for one, _ in asking} == {200}
+    with connect(gateway) as client:
+        answered = client.get("/v1/requests?limit=200").json()["answered"]
+    order = [one["id"] for one in reversed(answered) if one["id"] in ("light", "heavy")]
+    assert len(order) == len(asking)
+    assert 14 <= order[:20].count("heavy") <= 16, order
+
+
+def opened(gateway: ServedGateway) -> tuple[str, HTTPConnection]:
+    """A connection, and which worker has it."""
+    where = urlsplit(gateway.url)
+    connection = HTTPConnection(where.hostname or "", where.port, timeout=WAIT)
+    connection.request("POST", "/v1/models/affine/infer", json.dumps(ROWS))
+    response = connection.getresponse()
+    assert response.read()
+    return response.headers["x-request-id"].partition("-")[0], connection
+
+
+def ask(connection: HTTPConnection, key: str, count: int, name: str = "") -> None:
+    """Send a request that takes so long, and wait for nothing."""
+    body = json.dumps({"inputs": {"count": count}})
+    headers = {"X-API-Key": key, "X-Request-Id": name}
+    given = {name: value for name, value in headers.items() if value}
+    connection.request("POST", "/v1/models/slow/infer", body, given)
 
 
 def in_flight(gateway: ServedGateway) -> float:

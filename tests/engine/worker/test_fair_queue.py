@@ -6,16 +6,22 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import cast
 
-from engine.worker.client_channel import ClientChannel
+from engine.worker.client_channel import ClientChannel, Share
 from engine.worker.fair_queue import SHARE_OF_LOWER, FairQueue
 
 
 def channel(
-    number: int, priority: int, pending: int = 1, weight: int = 0
+    number: int, priority: int, pending: int = 1, weight: int = 0, lane: int = 0
 ) -> ClientChannel:
     """What the order depends on, without a segment and a link behind it."""
     made = SimpleNamespace(
-        number=number, priority=priority, pending=pending, weight=weight, used=0.0
+        number=number,
+        priority=priority,
+        pending=pending,
+        weight=weight,
+        lane=lane,
+        share=Share(),
+        last_turn=0,
     )
     return cast(ClientChannel, made)
 
@@ -80,12 +86,28 @@ def test_rows_go_by_weight() -> None:
     assert served(queue, 400, rows=4) == {1: 1200, 2: 400}
 
 
-def test_channels_of_one_weight_have_a_share_each() -> None:
+def test_lanes_of_one_weight_have_a_share_each() -> None:
     """However much more one of them has waiting."""
     queue = queue_of(
-        channel(1, 0, weight=6), channel(2, 0, 1000, weight=2), channel(3, 0, weight=2)
+        channel(1, 0, weight=6),
+        channel(2, 0, 1000, weight=2),
+        channel(3, 0, weight=2, lane=1),
     )
     assert served(queue, 500) == {1: 300, 2: 100, 3: 100}
+
+
+def test_clients_have_one_share_of_a_lane_together() -> None:
+    clients = [channel(n, 0, weight=3) for n in range(4)]
+    other = channel(4, 0, weight=1)
+    queue = queue_of(*clients, other)
+    counts = served(queue, 400)
+    assert counts[4] == 100
+    assert [counts[n] for n in range(4)] == [75] * 4
+    for one in clients[1:]:
+        queue.remove(one)
+    queue.add(channel(5, 0))  # its lane has nobody else in it
+    queue.add(channel(6, 0))
+    assert served(queue, 500) == {0: 300, 4: 100, 5: 50, 6: 50}
 
 
 def test_a_channel_saves_nothing_up_while_it_waits_for_nothing() -> None:
@@ -94,7 +116,7 @@ def test_a_channel_saves_nothing_up_while_it_waits_for_nothing() -> None:
     assert served(queue, 1000) == {1: 1000}
     other.pending = 1
     assert served(queue, 40) == {1: 30, 2: 10}
-    late = channel(3, 0, weight=3)
+    late = channel(3, 0, weight=3, lane=1)
     queue.add(late)
     assert served(queue, 70) == {1: 30, 2: 10, 3: 30}
 
