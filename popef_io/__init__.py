@@ -5,14 +5,14 @@ docs/format.md.
 """
 
 from popef_io.blob import Blob
-from popef_io.blob_writer import BlobWriter
-from popef_io.contents import (
+from popef_io.blob_readers import (
     ExecutableReader,
     FeedReader,
     OpaqueReader,
     TensorReader,
     UnknownBlob,
 )
+from popef_io.blob_writer import BlobWriter
 from popef_io.datatypes import BlobType, DataType, TensorType
 from popef_io.dump import dump_document, dump_text
 from popef_io.errors import (

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from popef_io.contents import (
+from popef_io.blob_readers import (
     ExecutableReader,
     FeedReader,
     OpaqueReader,

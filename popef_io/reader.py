@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import BinaryIO, TypeVar
 
 from popef_io.blob import Blob, BlobKey
-from popef_io.contents import (
+from popef_io.blob_readers import (
     ExecutableReader,
     FeedReader,
     MetadataReader,

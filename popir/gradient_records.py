@@ -37,7 +37,7 @@ def _second_rule(type_: str, call: Call, lower: Lower) -> GradRule:
 
     def backward(g: Grad) -> list[Value]:
         # Importing popir imports no more than graphs need.
-        from popir.reverse import pass_back, zero
+        from popir.onnx_gradients import pass_back, zero
 
         b, values = g.b, [g[f"i{n}"] for n in range(count)]
         own = [b.identity(value) for value in values]  # a value may come in twice

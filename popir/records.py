@@ -104,8 +104,6 @@ class Record:
     new values of its inputs."""
     writes: bool = False
     """Its result is the new value of its first input's storage."""
-    effect: bool = False
-    """It does something beside computing its results and is never left out."""
     refuses: str = ""
     """Why a graph that holds it cannot be differentiated; empty if it can."""
     opset: tuple[str, int] | None = None

@@ -17,7 +17,7 @@ def _infer_parts(call: Call) -> list[Spec]:
     return [t.spec for part in parts for t in part.outputs]
 
 
-register(Record("MultiExchange", _infer_parts, effect=True))
+register(Record("MultiExchange", _infer_parts))
 
 
 def decompose_sums(graph: Graph) -> None:

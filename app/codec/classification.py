@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from app.codec.halves import BF16
+from app.codec.half_floats import BF16
 from app.codec.outputs import Output
 from app.errors import NotRepresentable
 from app.spec import ModelSpec, TensorSpec

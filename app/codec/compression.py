@@ -9,9 +9,9 @@ from __future__ import annotations
 import enum
 import zlib
 
+from app.codec.bounded_cache import remember
 from app.codec.chunks import in_parts
 from app.codec.messages import Body, Buffer, Response, lines_of
-from app.codec.remember import remember
 from app.errors import MalformedBody, UnsupportedMediaType, larger_than_allowed
 
 _STEP = 1 << 20  # bytes inflated at once

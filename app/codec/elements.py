@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from app.codec.halves import pack_bf16
+from app.codec.half_floats import pack_bf16
 from app.errors import InvalidTensor
 from app.sizes import counted
 from app.spec import Datatype

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from app.codec.bounded_cache import remember
 from app.codec.elements import Elements, encode_text, from_base64, packer
 from app.codec.messages import Buffer
 from app.codec.number_lists import NumberList
-from app.codec.remember import remember
 from app.codec.shapes import (
     Accepted,
     count_elements,

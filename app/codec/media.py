@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from app.codec.bounded_cache import remember
 from app.codec.chunks import beginning
 from app.codec.messages import Body, Encoding, NanPolicy, Reply
-from app.codec.remember import remember
 from app.errors import InvalidRequest, MalformedBody, NotAcceptable
 from app.errors import UnsupportedMediaType as Unsupported
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from app.codec.bounded_cache import remember
 from app.codec.chunks import beginning
 from app.codec.classification import classified, classify
 from app.codec.document import DocumentReader
@@ -15,7 +16,6 @@ from app.codec.oip_binary import BinaryReader
 from app.codec.oip_json import JsonWriter, decode_json
 from app.codec.oip_msgpack import MsgpackWriter, decode_msgpack, is_mostly_bytes
 from app.codec.outputs import Output
-from app.codec.remember import remember
 from app.codec.shared_memory import RegionTable
 from app.errors import InvalidRequest, NotAcceptable, RequestError
 from app.limits import DEFAULT_LIMITS, Limits

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from app.codec.bounded_cache import remember
 from app.codec.chunks import Chunks
 from app.codec.document import count_rows, new_request
 from app.codec.inputs import Input
@@ -29,7 +30,6 @@ from app.codec.messages import (
     sized_lines,
 )
 from app.codec.outputs import Output, strings_of
-from app.codec.remember import remember
 from app.codec.shapes import Shape, count_elements
 from app.errors import InvalidTensor, MalformedBody, NotRepresentable
 from app.limits import Limits

@@ -11,6 +11,7 @@ from typing import Final, TypeAlias
 
 import orjson
 
+from app.codec.bounded_cache import remember
 from app.codec.chunks import JOIN_BELOW, in_parts, join
 from app.codec.document import DocumentReader
 from app.codec.json_text import may_hold_booleans, parse_json
@@ -23,7 +24,6 @@ from app.codec.messages import (
 )
 from app.codec.number_lists import SMALL, Unusual, may_have_lists, parse_with_lists
 from app.codec.outputs import Output, json_strings, strings_of
-from app.codec.remember import remember
 from app.errors import BodyTooLarge, RequestError
 from app.limits import Limits
 from app.spec import ModelSpec

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgpack
 
+from app.codec.bounded_cache import remember
 from app.codec.chunks import in_parts, join
 from app.codec.document import DocumentReader
 from app.codec.messages import (
@@ -27,7 +28,6 @@ from app.codec.messages import (
 )
 from app.codec.nesting import LIST_WEIGHT, too_deep, too_many_values
 from app.codec.outputs import Output, strings_of
-from app.codec.remember import remember
 from app.codec.shared_memory import HeldPlaces
 from app.errors import InvalidRequest, MalformedBody, NotRepresentable
 from app.limits import Limits

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from app.codec.halves import BF16, FP16, unpack_bf16
+from app.codec.bounded_cache import remember
+from app.codec.half_floats import BF16, FP16, unpack_bf16
 from app.codec.memory_check import ensure_room
 from app.codec.messages import NanPolicy
-from app.codec.remember import remember
 from app.errors import NotRepresentable
 from app.spec import TensorSpec
 from engine import Tensor

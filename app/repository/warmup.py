@@ -250,9 +250,12 @@ def _sample_run(spec: ModelSpec, sample: WarmupSample, folder: Path | None) -> _
             inputs[tensor.name] = spec.default(tensor.name, rows)
             continue
         wanted = wanted or WarmupInput()
-        make = _from_file if wanted.file else _synthetic
-        inputs[tensor.name] = _checked(tensor, make(tensor, spec, rows, wanted, folder))
-    counts = {name: made.shape[0] for name, made in inputs.items() if made.shape}
+        if wanted.file:
+            made = _from_file(tensor, spec, rows, wanted, folder)
+        else:
+            made = _synthetic(tensor, spec, rows, wanted)
+        inputs[tensor.name] = _checked(tensor, made)
+    counts = {name: tensor.shape[0] for name, tensor in inputs.items() if tensor.shape}
     if spec.is_batched and len(set(counts.values())) > 1:
         raise ValueError(f"inputs have different numbers of rows: {counts}")
     label = f"sample {sample.name!r}" if sample.name else "a sample"
@@ -299,7 +302,6 @@ def _synthetic(
     spec: ModelSpec,
     rows: int,
     wanted: WarmupInput,
-    folder: Path | None = None,
     fill: int = 1,
 ) -> Tensor:
     shape = _shape(tensor, rows, wanted, fill)

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from app.codec import InferRequest
-from app.codec.remember import remember
+from app.codec.bounded_cache import remember
 from app.errors import InvalidTensor, ModelNotReady, row_of
 from app.observe.journal import Part
 from app.serving.ensemble_graph import (

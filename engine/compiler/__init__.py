@@ -8,6 +8,7 @@ Runs in the process that compiles: the command line's, or one of its own. May im
 """
 
 from engine.compiler.compile import compile_fused, compile_model
+from engine.compiler.executable_rows import decide_rows
 from engine.compiler.options import (
     BatchDecision,
     CompileOptions,
@@ -21,7 +22,6 @@ from engine.compiler.process import (
     compile_in_process,
     fuse_in_process,
 )
-from engine.compiler.ready import decide_rows
 from engine.programs.onnx_session import give_back_memory
 
 __all__ = [

@@ -42,11 +42,11 @@ from engine.devices.device_lock import (
     model_devices,
     try_claim,
 )
-from engine.devices.device_request import (
+from engine.devices.device_spec import (
     SMALL_TILES,
     TILES,
     UNKNOWN_VERSION,
-    DeviceRequest,
+    DeviceSpec,
     checked_ipu_model,
 )
 from engine.devices.python_process import PythonOptions
@@ -198,12 +198,12 @@ class DeviceManager:
     ) -> Device:
         """Attach free units as one device: so many, or as many as a model needs.
 
-        `options` are device options (`engine.devices.device_request`); a model brings
+        `options` are device options (`engine.devices.device_spec`); a model brings
         its own. Raises NoDeviceAvailable (policy NO_WAIT; at once, whatever the policy,
         for what the pool can never give) or DeviceWaitTimeout, InvalidConfig for an
         option with a value it cannot have.
         """
-        return self._attach(DeviceRequest.of(wanted, options), 1, wait_config)[0]
+        return self._attach(DeviceSpec.of(wanted, options), 1, wait_config)[0]
 
     def get_devices(
         self,
@@ -220,7 +220,7 @@ class DeviceManager:
         """
         held = frozenset(unit for device in beside for unit in device.units)
         held &= frozenset(self.units)
-        return self._attach(DeviceRequest.of(wanted), count, wait_config, held)
+        return self._attach(DeviceSpec.of(wanted), count, wait_config, held)
 
     def try_get_device(
         self,
@@ -247,10 +247,10 @@ class DeviceManager:
                 f"{_listed(self.graph_units)}"
             )
         if isinstance(options, Model):
-            options = DeviceRequest.of(options).options
-        request = DeviceRequest(1, options or {})
+            options = DeviceSpec.of(options).options
+        spec = DeviceSpec(1, options or {})
         claims = _claim([device_id], 1, 1, wait_config or DeviceWaitConfig())
-        return self._devices(claims, request)[0]
+        return self._devices(claims, spec)[0]
 
     def try_get_specific_device(
         self,
@@ -273,17 +273,17 @@ class DeviceManager:
         (0: all 1472) scales its threads: a part of the tiles has that part of them, one
         at least. Raises InvalidConfig for what there is not.
         """
-        request = DeviceRequest.of(wanted)
+        spec = DeviceSpec.of(wanted)
         if isinstance(wanted, Model):
             ipu_version = wanted.metadata.ipu_version or ipu_version
-        checked_ipu_model(request.num_ipus, ipu_version, tiles_per_ipu)
+        checked_ipu_model(spec.num_ipus, ipu_version, tiles_per_ipu)
         number = next(_MODEL_NUMBERS)
         units = [
-            f"{MODEL_KIND}:{os.getpid()}.{number}.{n}" for n in range(request.num_ipus)
+            f"{MODEL_KIND}:{os.getpid()}.{number}.{n}" for n in range(spec.num_ipus)
         ]
 
         def threads() -> int:
-            share = request.threads or self.plan.threads(1)
+            share = spec.threads or self.plan.threads(1)
             return max(1, share * tiles_per_ipu // TILES) if tiles_per_ipu else share
 
         return Device(units, [], threads, [_CPU], self.plan.spin_us, ipu_version)
@@ -329,27 +329,27 @@ class DeviceManager:
 
     def _attach(
         self,
-        request: DeviceRequest,
+        spec: DeviceSpec,
         count: int,
         wait: DeviceWaitConfig | None,
         held: frozenset[str] = frozenset(),
     ) -> Sequence[Device]:
-        """`count` devices for one request, while `held` are the caller's for good."""
-        size = request.num_ipus
+        """`count` devices for one spec, while `held` are the caller's for good."""
+        size = spec.num_ipus
         units = [unit for unit in self.graph_units if unit not in held]
         if size < 1 or count > _most(units, size):
             raise NoDeviceAvailable(self._why_never(size, count, len(held)))
         claims = _claim(units, size, count, wait or DeviceWaitConfig())
-        return self._devices(claims, request)
+        return self._devices(claims, spec)
 
     def _devices(
-        self, claims: Sequence[Mapping[str, socket.socket]], request: DeviceRequest
+        self, claims: Sequence[Mapping[str, socket.socket]], spec: DeviceSpec
     ) -> Sequence[Device]:
         """The devices of claimed units, each with its process."""
-        size, spin_us = request.num_ipus, self.plan.spin_us
+        size, spin_us = spec.num_ipus, self.plan.spin_us
 
         def threads() -> int:
-            return request.threads or self.plan.threads(size)
+            return spec.threads or self.plan.threads(size)
 
         devices: list[Device] = []
         try:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from engine.devices import lend
+from engine.devices import other_interpreter
 from engine.owner import environment
 
 logger = logging.getLogger("engine.python")
@@ -65,7 +65,7 @@ class PythonOptions:
         """What starts `engine.worker.device_process`, up to its arguments."""
         memory = ["--python", "--memory", str(self.memory)]
         if self.interpreter:
-            return [self.interpreter, "-P", lend.__file__, *memory]
+            return [self.interpreter, "-P", other_interpreter.__file__, *memory]
         return [*device_process(), *memory]
 
     def variables(self, threads: int) -> dict[str, str]:

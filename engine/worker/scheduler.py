@@ -332,9 +332,9 @@ class Scheduler:
         channel: Channel,
         client: int,
         replica: int,
-        priority: int = 0,
-        weight: int = 0,
-        lane: int = 0,
+        priority: int,
+        weight: int,
+        lane: int,
     ) -> None:
         """Connect a client's channel to a replica."""
         owner, loaded = self.clients.get(client), self.replicas.get(replica)

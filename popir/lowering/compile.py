@@ -45,7 +45,6 @@ def compile_ir(
     ir: Ir,
     *,
     check: bool = True,
-    name: str = "popxl",
     host_effects: bool = True,
     check_scales: bool = False,
 ) -> Program:
@@ -78,7 +77,7 @@ def compile_ir(
     executable = assembly.executable(programs)
     return Program(
         executable,
-        _metadata(ir, lowered, ids, name),
+        _metadata(ir, lowered, ids),
         tuple(tensors[i] for i in ids),
         frozenset(tensors[i] for i in assembly.written),
         lowered.inputs,
@@ -88,7 +87,7 @@ def compile_ir(
     )
 
 
-def _metadata(ir: Ir, lowered: Lowered, ids: list[str], name: str) -> Metadata:
+def _metadata(ir: Ir, lowered: Lowered, ids: list[str]) -> Metadata:
     tensors = ir.main.tensors
     anchors = [
         *(
@@ -114,7 +113,7 @@ def _metadata(ir: Ir, lowered: Lowered, ids: list[str], name: str) -> Metadata:
         anchors.append(_anchor(tensor, load, TensorType.INPUT, LOAD))
         anchors.append(_anchor(tensor, save, TensorType.OUTPUT, SAVE))
     return Metadata(
-        executable=name,
+        executable="popxl",
         anchors=tuple(anchors),
         program_flow=ProgramFlow(load=(LOAD,), main=(MAIN,)),
         programs_map={

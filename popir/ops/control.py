@@ -12,23 +12,22 @@ def _results(call: Call) -> list[Spec]:
     return specs
 
 
-register(Record("Call", _results, effect=True))
-register(Record("Loop", _results, effect=True, refuses="a loop has no gradient"))
-register(Record("If", _results, effect=True))
+register(Record("Call", _results))
+register(Record("Loop", _results, refuses="a loop has no gradient"))
+register(Record("If", _results))
 
 
 def _loaded(call: Call) -> list[Spec]:
     return [call.inputs[0]]
 
 
-register(Record("HostLoad", _loaded, effect=True))
-register(Record("HostStore", lambda _: [], effect=True))
+register(Record("HostLoad", _loaded))
+register(Record("HostStore", lambda _: []))
 register(
     Record(
         "PrintTensor",
         same,
-        effect=True,
         grads=rules(rule("PrintTensorGrad", "g0", 0, lambda g: g["g0"])),
     )
 )
-register(Record("RemoteCodeLoad", lambda _: [], effect=True))
+register(Record("RemoteCodeLoad", lambda _: []))

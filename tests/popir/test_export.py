@@ -1,6 +1,6 @@
 """Programs become files, files are served: with the bits that the session gives.
 
-Covers: popir/export.py, engine/compiler/ready.py.
+Covers: popir/export.py, engine/compiler/executable_rows.py.
 """
 
 from __future__ import annotations

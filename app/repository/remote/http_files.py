@@ -83,20 +83,12 @@ class HttpFiles:
             yield answer
 
     @contextmanager
-    def file(
-        self,
-        url: str,
-        start: int,
-        tag: str = "",
-        headers: Mapping[str, str] | None = None,
-    ) -> Iterator[Reading]:
+    def file(self, url: str, start: int, tag: str = "") -> Iterator[Reading]:
         """A file from byte `start` on. With a `tag` it has to be the one that has it.
 
         Raises `RemoteError`, `SourceChanged` where it is not.
         """
-        asked = dict(headers or {})
-        if start:
-            asked["range"] = f"bytes={start}-"
+        asked = {"range": f"bytes={start}-"} if start else {}
         with self.answer("GET", url, asked) as answer:
             if tag and tag_of(answer.headers) != tag:
                 raise SourceChanged(f"{_shown(url)} has changed")

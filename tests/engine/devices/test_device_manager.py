@@ -1,6 +1,6 @@
 """Finding and attaching devices: specifications, exclusiveness, the wait policies.
 
-Covers: engine/devices/device_lock.py, engine/devices/device_request.py.
+Covers: engine/devices/device_lock.py, engine/devices/device_spec.py.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from engine import (
 )
 from engine.devices.cores import cpu_budget, usable_cores
 from engine.devices.device_lock import try_claim
-from engine.devices.device_request import OPTION_THREADS
+from engine.devices.device_spec import OPTION_THREADS
 from engine.devices.thread_plan import ThreadPlan
 from popef_io import Option, load_model
 from tests.engine import models

@@ -22,7 +22,7 @@ SMALL_TILES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceRequest:
+class DeviceSpec:
     """`num_ipus` units as one device, with the device options of a model or a caller.
 
     Raises InvalidConfig for a number of threads that is none.
@@ -41,7 +41,7 @@ class DeviceRequest:
     @classmethod
     def of(
         cls, wanted: int | Model, options: Mapping[str, str] | None = None
-    ) -> DeviceRequest:
+    ) -> DeviceSpec:
         """For a model, as its metadata says; else a number of units with `options`."""
         if isinstance(wanted, Model):
             metadata = wanted.metadata

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.codec.halves import BF16, FP16, pack_bf16, round_to_bf16, unpack_bf16
+from app.codec.half_floats import BF16, FP16, pack_bf16, round_to_bf16, unpack_bf16
 
 
 @pytest.mark.parametrize(

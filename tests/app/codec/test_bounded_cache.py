@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.codec.remember import REMEMBERED, remember
+from app.codec.bounded_cache import REMEMBERED, remember
 
 
 def test_what_is_kept_has_a_bound_and_the_newest_is_in_it() -> None:

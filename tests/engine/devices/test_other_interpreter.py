@@ -20,7 +20,7 @@ from engine import (
     PythonOptions,
     read_python_model,
 )
-from engine.devices import lend
+from engine.devices import other_interpreter
 
 MODEL = """
 import importlib.util
@@ -79,8 +79,8 @@ def test_what_an_interpreter_lacks_is_said(tmp_path: Path) -> None:
 
 
 def test_nothing_else_is_lent() -> None:
-    root = str(Path(lend.__file__).parents[2])
-    finder = lend.LentFinder(root)
+    root = str(Path(other_interpreter.__file__).parents[2])
+    finder = other_interpreter.LentFinder(root)
     assert finder.find_spec("engine") is not None
     assert finder.find_spec("app") is None
-    assert lend.missing() == ""
+    assert other_interpreter.missing() == ""
