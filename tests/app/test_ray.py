@@ -10,8 +10,7 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
-import tempfile
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -30,23 +29,17 @@ from app.http.asgi import Message, Receive, Scope, Send
 from app.observe.request_ids import HEADER
 from app.settings import Settings
 from tests.app.fronts import Client
-from tests.app.served import add
+from tests.app.served import ROOT, add
 from tests.engine import models
-from tests.support import is_gone, until
+from tests.support import until
 
-# Read when Ray is imported: no token, no report, and no address but this machine's.
-os.environ |= {
-    "RAY_AUTH_MODE": "disabled",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-}
-ray = pytest.importorskip("ray", reason="needs popgate[ray]: make test-ray")
-pytest.importorskip("ray.serve", reason="needs popgate[ray]: make test-ray")
+pytest.importorskip(
+    "bench.cluster.ray_cluster", reason="needs popgate[ray]: make test-ray"
+)
 
-from ray import serve  # noqa: E402
-from ray.cluster_utils import Cluster  # noqa: E402
+from ray import serve
 
-from app.ray import (  # noqa: E402
+from app.ray import (
     GatewayReplica,
     ReplicaFront,
     ScaleByUtilization,
@@ -55,6 +48,14 @@ from app.ray import (  # noqa: E402
     deployment,
     replica_settings,
 )
+from bench.cluster.ray_cluster import (
+    SETTINGS,
+    RayCluster,
+    devices_of,
+    ray_cluster,
+    ready_beside,
+)
+from bench.servers.processes import alive
 
 # Ray's own threads and sockets, which it leaves to the collector.
 pytestmark = [
@@ -62,9 +63,7 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),
 ]
 
-PORT = 18_765
-LOOPBACK = "127.0.0.1"
-NAME = "popgate"
+SCALING = ROOT / "docs" / "scaling.md"
 #: Gives numbers until `n`; after the first each waits for the file to be there.
 COUNT = """
 import time
@@ -83,14 +82,6 @@ class Count:
             while not Path(path[0].decode()).exists() and not self.context.cancelled:
                 time.sleep(0.001)
 """
-#: As docs/scaling.md has it: a lost node is missed soon, and each has a process ready.
-CLUSTER = {
-    "health_check_period_ms": 500,
-    "health_check_failure_threshold": 3,
-    "health_check_timeout_ms": 1000,
-    "raylet_death_check_interval_milliseconds": 250,
-    "enable_worker_prestart": True,
-}
 #: Lets requests that come one after the other meet.
 MEETING = "max_batch_size = 8\nmax_queue_delay = 0.02\n"
 
@@ -201,33 +192,22 @@ def test_a_replica_that_dies_is_missed_soon() -> None:
     assert config.health_check_timeout_s == 10
 
 
+def test_the_docs_have_the_settings_of_the_cluster_here() -> None:
+    (said,) = re.findall(r"--system-config='(.+?)'", SCALING.read_text(), re.DOTALL)
+    assert json.loads(said) == SETTINGS
+
+
 # -- on a cluster
 
 
 class Service:
-    """A cluster with PopGate on it, as its users and Ray's see it."""
+    """PopGate on a cluster, as its users and Ray's see it."""
 
-    def __init__(self, root: Path, temporary: Path) -> None:
+    def __init__(self, cluster: RayCluster, root: Path) -> None:
         self.root = root
-        node = {"object_store_memory": 80 << 20, "node_ip_address": LOOPBACK}
-        self.cluster = Cluster(
-            initialize_head=True,
-            head_node_args={
-                "num_cpus": 0,  # no replica where the proxy is: it would get all
-                "include_dashboard": False,
-                "temp_dir": str(temporary),
-                "_system_config": CLUSTER,
-                **node,
-            },
-        )
-        self.nodes = [self.cluster.add_node(num_cpus=2, **node) for _ in range(2)]
-        ray.init(address=self.cluster.address, log_to_driver=False)
-        serve.start(
-            http_options={"host": LOOPBACK, "port": PORT}, proxy_location="HeadOnly"
-        )
-        self.http = httpx.Client(
-            base_url=f"http://{LOOPBACK}:{PORT}", timeout=60, trust_env=False
-        )
+        self.cluster = cluster
+        self.replicas = cluster.replicas
+        self.http = httpx.Client(base_url=cluster.url, timeout=60, trust_env=False)
 
     def run(self, **options: Any) -> None:
         """Deploy, and return when it is ready."""
@@ -236,14 +216,7 @@ class Service:
             "repository_poll_secs": 0.2,
             "allow_python": True,
         }
-        serve.run(deployment.options(**options).bind(args), name=NAME)
-
-    def replicas(self) -> dict[str, dict[str, Any]]:
-        """What Ray knows of those that run, by their tags."""
-        client = serve.context._get_global_client()
-        application = client.get_serve_details()["applications"][NAME]
-        found = application["deployments"][NAME]["replicas"]
-        return {r["replica_id"]: r for r in found if r["state"] == "RUNNING"}
+        self.cluster.run(args, **options)
 
     def samples(self, name: str, seen: set[str]) -> dict[str, Any]:
         """The samples of one metric, of all replicas in `seen`, by replica."""
@@ -265,30 +238,6 @@ class Service:
         until(asked, f"not all of {seen} gave {name}")
         return found
 
-    def end(self) -> None:
-        self.http.close()
-        serve.shutdown()
-        ray.shutdown()
-        self.cluster.shutdown()
-
-
-def children(pid: int) -> dict[int, bytes]:
-    """The processes that a process has started, and their command lines."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    pids = {int(p) for each in tasks for p in each.read_text().split()}
-    return {p: Path(f"/proc/{p}/cmdline").read_bytes() for p in pids}
-
-
-def ready_beside(pid: int) -> set[int]:
-    """The processes that Ray keeps on the node of a replica and does not use yet."""
-    node = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return {p for p, line in children(node).items() if line.startswith(b"ray::IDLE")}
-
-
-def devices_of(pid: int) -> set[int]:
-    """The device processes of a replica."""
-    return {p for p, line in children(pid).items() if b"engine" in line}
-
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
@@ -297,35 +246,25 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     add(root, "meeting", models.affine, config=MEETING)
     (root / "count" / "1").mkdir(parents=True)
     (root / "count" / "1" / "model.py").write_text(COUNT)
-    # Not below pytest's folder: the names of Ray's sockets would be too long.
-    temporary = Path(tempfile.mkdtemp(prefix="popgate-ray-", dir="/tmp"))
-    # Where Ray writes the address of the cluster; it makes no folder for that.
-    (temporary / "ray").mkdir()
-    before = os.environ.get("RAY_TMPDIR")
-    os.environ["RAY_TMPDIR"] = str(temporary)
     shared = set(os.listdir("/dev/shm"))
-    try:
-        found = Service(root, temporary)
-        pids: set[int] = set()
-        try:
-            found.run(num_replicas=2, ray_actor_options={"num_cpus": 1})
-            pids = {r["pid"] for r in found.replicas().values()}
-            pids |= {device for pid in pids for device in devices_of(pid)}
+    pids: set[int] = set()
+    with ray_cluster() as cluster:
+        found = Service(cluster, root)
+        found.run(num_replicas=2, ray_actor_options={"num_cpus": 1})
+        pids |= processes(found)
+        with found.http:
             yield found
-            for replica in found.replicas().values():
-                pids |= {replica["pid"], *devices_of(replica["pid"])}
-        finally:
-            found.end()
-        assert len(pids) >= 4
-        for pid in pids:
-            until(lambda pid=pid: is_gone(pid), f"process {pid} is left")  # type: ignore[misc]
-        until(lambda: "/ray-" not in Path("/proc/net/unix").read_text())
-        assert set(os.listdir("/dev/shm")) <= shared
-    finally:
-        os.environ.pop("RAY_TMPDIR")
-        if before is not None:
-            os.environ["RAY_TMPDIR"] = before
-        shutil.rmtree(temporary, ignore_errors=True)
+        pids |= processes(found)
+    assert len(pids) >= 4
+    until(lambda: not any(map(alive, pids)), f"some of {pids} are left")
+    until(lambda: "/ray-" not in Path("/proc/net/unix").read_text())
+    assert set(os.listdir("/dev/shm")) <= shared
+
+
+def processes(service: Service) -> set[int]:
+    """Replicas and their devices."""
+    pids = {r["pid"] for r in service.replicas().values()}
+    return pids | {device for pid in pids for device in devices_of(pid)}
 
 
 def infer(service: Service, value: float, name: str = "affine") -> httpx.Response:
@@ -452,7 +391,7 @@ def test_a_node_that_dies_costs_no_request(service: Service) -> None:
     """Ray's proxy answers 500 for the replica that it loses; the client asks again.
     The one in its place takes over a process that was ready."""
     before = service.replicas()
-    node = service.nodes.pop()
+    node = service.cluster.nodes[-1]
     dead = [tag for tag, r in before.items() if r["node_id"] == node.node_id]
     assert len(dead) == 1
     pid = before[dead[0]]["pid"]
@@ -466,9 +405,7 @@ def test_a_node_that_dies_costs_no_request(service: Service) -> None:
     failures: list[Exception] = []
 
     def ask(index: int) -> None:
-        with popgate.Client(
-            f"http://{LOOPBACK}:{PORT}", retries=10, idempotent=True
-        ) as client:
+        with popgate.Client(service.cluster.url, retries=10, idempotent=True) as client:
             value = np.full((1, 4), index, np.float32)
             while not ends.is_set():
                 try:
@@ -484,7 +421,7 @@ def test_a_node_that_dies_costs_no_request(service: Service) -> None:
         thread.start()
     try:
         until(lambda: failures or min(answers[i] for i in range(4)) > 20)
-        service.cluster.remove_node(node, allow_graceful=False)
+        service.cluster.kill(node)
         until(
             lambda: failures or len(set(service.replicas()) - set(dead)) == 2,
             "no replica in place of the lost one",
@@ -497,8 +434,7 @@ def test_a_node_that_dies_costs_no_request(service: Service) -> None:
             thread.join()
     assert failures == []
     assert ready & {r["pid"] for r in service.replicas().values()}
-    for each in lost:
-        until(lambda each=each: is_gone(each), f"process {each} is left")  # type: ignore[misc]
+    until(lambda: not any(map(alive, lost)), f"some of {lost} are left")
 
 
 def test_a_busy_replica_gets_help(service: Service) -> None:

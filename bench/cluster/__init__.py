@@ -1,0 +1,1 @@
+"""PopGate on several nodes."""
