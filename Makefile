@@ -61,7 +61,11 @@ test test-compiled test-lowest coverage: export PYTHONDONTWRITEBYTECODE =
 
 # What fails while four processes crowd the cores is run once more alone, and has to pass
 # there: the run names it in both cases.
-test: check
+# mypy takes one core: on the other all that tests import is compiled, which in a fresh
+# environment each of the four would do.
+test: $(VENV)/.installed-dev
+	$(bin)/python -m pytest -q --collect-only $(TESTS) > /dev/null 2>&1 & \
+		$(MAKE) --no-print-directory check; code=$$?; wait; exit $$code
 	$(bin)/python -m pytest $(PARALLEL) $(TESTS) || { test $$? = 1 && \
 		echo "make test: what failed runs once more, alone" && \
 		$(bin)/python -m pytest --last-failed --last-failed-no-failures none -x $(TESTS); }

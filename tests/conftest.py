@@ -11,6 +11,8 @@ os.environ["POPGATE_POOL"] = f"tests-{os.getpid()}"
 os.environ.pop("POPGATE_DEVICES", None)
 # Many tests load and unload models; those about who may take it away again.
 os.environ["POPGATE_TRUST_LOOPBACK"] = "1"
+# What `tests.warm` forks for this process and for all that it starts is its own.
+os.environ["WARM_TESTS_RUN"] = str(os.getpid())
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+import tests.warm  # noqa: F401 - before the engine, which starts processes
 from tests.app.served import ServedGateway
 
 # The same examples in every run, however slow the machine is at the moment: what fails

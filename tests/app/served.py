@@ -11,13 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any, Self, TypeAlias
 
 import httpx
 
 from app.repository.remote.remote_models import RemoteModels
-from tests.app.warm import WarmProcess, can_be_warm
 from tests.engine import models
 from tests.support import WAIT
 
@@ -53,23 +51,16 @@ def add(
 
 def run_popgate(*arguments: str | Path, **variables: str) -> Any:
     """A command that ends by itself: its code and what it wrote."""
-    command, environment = [*map(str, arguments)], {**os.environ, **variables}
-    if not can_be_warm(environment):
-        return subprocess.run(
-            [*POPGATE, *command],
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=WAIT * 2,
-            check=False,
-        )
-    with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
-        files = out.fileno(), err.fileno()
-        code = WarmProcess(command, ROOT, environment, *files).wait(WAIT * 2)
-        written = [file.seek(0) or file.read() for file in (out, err)]
-    return subprocess.CompletedProcess(command, code, *written)
+    return subprocess.run(
+        [*POPGATE, *map(str, arguments)],
+        cwd=ROOT,
+        env={**os.environ, **variables},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=WAIT * 2,
+        check=False,
+    )
 
 
 def memory_of(gateway: ServedGateway) -> int:
@@ -103,24 +94,17 @@ class ServedGateway:
             command += ["--port", "0"]
         command += options
         environment = {**os.environ, "POPGATE_POOL": self.pool, **variables}
-        self.process: WarmProcess | subprocess.Popen[str]
-        if before or not can_be_warm(environment):
-            self.process = subprocess.Popen(
-                [*before, *POPGATE, *command],
-                cwd=cwd,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            assert self.process.stdout is not None
-            self._stdout = self.process.stdout
-        else:
-            read, write = os.pipe()
-            self._stdout = os.fdopen(read)
-            self.process = WarmProcess(command, cwd, environment, write, write)
-            os.close(write)
+        self.process = subprocess.Popen(
+            [*before, *POPGATE, *command],
+            cwd=cwd,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self._stdout = self.process.stdout
         self.lines: list[str] = []
         self._changed = threading.Condition()
         self._ended = False

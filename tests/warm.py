@@ -1,0 +1,366 @@
+"""Python processes forked from one that has imported what they need.
+
+Importing takes most of what a gateway or a device costs until it works, and the tests
+start a thousand. Once this is imported, `subprocess.Popen` starts those of ours that
+`_ROLES` knows by their command so, here and in what is started so: from the fork
+on they are what the command is, each with its own environment, folder, descriptors,
+group and exit. All others are started from nothing, those of ours, too, where the
+environment holds anything that is read when modules are imported.
+
+One process for each role belongs to a run (to a worker of one), starts when it is
+needed first, and has one thread. It listens for single messages: a job, with its
+descriptors, is answered with the number of the new process; `wait` and a number with
+the status of a process that has ended.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import gc
+import importlib
+import io
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Mapping
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+ROOT = str(Path(__file__).resolve().parents[1])
+
+#: Names the process of a run whose forking processes are used; set in conftest.py.
+_RUN = "WARM_TESTS_RUN"
+#: What is imported before, by how the code of a command ends.
+_ROLES = {
+    "from engine.worker.device_process import run; run()": (
+        "engine.worker.device_process",
+        "onnxruntime",
+    ),
+    "from engine.compiler.fork_server import main; main(sys.argv[1:])": (
+        "engine.compiler.fork_server",
+        "engine.compiler.compile",
+    ),
+    "from app.cli import main; main()": (
+        "app.cli.settings_options",
+        "app.gateway",
+        "app.run",
+    ),
+}
+#: Read when modules are imported.
+_FOR_IMPORTS = ("MODEL_RUNTIME_", "POPEF_", "OTEL_", "PYTHON", "COVERAGE", "LD_")
+_NEVER = _FOR_IMPORTS[:3]
+_HARMLESS = {"PYTHONUNBUFFERED", "PYTHONPATH"}
+_MESSAGE = 1 << 17
+_DESCRIPTORS = 64
+_BACKLOG = 64
+
+_PYTHON = sys.executable
+_cold = subprocess.Popen
+_servers: dict[str, subprocess.Popen[bytes]] = {}
+_starting = threading.Lock()
+
+
+class _Popen(subprocess.Popen[Any]):
+    """One that forks where it can."""
+
+    _is_warm = False
+
+    def _execute_child(self, *arguments: Any) -> None:
+        names = signature(_cold._execute_child).parameters  # type: ignore[attr-defined]
+        given = dict(zip(list(names)[1:], arguments, strict=True))
+        role = _role(given)
+        if role is None:
+            super()._execute_child(*arguments)  # type: ignore[misc]
+            return
+        streams = [
+            theirs if theirs >= 0 else ours
+            for ours, theirs in enumerate(
+                given[name] for name in ("p2cread", "c2pwrite", "errwrite")
+            )
+        ]
+        passed = sorted({*given["pass_fds"]} - {0, 1, 2})
+        job = {
+            "command": given["args"],
+            "cwd": os.path.abspath(given["cwd"] or "."),
+            "environment": dict(_environment(given)),
+            "descriptors": [0, 1, 2, *passed],
+            "session": bool(given["start_new_session"]),
+            "files": resource.getrlimit(resource.RLIMIT_NOFILE),
+            "cores": sorted(os.sched_getaffinity(0)),
+        }
+        self.pid = int(_ask(role, json.dumps(job).encode(), [*streams, *passed]))
+        self._is_warm = self._child_created = True
+        self._close_pipe_fds(  # type: ignore[attr-defined]
+            *(given[n] for n in ("p2cread", "p2cwrite", "c2pread", "c2pwrite")),
+            *(given[n] for n in ("errread", "errwrite")),
+        )
+        self._role = role
+
+    def _try_wait(self, flags: int) -> tuple[int, int]:
+        if not self._is_warm:
+            return super()._try_wait(flags)  # type: ignore[misc, no-any-return]
+        try:
+            if not _has_ended(self.pid, block=not flags & os.WNOHANG):
+                return 0, 0
+            return self.pid, int(_ask(self._role, b"wait %d" % self.pid, []))
+        except (OSError, ValueError):  # a run that has ended
+            return self.pid, 0
+
+    def _internal_poll(self, *arguments: Any, **options: Any) -> int | None:
+        if not self._is_warm:
+            return super()._internal_poll(*arguments, **options)  # type: ignore[misc, no-any-return]
+        if self.returncode is None and self._waitpid_lock.acquire(False):  # type: ignore[attr-defined]
+            try:
+                pid, status = self._try_wait(os.WNOHANG)
+                if pid == self.pid:
+                    self._handle_exitstatus(status)  # type: ignore[attr-defined]
+            finally:
+                self._waitpid_lock.release()  # type: ignore[attr-defined]
+        return self.returncode
+
+
+subprocess.Popen = _Popen  # type: ignore[misc]
+
+
+def _environment(given: Mapping[str, Any]) -> Mapping[str, str]:
+    return os.environ if given["env"] is None else given["env"]
+
+
+def _role(given: Mapping[str, Any]) -> str | None:
+    """Whose process is to be forked for this; None: it is started from nothing."""
+    command = given["args"]
+    plain = ("preexec_fn", "startupinfo", "shell")
+    above = ("gid", "gids", "uid")
+    if (
+        not isinstance(command, list)
+        or command[0] != _PYTHON
+        or given["executable"] not in (None, command[0])
+        or not given["close_fds"]
+        or any(given[name] for name in plain)
+        or any(given[name] is not None for name in above)
+        or not _is_usual(_environment(given))
+    ):
+        return None
+    option, code = command[2:4] if command[1] == "-P" else command[1:3]
+    if option != "-c":
+        return None
+    return next((role for role in _ROLES if code.endswith(role)), None)
+
+
+def _is_usual(environment: Mapping[str, str]) -> bool:
+    """Whether nothing in it would have been read by what has been imported already."""
+    return (
+        environment.get("PYTHONPATH", ROOT) in (ROOT, os.environ.get("PYTHONPATH"))
+        and all(
+            environment.get(name) == os.environ.get(name)
+            for name in {*environment, *os.environ} - _HARMLESS
+            if name.startswith(_FOR_IMPORTS)
+        )
+        and not any(name.startswith(_NEVER) for name in environment)
+        and _RUN in os.environ
+    )
+
+
+def _has_ended(pid: int, *, block: bool) -> bool:
+    # Nobody waits for it but us: the number stays its own.
+    fd = os.pidfd_open(pid)
+    try:
+        poller = select.poll()
+        poller.register(fd, select.POLLIN)
+        return bool(poller.poll(None if block else 0))
+    finally:
+        os.close(fd)
+
+
+def _ask(role: str, message: bytes, descriptors: list[int]) -> bytes:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        if os.environ[_RUN] == str(os.getpid()):
+            _start(role)
+        connection.connect(_address(role))
+        socket.send_fds(connection, [message], descriptors)
+        if answer := connection.recv(_MESSAGE):
+            return answer
+    raise ConnectionResetError(f"what forks for {role} has ended")
+
+
+def _address(role: str) -> str:
+    return f"\0popgate-tests-{os.environ[_RUN]}-{role.split()[1]}"
+
+
+def _start(role: str) -> None:
+    """Has what forks for it, and for what that starts in turn, at work."""
+    roles = _ROLES if "app." in role else [role]
+    with _starting:
+        for each in roles:
+            if each in _servers:
+                continue
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+                listener.bind(_address(each))
+                listener.listen(_BACKLOG)
+                code = "from tests.warm import serve; serve()"
+                _servers[each] = _cold(
+                    [_PYTHON, "-P", "-c", code, str(listener.fileno()), each],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[listener.fileno()],
+                    # A pool of threads would not be there after a fork.
+                    env={**os.environ, "PYTHONPATH": ROOT, "OPENBLAS_NUM_THREADS": "1"},
+                )
+
+
+@atexit.register
+def _end() -> None:
+    if os.environ.get(_RUN) != str(os.getpid()):
+        return  # a fork of a run's
+    for server in _servers.values():
+        server.terminate()
+        server.wait()
+    _servers.clear()
+
+
+# -- in the processes that fork
+
+
+def serve() -> None:
+    """Forks until it is ended; returns in what has been forked, once that has run."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _, number, role = sys.argv
+    for name in _ROLES[role]:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    signal.signal(signal.SIGTERM, _leave)
+    _become(*_Forker(socket.socket(fileno=int(number))).run())
+
+
+def _leave(*_: object) -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:  # the run counts their processor time
+            pass
+    os._exit(0)
+
+
+class _Forker:
+    """Takes messages; and waits for processes whose owners have died, as init does."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._poller = select.poll()
+        self._connections: dict[int, socket.socket] = {}
+        self._owned: dict[int, set[int]] = {}  # numbers by their owner's
+        self._pidfds: dict[int, int] = {}  # to the number of an owner, or an orphan's
+        self._poller.register(listener, select.POLLIN)
+
+    def run(self) -> tuple[dict[str, Any], list[int]]:
+        """A job and its descriptors, in a process forked for it."""
+        while True:
+            for fd, _ in self._poller.poll():
+                if fd in self._pidfds:
+                    self._ended(fd)
+                elif connection := self._connections.pop(fd, None):
+                    self._poller.unregister(fd)
+                    with connection:
+                        if (forked := self._answer(connection)) is not None:
+                            return forked
+                else:
+                    connection, _ = self._listener.accept()
+                    self._connections[connection.fileno()] = connection
+                    self._poller.register(connection, select.POLLIN)
+
+    def _answer(
+        self, connection: socket.socket
+    ) -> tuple[dict[str, Any], list[int]] | None:
+        message, descriptors, _, _ = socket.recv_fds(connection, _MESSAGE, _DESCRIPTORS)
+        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4)
+        owner = int.from_bytes(peer, sys.byteorder)
+        if message.startswith(b"wait "):
+            number = int(message.removeprefix(b"wait "))
+            _, answer = os.waitpid(number, 0)
+            self._owned.get(owner, set()).discard(number)
+        elif message:
+            answer = os.fork()
+            if answer == 0:
+                self._close()
+                return json.loads(message), descriptors
+            for each in descriptors:
+                os.close(each)
+            self._watch(owner)
+            self._owned.setdefault(owner, set()).add(answer)
+        with contextlib.suppress(OSError):
+            connection.send(b"%d" % answer)
+        return None
+
+    def _watch(self, number: int) -> None:
+        if number not in self._pidfds.values():
+            fd = os.pidfd_open(number)
+            self._pidfds[fd] = number
+            self._poller.register(fd, select.POLLIN)
+
+    def _ended(self, fd: int) -> None:
+        self._poller.unregister(fd)
+        number = self._pidfds.pop(fd)
+        os.close(fd)
+        for orphan in self._owned.pop(number, ()):
+            self._watch(orphan)
+        with contextlib.suppress(ChildProcessError):  # the orphan of another
+            os.waitpid(number, os.WNOHANG)
+
+    def _close(self) -> None:
+        self._listener.close()
+        for connection in self._connections.values():
+            connection.close()
+        for fd in self._pidfds:
+            os.close(fd)
+
+
+def _become(job: dict[str, Any], descriptors: list[int]) -> None:
+    """Runs a command as a Python does that has been started for it."""
+    targets = job["descriptors"]
+    above = max(*targets, *descriptors) + 1
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in descriptors]
+    for fd in descriptors:
+        os.close(fd)
+    for fd, target in zip(high, targets, strict=True):
+        os.dup2(fd, target)
+        os.close(fd)
+    if job["session"]:
+        os.setsid()
+    resource.setrlimit(resource.RLIMIT_NOFILE, job["files"])
+    os.sched_setaffinity(0, job["cores"])
+    os.environ.clear()
+    os.environ.update(job["environment"])
+    os.chdir(job["cwd"])
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _open_streams()
+    command = job["command"][1:]
+    if command[0] == "-P":
+        del command[0]
+    else:
+        sys.path.insert(0, "")
+    option, code, *arguments = command
+    sys.argv[:] = [option, *arguments]
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    exec(code, main.__dict__)
+
+
+def _open_streams() -> None:
+    raw = bool(os.environ.get("PYTHONUNBUFFERED"))
+    sys.stdin = sys.__stdin__ = os.fdopen(0, closefd=False)  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = io.TextIOWrapper(  # type: ignore[misc]
+        os.fdopen(1, "wb", 0 if raw else -1, closefd=False),
+        line_buffering=os.isatty(1),
+        write_through=raw,
+    )
+    sys.stderr = sys.__stderr__ = os.fdopen(  # type: ignore[misc]
+        2, "w", buffering=1, errors="backslashreplace", closefd=False
+    )
