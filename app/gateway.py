@@ -19,7 +19,7 @@ from app.codec.shared_memory import RegionTable
 from app.config.config_keys import KeyProblem
 from app.config.log_config import read_log_config
 from app.limits import DEFAULT_LIMITS
-from app.observe.access_log import AccessLog, parse_ratio
+from app.observe.access_log import AccessLog
 from app.observe.journal import Journal
 from app.observe.log import LogControl, LogSettings
 from app.observe.machine import BusyShares, Processors
@@ -120,22 +120,14 @@ class Gateway:
             on_change=lambda: self.table.renew_tracers(),
         )
         self._spans = spans_of_environment()
-        processes = settings.workers + (settings.workers > 1)
-        access = AccessLog(parse_ratio(settings.access_log), processes)
+        access = AccessLog.of(settings.access_log, settings.workers)
         self.journal = Journal(access, self._spans)
         self.processors = Processors()
         self.devices_busy: BusyShares[str] = BusyShares()
         self.models_busy: BusyShares[int] = BusyShares()
         self.keys = _keys(settings)
         self.regions = _regions(settings)
-        self.table = ModelTable(
-            replace(DEFAULT_LIMITS, max_body_bytes=settings.max_body_size),
-            regions=self.regions,
-            tracer=self.tracing.tracer,
-            absent=self,
-            on_change=self._model_changed,
-            keeps_parts=self._spans is not None,
-        )
+        self.table = self._make_table()
         self.others = others(self.table, self.metrics)
         self.started_at = time.time()
         self.load_seconds = 0.0
@@ -146,13 +138,7 @@ class Gateway:
         self._cache = CompileCache(
             settings.cache_dir, settings.compile_timeout, settings.compile_memory
         )
-        self.calls = ModelCalls(
-            self.table,
-            CallGraph(lambda name: self.repository.needs_of(name)),
-            Requesters(self.table, self.others),
-            settings.request_timeout,
-            settings.shutdown_timeout + settings.request_timeout,
-        )
+        self.calls = self._make_calls()
         self.repository = self._make_repository()
         self._uploads = Uploads(settings.cache_dir / "uploads")
         self.control = self._make_control()
@@ -188,6 +174,27 @@ class Gateway:
     async def _settled(self, leaving: Sequence[object]) -> None:
         await self.calls.settled(leaving)
         await self.others.settled(leaving)
+
+    def _make_table(self) -> ModelTable:
+        most = self.settings.max_body_size
+        return ModelTable(
+            replace(DEFAULT_LIMITS, max_body_bytes=most),
+            regions=self.regions,
+            tracer=self.tracing.tracer,
+            absent=self,
+            on_change=self._model_changed,
+            keeps_parts=self._spans is not None,
+        )
+
+    def _make_calls(self) -> ModelCalls:
+        timeout = self.settings.request_timeout
+        return ModelCalls(
+            self.table,
+            CallGraph(lambda name: self.repository.needs_of(name)),
+            Requesters(self.table, self.others),
+            timeout,
+            self.settings.shutdown_timeout + timeout,
+        )
 
     def _make_devices(self) -> GatewayDevices:
         settings = self.settings

@@ -32,7 +32,7 @@ from app.http.access import Access, key_group
 from app.http.asgi import ASGIApp, Message, Receive, Scope, Send
 from app.main import create_app
 from app.observe.request_ids import HEADER
-from app.run import prepare_process
+from app.server_process import prepare_process
 from app.serving.keys import Key
 from app.serving.sequences import SequenceScheduler
 from app.settings import Settings

@@ -10,35 +10,34 @@ import socket
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any
 
-from app.errors import use_statuses
 from app.gateway import Gateway
 from app.http.access import Access, is_loopback
 from app.http.front import InferFront
-from app.http.management_socket import ManagementFront
-from app.http.metrics_port import MetricsFront
-from app.http.server import GatewayServer, ListenError, listen_tcp, listen_unix
+from app.http.listeners import Listeners
+from app.http.server import GatewayServer, ListenError
 from app.http.tls import Certificate, TlsError
 from app.main import create_app
-from app.observe.log import is_written, set_up_logging
+from app.observe.log import is_written
 from app.observe.metrics import MetricsRegistry
 from app.other_processes import OtherProcesses
+from app.server_process import (
+    certificate_of,
+    prepare_process,
+    server_options,
+    spare_the_collector,
+)
 from app.serving.table import ModelTable
 from app.settings import Settings
 from engine import (
     NoDeviceAvailable,
     TimedOut,
-    keep_large_blocks,
-    raise_descriptor_limit,
 )
 
 logger = logging.getLogger(__name__)
 
 EXIT_FAILED = 1
 EXIT_NO_DEVICE = 3
-GC_THRESHOLD = 20_000  # containers made and not freed again between two looks
 
 
 def run_gateway(
@@ -57,11 +56,10 @@ def run_gateway(
     """
     certificate = _certificate(settings)
     listeners = Listeners(settings)
-    main = listeners.main
-    url = f"unix:{settings.uds}" if settings.uds else _url(settings, main)
+    url = listeners.url
 
     def started(gateway: Gateway) -> None:
-        _spare_the_collector()
+        spare_the_collector()
         on_started(url, gateway)
 
     def failed(error: Exception) -> None:
@@ -78,37 +76,18 @@ def run_gateway(
         )
         prepare_process(settings)
         app = create_app(gateway=gateway)
-        options: dict[str, Any] = {
-            "drain_grace": settings.drain_grace,
-            "shutdown_timeout": settings.shutdown_timeout,
-            "header_timeout": settings.header_timeout,
-            "upload_timeout": settings.upload_timeout,
-            "send_timeout": settings.send_timeout,
-            "max_connections": settings.max_connections,
-            "certificate": certificate,
-            "sides": listeners.sides(app),
-            "is_drained": lambda: gateway.is_drained,
-            "on_drain": gateway.begin_drain,
-            "on_reload": gateway.reload,
-            "abort": gateway.abort,
-        }
-        sockets = [main]
-        if settings.workers > 1:
-            server = _supervisor(gateway, app, options)
-            sockets = []  # they are the workers'
-        else:
-            server = GatewayServer(app, **options)
+        server = _server(settings, gateway, app, listeners, certificate)
         in_models = gateway.count_unfinished  # those of workers too
         # Less the one that asks.
         gateway.count_unfinished = lambda: max(in_models(), server.unfinished() - 1)
         if certificate is not None:
             gateway.certificate_expires = lambda: certificate.expires
-        metrics = listeners.metrics
         gc.freeze()
         gc.enable()
-        on_listening(url, None if metrics is None else _url(settings, metrics))
-        _warn_of_strangers(settings, app.access, main)
-        server.run(sockets=sockets)
+        on_listening(url, listeners.metrics_url)
+        _warn_of_strangers(settings, app.access, listeners.main)
+        # Those of several workers are theirs.
+        server.run(sockets=[] if settings.workers > 1 else [listeners.main])
         gateway.journal.write_gathered()
     finally:
         listeners.close()
@@ -135,9 +114,23 @@ def _others(
     return Workers(settings, listeners, table, metrics)
 
 
-def _supervisor(
-    gateway: Gateway, app: InferFront, options: dict[str, Any]
+def _server(
+    settings: Settings,
+    gateway: Gateway,
+    app: InferFront,
+    listeners: Listeners,
+    certificate: Certificate | None,
 ) -> GatewayServer:
+    options = server_options(settings) | {
+        "certificate": certificate,
+        "sides": listeners.sides(app),
+        "is_drained": lambda: gateway.is_drained,
+        "on_drain": gateway.begin_drain,
+        "on_reload": gateway.reload,
+        "abort": gateway.abort,
+    }
+    if settings.workers == 1:
+        return GatewayServer(app, **options)
     from app.workers.server import SupervisorServer
     from app.workers.supervisor import Workers
 
@@ -145,21 +138,10 @@ def _supervisor(
     return SupervisorServer(app, gateway.others, **options)
 
 
-def prepare_process(settings: Settings) -> None:
-    """Make the whole process a server: its log, its memory, its descriptors."""
-    set_up_logging(settings.log_level, settings.log_format)
-    use_statuses(settings.error_statuses)
-    keep_large_blocks()
-    # A loaded model and a connection take one each; the usual 1024 is soon used up.
-    raise_descriptor_limit()
-
-
 def _certificate(settings: Settings) -> Certificate | None:
     """What to speak TLS with. Raises `ListenError`."""
-    if settings.tls_cert is None:
-        return None
     try:
-        return Certificate(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+        return certificate_of(settings)
     except TlsError as e:
         msg = f"cannot speak TLS with {e}"
         raise ListenError(msg) from None
@@ -180,94 +162,3 @@ def _warn_of_strangers(
         "--keys FILE changes that",
         *listener.getsockname()[:2],
     )
-
-
-class Listeners:
-    """The sockets that are listened on, which are closed, and whose files are removed,
-    together."""
-
-    def __init__(self, settings: Settings) -> None:
-        """Raises `ListenError`, with nothing left open."""
-        self._open: list[socket.socket] = []
-        self._files: list[Path] = []
-        self.metrics: socket.socket | None = None
-        self.management: socket.socket | None = None
-        port, path = settings.metrics_port, settings.management_socket
-        try:
-            workers = settings.workers
-            if settings.uds is not None:
-                self.main = self._unix(settings.uds)
-                self.of_workers = [self.main] * workers
-            else:
-                self.main = self._tcp(settings.host, settings.port)
-                self.of_workers = [self.main]
-                if workers > 1:
-                    self._share_out(settings.host, workers)
-            if port and port == settings.port and settings.uds is None:
-                port = None  # all of it is there already
-            if port is not None:
-                self.metrics = self._tcp(settings.host, port)
-            if path is not None:
-                self.management = self._unix(path, private=True)
-        except ListenError:
-            self.close()
-            raise
-
-    def _share_out(self, host: str, workers: int) -> None:
-        """A socket for each worker, among which the kernel spreads connections. All are
-        kept open here: what waits in one goes to the next process of its worker."""
-        port = self.main.getsockname()[1]
-        # While it was there, no other server was: those that share would not notice.
-        self._open.remove(self.main)
-        self.main.close()
-        self.of_workers = []
-        for _ in range(workers):
-            self.of_workers.append(listen_tcp(host, port, shared=True))
-            self._open.append(self.of_workers[-1])
-        self.main = self.of_workers[0]
-
-    def _tcp(self, host: str, port: int) -> socket.socket:
-        self._open.append(listen_tcp(host, port))
-        return self._open[-1]
-
-    def _unix(self, path: Path, *, private: bool = False) -> socket.socket:
-        self._open.append(listen_unix(path, private=private))
-        self._files.append(path)
-        return self._open[-1]
-
-    def sides(self, app: InferFront) -> list[tuple[InferFront, socket.socket]]:
-        """What is served besides the main socket, and where."""
-        found: list[tuple[InferFront, socket.socket]] = []
-        if self.metrics is not None:
-            found.append((MetricsFront(app), self.metrics))
-        if self.management is not None:
-            found.append((ManagementFront(app), self.management))
-        return found
-
-    def close(self) -> None:
-        for listener in self._open:
-            listener.close()
-        for path in self._files:
-            path.unlink(missing_ok=True)
-
-    def __repr__(self) -> str:
-        return f"<Listeners {self._open}>"
-
-
-def _spare_the_collector() -> None:
-    """What is there now stays: the garbage collector need not walk through it again.
-
-    Requests make no cycles, so that looking for them less often costs no memory.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(GC_THRESHOLD)
-
-
-def _url(settings: Settings, listener: socket.socket) -> str:
-    host, port = settings.host, listener.getsockname()[1]
-    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
-    if ":" in shown and not shown.startswith("["):
-        shown = f"[{shown}]"
-    scheme = "http" if settings.tls_cert is None else "https"
-    return f"{scheme}://{shown}:{port}"

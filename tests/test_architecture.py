@@ -103,6 +103,7 @@ TOP: dict[str, dict[str, frozenset[str]]] = {
     "app": {
         "gateway": frozenset({"api", "cli", "workers"}),
         "other_processes": frozenset({"workers"}),
+        "server_process": frozenset({"workers"}),
         "main": frozenset({"cli"}),
         "run": frozenset({"cli"}),
         "ray": frozenset(),

@@ -54,6 +54,12 @@ class AccessLog:
         self._left_out = 0
         self.set_ratio(ratio)
 
+    @classmethod
+    def of(cls, text: str, workers: int) -> AccessLog:
+        """Of a server with so many workers, as `parse_ratio` reads the text. Several
+        have a supervisor beside them."""
+        return cls(parse_ratio(text), workers + (workers > 1))
+
     def set_ratio(self, ratio: float | None) -> None:
         """Log this share from now on."""
         self.ratio = ratio

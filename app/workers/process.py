@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 import os
 import signal
 import socket
@@ -20,28 +19,30 @@ from typing import Any
 
 from app.api.routes import generate, kserve_v1
 from app.codec.compression import CompressResponses
-from app.errors import use_statuses
 from app.http.access import Access
 from app.http.relay import Relay
 from app.http.server import GatewayServer
-from app.http.tls import Certificate
 from app.limits import DEFAULT_LIMITS
-from app.observe.access_log import AccessLog, parse_ratio
+from app.observe.access_log import AccessLog
 from app.observe.journal import Journal
-from app.observe.log import LogControl, LogSettings, is_written, set_up_logging
+from app.observe.log import LogControl, LogSettings, is_written
 from app.observe.shared_counters import CounterSegment
 from app.observe.shared_totals import SharedTotals
 from app.observe.spans import spans_of_environment
+from app.server_process import (
+    certificate_of,
+    prepare_process,
+    server_options,
+    spare_the_collector,
+)
 from app.serving.keys import Keys
 from app.serving.service import Service
 from app.serving.transfer_memory import TransferMemory
 from app.settings import Settings
 from app.workers.front import WorkerFront
-from app.workers.messages import receive
+from app.workers.messages import Message, receive
 from app.workers.worker import Worker
-from engine import die_with, keep_large_blocks, raise_descriptor_limit
-
-GC_THRESHOLD = 20_000
+from engine import die_with
 
 
 class WorkerServer(GatewayServer):
@@ -69,20 +70,37 @@ def main(arguments: list[str] | None = None) -> int:
     die_with(options.owner_fd)
     sock = socket.socket(fileno=options.control_fd)
     start, (counters_fd, totals_fd, listener_fd) = receive(sock)
-    totals = SharedTotals.attach(totals_fd, start["workers"] + 1)
     settings = Settings(**start["settings"])
-    set_up_logging(settings.log_level, settings.log_format)
-    use_statuses(settings.error_statuses)
-    keep_large_blocks()
-    raise_descriptor_limit()
+    prepare_process(settings)
     spans = spans_of_environment()
-    ratio, processes = parse_ratio(settings.access_log), start["workers"] + 1
-    journal = Journal(AccessLog(ratio, processes), spans)
+    journal = Journal(AccessLog.of(settings.access_log, settings.workers), spans)
+    counters = CounterSegment.attach(counters_fd)
+    worker = _worker(sock, counters, journal, settings, start)
+    totals = SharedTotals.attach(totals_fd, start["workers"] + 1)
+    server = _server(worker, journal, settings, start, totals)
+    spare_the_collector()
+    server.run(sockets=[socket.socket(fileno=listener_fd)])
+    journal.write_gathered()
+    if spans is not None:
+        spans.close()
+    is_written()
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+    return server.exit_code
+
+
+def _worker(
+    sock: socket.socket,
+    counters: CounterSegment,
+    journal: Journal,
+    settings: Settings,
+    start: Message,
+) -> Worker:
     control = LogControl(settings.log_level, settings.log_format)
     key = settings.api_key
     worker = Worker(
         sock,
-        CounterSegment.attach(counters_fd),
+        counters,
         replace(DEFAULT_LIMITS, max_body_bytes=settings.max_body_size),
         Keys(
             settings.keys,
@@ -98,18 +116,27 @@ def main(arguments: list[str] | None = None) -> int:
     if "access" in start:
         journal.set_access(start["access"])
     worker.is_drained = "drained" in start
-    service = Service(
-        worker.table,
-        timeout=settings.request_timeout,
-        transfers=TransferMemory(
-            settings.transfer_memory, totals.bytes_held(start["number"])
-        ),
-        journal=journal,
-    )
+    return worker
+
+
+def _server(
+    worker: Worker,
+    journal: Journal,
+    settings: Settings,
+    start: Message,
+    totals: SharedTotals,
+) -> WorkerServer:
+    number = start["number"]
+    transfers = TransferMemory(settings.transfer_memory, totals.bytes_held(number))
     front = WorkerFront(
         worker,
         Relay(start["relay"]),
-        service,
+        Service(
+            worker.table,
+            timeout=settings.request_timeout,
+            transfers=transfers,
+            journal=journal,
+        ),
         Access(settings.restrictions, worker.keys),
         operations=(*generate.OPERATIONS, *kserve_v1.OPERATIONS),
         compress_responses=CompressResponses(settings.compress_responses),
@@ -118,17 +145,10 @@ def main(arguments: list[str] | None = None) -> int:
     )
     server = WorkerServer(
         front,
-        drain_grace=settings.drain_grace,
-        shutdown_timeout=settings.shutdown_timeout,
-        header_timeout=settings.header_timeout,
-        upload_timeout=settings.upload_timeout,
-        send_timeout=settings.send_timeout,
-        max_connections=settings.max_connections,
+        **server_options(settings),
         # Without a number, descriptors are the bound, and each process has its own.
-        connections=(
-            totals.connections(start["number"]) if settings.max_connections else None
-        ),
-        certificate=_certificate(settings),
+        connections=totals.connections(number) if settings.max_connections else None,
+        certificate=certificate_of(settings),
         is_drained=lambda: worker.is_drained,
         abort=worker.abort,
     )
@@ -136,23 +156,7 @@ def main(arguments: list[str] | None = None) -> int:
     worker.on_connection = server.take_over
     worker.on_drain = lambda: server.stop(0)
     worker.connections = lambda: server.server_state.connections
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(GC_THRESHOLD)
-    server.run(sockets=[socket.socket(fileno=listener_fd)])
-    journal.write_gathered()
-    if spans is not None:
-        spans.close()
-    is_written()
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()
-    return server.exit_code
-
-
-def _certificate(settings: Settings) -> Certificate | None:
-    if settings.tls_cert is None:
-        return None
-    return Certificate(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+    return server
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""The process of a gateway, from the outside."""
+"""The process of a gateway, from the outside.
+
+Covers: app/server_process.py.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,52 @@
+"""What all processes of a server have in common that take connections."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+from app.errors import use_statuses
+from app.http.tls import Certificate
+from app.observe.log import set_up_logging
+from app.settings import Settings
+from engine import keep_large_blocks, raise_descriptor_limit
+
+GC_THRESHOLD = 20_000  # containers made and not freed again between two looks
+
+
+def prepare_process(settings: Settings) -> None:
+    """Make the whole process a server: its log, its memory, its descriptors."""
+    set_up_logging(settings.log_level, settings.log_format)
+    use_statuses(settings.error_statuses)
+    keep_large_blocks()
+    # A loaded model and a connection take one each; the usual 1024 is soon used up.
+    raise_descriptor_limit()
+
+
+def spare_the_collector() -> None:
+    """What is there now stays: the garbage collector need not walk through it again.
+
+    Requests make no cycles, so that looking for them less often costs no memory.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
+
+
+def certificate_of(settings: Settings) -> Certificate | None:
+    """What to speak TLS with. Raises `TlsError`."""
+    if settings.tls_cert is None:
+        return None
+    return Certificate(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+
+
+def server_options(settings: Settings) -> dict[str, Any]:
+    """Of a `GatewayServer`."""
+    return {
+        "drain_grace": settings.drain_grace,
+        "shutdown_timeout": settings.shutdown_timeout,
+        "header_timeout": settings.header_timeout,
+        "upload_timeout": settings.upload_timeout,
+        "send_timeout": settings.send_timeout,
+        "max_connections": settings.max_connections,
+    }
