@@ -107,8 +107,8 @@ class AccessLog:
         if not logger.isEnabledFor(level):
             return
         # As `logger.log` does, which would look for the line of code that called it.
-        make = logger.makeRecord
-        record = make(logger.name, level, "", 0, message, (), None, extra=dict(fields))
+        record = logger.makeRecord(logger.name, level, "", 0, message, (), None)
+        vars(record).update(fields)
         if ended is not None:
             record.created, record.msecs = ended, ended % 1 * 1000
         logger.handle(record)
