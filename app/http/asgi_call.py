@@ -11,6 +11,7 @@ from typing import Any
 from app.codec.messages import InferRequest, Response
 from app.errors import InvalidRequest, row_of
 from app.http.asgi import ClientGone, Receive
+from app.observe.journal import Asked
 from app.serving.call import Call, Form
 from app.serving.pending import IteratingRunner, ResponseScheduler
 from app.serving.service import Service
@@ -22,8 +23,9 @@ from engine import Tensor
 class AsgiCall(Call):
     """A call whose task waits for it."""
 
-    #: The address of its client.
+    #: The address of its client, and the path that it asked for.
     peer: str = ""
+    url_path: str = ""
     _answer: Response | None = None
     _woken: asyncio.Future[None] | None = None
     _watcher: asyncio.Task[None] | None = None
@@ -59,6 +61,9 @@ class AsgiCall(Call):
 
     def client(self) -> str:
         return self.peer
+
+    def asked(self) -> Asked:
+        return super().asked()._replace(path=self.url_path or self.path)
 
     def count_body(self, size: int) -> None:
         self.share.take(size)

@@ -169,6 +169,8 @@ class InferFront:
             # A body stays unread.
             await send_error(send, ErrorResponse.of(error, close=is_post))
             return
+        if key is not None:
+            scope[KEY].key = key.config.name
         if not is_post:
             await self.fallback(scope, receive, send)
             return
@@ -201,7 +203,7 @@ class InferFront:
         log: RequestLog = scope[KEY]
         try:
             call.arrived = time.monotonic_ns()
-            call.peer = log.client
+            call.peer, call.url_path = log.client, scope["path"]
             body = await self._body_or_refusal(call, scope, receive, send)
             if body is None:
                 return

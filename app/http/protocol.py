@@ -459,8 +459,7 @@ class GatewayProtocol(HttpToolsProtocol):
                 exchange.missing = missing
                 if missing > DECODED_AT_ONCE:
                     exchange.is_large = True
-                if self._short[path].tracer is not None:
-                    exchange.arrived = monotonic_ns()
+                exchange.arrived = monotonic_ns()
                 self._exchange = self._begun = exchange
                 self._has_cycle = True
                 self.cycle = exchange  # type: ignore[assignment]
@@ -698,20 +697,13 @@ class GatewayProtocol(HttpToolsProtocol):
         ):
             self.transport.close()  # it has its answer, or half of one
             return
-        headers = dict(self.headers) if self._in_message else {}
-        request_id = cycle.request_id if isinstance(cycle, Exchange) else id_of(headers)
+        asked = cycle.asked() if isinstance(cycle, Exchange) else self._asked_so_far()
+        request_id = asked.request_id
         answer = ErrorResponse.of(error, request_id, close=True)
         head = b"".join(b"%b: %b\r\n" % header for header in answer.headers)
         status = STATUS_LINE[answer.status]
         self.transport.write(
             b"%b%bx-request-id: %b\r\n\r\n%b" % (status, head, request_id, answer.body)
-        )
-        asked = Asked(
-            request_id,
-            self.parser.get_method().decode() if self._has_cycle else "-",
-            self.url.decode("latin-1") if self._in_message else "-",
-            str(self.client[0]) if self.client else "",
-            headers.get(b"traceparent", b""),
         )
         now, why = monotonic_ns(), str(error)
         failed = Failed(asked, None, answer.status, row_of(error).code, why, now, stood)
@@ -722,6 +714,18 @@ class GatewayProtocol(HttpToolsProtocol):
             cycle.disconnected = True
             cycle.message_event.set()
         self._close_gently()
+
+    def _asked_so_far(self) -> Asked:
+        """What has been read of the message that is being parsed."""
+        headers = dict(self.headers) if self._in_message else {}
+        has_url = self._in_message and bool(self.url)
+        return Asked(
+            id_of(headers),
+            self.parser.get_method().decode() if has_url else "-",
+            self.url.decode("latin-1") if has_url else "-",
+            str(self.client[0]) if self.client else "",
+            headers.get(b"traceparent", b""),
+        )
 
     def _close_gently(self, refusals: float = 1.0) -> None:
         """Close the connection when its client has had time to read the last answer."""

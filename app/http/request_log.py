@@ -37,6 +37,8 @@ class RequestLog:
         self.scope: Scope = {**scope, "headers": [*rest, (HEADER, self.request_id)]}
         self.scope[KEY] = self
         self.is_done = False
+        #: The name of the key that let it in.
+        self.key = ""
         self._trace = headers.get(b"traceparent", b"")
         self._send = send
         self._journal = journal
@@ -72,6 +74,7 @@ class RequestLog:
             scope["path"],
             self.client,
             self._trace,
+            self.key,
         )
         ended = time.monotonic_ns()
         seconds = (ended - self._began) / 1e9

@@ -226,12 +226,11 @@ class _Maker:
 
     def _phases(self, root: Any, request: Answered, clock: int) -> None:
         started = min(request.decoded + request.queue_ns, request.encoding)
-        computed = min(started + request.compute_ns, request.encoding)
         phases = (
             ("receive", request.arrived or request.began, request.began),
             ("decode", request.began, request.decoded),
             ("queue", request.decoded, started),
-            ("batch", started, computed),
+            ("batch", started, request.encoding),
             ("encode", request.encoding, request.ended),
         )
         self._children(root, request, phases, clock)
@@ -257,8 +256,7 @@ class _Maker:
                 self._part(span, each, clock)
         else:
             started = min(part.began + part.queue_ns, part.ended)
-            computed = min(started + part.compute_ns, part.ended)
-            phases = ("queue", part.began, started), ("batch", started, computed)
+            phases = ("queue", part.began, started), ("batch", started, part.ended)
             self._children(span, part, phases, clock)
         span.end(end_time=part.ended + clock)
 
@@ -282,8 +280,13 @@ class _Maker:
                 span.set_attribute("popgate.device", request.device)
                 span.set_attribute("popgate.rows", request.rows)
                 span.set_attribute("popgate.batch_rows", request.batch_rows)
-                # What the device did, inside of what the request saw.
                 self._batches[_run_of(request)].append(span.get_span_context())
+                # Then comes the way of the result back to the gateway.
+                self._tracer.start_span(
+                    "compute",
+                    context=self._api.set_span_in_context(span),
+                    start_time=begin + clock,
+                ).end(end_time=min(begin + request.compute_ns, end) + clock)
             span.end(end_time=end + clock)
 
     def _mates(self, request: Answered | Part) -> list[Any]:

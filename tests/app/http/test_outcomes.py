@@ -286,9 +286,12 @@ def test_a_line_for_every_outcome(served: ServedGateway, how: str) -> None:
     assert line["client"] == "127.0.0.1"
     assert line["error"]
     assert line["level"] == ("warning" if status >= 500 else "info")
-    assert line["path"].startswith("/v1/models/") or how == "stopped head"
-    # Of what ends before its body is there, no time may have been measured.
-    at_once = ("wrong key", "over its rate", "gone while it sent")
+    assert (line["method"], line["path"][:11]) == ("POST", "/v1/models/")
+    refused = ("wrong key", "other model", "over its rate", "stopped head")
+    # Those are told with their head, before anybody was let in.
+    if how not in refused:
+        assert line["key"] == "shop"
+    at_once = ("wrong key", "over its rate")
     assert line["total_ms"] > 0 or how in at_once
     if "stopped" in how:
         assert line["total_ms"] >= 1000

@@ -189,6 +189,7 @@ def test_an_answered_request(served: ServedGateway, how: str) -> None:
     assert response.headers.get_list("x-request-id") == [given]
     (line,) = lines_of(served, given)
     assert (line["status"], line["trace_id"]) == (200, PARENT.split("-")[1])
+    assert line["path"] == response.request.url.path
     assert line["client"] == "127.0.0.1"
     assert line["batch_size"] >= 1
     assert line["compute_ms"] > 0
@@ -284,7 +285,34 @@ def test_what_is_refused_before_it_is_a_request(
     if status == 414:
         assert shown == "e"
     assert json.loads(body)["request_id"] == shown
-    assert lines_of(served, shown)[-1]["status"] == status
+    line = lines_of(served, shown)[-1]
+    method = "-" if status == 400 else "GET"
+    assert (line["status"], line["method"]) == (status, method)
+
+
+def test_the_time_that_a_body_takes_is_told(served: ServedGateway) -> None:
+    """Also of one that its client does not send to the end."""
+    port = int(served.url.rpartition(":")[2])
+    body = json.dumps(DOCUMENT).encode()
+
+    def ask(request_id: str, count: int) -> None:
+        head = (
+            f"POST {INFER.format('affine')} HTTP/1.1\r\nhost: h\r\n"
+            f"content-length: {len(body)}\r\nx-request-id: {request_id}\r\n\r\n"
+        )
+        with socket.create_connection(("127.0.0.1", port), WAIT) as connection:
+            connection.sendall(head.encode() + body[:5])
+            served.client.get("/v1/health/live").raise_for_status()
+            connection.sendall(body[5:count])
+            if count == len(body):
+                assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+
+    ask("slowly", len(body))
+    (line,) = lines_of(served, "slowly")
+    assert line["receive_ms"] > 0
+    ask("not all of it", len(body) - 1)
+    (line,) = lines_of(served, "not all of it")
+    assert (line["status"], line["total_ms"] > 0) == (499, True)
 
 
 def test_probes_of_a_server_that_is_not_ready_are_no_failed_requests(

@@ -201,6 +201,13 @@ def test_spans_of_requests(tmp_path: Path, collector: Collector) -> None:
     assert times[-1] <= root.end_time_unix_nano
     assert told(phases["batch"], "popgate.device").startswith("cpu:")
     assert told(phases["batch"], "popgate.batch_rows") == 1
+    assert phases["receive"].start_time_unix_nano < times[1]
+    (compute,) = collector.children(phases["batch"])
+    assert compute.name == "compute"
+    batch = phases["batch"]
+    assert compute.start_time_unix_nano == batch.start_time_unix_nano
+    assert compute.start_time_unix_nano < compute.end_time_unix_nano
+    assert compute.end_time_unix_nano < batch.end_time_unix_nano  # the way back
     root, phases = collector.of("streamed")
     assert len(phases) == 5
     assert root.trace_id.hex() != TRACE
