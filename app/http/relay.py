@@ -91,6 +91,8 @@ class Relay:
                 if is_last and not message.get("more_body", False):
                     return
         except Closed:
+            if upwards.done() and upwards.result():
+                return  # closed because nobody waits for it any more
             if started:
                 raise  # half an answer: its connection is closed
             await send_error(send, _unreachable())
@@ -125,8 +127,8 @@ def _unreachable() -> ErrorResponse:
 
 async def _pass_on(
     scope: Scope, receive: Receive, writer: asyncio.StreamWriter
-) -> None:
-    """The scope and what the client sends, until it has gone."""
+) -> bool:
+    """The scope and what the client sends; whether that ended because it has gone."""
     known = {key: scope[key] for key in _SCOPE if key in scope}
     with contextlib.suppress(Closed):
         await _write(writer, known)
@@ -134,8 +136,9 @@ async def _pass_on(
             message = await receive()
             if message["type"] == "http.disconnect":
                 writer.close()
-                return
+                return True
             await _write(writer, message)
+    return False
 
 
 class RelayServer:

@@ -27,6 +27,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from uvicorn.lifespan.on import LifespanOn
@@ -332,9 +333,15 @@ class GatewayServer(uvicorn.Server):
             connection.shutdown()
         if not self.force_exit:
             await self.lifespan.shutdown()
-        elif isinstance(self.lifespan, LifespanOn):
-            # It is cancelled with the loop, which it would tell with a traceback.
-            self.lifespan.logger = logging.Logger("cancelled", logging.CRITICAL + 1)
+            return
+        # They are cancelled with the loop, which each would tell with a traceback.
+        quiet = logging.Logger("cancelled", logging.CRITICAL + 1)
+        if isinstance(self.lifespan, LifespanOn):
+            self.lifespan.logger = quiet
+        for connection in self.server_state.connections:
+            cycle: Any = getattr(connection, "cycle", None)
+            if hasattr(cycle, "logger"):
+                cycle.logger = quiet
 
     def _announce_close(self) -> None:
         """Lets every answer from now on say that it is its connection's last."""

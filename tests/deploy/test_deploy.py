@@ -219,6 +219,24 @@ def test_the_service_starts_what_there_is() -> None:
     assert {word for word in command if word.startswith("--")} <= known
 
 
+@pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="systemd is not installed"
+)
+def test_systemd_reads_it_and_finds_little_exposed(tmp_path: Path) -> None:
+    text = (DEPLOY / "systemd" / "popgate.service").read_text()
+    unit = tmp_path / "popgate.service"
+    unit.write_text(text.replace("/opt/popgate/bin/popgate", sys.executable))
+    for command in (["verify"], ["security", "--offline=true", "--threshold=20"]):
+        found = subprocess.run(
+            ["systemd-analyze", "--no-pager", *command, str(unit)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert found.returncode == 0, found.stdout + found.stderr
+        assert found.stderr == ""
+
+
 def test_nginx_keeps_management_from_others() -> None:
     text = (DEPLOY / "nginx" / "popgate.conf").read_text()
     (pattern,) = re.findall(r"location ~ (\S+)", text)

@@ -31,6 +31,7 @@ class Client:
     def __init__(self, *bodies: bytes) -> None:
         self.sent: list[Message] = []
         self.gone = asyncio.Event()
+        self.answered = asyncio.Event()
         self._bodies = list(bodies)
 
     async def receive(self) -> Message:
@@ -43,6 +44,7 @@ class Client:
 
     async def send(self, message: Message) -> None:
         self.sent.append(message)
+        self.answered.set()
 
 
 def relayed(app: ASGIApp, ask: Callable[[Relay], Any]) -> None:
@@ -109,10 +111,10 @@ def test_a_client_that_goes_is_told_of() -> None:
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
         begun.set()
         told.append((await receive())["type"])
         ended.set()
-        await send({"type": "http.response.start", "status": 200, "headers": []})
 
     begun, ended = asyncio.Event(), asyncio.Event()
 
@@ -120,6 +122,7 @@ def test_a_client_that_goes_is_told_of() -> None:
         client = Client(b"x")
         asking = asyncio.create_task(relay(SCOPE, client.receive, client.send))
         await begun.wait()
+        await client.answered.wait()  # it has begun to be, and that is no fault
         client.gone.set()
         await ended.wait()
         await asking
