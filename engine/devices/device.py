@@ -164,7 +164,7 @@ class Device(LinkedDevice):
         except TimeoutError:
             # It may have died, and there may be another one by now.
             if self._is_present(process):
-                self._kill(f"it has not answered a ping for {ping_timeout:g} s")
+                self.end_process(f"it has not answered a ping for {ping_timeout:g} s")
             return False
         except (DeviceClosed, DeviceLost):
             return False
@@ -257,17 +257,13 @@ class Device(LinkedDevice):
         self._launcher.kill()
         self._lose()
 
-    def _kill(self, why: str) -> None:
+    def end_process(self, why: str) -> None:
         """`kill` for any thread: if an event loop drives, it notices the death, as
         what follows belongs to its thread."""
         self._killed_for = why
         self._launcher.end(kill=True)
         if not self._blocking.adopted:
             self._lose()
-
-    def end_process(self, why: str) -> None:
-        """`kill`, from any thread."""
-        self._kill(why)
 
     @property
     def is_running(self) -> bool:
