@@ -27,7 +27,7 @@ BLOCK = 8 << 20  # bytes asked for at once
 AHEAD = 4  # blocks that are on their way: one alone waits for each answer to begin
 #: Seconds for one question, and for one block: where nobody answers, the libraries try
 #: for minutes, and neither a start nor other models are to wait for that.
-QUESTION_SECONDS = 30.0
+QUESTION_SECONDS = 45.0  # Google's gives up after 32
 BLOCK_SECONDS = 120.0
 
 Checksums: TypeAlias = tuple[tuple[str, str], ...]
@@ -158,15 +158,17 @@ def _file_system(scheme: str) -> Any:
     """Raises anything."""
     import fsspec
 
-    for library in ("azure", "aiobotocore", "botocore"):
-        logger = logging.getLogger(library)  # each request is a dozen lines of INFO
-        logger.setLevel(max(logger.getEffectiveLevel(), logging.WARNING))
+    # Each request is a dozen lines of INFO, each failure a traceback; it is told here.
+    for library in ("azure", "aiobotocore", "botocore", "gcsfs"):
+        logging.getLogger(library).setLevel(logging.CRITICAL)
     options: dict[str, Any] = {"use_listings_cache": False}
     if scheme == "az" and not any(
         os.environ.get(f"AZURE_STORAGE_{name}")
         for name in ("ACCOUNT_KEY", "CONNECTION_STRING", "SAS_TOKEN", "ANON")
     ):
         options["anon"] = False  # a managed identity, a login
+    if scheme == "gs":
+        options["session_kwargs"] = {"trust_env": True}  # HTTPS_PROXY, as for others
     return fsspec.filesystem(scheme, **options)
 
 
@@ -228,9 +230,10 @@ def _explained(scheme: str, path: str) -> Iterator[None]:
     except FileNotFoundError as e:
         raise RemoteError(f"there is nothing at {scheme}://{path}") from e
     except Exception as e:
-        name, text = type(e).__name__, str(e) or type(e).__name__
+        name = type(e).__name__
+        text = " ".join(str(e).split()) or name  # Azure's have several lines
         if isinstance(e, TimeoutError):
-            text = f"no answer came in time ({text})"
+            text = "no answer came in time"
         usual = _CREDENTIALS.get(scheme, "its credentials")
         denied = isinstance(e, PermissionError) or "Credential" in name
         status = getattr(e, "status_code", None) or getattr(e, "status", None)

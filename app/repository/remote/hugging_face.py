@@ -43,7 +43,9 @@ class HuggingFaceSource:
         self._endpoint = (os.environ.get("HF_ENDPOINT") or ENDPOINT).rstrip("/")
         token = _token()
         headers = {"authorization": f"Bearer {token}"} if token else {}
-        self._http = HttpFiles("set HF_TOKEN, and ask for access to it", headers)
+        self._http = HttpFiles(
+            "there is none of that name, or set HF_TOKEN and ask for access", headers
+        )
 
     def files(self) -> Iterator[RemoteFile]:
         if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "on", "yes", "true"):

@@ -40,9 +40,11 @@ MANIFEST = ".manifest.json"
 LOCK = ".lock"
 LOCK_LOOK = 0.1  # seconds between looks at a lock that another process holds
 MAX_MANIFEST = 64 << 20
-#: Blobs in no snapshot, and parts nobody has gone on with, stay for so many seconds.
+#: Blobs in no snapshot, parts nobody has gone on with, and models nobody has looked for
+#: stay for so many seconds.
 KEPT_BLOB = 3600.0
 KEPT_PART = 7 * 86400.0
+KEPT_MODEL = 30 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,12 @@ class ModelCache:
             return [path for path in self._held if path.parent == folder]
 
     def sweep(self) -> None:
-        """Removes blobs of no snapshot and parts that were left behind."""
+        """Removes models of URLs that are not used any more, blobs of no snapshot, and
+        parts that were left behind."""
+        before = time.time() - KEPT_MODEL
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(self.folder / "models"):
+                _remove_unused(Path(entry.path), before)
         for name, seconds in (("blobs", KEPT_BLOB), ("parts", KEPT_PART)):
             before = time.time() - seconds
             with contextlib.suppress(OSError):
@@ -165,29 +172,34 @@ class CacheEntry:
             found = _read_snapshot(folder)
             if found is None:
                 self._cache.let_go(folder)
+            with contextlib.suppress(OSError):  # a cache may be for reading only
+                os.utime(self.folder / LOCK)  # somebody has looked for it
             return found
         return None
 
     @contextmanager
     def locked(self, stop: threading.Event) -> Iterator[None]:
         """While one process at a time may change it. Raises `RemoteError`."""
-        folder = self._cache.make(*self._path)
+        fd = self._open_lock()
         try:
-            fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as e:
-            msg = f"{folder} cannot be written: {e.strerror} (--model-cache)"
-            raise RemoteError(msg) from e
-        try:
-            while True:
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if stop.wait(LOCK_LOOK):
-                        raise FetchStopped("the server ends") from None
+            while not _try_lock(fd):
+                if stop.wait(LOCK_LOOK):
+                    raise FetchStopped("the server ends")
+                if not os.fstat(fd).st_nlink:  # the folder was removed meanwhile
+                    os.close(fd)
+                    fd = self._open_lock()
             yield
         finally:
             os.close(fd)
+
+    def _open_lock(self) -> int:
+        """Raises `RemoteError`."""
+        folder = self._cache.make(*self._path)
+        try:
+            return os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as e:
+            msg = f"{folder} cannot be written: {e.strerror} (--model-cache)"
+            raise RemoteError(msg) from e
 
     def commit(self, listing: Listing, sha256: Mapping[str, str], url: str) -> Snapshot:
         """Makes the blobs of a listing what is served from this URL; needs the lock.
@@ -254,10 +266,13 @@ class CacheEntry:
         for held in self._cache.held_below(self.folder):
             if held != current and not any(f.is_relative_to(held) for f in used):
                 self._cache.let_go(held)
-        held_still = self._cache.held_below(self.folder)
-        for folder in found:
-            if folder != current and folder not in held_still and folder.is_dir():
-                _remove(folder)
+        kept = {current, *self._cache.held_below(self.folder)}
+        with _locked_now(self.folder) as is_locked:
+            for folder in found:
+                # One without a name is being made, unless the lock is free.
+                is_left = is_locked or not folder.name.startswith(".")
+                if folder not in kept and is_left and folder.is_dir():
+                    _remove(folder)
         self._cache.sweep()
 
 
@@ -278,10 +293,50 @@ def _read_snapshot(folder: Path) -> Snapshot | None:
         return None
 
 
+def _try_lock(fd: int) -> bool:
+    """Whether the lock of a file that is still there is this process's now."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return os.fstat(fd).st_nlink > 0
+
+
+@contextmanager
+def _locked_now(folder: Path) -> Iterator[bool]:
+    """Whether an entry could be locked at once; it is, to the end of the block."""
+    try:
+        fd = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        yield False
+        return
+    try:
+        yield _try_lock(fd)
+    finally:
+        os.close(fd)
+
+
+def _remove_unused(folder: Path, before: float) -> None:
+    """Removes what the cache has of a URL, if nobody uses it, nor has since `before`.
+
+    Raises OSError.
+    """
+    if (folder / LOCK).stat().st_mtime >= before:
+        return
+    with _locked_now(folder) as is_locked:
+        if not is_locked:
+            return
+        for path in folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                _remove(path)
+        if not any(path.is_dir() for path in folder.iterdir()):
+            shutil.rmtree(folder)
+
+
 def _remove(folder: Path) -> None:
     """Removes a snapshot that nobody uses, or what a killed process has left of one."""
     with contextlib.suppress(OSError):
-        if folder.name.startswith("."):  # the lock of the entry is ours to take now
+        if folder.name.startswith("."):
             shutil.rmtree(folder)
             return
         fd = os.open(folder / MANIFEST, os.O_RDONLY | os.O_CLOEXEC)

@@ -64,7 +64,7 @@ class OciSource:
         self._reference = self._digest or found["tag"] or "latest"
         scope = f"repository:{found['repository']}:pull"
         auth = RegistryAuth(*credentials_of(found["host"]), scope)
-        self._http = HttpFiles(f"docker login {found['host']}", auth=auth)
+        self._http = HttpFiles(f"run docker login {found['host']}", auth=auth)
 
     def files(self) -> Iterator[RemoteFile]:
         manifest = self._manifest()

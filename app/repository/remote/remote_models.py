@@ -224,7 +224,7 @@ class RemoteModels:
         free = shutil.disk_usage(folder).free
         if size + SPARE > free:
             msg = (
-                f"it has {size_text(size)}, and {size_text(free)} are free in {folder} "
-                f"(--model-cache)"
+                f"it has {size_text(size)}, and {folder} has {size_text(free)} free, "
+                f"of which {size_text(SPARE)} are left alone (--model-cache)"
             )
             raise RemoteError(msg)

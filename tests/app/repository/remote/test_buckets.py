@@ -17,6 +17,7 @@ from app.repository.remote.buckets import (
 )
 from app.repository.remote.errors import RemoteError, SourceAway, SourceChanged
 from app.repository.remote.listing import RemoteFile
+from tests.app.repository.remote.web import serving
 
 fsspec = pytest.importorskip("fsspec", reason="needs the extra s3, gcs or azure")
 
@@ -104,6 +105,34 @@ def test_what_is_not_there_or_refused_in_s3(
     s3fs.S3FileSystem.clear_instance_cache()
     with pytest.raises(RemoteError, match=r"refuses us: .*set AWS_ACCESS_KEY_ID"):
         names(BucketSource.of("s3", "models/a.onnx"))
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+def test_the_way_is_through_a_proxy(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs"}
+    pytest.importorskip(modules[scheme], reason="needs the extra bucket-tests")
+    store = "http://store.invalid"
+    for name, value in {
+        "AWS_ENDPOINT_URL": store,
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "STORAGE_EMULATOR_HOST": store,
+        "FSSPEC_GS_TOKEN": "anon",
+        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
+        "AZURE_STORAGE_CONNECTION_STRING": "DefaultEndpointsProtocol=http;"
+        f"AccountName=a;AccountKey=a2V5;BlobEndpoint={store}/a;",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with serving() as proxy:
+        monkeypatch.setenv("HTTP_PROXY", proxy.url)
+        monkeypatch.setenv("http_proxy", proxy.url)
+        fsspec.filesystem(scheme).clear_instance_cache()
+        with pytest.raises(RemoteError, match="there is nothing at"):
+            names(BucketSource.of(scheme, "models/digits"))
+        fsspec.filesystem(scheme).clear_instance_cache()
+    assert proxy.asked  # there is no other way to that name
 
 
 def test_any_other_file_system_of_fsspec(tmp_path: Path) -> None:

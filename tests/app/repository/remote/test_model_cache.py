@@ -164,6 +164,52 @@ def test_what_killed_processes_left_is_removed(
     ]
 
 
+def test_what_another_process_is_making_is_left_alone(tmp_path: Path) -> None:
+    cache = ModelCache(tmp_path)
+    entry = cache.entry(URL)
+    made = commit(cache, ("m.onnx", b"one"))
+    being_made = made.folder.parent / ".new-abc"
+    being_made.mkdir()
+    with ModelCache(tmp_path).entry(URL).locked(threading.Event()):
+        entry.drop([])
+        assert being_made.exists()
+    entry.drop([])
+    assert not being_made.exists()
+
+
+def test_what_nobody_looks_for_any_more_is_removed(tmp_path: Path) -> None:
+    user, other = ModelCache(tmp_path), ModelCache(tmp_path)
+    made = commit(user, ("m.onnx", b"one"))
+    entry, lock = user.entry(URL), made.folder.parent / ".lock"
+    other.sweep()
+    os.utime(lock, (0, 0))
+    other.sweep()  # it is served
+    assert entry.current() == made
+    user.let_go(made.folder)
+    other.sweep()  # it was looked for
+    assert entry.current() == made
+    user.let_go(made.folder)
+    os.utime(lock, (0, 0))
+    entered = threading.Event()
+
+    def take() -> None:
+        """As one that comes while it is removed."""
+        with other.entry(URL).locked(threading.Event()):
+            entered.set()
+
+    with entry.locked(threading.Event()):
+        other.sweep()  # it is being taken
+        assert made.folder.exists()
+        taking = threading.Thread(target=take)
+        taking.start()
+    taking.join(WAIT)
+    assert entered.is_set()
+    other.sweep()
+    assert not made.folder.parent.exists()
+    assert entry.current() is None
+    assert commit(user, ("m.onnx", b"one")).folder == made.folder
+
+
 def test_one_process_at_a_time_takes_a_model(tmp_path: Path) -> None:
     cache, stop = ModelCache(tmp_path), threading.Event()
     entered = threading.Event()

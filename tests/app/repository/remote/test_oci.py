@@ -155,7 +155,9 @@ def test_a_registry_that_wants_a_token(web: Web, tmp_path: Path) -> None:
 
     web.check = check
     source = OciSource(f"{web.host}/me/digits:1")
-    with pytest.raises(RemoteError, match=f"refuses us .401.: docker login {web.host}"):
+    with pytest.raises(
+        RemoteError, match=f"refuses us .401.: run docker login {web.host}"
+    ):
         list(source.files())
     source.close()
     docker = tmp_path / "docker"

@@ -132,7 +132,7 @@ def test_too_much_is_refused_before_it_comes(
         remote.fetch("model m", url)
     monkeypatch.setattr(remote_models, "SPARE", 1 << 60)
     remote = RemoteModels(tmp_path)
-    with pytest.raises(RemoteError, match=r"it has 1.93 MiB, and .* are free in"):
+    with pytest.raises(RemoteError, match=r"it has 1.93 MiB, and .*parts has .* free"):
         remote.fetch("model m", url)
 
 

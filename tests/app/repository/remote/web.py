@@ -99,6 +99,9 @@ def _handler(web: Web) -> type[BaseHTTPRequestHandler]:
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002
             pass
 
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
         def do_GET(self) -> None:
             asked = self.headers.get("range", "")
             key = self.headers.get("authorization", "")
@@ -117,6 +120,8 @@ def _handler(web: Web) -> type[BaseHTTPRequestHandler]:
                 self.send_header(name, value)
             self.close_connection = not answer.says_length
             self.end_headers()
+            if self.command == "HEAD":
+                return
             end = min([len(body), *answer.cuts[:1]])
             self._send(answer, body, first, end)
 
