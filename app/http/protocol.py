@@ -27,7 +27,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import httptools
-from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from app.codec.messages import Buffer, Header
@@ -36,12 +36,13 @@ from app.errors import BodyStopped, ErrorResponse, HttpError, row_of
 from app.http.access import key_group
 from app.http.connection_limit import ConnectionLimit
 from app.http.exchange import CommonHead, Exchange
-from app.http.floods import DROPPED, ENTRY, HANDSHAKE, Floods
+from app.http.floods import DROPPED, ENTRY, HANDSHAKE, READ, Floods
 from app.http.front import CONNECTION, NAMES, InferFront
 from app.http.known_head import LARGEST_BODY, KnownHead
 from app.http.stalls import Stall
 from app.http.streaming import wants_events
 from app.http.tls import names_of
+from app.http.turns import Turns
 from app.observe.journal import Asked, Failed
 from app.observe.request_ids import id_of
 
@@ -50,8 +51,16 @@ logger = logging.getLogger(__name__)
 # Of a request line with its headers, or of what stands between chunks and behind them.
 _MOST_HEAD = 64 * 1024
 _MOST_URL = 16 * 1024
+_MOST_HEADERS = 256
 # Of a message that the parser gets in one piece.
 _MOST_AT_ONCE = 16 * 1024
+# Of a head, or a body in chunks, that the parser gets in one piece, if the chunks are
+# small and if not; and how much of it has one turn. A chunk, or a piece, takes as long
+# as so many bytes.
+_PIECE = 4 * 1024
+_LARGE_PIECE = 16 * 1024
+_IN_A_TURN = 64 * 1024
+_CALL = 256
 # What asks for another protocol, which is never spoken here.
 _UPGRADES = (b"upgrade", b"http2-settings")
 _VERSIONS = ("1.1", "1.0")
@@ -91,6 +100,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self,
         front: InferFront,
         common: CommonHead,
+        turns: Turns,
         floods: Floods,
         limit: ConnectionLimit,
         *arguments: Any,
@@ -104,6 +114,7 @@ class GatewayProtocol(HttpToolsProtocol):
         # Where requests can go the short way, if any can.
         self._short = {} if self.root_path else front.short
         self.common = common
+        self._turns = turns
         self._floods = floods
         self._limit = limit
         # Whether there were enough connections without this one.
@@ -115,6 +126,9 @@ class GatewayProtocol(HttpToolsProtocol):
         self._arrived = 0
         # Bytes that were parsed since something was made of them.
         self._unused = 0
+        # Pieces of its body that the parser has given away; the most that it gets.
+        self._chunks = 0
+        self._piece = _PIECE
         self._declined = b""
         self._last_url = b""
         self._last_path = ""
@@ -150,7 +164,7 @@ class GatewayProtocol(HttpToolsProtocol):
         cls, front: InferFront, floods: Floods, limit: ConnectionLimit
     ) -> partial[GatewayProtocol]:
         """What uvicorn calls for each connection."""
-        return partial(cls, front, CommonHead(), floods, limit)
+        return partial(cls, front, CommonHead(), Turns(), floods, limit)
 
     def data_received(self, data: bytes) -> None:
         exchange = self._exchange
@@ -163,7 +177,8 @@ class GatewayProtocol(HttpToolsProtocol):
             self._take(data, 0)
 
     def _take(self, data: bytes, at: int) -> None:
-        """Parse one message of `data[at:]`, or what there is of it; the rest waits.
+        """Parse one message of `data[at:]`, or what there is of it; the rest waits, and
+        so does what would take long.
 
         The parser gets no more at once than one message may have, so that where it ends
         is known. Remembers the head where `data` was one whole request; not for a
@@ -174,11 +189,13 @@ class GatewayProtocol(HttpToolsProtocol):
         self._begun = None
         self._ended = 0
         size = len(data)
+        work = 0
         while at < size:
             if self._closing is not None:  # nothing is answered any more
                 self.slow_down((size - at) / DROPPED)
                 return
-            if not self._in_message and (self._ended or not self._is_free()):
+            is_next = self._in_message or (not self._ended and self._is_free())
+            if self._behind or work >= _IN_A_TURN or not is_next:
                 self._hold(data, at)
                 return
             exchange = self._exchange
@@ -187,11 +204,10 @@ class GatewayProtocol(HttpToolsProtocol):
                     self._take_past_parser(exchange, memoryview(data)[at:])
                     return
                 end = at + exchange.missing
-            elif self._missing:
-                end = at + self._missing
             else:
                 end = self._end_of_piece(data, at)
-            piece = data if at == 0 and end >= size else data[at:end]
+            chunks = self._chunks
+            piece = data[at:end]
             self._unused += len(piece)
             try:
                 self.parser.feed_data(piece)
@@ -209,10 +225,12 @@ class GatewayProtocol(HttpToolsProtocol):
             except httptools.HttpParserError as broken:
                 self.send_400_response(str(broken))
                 return
-            if self._unused > _MOST_HEAD:
+            if self._unused > _MOST_HEAD or len(self.headers) > _MOST_HEADERS:
                 self._answer_failed(_too_long("head"))
                 return
             at = end
+            if self._in_message and self._exchange is None:
+                work += len(piece) + _CALL * self._tell_of_body(chunks)
         if learns:
             self._remember(data)
 
@@ -237,26 +255,42 @@ class GatewayProtocol(HttpToolsProtocol):
                 access.restrictions.header_names,
             )
 
+    def _tell_of_body(self, chunks: int) -> int:
+        """Have the application take what a piece has brought of a body, of which there
+        were so many `chunks` before. Returns how many calls the piece was worth."""
+        if self._has_cycle:
+            cycle = self.cycle
+            if len(cycle.body) > HIGH_WATER_LIMIT:
+                self._reading.pause_reading()
+            cycle.message_event.set()
+        calls = 1 + max(0, self._chunks - chunks)
+        self._piece = _PIECE if calls > _PIECE // _CALL else _LARGE_PIECE
+        return calls
+
     def _end_of_piece(self, data: bytes, at: int) -> int:
-        """Where a head that goes on at `data[at:]`, or a body in chunks, may end; or
+        """Where a head that goes on at `data[at:]`, or a body in chunks, may end, or
+        so many bytes of it as may be parsed at once, or a body that has a length; or
         the whole message, if the rest of `data` is a small one.
 
         It is if its head has a line that says so: the parser takes the body to be that
         long as well, or refuses the head, for lengths that contradict each other.
         """
+        if self._missing:
+            return at + self._missing
         tail = self._tail
         if tail:
             seam = (tail + data[at : at + 3]).find(_END)
             if seam >= 0:
                 self._tail = b""
                 return at + seam + len(_END) - len(tail)
-        end = data.find(_END, at)
+        size = len(data)
+        last = min(at + self._piece, size)
+        end = data.find(_END, at, last)
         if end < 0:
-            self._tail = (tail + data[-3:])[-3:]
-            return len(data)
+            self._tail = (tail + data[max(at, last - 3) : last])[-3:]
+            return last
         self._tail = b""
         end += len(_END)
-        size = len(data)
         if end < size <= _MOST_AT_ONCE + at and not self._in_message:
             line = b"ontent-Length: %d\r\n" % (size - end)
             if (
@@ -282,24 +316,28 @@ class GatewayProtocol(HttpToolsProtocol):
             self._behind
             and not self._goes_on
             and self._slowed is None
-            and self._is_idle()
+            and (self._in_message or self._is_idle())
         ):
             self._goes_on = True
-            self.loop.call_soon(self._go_on)
+            self._turns.wait(self._go_on, self.loop)
 
-    def _go_on(self) -> None:
+    def _go_on(self) -> bool:
         self._goes_on = False
-        if self.transport.is_closing() or not self._is_idle():
-            return
+        if self.transport.is_closing() or not (self._in_message or self._is_idle()):
+            return True
         data, at = self._behind, self._behind_at
         self._behind, self._behind_at = b"", 0
         self._take(data, at)
         if self._slowed is None:
             self._read_on()
+        return True
 
     def _read_on(self) -> None:
         self._reading.is_full = len(self._behind) - self._behind_at >= _MOST_BEHIND
-        self._reading.resume_reading()
+        goes_on = self._in_message and self._has_cycle and self._exchange is None
+        # Else its application does, once it has taken what there is.
+        if not (goes_on and len(self.cycle.body) > HIGH_WATER_LIMIT):
+            self._reading.resume_reading()
 
     def slow_down(self, refusals: float = 1.0) -> None:
         """Count what was refused; in a flood, look at what this client sends when its
@@ -400,6 +438,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._in_message = True
         self._has_cycle = False
         self._missing = 0
+        self._chunks = 0
         # uvicorn makes the scope here; it is made later, where it is needed.
         self.url = b""
         self.headers = []
@@ -415,7 +454,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        if self._unused > _MOST_HEAD:
+        if self._unused > _MOST_HEAD or len(self.headers) > _MOST_HEADERS:
             raise _too_long("head")
         self._unused = 0
         parser, front = self.parser, self.front
@@ -500,6 +539,10 @@ class GatewayProtocol(HttpToolsProtocol):
             if name == b"content-length":  # the parser has seen that it is a number
                 self._missing = int(value)
 
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        start = partial(HttpToolsProtocol._start_asgi_task, self, cycle, app)
+        self._turns.wait(start, self.loop)
+
     def _head_without_upgrade(self) -> bytes:
         """The request line and the headers again, but for the other protocol."""
         if self.parser.get_method() == b"CONNECT":
@@ -522,9 +565,13 @@ class GatewayProtocol(HttpToolsProtocol):
         exchange = self._exchange
         if exchange is None:
             self._arrived += len(body)
+            self._chunks += 1
             if self._missing:
                 self._missing -= len(body)
-            super().on_body(body)
+            # As uvicorn's own, but that the application is told of many at once.
+            cycle = self.cycle
+            if not cycle.response_complete:
+                cycle.body += body
         else:
             exchange.body.append(body)
             exchange.missing -= len(body)
@@ -536,6 +583,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._ended += 1
         exchange = self._exchange
         if exchange is None:
+            self._piece = _PIECE
             super().on_message_complete()
             return
         self._exchange = None
@@ -745,7 +793,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if cycle is not None:
             cycle.disconnected = True
             cycle.body = bytearray()
-            self._close_gently(refusals)
+            self._close_gently(refusals + self._chunks * _CALL / READ)
 
     def finish(self) -> None:
         """Make the request that is being answered the connection's last."""
@@ -783,7 +831,8 @@ def _too_long(what: str) -> HttpError:
     if what == "URL":
         msg = f"the URL has more than {_MOST_URL} bytes"
         return HttpError(414, msg, "url_too_long")
-    msg = f"the head of the request has more than {_MOST_HEAD} bytes"
+    most = f"{_MOST_HEAD} bytes, or than {_MOST_HEADERS} headers"
+    msg = f"the head of the request has more than {most}"
     return HttpError(431, msg, "head_too_long")
 
 

@@ -362,6 +362,8 @@ def test_what_is_wrong_with_a_head_is_said(
     ("sent", "status", "code"),
     [
         (b"GET /v2 HTTP/1.1\r\n" + b"X: y\r\n" * 10_922, 431, "head_too_long"),
+        (b"GET /v2 HTTP/1.1\r\n" + b"X: y\r\n" * 257 + b"\r\n", 431, "head_too_long"),
+        (request(1, *["X: y"] * 255), 431, "head_too_long"),
         (b"GET /v2 HTTP/1.1\r\nX: " + b"y" * 65_520, 431, "head_too_long"),
         (b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\n\r\n", 414, "url_too_long"),
         (b"CONNECT x:1 HTTP/1.1\r\n\r\n", 405, "method_not_allowed"),

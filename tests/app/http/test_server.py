@@ -24,6 +24,7 @@ from app.http.access import Access
 from app.http.floods import BURST, ENTRY, Floods
 from app.http.server import (
     SIGNAL_APART,
+    UNSENT,
     GatewayServer,
     ListenError,
     listen_tcp,
@@ -270,6 +271,19 @@ def test_broken_http_is_answered_in_our_form() -> None:
         answer = b"".join(iter(lambda: raw.recv(4096), b""))
         assert answer.startswith(b"HTTP/1.1 400 ")
         assert b'"code":"bad_http"' in answer
+
+
+def test_the_kernel_keeps_little_for_who_reads_nothing() -> None:
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(listen_tcp("127.0.0.1", 0))
+        stack.enter_context(socket.create_connection(listener.getsockname(), WAIT))
+        wire = stack.enter_context(listener.accept()[0])
+        wire.setblocking(False)
+        sent, piece = 0, bytes(1 << 16)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                sent += wire.send(piece)
+        assert sent < 2 * UNSENT
 
 
 def test_a_port_in_use_is_explained() -> None:
