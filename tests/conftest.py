@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
+
+# A shell ignores Ctrl-C in what it starts in the background, and so would all that is
+# started here, which some tests interrupt.
+for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        is_int = number is signal.SIGINT
+        signal.signal(number, signal.default_int_handler if is_int else signal.SIG_DFL)
 
 # Before anything of ours is imported: the devices of a gateway that happens to run on
 # this machine are not ours, and two test runs, or two workers of one run, do not wait
