@@ -24,12 +24,16 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        # A module of ours is imported by who asks for it, once it is no name here.
+        module = f"{__name__}.{name}"
         public = sys.modules.get(f"{__name__}.public")
-        if public is None and find_spec(f"{__name__}.{name}") is None:
+        if public is None:
+            if find_spec(module) is not None:
+                return import_module(module)
             public = import_module(f"{__name__}.public")
         if name == "__all__" or name in getattr(public, "__all__", ()):
             return globals().setdefault(name, getattr(public, name))
+        if find_spec(module) is not None:
+            return import_module(module)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:
