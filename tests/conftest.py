@@ -5,13 +5,6 @@ from __future__ import annotations
 import os
 import signal
 
-# A shell ignores Ctrl-C in what it starts in the background, and so would all that is
-# started here, which some tests interrupt.
-for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
-    if signal.getsignal(number) is signal.SIG_IGN:
-        is_int = number is signal.SIGINT
-        signal.signal(number, signal.default_int_handler if is_int else signal.SIG_DFL)
-
 # Before anything of ours is imported: the devices of a gateway that happens to run on
 # this machine are not ours, and two test runs, or two workers of one run, do not wait
 # for each other.
@@ -30,6 +23,13 @@ from hypothesis import HealthCheck, settings
 
 import tests.warm  # noqa: F401 - before the engine, which starts processes
 from tests.app.served import ServedGateway
+
+# A shell ignores Ctrl-C in what it starts in the background, and so would all that is
+# started here, which some tests interrupt.
+for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        is_int = number is signal.SIGINT
+        signal.signal(number, signal.default_int_handler if is_int else signal.SIG_DFL)
 
 # The same examples in every run, however slow the machine is at the moment: what fails
 # has been changed. `pytest --hypothesis-profile=default` looks for examples of its own.
