@@ -259,10 +259,12 @@ class GatewayProtocol(HttpToolsProtocol):
         """Have the application take what a piece has brought of a body, of which there
         were so many `chunks` before. Returns how many calls the piece was worth."""
         if self._has_cycle:
-            cycle = self.cycle
-            if len(cycle.body) > HIGH_WATER_LIMIT:
-                self._reading.pause_reading()
-            cycle.message_event.set()
+            cycle: Any = self.cycle
+            body: Any = cycle.body
+            if isinstance(body, bytearray):  # no exchange that has been given up
+                if len(body) > HIGH_WATER_LIMIT:
+                    self._reading.pause_reading()
+                cycle.message_event.set()
         calls = 1 + max(0, self._chunks - chunks)
         self._piece = _PIECE if calls > _PIECE // _CALL else _LARGE_PIECE
         return calls
@@ -335,8 +337,10 @@ class GatewayProtocol(HttpToolsProtocol):
     def _read_on(self) -> None:
         self._reading.is_full = len(self._behind) - self._behind_at >= _MOST_BEHIND
         goes_on = self._in_message and self._has_cycle and self._exchange is None
+        # Compiled code holds `cycle` to uvicorn's types, and it may be an exchange.
+        body: Any = getattr(self.cycle, "body", None) if goes_on else None
         # Else its application does, once it has taken what there is.
-        if not (goes_on and len(self.cycle.body) > HIGH_WATER_LIMIT):
+        if not (isinstance(body, bytearray) and len(body) > HIGH_WATER_LIMIT):
             self._reading.resume_reading()
 
     def slow_down(self, refusals: float = 1.0) -> None:
