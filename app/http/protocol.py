@@ -258,16 +258,23 @@ class GatewayProtocol(HttpToolsProtocol):
     def _tell_of_body(self, chunks: int) -> int:
         """Have the application take what a piece has brought of a body, of which there
         were so many `chunks` before. Returns how many calls the piece was worth."""
-        if self._has_cycle:
-            cycle: Any = self.cycle
-            body: Any = cycle.body
-            if isinstance(body, bytearray):  # no exchange that has been given up
-                if len(body) > HIGH_WATER_LIMIT:
-                    self._reading.pause_reading()
-                cycle.message_event.set()
+        body = self._asgi_body()
+        if body is not None:
+            if len(body) > HIGH_WATER_LIMIT:
+                self._reading.pause_reading()
+            self.cycle.message_event.set()
         calls = 1 + max(0, self._chunks - chunks)
         self._piece = _PIECE if calls > _PIECE // _CALL else _LARGE_PIECE
         return calls
+
+    def _asgi_body(self) -> bytearray | None:
+        """What an application has not taken yet of the body that is coming; None where
+        none comes, or one of an exchange, given up or not."""
+        cycle: Any = self.cycle  # compiled code holds it to uvicorn's types
+        if not (self._in_message and self._has_cycle) or isinstance(cycle, Exchange):
+            return None
+        body: bytearray = cycle.body
+        return body
 
     def _end_of_piece(self, data: bytes, at: int) -> int:
         """Where a head that goes on at `data[at:]`, or a body in chunks, may end, or
@@ -336,11 +343,9 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _read_on(self) -> None:
         self._reading.is_full = len(self._behind) - self._behind_at >= _MOST_BEHIND
-        goes_on = self._in_message and self._has_cycle and self._exchange is None
-        # Compiled code holds `cycle` to uvicorn's types, and it may be an exchange.
-        body: Any = getattr(self.cycle, "body", None) if goes_on else None
+        body = self._asgi_body()
         # Else its application does, once it has taken what there is.
-        if not (isinstance(body, bytearray) and len(body) > HIGH_WATER_LIMIT):
+        if body is None or len(body) <= HIGH_WATER_LIMIT:
             self._reading.resume_reading()
 
     def slow_down(self, refusals: float = 1.0) -> None:
