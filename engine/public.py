@@ -125,6 +125,7 @@ from engine.transport.call_messages import (
     RouteLeft,
 )
 from engine.transport.control import peer_uid
+from engine.transport.control import receive as receive_message
 from engine.transport.ring_buffer import SpscRingBuffer
 from engine.transport.shared_memory import SharedMemory, keep_large_blocks
 
@@ -255,6 +256,7 @@ __all__ = [
     "program_policies",
     "raise_descriptor_limit",
     "read_python_model",
+    "receive_message",
     "request_numbers",
     "ring_size_for_main_programs",
     "ring_size_for_programs",

@@ -18,9 +18,9 @@ from app.observe.access_log import AccessLog, parse_ratio
 from app.observe.metrics import ModelMetrics
 from app.observe.request_ids import SpanIds, trace_context
 
-#: How many requests are kept: the last ones, the slowest, and the last that failed.
-#: How the paths of requests to a model end, whether there is one or not.
+#: The ends of the paths of requests to a model, known or unknown.
 _INFERENCE = ("/infer", "/generate", "/generate_stream", ":predict")
+#: Numbers of requests kept: the last ones, the slowest, and the last that failed.
 LAST, SLOWEST, FAILED = 1000, 50, 200
 #: Seconds after which a slow request makes room for slow ones of today.
 SLOW_FOR = 900

@@ -35,11 +35,9 @@ logger = logging.getLogger(__name__)
 
 ALL_MODELS = "*"
 FROM_THE_FOLDER = LoadOverrides()
-# Seconds until polling looks again at what has changed, to see whether it still does.
+#: Seconds after a change until polling checks whether the folder still changes.
 SETTLE = 1.0
-
-
-#: The same for those who change models and look at once what becomes of it.
+#: Seconds between two polls with `--reload`.
 FOLLOW_SECONDS = 0.25
 
 

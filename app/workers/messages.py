@@ -18,14 +18,13 @@ from app.serving.ensembles import face_of
 from app.serving.generators import GeneratorScheduler
 from app.serving.table import ModelEntry
 from app.spec import ModelSpec, TensorSpec
-from engine import RunnerDescription, Tensor
+from engine import RunnerDescription, Tensor, receive_message
 from popef_io import DataType
 
 Message = dict[str, Any]
 
-#: Bytes of a message, and descriptors beside it.
+#: Bytes of a message.
 MOST = 160 * 1024
-_MOST_FDS = 8
 
 
 class TooLong(Exception):
@@ -41,14 +40,9 @@ def send(sock: socket.socket, message: Message, fds: Sequence[int] = ()) -> None
 
 
 def receive(sock: socket.socket, flags: int = 0) -> tuple[Message, list[int]]:
-    """The next message and the descriptors beside it, which are the receiver's to
-    close. Raises EOFError where there are no more, and OSError as sockets do."""
-    flags |= socket.MSG_CMSG_CLOEXEC
-    raw, fds, _, _ = socket.recv_fds(sock, MOST, _MOST_FDS, flags)
-    if not raw:
-        raise EOFError
-    message: Message = msgpack.unpackb(raw, strict_map_key=False)
-    return message, fds
+    """Return the next message and the descriptors beside it, which the caller closes.
+    Raises as `engine.receive_message`."""
+    return receive_message(sock, MOST, flags)
 
 
 def close_all(fds: Sequence[int]) -> None:

@@ -33,11 +33,12 @@ logger = logging.getLogger(__name__)
 
 #: Seconds that a worker may take to tell of its last requests.
 JOURNAL_TIMEOUT = 2.0
-#: The same, of those for whom it has made some; a model in Python waits for it.
+#: Seconds that a worker may take to name the clients of its last requests. A model in
+#: Python waits for the answer.
 ASKERS_TIMEOUT = 1.0
-#: Seconds before one that has died is started again: doubled each time, and
+#: Seconds before a dead worker is started again: the first, doubled up to the last.
 FIRST_PAUSE, LAST_PAUSE = 0.05, 5.0
-#: from the first again once it has lived for so long.
+#: A worker that has lived for this many seconds begins again with the first pause.
 LIVED = 30.0
 #: Seconds that one may take from its start to its first answer, at least.
 START_TIMEOUT = 60.0

@@ -15,11 +15,11 @@ Request descriptor (8 words of 64 bits):
     0 request   number the client gave it        written by the client
     1 rows      units (engine/model/batch_plan.py), or 0 where requests are not counted
     2 flags     1 = cancelled (the client may set it until the slot is released)
-                2 = fills up what waits, and is of no use else
-                (engine/runner/flushing.py) 4 = is not delayed for the sake of a fuller
-                batch 8 = its rows leave an incomplete run, whatever the policy (with 1)
-                3 deadline  CLOCK_MONOTONIC nanoseconds, 0 = none 4 submitted
-                CLOCK_MONOTONIC nanoseconds
+                2 = only fills up an incomplete run (engine/runner/flushing.py)
+                4 = is not delayed for the sake of a fuller batch
+                8 = its rows leave an incomplete run, whatever the policy (with 1)
+    3 deadline  CLOCK_MONOTONIC nanoseconds, 0 = none
+    4 submitted CLOCK_MONOTONIC nanoseconds
 
 Anchor descriptors: see engine/transport/anchor_ring.py.
 

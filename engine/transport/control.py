@@ -63,17 +63,21 @@ def send(sock: socket.socket, message: Message, fds: Sequence[int] = ()) -> None
         sock.sendall(raw)
 
 
-def receive(sock: socket.socket, limit: int = MAX_MESSAGE) -> tuple[Message, list[int]]:
-    """The next message and the descriptors beside it; EOFError at the end.
+def receive(
+    sock: socket.socket, limit: int = MAX_MESSAGE, flags: int = 0
+) -> tuple[Message, list[int]]:
+    """Return the next message and the descriptors beside it, which the caller closes.
 
-    `limit` is how many bytes it may have: to make room for many takes longer than to
-    receive few. The descriptors are the receiver's to close.
+    `limit` bounds the bytes of the message: room for many costs more time than room for
+    few. `flags` are those of recvmsg. Raises EOFError at the end, ValueError if the
+    message is cut off or not a document, and OSError as sockets do.
     """
-    raw, fds, flags, _ = socket.recv_fds(sock, limit, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+    flags |= socket.MSG_CMSG_CLOEXEC
+    raw, fds, seen, _ = socket.recv_fds(sock, limit, MAX_FDS, flags)
     try:
         if not raw:
             raise EOFError("the other side closed the control socket")
-        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        if seen & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
             raise ValueError("control message cut off")
         message = msgpack.unpackb(raw, strict_map_key=False)
         if not isinstance(message, dict):

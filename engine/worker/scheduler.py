@@ -47,9 +47,9 @@ SPIN_FROM_NS = 60_000
 SPIN_CREDIT = 4
 #: What a wake-up costs beyond a look.
 WAKE_NS = 40_000
-#: A run that takes longer may grow the memory arena,
+#: A run that takes longer may grow the memory arena.
 LONG_NS = 5_000_000
-#: which is trimmed once nothing has come for so long.
+#: After a long run the arena is trimmed once no request has come for this time.
 IDLE_TRIM_NS = 10_000_000_000
 
 

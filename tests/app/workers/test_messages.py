@@ -96,3 +96,16 @@ def test_messages_have_borders_descriptors_and_a_length() -> None:
         one.close()
         with pytest.raises(EOFError):
             receive(other)
+
+
+@pytest.mark.parametrize(
+    "raw", [b"\xc1", b"\x01", b"\x81\xa1x\xda\xff\xff", b"x" * MOST]
+)
+def test_a_damaged_message_is_refused_and_its_descriptors_closed(raw: bytes) -> None:
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with one, other:
+        before = len(os.listdir("/proc/self/fd"))
+        socket.send_fds(one, [raw + b"x"], [one.fileno()])
+        with pytest.raises(ValueError):  # noqa: PT011 - msgpack's own and ours
+            receive(other)
+        assert len(os.listdir("/proc/self/fd")) == before
