@@ -37,6 +37,9 @@ _APART = 0.002
 # here: behind those of clients that have gone already, which cost next to nothing.
 _TAKEN = 16
 _WAITING = 256
+# Seconds after which the event loop may drop what is left of a closed connection over
+# TLS: who looks after the connections knows better when nothing is taken any more.
+_NEVER = 86400.0
 
 
 class Floods:
@@ -106,6 +109,7 @@ class Door:
         self._floods = floods
         self._tls = tls
         self._handshake_timeout = handshake_timeout
+        self._shutdown_timeout = None if tls is None else _NEVER
         self._backlog = backlog
         self._server: asyncio.Server | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -140,6 +144,7 @@ class Door:
             ssl=self._tls,
             backlog=self._backlog,
             ssl_handshake_timeout=self._handshake_timeout,
+            ssl_shutdown_timeout=self._shutdown_timeout,
         )
 
     def _let_none_in(self) -> None:
@@ -187,6 +192,7 @@ class Door:
                 connection,
                 ssl=self._tls,
                 ssl_handshake_timeout=self._handshake_timeout,
+                ssl_shutdown_timeout=self._shutdown_timeout,
             )
         except OSError:  # no TLS is spoken, or not in time
             connection.close()

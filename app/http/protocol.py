@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import select
 from functools import partial
 from time import monotonic_ns
@@ -43,6 +44,7 @@ from app.http.stalls import Stall
 from app.http.streaming import wants_events
 from app.http.tls import names_of
 from app.http.turns import Turns
+from app.http.unsent import acknowledged, is_all_taken
 from app.observe.journal import Asked, Failed
 from app.observe.request_ids import id_of
 
@@ -156,6 +158,8 @@ class GatewayProtocol(HttpToolsProtocol):
         self._unsent = 0
         self._closing: asyncio.TimerHandle | None = None
         self._slowed: asyncio.TimerHandle | None = None
+        # Whether it was closed when it was last looked after.
+        self._is_closed = False
         # Of its client's certificate.
         self._names: tuple[str, ...] = ()
 
@@ -708,6 +712,11 @@ class GatewayProtocol(HttpToolsProtocol):
         One look at all connections every few seconds, where uvicorn sets and cancels a
         timer for every request.
         """
+        if self.transport.is_closing():
+            self._end_closing(now, send_patience)
+            return
+        if self._closing is not None:  # its last answer is sent
+            return
         if self._is_extra:
             head_patience = patience = _EXTRA_PATIENCE
         unsent = self.transport.get_write_buffer_size()
@@ -718,6 +727,11 @@ class GatewayProtocol(HttpToolsProtocol):
                 return
         else:
             self._send_stall.forget()
+        self._look_after_message(now, head_patience, patience)
+
+    def _look_after_message(
+        self, now: float, head_patience: float, patience: float
+    ) -> None:
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
             if self._in_message and not self._has_cycle:
@@ -740,6 +754,26 @@ class GatewayProtocol(HttpToolsProtocol):
             # That goes unnoticed on a connection that is not read from.
             if self.flow.read_paused and _has_gone(self.transport):
                 self.transport.abort()
+
+    def shutdown(self) -> None:
+        """As uvicorn's own, and again until the connection has gone: one over TLS,
+        which is closed when its client says so too, ends without that."""
+        if self.transport.is_closing():
+            self._end_closing(self.loop.time(), math.inf)
+        else:
+            super().shutdown()
+
+    def _end_closing(self, now: float, send_patience: float) -> None:
+        """End a connection that is closed as soon as its client has taken everything,
+        or has taken nothing for `send_patience` seconds."""
+        transport = self.transport
+        if self._is_closed and is_all_taken(transport):
+            transport.abort()
+            return
+        self._is_closed = True  # what was just written goes out first
+        taken = acknowledged(transport)
+        if self._send_stall.stands_still(transport, taken, now) > send_patience:
+            transport.abort()
 
     def _give_up(self, stood: float) -> None:
         """End a request whose body has stopped coming, and its connection."""

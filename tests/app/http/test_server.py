@@ -54,6 +54,7 @@ class HoldingApp:
         self.entered = threading.Semaphore(0)
         self.loop: asyncio.AbstractEventLoop | None = None
         self.drained = False
+        self.body = b"ok"
         self._gate = asyncio.Event()
 
     def release(self) -> None:
@@ -68,9 +69,9 @@ class HoldingApp:
         if scope["path"] != "/":
             self.entered.release()
             await self._gate.wait()
-        headers = [(b"content-length", b"2")]
+        headers = [(b"content-length", b"%d" % len(self.body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": b"ok"})
+        await send({"type": "http.response.body", "body": self.body})
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         self.loop = asyncio.get_running_loop()
