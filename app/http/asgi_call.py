@@ -149,7 +149,9 @@ class EventCall(AsgiCall):
             proceed()
 
     def succeed(self) -> None:
-        """All events are sent."""
+        """All events are sent, unless the client has left at the last one."""
+        if self.response_complete:
+            return
         entry, request, run = self.entry, self._request, self._run
         assert entry is not None
         assert request is not None
@@ -158,7 +160,9 @@ class EventCall(AsgiCall):
         self._end()
 
     def end_with(self, error: Exception) -> None:
-        """The last event has said how it failed."""
+        """The last event has said how it failed, to a client that was still there."""
+        if self.response_complete:
+            return
         row = row_of(error)
         self._end(row.reason)
         self.log_failed(error, row.status, self._parts(self._run))

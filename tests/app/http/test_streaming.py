@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
+from app.http.asgi import Message
 from app.http.streaming import wants_events
 from engine import Cancelled, ExecutionFailed, QueueFull
 from tests.app import fronts
@@ -163,6 +164,30 @@ def test_a_client_that_goes() -> None:
     client, runner = asyncio.run(main())
     assert client.sent == []
     assert isinstance(runner.submitted[0].error, Cancelled)
+
+
+@pytest.mark.parametrize("error", [None, ExecutionFailed("no")])
+def test_a_client_that_goes_at_the_last_event(error: ExecutionFailed | None) -> None:
+    """It has left, once, and nobody has made a mistake."""
+
+    async def main() -> fronts.Client:
+        client = ask(fronts.Doubler(error=error))
+
+        class Leaving(fronts.Client):
+            async def _send(self, message: Message) -> None:
+                await super()._send(message)
+                if not message.get("more_body", "body" not in message):
+                    self.disconnect()  # while the last bytes wait for it
+                    await asyncio.wait(asyncio.all_tasks() - {main_task})
+
+        client.__class__ = Leaving
+        main_task = asyncio.current_task()
+        return await client.run()
+
+    client = asyncio.run(main())
+    failed = [one.status for one in client.app.service.journal.failed]
+    assert failed == [499]
+    assert b"internal_error" not in client.body
 
 
 def test_a_task_that_is_cancelled() -> None:
