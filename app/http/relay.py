@@ -167,11 +167,9 @@ class RelayServer:
                 return
             scope = await _read(reader)
             scope["headers"] = list(scope["headers"])
-            await self._app(scope, _Receiver(reader).receive, _Sender(writer).send)
-            # The other side closes when it has the answer. To close with bytes unread,
-            # a body that was not asked for, would take the answer away from it.
-            while await reader.read(_DROPPED):
-                pass
+            receiver = _Receiver(reader)
+            await self._app(scope, receiver.receive, _Sender(writer).send)
+            await receiver.drop_rest()
         except (Closed, OSError):
             pass  # its client has gone
         except Exception:
@@ -193,13 +191,25 @@ class _Receiver:
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader = reader
+        # A stream lets only one task read; what watches for a client that leaves may be
+        # cancelled when its application returns, and ends a moment later.
+        self._turn = asyncio.Lock()
 
     async def receive(self) -> Message:
         try:
-            message: Message = await _read(self._reader)
+            async with self._turn:
+                message: Message = await _read(self._reader)
         except Closed:
             return {"type": "http.disconnect"}
         return message
+
+    async def drop_rest(self) -> None:
+        """Returns when the other side has closed, which it does when it has the answer.
+        To close with bytes unread, of a body that was not asked for, would take the
+        answer away from it."""
+        async with self._turn:
+            while await self._reader.read(_DROPPED):
+                pass
 
 
 class _Sender:

@@ -106,6 +106,35 @@ def test_an_answer_that_reads_nothing_of_a_large_body_arrives() -> None:
     relayed(app, ask)
 
 
+def test_an_answer_arrives_while_its_client_is_watched(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As streams do, which end their watcher when they return; the rest of a body that
+    nobody asked for does not take the answer away."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        async def watch() -> None:
+            await receive()
+
+        watcher = asyncio.create_task(watch())
+        await asyncio.sleep(0)  # it waits in its own turn
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"all of it"})
+        watcher.cancel()
+
+    async def ask(relay: Relay) -> None:
+        for _ in range(20):
+            client = Client(*[b"x" * 200_000] * 5)
+            await relay(SCOPE, client.receive, client.send)
+            assert client.sent[-1]["body"] == b"all of it"
+        client = Client()  # its request has no body at all
+        await relay(SCOPE, client.receive, client.send)
+        assert client.sent[-1]["body"] == b"all of it"
+
+    relayed(app, ask)
+    assert not caplog.records
+
+
 def test_a_client_that_goes_is_told_of() -> None:
     told: list[str] = []
 
