@@ -184,6 +184,7 @@ class Gateway:
             absent=self,
             on_change=self._model_changed,
             keeps_parts=self._spans is not None,
+            has_keys=self.settings.keys is not None,
         )
 
     def _make_calls(self) -> ModelCalls:

@@ -62,8 +62,9 @@ class InferRequest:
     `places` are where in shared memory outputs go, `held` the same while the request
     is under way; `region_bytes` were read from the regions `read_from`.
     `timeout` is in seconds, None where the request states none; `priority` a level, 1
-    the highest, 0 for the model's default. `rows` is the batch of a batched model and
-    1 for every other.
+    the highest, 0 for the model's default. `owner` is the name of the key that sent
+    the request, empty if it came without a key, None if the server has no keys. `rows`
+    is the batch of a batched model and 1 for every other.
     """
 
     __slots__ = (
@@ -76,6 +77,7 @@ class InferRequest:
         "inputs",
         "nan",
         "outputs",
+        "owner",
         "parameters",
         "places",
         "priority",
@@ -99,6 +101,7 @@ class InferRequest:
         self.read_from: tuple[str, ...] = ()
         self.parameters: Mapping[str, Any] | None = None
         self.nan = _LITERAL
+        self.owner: str | None = None
         self.timeout: float | None = None
         self.priority = 0
         self.rows = 1
@@ -113,6 +116,7 @@ class InferRequest:
         twin.classes = self.classes
         twin.places = self.places
         twin.parameters = self.parameters
+        twin.owner = self.owner
         twin.nan = self.nan
         twin.timeout = self.timeout
         twin.priority = self.priority

@@ -179,6 +179,7 @@ class EventCall(AsgiCall):
                 "and nothing of them is in shared memory"
             )
             raise InvalidRequest(msg)
+        request.owner = self._owner()
         scheduler = entry.scheduler
         if isinstance(scheduler, ResponseScheduler):
             return scheduler.stream(request, self.deadline, self._put, self._ended)

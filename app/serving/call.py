@@ -299,6 +299,7 @@ class Call(ABC):
     def _submit(self, entry: ModelEntry, request: InferRequest) -> Submitted:
         """Raises what is to be answered instead."""
         if entry.scheduler is not None:
+            request.owner = self._owner()
             return entry.scheduler.submit(request, self.deadline, self.done)
         return entry.runner.submit(
             request.inputs,
@@ -306,6 +307,13 @@ class Call(ABC):
             on_done=self.done,
             priority=request.priority,
         )
+
+    def _owner(self) -> str | None:
+        """Return the name of its key: empty without a key, None on a server that has
+        no keys."""
+        if self.key is not None:
+            return self.key.config.name
+        return "" if self.service.models.has_keys else None
 
     # -- giving it up
 
@@ -471,7 +479,7 @@ class Call(ABC):
             known = self._span.traceparent
         else:
             known = given.decode() if trace_context(given) is not None else ""
-        return self.request_id.decode(), known, said_of(self._request)
+        return self.request_id.decode(), known, said_of(self._request, self._owner())
 
     def add_part(self, part: Part) -> None:
         """Something that was asked on its behalf has ended."""

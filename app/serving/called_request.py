@@ -20,7 +20,8 @@ from app.observe.journal import Part
 from app.observe.metrics import ModelMetrics
 from app.serving.ensembles import named
 from app.serving.pending import NotOneResponse
-from app.serving.requester import Asker, Requester
+from app.serving.requester import Asker, Requester, owner_in
+from app.serving.sequences import SequenceScheduler
 from app.serving.steps import StepRun, StepScheduler
 from app.serving.table import (
     ModelEntry,
@@ -54,6 +55,9 @@ class Caller(Protocol):
     def asker(self, numbers: Sequence[int]) -> Asker | int:
         """The first of those for whom they are made."""
 
+    async def askers(self, numbers: Sequence[int]) -> Sequence[Asker]:
+        """All of those for whom they are made."""
+
     def respond(self, message: ModelCall, outputs: Mapping[str, Tensor]) -> None:
         """Send a response of several."""
 
@@ -75,6 +79,7 @@ class CalledRequest:
         given = message.deadline_ns
         self._deadline = given / 1e9 if given else self._began / 1e9 + timeout
         self._rows = 1
+        self._owner: str | None = None
         self._is_over = False
         self._parts: list[Part] = []
         self._called: ModelMetrics | None = None
@@ -89,9 +94,13 @@ class CalledRequest:
         asker = self._caller.asker(self._message.requests)
         if isinstance(asker, int):
             return asker
-        given = self._message.parameters
-        said = orjson.dumps({"parameters": given}, default=str).decode()
-        return *asker[:2], said if given else ""
+        said: dict[str, object] = {}
+        if self._message.parameters:
+            said["parameters"] = self._message.parameters
+        if (owner := owner_in(asker[2])) is not None:
+            said["key"] = owner
+        text = orjson.dumps(said, default=str).decode() if said else ""
+        return *asker[:2], text
 
     def add_part(self, part: Part) -> None:
         """The model that is called has called another one."""
@@ -128,9 +137,38 @@ class CalledRequest:
                 loop = asyncio.get_running_loop()
                 self._fetching = loop.create_task(self._fetch(path))
                 return
-            self._submit(entry or self._missing(path))
+            entry = entry or self._missing(path)
+            if self._needs_owner(entry):
+                loop = asyncio.get_running_loop()
+                self._fetching = loop.create_task(self._find_owner(entry))
+                return
+            self._submit(entry)
         except Exception as error:
             self._fail(error)
+
+    def _needs_owner(self, entry: ModelEntry) -> bool:
+        """Return whether the model looks up what it keeps by the key that asks."""
+        return self._table.has_keys and isinstance(entry.scheduler, SequenceScheduler)
+
+    async def _find_owner(self, entry: ModelEntry) -> None:
+        """Submit the call for the key of the requests that it is made for."""
+        try:
+            await self._take_owner()
+            self._submit(entry)
+        except Exception as error:
+            self._fail(error)
+
+    async def _take_owner(self) -> None:
+        askers = await self._caller.askers(self._message.requests)
+        owners = {owner_in(said) or "" for _, _, said in askers}
+        if len(owners) > 1:
+            msg = (
+                f"a call of model '{self._message.model}', which has sequences, was "
+                "made for requests of several keys; set batching = False in the model "
+                "that calls"
+            )
+            raise InvalidInput(msg)
+        self._owner = owners.pop() if owners else ""
 
     def _missing(self, path: str) -> ModelEntry:
         raise self._table.missing(path) or UnknownModel(path)
@@ -140,7 +178,10 @@ class CalledRequest:
         try:
             left = max(0.0, min(self._deadline - time.monotonic(), MAX_TIMEOUT))
             entry = await self._table.fetch(path, TimeoutPolicy(left, asked=left))
-            self._submit(entry or self._missing(path))
+            entry = entry or self._missing(path)
+            if self._needs_owner(entry):
+                await self._take_owner()
+            self._submit(entry)
         except Exception as error:
             self._fail(error)
 
@@ -175,6 +216,7 @@ class CalledRequest:
         request.outputs = self._message.outputs
         request.parameters = self._message.parameters
         request.rows = self._rows
+        request.owner = self._owner
         submit = scheduler.submit
         if self._message.streams and isinstance(scheduler, StepScheduler):
             submit = partial(scheduler.stream, on_response=self._respond)

@@ -219,6 +219,9 @@ class CallingProcess:
     def asker(self, numbers: Sequence[int]) -> Asker | int:
         return self._calls.requesters.first_asker(self.name, numbers)
 
+    async def askers(self, numbers: Sequence[int]) -> Sequence[Asker]:
+        return await self._calls.requesters.askers(self.name, numbers)
+
     def respond(self, message: ModelCall, outputs: Mapping[str, Tensor]) -> None:
         self._queue(partial(self._sock.answer, message.number, outputs, True))
 

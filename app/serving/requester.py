@@ -35,12 +35,14 @@ class Requester(Protocol):
         """Something that was asked on its behalf has ended."""
 
 
-def said_of(request: InferRequest | None) -> str:
-    """The id, timeout (in microseconds) and parameters of a request, in JSON; empty
-    where it has none."""
+def said_of(request: InferRequest | None, owner: str | None) -> str:
+    """Return the id, timeout (in microseconds), parameters and owner of a request in
+    JSON; empty if it has none of them."""
     if request is None:
         return ""
     said: dict[str, object] = {}
+    if owner is not None:
+        said["key"] = owner
     if request.id:
         said["id"] = request.id
     if request.timeout is not None:
@@ -48,6 +50,12 @@ def said_of(request: InferRequest | None) -> str:
     if request.parameters:
         said["parameters"] = dict(request.parameters)
     return orjson.dumps(said, default=str).decode() if said else ""
+
+
+def owner_in(said: str) -> str | None:
+    """Return the owner of a request, from the text that `said_of` has made."""
+    owner: str | None = orjson.loads(said).get("key") if said else None
+    return owner
 
 
 class OtherRequesters(Protocol):

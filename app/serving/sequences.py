@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import weakref
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,8 @@ from app.spec import ModelSpec
 from engine import EngineError, QueueFull, Tensor
 
 SequenceId: TypeAlias = int | str
+#: The key that sequences belong to, as in `InferRequest.owner`.
+Owner: TypeAlias = str | None
 _MAX_ID_BYTES = 256
 
 
@@ -69,12 +71,16 @@ class LiveSequence:
         "is_draining",
         "is_open",
         "last_used",
+        "owner",
         "running",
         "state",
         "waiting",
     )
 
-    def __init__(self, identifier: SequenceId, controls: dict[str, Tensor]) -> None:
+    def __init__(
+        self, owner: Owner, identifier: SequenceId, controls: dict[str, Tensor]
+    ) -> None:
+        self.owner = owner
         self.id = identifier
         self.controls = controls
         self.state: dict[str, Tensor] = {}
@@ -103,6 +109,9 @@ class SequenceScheduler:
     `spec` is of all tensors that the model has; `visible` is what requests see. Raises
     ValueError where the model has not what `config` names. Files of initial states
     are in `folder`, or below `model_folder`.
+
+    A sequence belongs to the key that started it: requests with other keys cannot
+    name it.
     """
 
     def __init__(
@@ -129,7 +138,12 @@ class SequenceScheduler:
         hidden = {c.name for c in self._controls.values()}
         hidden |= self._states.initial.keys()
         self.visible = spec.without(hidden, self._states.outputs)
-        self._sequences: OrderedDict[SequenceId, LiveSequence] = OrderedDict()
+        self._sequences: OrderedDict[tuple[Owner, SequenceId], LiveSequence] = (
+            OrderedDict()
+        )
+        self._owned: Counter[Owner] = Counter()
+        #: How many sequences of each key may run now.
+        self._active: Counter[Owner] = Counter()
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -158,7 +172,8 @@ class SequenceScheduler:
                 f"to requirements of sequence batcher, got {request.rows}"
             )
             raise InvalidRequest(msg)
-        sequence = self._sequence(parameters.get("sequence_id"), start=start)
+        given = parameters.get("sequence_id")
+        sequence = self._sequence(request.owner, given, start=start)
         if sequence.is_busy and len(sequence.waiting) >= self.config.max_waiting:
             msg = (
                 f"Exceeds maximum queue size: {len(sequence.waiting)} requests of "
@@ -179,32 +194,42 @@ class SequenceScheduler:
         if sequence.has_slot:
             return True
         if self._slots is None or self._slots > 0:
-            if self._slots is not None:
-                self._slots -= 1
-            sequence.has_slot = True
+            self._give_slot(sequence)
             return True
         self._without_slot.append(sequence)
         self._touch(sequence)
         return False
 
+    def _give_slot(self, sequence: LiveSequence) -> None:
+        if self._slots is not None:
+            self._slots -= 1
+            self._active[sequence.owner] += 1
+        sequence.has_slot = True
+
     def _drop(self, sequence: LiveSequence) -> None:
-        """Forgets a sequence that has ended; the one that waits the longest may run."""
-        if self._sequences.get(sequence.id) is sequence:
-            del self._sequences[sequence.id]
+        """Forget a sequence that has ended, and give its slot to another one: that of
+        the key with the fewest, and of those the one that waits the longest."""
+        name = sequence.owner, sequence.id
+        if self._sequences.get(name) is sequence:
+            del self._sequences[name]
+            _count_down(self._owned, sequence.owner)
         if not sequence.has_slot:
             return
         sequence.has_slot = False
         if self._slots is None:
             return
         self._slots += 1
+        _count_down(self._active, sequence.owner)
         if self._is_admitting:
             return  # one that was let in has ended at once: the loop below goes on
         self._is_admitting = True
         try:
             while self._slots and self._without_slot:
-                following = self._without_slot.popleft()
-                self._slots -= 1
-                following.has_slot = True
+                following = min(
+                    self._without_slot, key=lambda one: self._active[one.owner]
+                )
+                self._without_slot.remove(following)
+                self._give_slot(following)
                 self._run_next(following)
         finally:
             self._is_admitting = False
@@ -221,7 +246,7 @@ class SequenceScheduler:
                 self._drop(sequence)
             raise
 
-    def _sequence(self, value: object, *, start: bool) -> LiveSequence:
+    def _sequence(self, owner: Owner, value: object, *, start: bool) -> LiveSequence:
         """The sequence that a request belongs to; a new one if it starts one."""
         model = self.visible.name
         identifier = _identifier(value)
@@ -231,25 +256,41 @@ class SequenceScheduler:
                 f"non-empty correlation ID"
             )
             raise InvalidRequest(msg)
-        found = self._sequences.get(identifier)
+        found = self._sequences.get((owner, identifier))
         if found is not None and (found.is_open or start):
             return found
         if not start:
             raise self._not_begun(identifier)
-        if len(self._sequences) >= self.config.max_sequences:
-            msg = (
-                f"Exceeds maximum queue size: model '{model}' has "
-                f"{counted(len(self._sequences), 'sequence')}, and max_sequences is "
-                f"{self.config.max_sequences}"
-            )
-            raise QueueFull(msg, self.config.max_idle)
+        self._check_share(owner)
         controls = {}
         for role, control in self._controls.items():
             if role == "correlation_id":
                 controls[control.name] = _id_tensor(control, identifier)
             elif role == "ready":
                 controls[control.name] = control.flag(on=True)
-        return LiveSequence(identifier, controls)
+        return LiveSequence(owner, identifier, controls)
+
+    def _check_share(self, owner: Owner) -> None:
+        """Raise `QueueFull` if `owner` may start no sequence now.
+
+        A key may have as many as are free. So some are free for the next key, however
+        many sequences a key starts.
+        """
+        most = self.config.max_sequences
+        free = most - len(self._sequences)
+        mine = self._owned[owner] if owner is not None else 0
+        if free > mine:
+            return
+        model = self.visible.name
+        if free <= 0:
+            had = f"model '{model}' has {counted(most, 'sequence')}"
+        else:
+            had = (
+                f"this key has {counted(mine, 'sequence')} of model '{model}', and "
+                f"{free} more are free for all keys"
+            )
+        msg = f"Exceeds maximum queue size: {had}, and max_sequences is {most}"
+        raise QueueFull(msg, self.config.max_idle)
 
     def _not_begun(self, identifier: SequenceId) -> InvalidRequest:
         return InvalidRequest(
@@ -262,8 +303,11 @@ class SequenceScheduler:
         """Makes it the one that was used last."""
         loop = asyncio.get_running_loop()
         sequence.last_used = loop.time()
-        self._sequences[sequence.id] = sequence
-        self._sequences.move_to_end(sequence.id)
+        name = sequence.owner, sequence.id
+        if name not in self._sequences:
+            self._owned[sequence.owner] += 1
+        self._sequences[name] = sequence
+        self._sequences.move_to_end(name)
         self._arm(loop)
 
     # -- running
@@ -375,6 +419,13 @@ def _expire(reference: weakref.ref[SequenceScheduler]) -> None:
     scheduler = reference()
     if scheduler is not None:
         scheduler.expire()
+
+
+def _count_down(counts: Counter[Owner], owner: Owner) -> None:
+    """Count one less. Keys that have none take no memory."""
+    counts[owner] -= 1
+    if not counts[owner]:
+        del counts[owner]
 
 
 def _flag(parameters: Mapping[str, Any], name: str) -> bool:

@@ -193,7 +193,7 @@ class ModelTable:
     of all models; `tracer` says what samples the requests of one; `absent` knows of
     models that are not here; `on_change` is called with the name of a model when
     anything of it has changed; with `keeps_parts`, what requests ask of other models is
-    kept for their spans.
+    kept for their spans. `has_keys` says that requests belong to keys (``--keys``).
     """
 
     def __init__(
@@ -205,10 +205,12 @@ class ModelTable:
         absent: Absent | None = None,
         on_change: Callable[[str], None] = lambda name: None,
         keeps_parts: bool = False,
+        has_keys: bool = False,
     ) -> None:
         self.limits = limits
         self.regions = regions
         self.keeps_parts = keeps_parts
+        self.has_keys = has_keys
         self.paths: dict[str, ModelEntry] = {}
         self._tracer = tracer
         self._absent: Absent = absent or Nobody()

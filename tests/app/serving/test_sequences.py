@@ -119,10 +119,18 @@ class Client:
         self.scheduler = SequenceScheduler(SPEC, self.runner, config(**changes), folder)
         self.answers: list[int | str] = []
 
-    def ask(self, identifier: Any, x: int, flags: str = "", rows: int = 1) -> Any:
+    def ask(
+        self,
+        identifier: Any,
+        x: int,
+        flags: str = "",
+        rows: int = 1,
+        owner: str | None = None,
+    ) -> Any:
         tensor = Tensor.from_numpy(np.full((rows, 1), x, np.int64))
         request = InferRequest({"x": tensor}, Encoding.JSON)
         request.rows = rows
+        request.owner = owner
         request.parameters = {
             "sequence_id": identifier,
             "sequence_start": "s" in flags,
@@ -337,6 +345,41 @@ def test_bounds() -> None:
         client.ask(1, 5)
         with pytest.raises(QueueFull, match="requests of sequence 1"):
             client.ask(1, 5)
+
+    run(test)
+
+
+def test_a_key_has_a_share_of_the_sequences() -> None:
+    """A key may have as many as are free; without keys there is no share."""
+
+    def test() -> None:
+        client = Client(max_sequences=6)
+        client.runner.at_once = True
+        for owner, most in (("a", 3), ("b", 2), ("c", 1)):
+            for number in range(1, most + 1):
+                client.ask(number, 5, "s", owner=owner)
+            with pytest.raises(QueueFull, match="max_sequences is 6"):
+                client.ask(most + 1, 5, "s", owner=owner)
+        for number in (1, 2, 3):
+            client.ask(number, 1, "e", owner="a")
+        client.ask(7, 5, "s", owner="c")
+        assert client.scheduler._owned == {"b": 2, "c": 2}
+
+    run(test)
+
+
+def test_a_slot_goes_to_the_key_with_the_fewest() -> None:
+    def test() -> None:
+        client = Client(max_active=2)
+        for number in (1, 2, 3, 4):
+            client.ask(number, number, "s", owner="a")
+        client.ask(1, 50, "se", owner="b")
+        client.ask(1, 0, "e", owner="a")
+        client.finish()  # sequence 1 of a, whose next request ends it
+        client.finish()  # 2
+        client.finish()
+        assert client.answers == [1, 2, 1]
+        assert client.runner.runs[-1].inputs["x"].numpy().item() == 50
 
     run(test)
 
