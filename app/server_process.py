@@ -49,4 +49,5 @@ def server_options(settings: Settings) -> dict[str, Any]:
         "upload_timeout": settings.upload_timeout,
         "send_timeout": settings.send_timeout,
         "max_connections": settings.max_connections,
+        "max_connections_per_address": settings.max_connections_per_address,
     }

@@ -179,8 +179,12 @@ class Settings(BaseSettings):
     the machine, or its control group, has. Beyond it, requests of more than 64 KiB get
     503."""
     max_connections: Annotated[int, Field(ge=0, le=1 << 20)] = 0
-    """Connections at a time; more get 503, but for health checks and management. 0:
-    three quarters of the file descriptors that the server may have."""
+    """Connections at a time. Beyond it, the one that has asked nothing for longest is
+    closed for each new one; without such, new ones get 503, but for health checks and
+    management. 0: three quarters of the file descriptors that the server may have."""
+    max_connections_per_address: Annotated[int, Field(ge=0, le=1 << 20)] = 0
+    """Connections of one client address at a time, in each of the --workers; beyond
+    it as with --max-connections. 0: no limit."""
     compress_responses: Literal["asked", "always", "never"] = "asked"
     """When Accept-Encoding compresses inference responses; asked ignores the codings
     that HTTP libraries list by themselves."""

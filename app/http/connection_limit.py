@@ -1,21 +1,129 @@
-"""`ConnectionLimit`: how many connections a server may have."""
+"""`ConnectionLimit`: how many connections a server may have, and which has to go."""
 
 from __future__ import annotations
 
+import enum
+import sys
+from collections.abc import Callable
+from typing import Final, Protocol
+
 from app.observe.shared_totals import Total
+
+#: Connections beyond the limit that are let in, for health checks and management.
+MOST_EXTRA: Final = 64
+
+
+class Entry(enum.Enum):
+    """What becomes of a connection that has just come."""
+
+    FREE = enum.auto()
+    #: It may ask for health and management; the second says that its address has too
+    #: many, the first that all have.
+    EXTRA = enum.auto()
+    EXTRA_OF_ADDRESS = enum.auto()
+    REFUSED = enum.auto()
+
+
+class Guest(Protocol):
+    """A connection, as far as limits go."""
+
+    def has_asked(self) -> bool:
+        """Returns whether the head of a request has come."""
+
+    def evict(self) -> None:
+        """Close it, now, in favour of another."""
 
 
 class ConnectionLimit:
-    """At most `most`: in this process, or, where there is a `total`, in all of them."""
+    """At most `most` connections: in this process, or, where there is a `total`, in all
+    of them; and `per_address` of one address in this process (0: any number), unless
+    `is_proxy` says that others stand behind that.
 
-    def __init__(self, most: int, total: Total | None = None) -> None:
+    Beyond them the connection that has asked nothing for longest makes room for a new
+    one, so that silent connections keep out nobody; but the last `most_extra` of these
+    are left some time to ask.
+    """
+
+    def __init__(
+        self,
+        most: int = sys.maxsize,
+        total: Total | None = None,
+        per_address: int = 0,
+        is_proxy: Callable[[str], bool] = lambda address: False,
+        most_extra: int = MOST_EXTRA,
+    ) -> None:
         self._most = most
+        self._most_extra = most_extra
         self._total = total
+        self._per_address = per_address
+        self._is_proxy = is_proxy
+        # In the order in which they came: those that had asked nothing when they were
+        # last seen, and all of an address where that counts.
+        self._silent: dict[Guest, None] = {}
+        self._of_address: dict[str, dict[Guest, None]] = {}
+        self._evicted: set[Guest] = set()
 
-    def excess(self, count: int) -> int:
-        """How many connections are too many, now that this process has `count`."""
+    def enter(self, guest: Guest, address: str, count: int) -> Entry:
+        """Count a connection from an address (none: empty); this process has `count`
+        with it."""
+        excess = self._excess(count)
+        if excess > 0:
+            is_crowded = excess > self._most_extra
+            if self._evict_silent(0 if is_crowded else self._most_extra):
+                excess -= 1
+        self._silent[guest] = None
+        entry = self._entry(excess, Entry.EXTRA)
+        if self._per_address and address and not self._is_proxy(address):
+            same = self._of_address.setdefault(address, {})
+            of_address = len(same) + 1 - self._per_address
+            if of_address > 0:
+                silent = next((g for g in same if not g.has_asked()), None)
+                if silent is not None:
+                    del same[silent]
+                    self._silent.pop(silent, None)
+                    self._evict(silent)
+                    of_address -= 1
+            same[guest] = None
+            if entry is Entry.FREE:
+                entry = self._entry(of_address, Entry.EXTRA_OF_ADDRESS)
+        return entry
+
+    def leave(self, guest: Guest, address: str, count: int) -> None:
+        """A connection has gone; this process has `count` without it."""
+        self._silent.pop(guest, None)
+        self._evicted.discard(guest)
+        same = self._of_address.get(address)
+        if same is not None:
+            same.pop(guest, None)
+            if not same:
+                del self._of_address[address]
+        if self._total is not None:
+            self._total.tell(count)
+
+    def _excess(self, count: int) -> int:
         total = self._total
-        return (count if total is None else total.tell(count)) - self._most
+        known = count if total is None else total.tell(count)
+        return known - len(self._evicted) - self._most
+
+    def _entry(self, excess: int, extra: Entry) -> Entry:
+        if excess <= 0:
+            return Entry.FREE
+        return extra if excess <= self._most_extra else Entry.REFUSED
+
+    def _evict_silent(self, but: int) -> bool:
+        """Close the connection that has asked nothing for longest, but none of the
+        last so many; whether that was done. One that has asked is met here once."""
+        while len(self._silent) > but:
+            guest = next(iter(self._silent))
+            del self._silent[guest]
+            if not guest.has_asked():
+                self._evict(guest)
+                return True
+        return False
+
+    def _evict(self, guest: Guest) -> None:
+        self._evicted.add(guest)
+        guest.evict()
 
     def __repr__(self) -> str:
         return f"<ConnectionLimit {self._most}, {self._total!r}>"

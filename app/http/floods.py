@@ -36,7 +36,7 @@ _APART = 0.002
 # Connections that are taken out of the kernel's queue at each look, and that may wait
 # here: behind those of clients that have gone already, which cost next to nothing.
 _TAKEN = 16
-_WAITING = 256
+WAITING: Final = 256
 # Seconds after which the event loop may drop what is left of a closed connection over
 # TLS: who looks after the connections knows better when nothing is taken any more.
 _NEVER = 86400.0
@@ -102,8 +102,10 @@ class Door:
         tls: ssl.SSLContext | None,
         handshake_timeout: float | None,
         backlog: int,
+        waiting: int = WAITING,
     ) -> None:
-        """Without `floods`, connections never wait."""
+        """Without `floods`, connections never wait; else at most `waiting` here, each
+        with a descriptor."""
         self._listener = listener
         self._make = make
         self._floods = floods
@@ -111,6 +113,7 @@ class Door:
         self._handshake_timeout = handshake_timeout
         self._shutdown_timeout = None if tls is None else _NEVER
         self._backlog = backlog
+        self._most_waiting = waiting
         self._server: asyncio.Server | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._entering: set[asyncio.Task[None]] = set()
@@ -167,7 +170,7 @@ class Door:
             await self._let_all_in()
 
     def _take(self) -> None:
-        for _ in range(min(_TAKEN, _WAITING - len(self._waiting))):
+        for _ in range(min(_TAKEN, self._most_waiting - len(self._waiting))):
             try:
                 self._waiting.append(self._listener.accept()[0])
             except OSError:  # nobody waits, or there are no descriptors left

@@ -35,7 +35,7 @@ from app.codec.messages import Buffer, Header
 from app.codec.model import DECODED_AT_ONCE
 from app.errors import BodyStopped, ErrorResponse, HttpError, row_of
 from app.http.access import key_group
-from app.http.connection_limit import ConnectionLimit
+from app.http.connection_limit import ConnectionLimit, Entry
 from app.http.exchange import CommonHead, Exchange
 from app.http.floods import DROPPED, ENTRY, HANDSHAKE, READ, Floods
 from app.http.front import CONNECTION, NAMES, InferFront
@@ -77,9 +77,7 @@ _LINGER = 1.0
 _PAST_THE_PARSER_FROM = 64 * 1024
 # Requests in a row that were each unlike the one before: there is nothing to remember.
 _UNLIKE = 8
-# Connections beyond the limit that are let in, for health checks and management, and
-# the seconds that each may take.
-_MOST_EXTRA = 64
+# Seconds that connections may take which are let in beyond the limit.
 _EXTRA_PATIENCE = 1.0
 
 
@@ -119,8 +117,10 @@ class GatewayProtocol(HttpToolsProtocol):
         self._turns = turns
         self._floods = floods
         self._limit = limit
-        # Whether there were enough connections without this one.
+        # Whether there were enough connections without this one, and of what.
         self._is_extra = False
+        self._entry = Entry.FREE
+        self._address = ""
         self._exchange: Exchange | None = None
         self._idle_since = self.loop.time()
         self._stall = Stall()
@@ -487,6 +487,8 @@ class GatewayProtocol(HttpToolsProtocol):
             headers = dict(self.headers)
             if len(headers) < len(self.headers):
                 self._access.check_once(self.headers)
+            if b"host" not in headers:
+                raise _without_host()
             length = headers.get(b"content-length", b"")
             # What is unusual is left to uvicorn and the front.
             if (
@@ -526,11 +528,13 @@ class GatewayProtocol(HttpToolsProtocol):
             msg = f"HTTP/{version} is not spoken here; expected HTTP/1.1 or HTTP/1.0"
             raise HttpError(505, msg, "http_version_not_supported")
         url, given = self.url, self.headers
+        if version == "1.1" and not any(name == b"host" for name, _ in given):
+            raise _without_host()
         if self._is_extra:
             path = unquote(url.partition(b"?")[0].decode("latin-1"))
             group = key_group(path, self.parser.get_method().decode())
             if group is not None and group != "manage":
-                raise _too_many()
+                raise _too_many(self._entry)
         _check_framing(given)
         super().on_message_begin()
         self.url = url
@@ -622,21 +626,30 @@ class GatewayProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = self._reading = Reading(transport)
         self._floods.charge(ENTRY)
-        extra = self._limit.excess(len(self.connections))
-        if extra > 0:
+        self._address = str(self.client[0]) if self.client else ""
+        self._entry = self._limit.enter(self, self._address, len(self.connections))
+        if self._entry is not Entry.FREE:
             self._is_extra = True
             self._short = {}
             self.timeout_keep_alive = int(_EXTRA_PATIENCE)
-            if extra > _MOST_EXTRA:
+            if self._entry is Entry.REFUSED:
                 transport.abort()
         certificate = transport.get_extra_info("peercert")
         if certificate:
             self._names = names_of(certificate)
 
+    def has_asked(self) -> bool:
+        """Returns whether the head of a request has come."""
+        return self.cycle is not None
+
+    def evict(self) -> None:
+        """Make room for another connection."""
+        self.transport.abort()
+
     def connection_lost(self, exc: Exception | None) -> None:
         cycle = self.cycle
         super().connection_lost(exc)
-        self._limit.excess(len(self.connections))
+        self._limit.leave(self, self._address, len(self.connections))
         if isinstance(cycle, Exchange):
             cycle.disconnect()
         elif cycle is not None:
@@ -860,9 +873,19 @@ def _check_framing(headers: list[Header]) -> None:
             raise HttpError(501, msg, "unsupported")
 
 
-def _too_many() -> HttpError:
+def _too_many(entry: Entry) -> HttpError:
     msg = "the server has as many connections as it may have (--max-connections)"
+    if entry is Entry.EXTRA_OF_ADDRESS:
+        msg = (
+            "this address has as many connections as one may have "
+            "(--max-connections-per-address)"
+        )
     return HttpError(503, msg, "too_many_connections", ((b"retry-after", b"1"),))
+
+
+def _without_host() -> HttpError:
+    msg = "the request is not valid HTTP/1.1: it has no header Host"
+    return HttpError(400, msg, "bad_http")
 
 
 def _too_slow(seconds: float) -> HttpError:

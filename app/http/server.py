@@ -32,9 +32,9 @@ from typing import Any
 import uvicorn
 from uvicorn.lifespan.on import LifespanOn
 
-from app.http.connection_limit import ConnectionLimit
+from app.http.connection_limit import MOST_EXTRA, ConnectionLimit
 from app.http.exchange import Exchange
-from app.http.floods import Door, Floods
+from app.http.floods import WAITING, Door, Floods
 from app.http.front import InferFront
 from app.http.protocol import GatewayProtocol
 from app.http.tls import Certificate
@@ -54,6 +54,10 @@ BACKLOG = 2048
 UNSENT = 1 << 20
 LOOK_AT = 8  # connections, between two turns of the event loop
 LOOK_TICKS = 10  # of 0.1 s, between looks for connections on which nothing happens
+
+# The share of the descriptors that connections have which wait to be let in, and those
+# beyond the limit.
+_SHARE = 16
 
 _CLOSE_HEADER = (b"connection", b"close")
 _SO_ATTACH_FILTER = 26  # Linux; the socket module has no name for it
@@ -156,8 +160,10 @@ class GatewayServer(uvicorn.Server):
     is one whose body does not get on for `upload_timeout`, and an answer of which
     nothing is taken for `send_timeout` (0: never).
     Beyond `max_connections` (0: three quarters of the descriptors there may be) only
-    health checks and management are answered, but all on `sides`; those of other
-    processes count too where there is a total of all `connections`.
+    health checks and management are answered, but all on `sides`, once no connection is
+    left that has asked nothing; those of other processes count too where there is a
+    total of all `connections`. So it is beyond `max_connections_per_address` (0: any
+    number) for whoever has that address.
     With a `certificate` all sockets speak TLS, but Unix sockets of `sides`.
     `sides` are other applications with sockets of their own, which live as long.
     `floods` counts what all of them refuse.
@@ -179,6 +185,7 @@ class GatewayServer(uvicorn.Server):
         upload_timeout: float = 30.0,
         send_timeout: float = 30.0,
         max_connections: int = 0,
+        max_connections_per_address: int = 0,
         certificate: Certificate | None = None,
         sides: Sequence[tuple[InferFront, socket.socket]] = (),
         floods: Floods | None = None,
@@ -213,6 +220,7 @@ class GatewayServer(uvicorn.Server):
         self._upload_timeout = upload_timeout or math.inf
         self._send_timeout = send_timeout or math.inf
         self._max_connections = max_connections
+        self._per_address = max_connections_per_address
         self._connections = connections
         self._certificate = certificate
         self._app = app
@@ -287,10 +295,15 @@ class GatewayServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
         is_side = any(listener is side for _, side in self._sides)
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        limit = ConnectionLimit(sys.maxsize)
+        limit = ConnectionLimit()
         if not is_side:
             most = self._max_connections or descriptors * 3 // 4
-            limit = ConnectionLimit(most, self._connections)
+            limit = ConnectionLimit(
+                most,
+                self._connections,
+                self._per_address,
+                most_extra=min(MOST_EXTRA, descriptors // _SHARE),
+            )
         make = functools.partial(
             GatewayProtocol.serving(app, self.floods, limit), config=self.config,
             server_state=self.server_state, app_state=self.lifespan.state, _loop=loop,
@@ -306,6 +319,7 @@ class GatewayServer(uvicorn.Server):
             tls=tls,
             handshake_timeout=None if tls is None or math.isinf(patience) else patience,
             backlog=BACKLOG,
+            waiting=max(1, min(WAITING, descriptors // _SHARE)),
         )
         await door.open()
         self._doors.append(door)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-from app.http.connection_limit import ConnectionLimit
 from app.observe.shared_totals import SharedTotals
 
 
@@ -19,12 +18,3 @@ def test_each_has_a_part_and_what_died_has_none() -> None:
     assert mine.bytes_held(1).tell(0) == 0
     assert repr(mine) == "<SharedTotals [1, 0, 0], [0, 0, 0]>"
     assert repr(mine.bytes_held(1)) == "<Total [0, 0, 0], of which mine is 1>"
-
-
-def test_connections_of_all_count() -> None:
-    totals = SharedTotals.create(2)
-    one, other = (ConnectionLimit(10, totals.connections(n)) for n in range(2))
-    assert [one.excess(7), other.excess(3), other.excess(4)] == [-3, 0, 1]
-    assert one.excess(6) == 0
-    assert ConnectionLimit(10).excess(11) == 1
-    assert repr(one).startswith("<ConnectionLimit 10, <Total [6, 4]")
