@@ -20,6 +20,7 @@ from app.config.config_keys import KeyProblem
 from app.config.log_config import read_log_config
 from app.limits import DEFAULT_LIMITS
 from app.observe.access_log import AccessLog
+from app.observe.answers import OTHER
 from app.observe.journal import Journal
 from app.observe.log import LogControl, LogSettings
 from app.observe.machine import BusyShares, Processors
@@ -107,7 +108,11 @@ class Gateway:
         """Raises `engine.InvalidConfig` for a device specification or a file of keys
         that it cannot read, and for models that are named and not there."""
         self.settings = settings
-        self.metrics = MetricsRegistry(self._counted)
+        self.metrics = MetricsRegistry(
+            self._counted,
+            nobody="" if settings.keys is None else OTHER,
+            answered=lambda: self.others.answered(),
+        )
         self.logging = LogControl(
             settings.log_level,
             settings.log_format,

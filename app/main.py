@@ -73,6 +73,7 @@ def create_app(
         timeout=settings.request_timeout,
         transfers=TransferMemory(settings.transfer_memory, gateway.others.bytes_held),
         journal=gateway.journal,
+        answers=gateway.metrics.answers,
     )
     front = InferFront(
         api,

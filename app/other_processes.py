@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from app.observe.answers import Answers
 from app.observe.journal import Part
 from app.observe.log import LogSettings
 from app.observe.metrics import ModelMetrics
@@ -34,6 +35,10 @@ class OtherProcesses:
 
     def counted(self, name: str, version: str) -> Iterable[ModelMetrics]:
         """What they have counted of a version."""
+        return ()
+
+    def answered(self) -> Iterable[Answers]:
+        """Return what they have answered."""
         return ()
 
     def in_flight_on(self, device: Device) -> int:

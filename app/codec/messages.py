@@ -170,6 +170,16 @@ class Response:
         return f"<Response {self.status} {self.nbytes} bytes>"
 
 
+class Refusal(Response):
+    """A response that says with `code` why there is no other."""
+
+    __slots__ = ("code",)
+
+    def __init__(self, status: int, lines: bytes, body: bytes, code: str) -> None:
+        super().__init__(status, lines, [body])
+        self.code = code
+
+
 def lines_of(headers: Iterable[Header]) -> bytes:
     """Headers as they are sent."""
     return b"".join([b"%b: %b\r\n" % header for header in headers])

@@ -28,6 +28,7 @@ from urllib.parse import urlsplit
 from app.config.keys import KEY_GROUPS, Group
 from app.config.restrictions import Restrictions, group_of
 from app.errors import Header, HttpError
+from app.observe.answers import OTHER
 from app.serving.keys import Key, Keys, KeyTable, given_key
 
 _BEARER: Header = (b"www-authenticate", b"Bearer")
@@ -192,6 +193,15 @@ class Access:
             if why:
                 raise HttpError(403, f"{why}: {MANAGE_HINT}", "management_is_closed")
         return None
+
+    def label(self, headers: Mapping[bytes, bytes], names: Sequence[str] = ()) -> str:
+        """Return the name of the key that a request brings, allowed or not, as the
+        counters have it (app/observe/answers.py)."""
+        if not self._for_all:
+            return ""
+        table, given = self.keys.table, given_key(headers)
+        key = table.of_certificate(names) if given is None else table.find(given)
+        return OTHER if key is None else key.config.name
 
     def _distrust(self, headers: Mapping[bytes, bytes], client: str | None) -> str:
         """Why a call without a key may not manage; empty if it may."""

@@ -15,6 +15,9 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+#: Where a scope has its `Connection`, if it came through our own protocol.
+CONNECTION = "popgate.connection"
+
 
 class ClientGone(Exception):
     """The client has disconnected; there is no one to answer."""

@@ -10,7 +10,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.server import ServerState
 
 from app.codec.chunks import JOIN_BELOW
-from app.codec.messages import Buffer, Header, Response
+from app.codec.messages import Buffer, Header, Refusal, Response
+from app.observe.answers import GONE
 from app.serving.call import Call
 from app.serving.service import Service
 
@@ -87,7 +88,19 @@ class Exchange(Call):
     def respond(self, response: Response | None) -> None:
         connection = self.connection
         transport = connection.transport
-        if not transport.is_closing():
+        if transport.is_closing():
+            self._count(GONE, "cancelled")
+        else:
+            if response is not None and response.status == 200:
+                answers, key = self.service.answers, self.key
+                cell = answers.succeeded.get(key)
+                if cell is None:
+                    cell = answers.of_success(key)
+                answers.cells[cell] += 1
+            elif isinstance(response, Refusal):
+                self._count(response.status, response.code)
+            else:
+                self._count(500, "internal_error")
             common, headers = connection.common, connection.server_state.default_headers
             if headers is not common.headers:
                 common.renew(headers)
@@ -121,3 +134,7 @@ class Exchange(Call):
                 raise
         if self._stamps is not None:
             self.sent()
+
+    def _count(self, status: int, code: str) -> None:
+        answers = self.service.answers
+        answers.count("infer", status, code, answers.name_of(self.key))

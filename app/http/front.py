@@ -33,7 +33,9 @@ from app.errors import (
     larger_than_allowed,
 )
 from app.http.access import Access
+from app.http.answer_watch import AnswerWatch
 from app.http.asgi import (
+    CONNECTION,
     ASGIApp,
     ClientGone,
     Receive,
@@ -56,10 +58,10 @@ from app.serving.transfer_memory import Share
 # client that is still sending when the connection is closed never sees the answer.
 _LINGER_SECONDS = 1.0
 _LINGER_BYTES = 64 << 20
-#: Where a scope has the names of its client's certificate (`app.http.tls.names_of`),
-#: and its `Connection`, if it came through our own protocol.
+#: Where a scope has the names of its client's certificate (`app.http.tls.names_of`).
 NAMES = "popgate.certificate"
-CONNECTION = "popgate.connection"
+#: A mark in a scope: another process of the server writes the answer.
+RELAYED = "popgate.relayed"
 # Responses up to this size are compressed at once (under a millisecond), larger ones,
 # and all bodies that come compressed (which may become large), in a thread.
 _COMPRESS_AT_ONCE = 64 * 1024
@@ -137,7 +139,12 @@ class InferFront:
         if scope["type"] != "http":
             await self.fallback(scope, receive, send)
             return
-        log = RequestLog(scope, send, self.service.journal)
+        # What another process relays is counted there, where it is written.
+        watch = None
+        if RELAYED not in scope:
+            names = scope.get(NAMES, ())
+            watch = AnswerWatch(scope, self.service.answers, self.access, names)
+        log = RequestLog(scope, send, self.service.journal, watch)
         try:
             await self.answer(log.scope, receive, log.send)
         finally:

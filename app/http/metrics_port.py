@@ -28,6 +28,7 @@ class MetricsFront(InferFront):
                 ModelTable(),
                 transfers=whole.service.transfers,
                 journal=whole.service.journal,
+                answers=whole.service.answers,
             ),
             base_path=whole.base_path.decode(),
             access=whole.access,

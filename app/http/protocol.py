@@ -35,10 +35,12 @@ from app.codec.messages import Buffer, Header
 from app.codec.model import DECODED_AT_ONCE
 from app.errors import BodyStopped, ErrorResponse, HttpError, row_of
 from app.http.access import key_group
+from app.http.answer_watch import route_of
+from app.http.asgi import CONNECTION
 from app.http.connection_limit import ConnectionLimit, Entry
 from app.http.exchange import CommonHead, Exchange
 from app.http.floods import DROPPED, ENTRY, HANDSHAKE, READ, Floods
-from app.http.front import CONNECTION, NAMES, InferFront
+from app.http.front import NAMES, InferFront
 from app.http.known_head import LARGEST_BODY, KnownHead
 from app.http.stalls import Stall
 from app.http.streaming import wants_events
@@ -806,11 +808,19 @@ class GatewayProtocol(HttpToolsProtocol):
         answer = ErrorResponse.of(error, request_id, close=True)
         head = b"".join(b"%b: %b\r\n" % header for header in answer.headers)
         status = STATUS_LINE[answer.status]
+        code = row_of(error).code
+        given = cycle.headers if isinstance(cycle, Exchange) else self._headers_so_far()
+        self._service.answers.count(
+            route_of(asked.path, asked.method),
+            answer.status,
+            code,
+            self._access.label(given, self._names),
+        )
         self.transport.write(
             b"%b%bx-request-id: %b\r\n\r\n%b" % (status, head, request_id, answer.body)
         )
         now, why = monotonic_ns(), str(error)
-        failed = Failed(asked, None, answer.status, row_of(error).code, why, now, stood)
+        failed = Failed(asked, None, answer.status, code, why, now, stood)
         self._service.journal.fail(failed)
         if isinstance(cycle, Exchange):
             cycle.give_up()
@@ -821,7 +831,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _asked_so_far(self) -> Asked:
         """What has been read of the message that is being parsed."""
-        headers = dict(self.headers) if self._in_message else {}
+        headers = self._headers_so_far()
         has_url = self._in_message and bool(self.url)
         return Asked(
             id_of(headers),
@@ -830,6 +840,9 @@ class GatewayProtocol(HttpToolsProtocol):
             str(self.client[0]) if self.client else "",
             headers.get(b"traceparent", b""),
         )
+
+    def _headers_so_far(self) -> dict[bytes, bytes]:
+        return dict(self.headers) if self._in_message else {}
 
     def _close_gently(self, refusals: float = 1.0) -> None:
         """Close the connection when its client has had time to read the last answer."""
@@ -841,6 +854,11 @@ class GatewayProtocol(HttpToolsProtocol):
         if self._slowed is None:
             self._read_on()
         self._closing = self.loop.call_later(_LINGER, self.transport.close)
+
+    @property
+    def is_ending(self) -> bool:
+        """Returns whether it has been sent its last answer."""
+        return self._closing is not None
 
     def drop_rest(self, refusals: float) -> None:
         """The body that is being received is not wanted, and cost so many `refusals`:

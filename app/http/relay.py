@@ -21,7 +21,7 @@ import msgpack
 
 from app.errors import ErrorResponse, HttpError
 from app.http.asgi import ASGIApp, Message, Receive, Scope, Send, send_error
-from app.http.front import NAMES
+from app.http.front import NAMES, RELAYED
 from engine import peer_uid
 
 logger = logging.getLogger(__name__)
@@ -167,6 +167,7 @@ class RelayServer:
                 return
             scope = await _read(reader)
             scope["headers"] = list(scope["headers"])
+            scope[RELAYED] = True
             receiver = _Receiver(reader)
             await self._app(scope, receiver.receive, _Sender(writer).send)
             await receiver.drop_rest()

@@ -8,10 +8,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import orjson
-
 from app.config.restrictions import group_of
 from app.errors import current_request, row_of
+from app.http.answer_watch import AnswerWatch, read_error
 from app.http.asgi import Message, Scope, Send
 from app.observe.journal import Asked, Failed, Journal
 from app.observe.request_ids import HEADER, id_of
@@ -30,7 +29,13 @@ class RequestLog:
     be called. `is_done` once another logs the request.
     """
 
-    def __init__(self, scope: Scope, send: Send, journal: Journal) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        send: Send,
+        journal: Journal,
+        watch: AnswerWatch | None = None,
+    ) -> None:
         headers = dict(scope["headers"])
         self.request_id = id_of(headers)
         rest = [header for header in scope["headers"] if header[0] != HEADER]
@@ -42,6 +47,7 @@ class RequestLog:
         self._trace = headers.get(b"traceparent", b"")
         self._send = send
         self._journal = journal
+        self._watch = watch
         self._began = time.monotonic_ns()
         self._status = 0
         self._text = b""
@@ -53,6 +59,8 @@ class RequestLog:
         return str(peer[0]) if peer else ""
 
     async def send(self, message: Message) -> None:
+        if self._watch is not None:
+            self._watch.see(message)
         if message["type"] == "http.response.start":
             self._status = message["status"]
             headers = [*message.get("headers", ()), (HEADER, self.request_id)]
@@ -63,6 +71,8 @@ class RequestLog:
 
     def end(self) -> None:
         """The request is over: log it, unless a call does."""
+        if self._watch is not None:
+            self._watch.end()
         scope = self.scope
         # They know each other, and the garbage collector comes by rarely.
         scope.pop(KEY, None)
@@ -85,19 +95,10 @@ class RequestLog:
             self._journal.end(asked, self._status, seconds)
             return
         status = self._status
-        code, why = _read_error(self._text)
+        code, why = read_error(self._text)
         if not status:
             gone = Cancelled("the client has disconnected")
             row = row_of(gone)
             status, code, why = row.status, row.code, str(gone)
         failed = Failed(asked, None, status, code, why, ended, seconds)
         self._journal.fail(failed)
-
-
-def _read_error(text: bytes) -> tuple[str, str]:
-    """The code and the message of an error's body."""
-    try:
-        body = orjson.loads(text)
-        return str(body["code"]), str(body["error"])
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        return "", ""

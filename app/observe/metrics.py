@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 
 from app.errors import FailureReason
+from app.observe.answers import Answers, Labels
 
 NS_PER_SECOND = 1_000_000_000
 
@@ -273,7 +274,13 @@ class MetricsRegistry:
     def __init__(
         self,
         elsewhere: Callable[[str, str], Iterable[ModelMetrics]] = lambda *key: (),
+        *,
+        nobody: str = "",
+        answered: Callable[[], Iterable[Answers]] = tuple,
     ) -> None:
+        #: What this process has answered; `answered` gives what others have.
+        self.answers = Answers(nobody=nobody)
+        self._answered = answered
         self._models: dict[tuple[str, str], ModelMetrics] = {}
         self._totals: dict[tuple[str, str], ModelMetrics] = {}
         self._elsewhere = elsewhere
@@ -300,6 +307,14 @@ class MetricsRegistry:
         total.add(mine)
         for other in others:
             total.add(other)
+        return total
+
+    def all_answers(self) -> dict[Labels, int]:
+        """Return the answers of all processes, as they are now."""
+        total: dict[Labels, int] = {}
+        for answers in (self.answers, *self._answered()):
+            for labels, count in answers.items():
+                total[labels] = total.get(labels, 0) + count
         return total
 
     def models(self) -> list[ModelMetrics]:

@@ -9,6 +9,7 @@ The map of the bytes
 --------------------
     0        requests in flight on each device, by its number      (MOST_DEVICES words)
     4096     blocks of BLOCK_SIZE bytes, one for each version of a model
+    …        the answers that it has written (app/observe/answers.py)
 
 A block, in words of 64 bits:
     0        pending     1 awaiting     2 inferences     3 failure ns
@@ -28,6 +29,7 @@ from bisect import bisect_left
 from typing import Final
 
 from app.errors import FailureReason
+from app.observe.answers import ANSWERS_SIZE, Answers
 from app.observe.metrics import (
     BOUNDS_NS,
     MAX_BATCH_SIZES,
@@ -50,7 +52,8 @@ _SIZES: Final = _HISTOGRAMS + 3 * (1 + _COUNTS)
 _BATCH: Final = 5
 _WORDS: Final = _SIZES + 1 + _BATCH * (MAX_BATCH_SIZES + 1)
 BLOCK_SIZE: Final = -(-8 * _WORDS // 4096) * 4096
-SEGMENT_SIZE: Final = _BLOCKS_AT + MOST_MODELS * BLOCK_SIZE
+_ANSWERS_AT: Final = _BLOCKS_AT + MOST_MODELS * BLOCK_SIZE
+SEGMENT_SIZE: Final = _ANSWERS_AT + ANSWERS_SIZE
 
 
 class SharedMetrics(ModelMetrics):
@@ -133,6 +136,7 @@ class CounterSegment:
         self._words = memory.view[:SEGMENT_SIZE].cast("Q")
         self._floats = memory.view[:SEGMENT_SIZE].cast("d")
         self._metrics: dict[int, SharedMetrics] = {}
+        self.answers = Answers(memory.view[_ANSWERS_AT:SEGMENT_SIZE])
 
     @classmethod
     def create(cls) -> CounterSegment:
@@ -196,6 +200,7 @@ class CounterSegment:
     def close(self) -> None:
         """Give the memory back; only where nothing of it is counted in any more."""
         self._metrics.clear()
+        self.answers.close()
         self._words.release()
         self._floats.release()
         self.memory.close()

@@ -18,7 +18,7 @@ from functools import partial
 from time import monotonic_ns
 from typing import Protocol
 
-from app.codec.messages import Body, InferRequest, Response, lines_of
+from app.codec.messages import Body, InferRequest, Refusal, Response, lines_of
 from app.codec.model import DECODED_AT_ONCE, ModelCodec
 from app.errors import (
     ErrorResponse,
@@ -435,10 +435,11 @@ class Call(ABC):
             response = self._respond_with(error)
         self.log_failed(error, response.status, self._parts(submitted))
 
-    def _respond_with(self, error: Exception) -> Response:
+    def _respond_with(self, error: Exception) -> Refusal:
         try:
             answer = ErrorResponse.of(error, self.request_id)
-            response = Response(answer.status, lines_of(answer.headers), [answer.body])
+            lines, code = lines_of(answer.headers), row_of(error).code
+            response = Refusal(answer.status, lines, answer.body, code)
         except BaseException:  # there is no memory for the words, say
             self.respond(None)
             raise

@@ -14,6 +14,7 @@ from app.codec.messages import Body
 from app.codec.model import ModelCodec
 from app.codec.preamble import read_preamble
 from app.errors import UnknownModel
+from app.observe.answers import Answers
 from app.observe.journal import Journal
 from app.serving.deadlines import Deadlines
 from app.serving.table import ModelEntry, ModelTable
@@ -33,8 +34,8 @@ class Service:
     `timeout` (seconds) holds for requests that state none: neither by the request
     parameter ``timeout`` (microseconds) nor by the header ``X-Request-Timeout``
     (seconds), and whose model has none either. `transfers` bounds what bodies and
-    answers take together; `journal` keeps what became of the last requests. Belongs to
-    the event loop's thread.
+    answers take together; `journal` keeps what became of the last requests; `answers`
+    counts them. Belongs to the event loop's thread.
     """
 
     def __init__(
@@ -44,12 +45,14 @@ class Service:
         timeout: float = DEFAULT_TIMEOUT,
         transfers: TransferMemory | None = None,
         journal: Journal | None = None,
+        answers: Answers | None = None,
     ) -> None:
         self.models = models
         self.limits = models.limits
         self.timeout = timeout
         self.transfers = transfers or TransferMemory()
         self.journal = journal or Journal()
+        self.answers = answers or Answers()
         self.deadlines = Deadlines()
         # One: with several, the event loop would have its turn less often.
         self._decoding = DaemonPool(1, "popgate-decode")

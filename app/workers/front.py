@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from app.codec.compression import CompressResponses
 from app.http.access import Access
-from app.http.asgi import Receive, Scope, Send
+from app.http.answer_watch import AnswerWatch
+from app.http.asgi import Message, Receive, Scope, Send
 from app.http.front import NAMES, InferFront, Operation
 from app.http.relay import Relay
 from app.serving.keys import given_key
@@ -58,7 +59,21 @@ class WorkerFront(InferFront):
             finally:
                 del local[mark]
         else:
-            await self._relay(scope, receive, send)
+            await self._count_relayed(scope, receive, send)
+
+    async def _count_relayed(self, scope: Scope, receive: Receive, send: Send) -> None:
+        watch = AnswerWatch(
+            scope, self.service.answers, self.access, scope.get(NAMES, ())
+        )
+
+        async def count_and_send(message: Message) -> None:
+            watch.see(message)
+            await send(message)
+
+        try:
+            await self._relay(scope, receive, count_and_send)
+        finally:
+            watch.end()
 
     def _mine(self, scope: Scope) -> str:
         """The infer path of the model that is to be run here; empty if none is."""

@@ -24,6 +24,7 @@ from app.http.relay import Relay
 from app.http.server import GatewayServer
 from app.limits import DEFAULT_LIMITS
 from app.observe.access_log import AccessLog
+from app.observe.answers import OTHER, Answers
 from app.observe.journal import Journal
 from app.observe.log import LogControl, LogSettings, is_written
 from app.observe.shared_counters import CounterSegment
@@ -77,7 +78,8 @@ def main(arguments: list[str] | None = None) -> int:
     counters = CounterSegment.attach(counters_fd)
     worker = _worker(sock, counters, journal, settings, start)
     totals = SharedTotals.attach(totals_fd, start["workers"] + 1)
-    server = _server(worker, journal, settings, start, totals)
+    counters.answers.nobody = "" if settings.keys is None else OTHER
+    server = _server(worker, journal, settings, start, totals, counters.answers)
     spare_the_collector()
     server.run(sockets=[socket.socket(fileno=listener_fd)])
     journal.write_gathered()
@@ -125,6 +127,7 @@ def _server(
     settings: Settings,
     start: Message,
     totals: SharedTotals,
+    answers: Answers,
 ) -> WorkerServer:
     number = start["number"]
     transfers = TransferMemory(settings.transfer_memory, totals.bytes_held(number))
@@ -136,6 +139,7 @@ def _server(
             timeout=settings.request_timeout,
             transfers=transfers,
             journal=journal,
+            answers=answers,
         ),
         Access(settings.restrictions, worker.keys),
         operations=(*generate.OPERATIONS, *kserve_v1.OPERATIONS),

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from app.http.asgi import ASGIApp
 from app.http.relay import RelayServer
+from app.observe.answers import Answers
 from app.observe.journal import Part, part_message
 from app.observe.log import LogSettings
 from app.observe.metrics import MetricsRegistry, ModelMetrics
@@ -317,12 +318,18 @@ class Workers(OtherProcesses):
                 if worker.counters is not None:
                     yield worker.counters.read(block, name, version)
 
+    def answered(self) -> Iterator[Answers]:
+        for worker in self._workers:
+            if worker.counters is not None:
+                yield worker.counters.answers
+
     def keep_counts(self, counters: CounterSegment) -> None:
         """A worker has ended: what it has counted is ours from now on."""
         for (name, version), block in self._blocks.items():
             found = counters.read(block, name, version)
             found.pending = found.awaiting = 0
             self._metrics.model(name, version).add(found)
+        self._metrics.answers.add(dict(counters.answers.items()))
 
     def in_flight_on(self, device: Device) -> int:
         number = self._device_numbers.get(device.id)

@@ -109,12 +109,30 @@ def _awaiting(gateway: Gateway, model: ModelMetrics) -> int:
 
 
 def _families(gateway: Gateway) -> Iterator[Family]:
+    yield _answers(gateway)
     yield from _devices(gateway)
     yield from _repository(gateway)
     yield from _workers(gateway)
     yield Family("popgate_info", "gauge", "Version", [({"version": VERSION}, 1)])
     yield from _machine(gateway)
     yield from _process(gateway)
+
+
+def _answers(gateway: Gateway) -> Family:
+    return Family(
+        "popgate_http_responses_total",
+        "counter",
+        "Answers written to clients, by route, status, error code and key",
+        [
+            (_answer_labels(*labels), count)
+            for labels, count in sorted(gateway.metrics.all_answers().items())
+        ],
+    )
+
+
+def _answer_labels(route: str, status: str, code: str, key: str) -> dict[str, str]:
+    labels = {"code": code, "key": key, "route": route, "status": status}
+    return {name: value for name, value in labels.items() if value}
 
 
 def _devices(gateway: Gateway) -> Iterator[Family]:

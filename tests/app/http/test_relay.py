@@ -11,6 +11,7 @@ import pytest
 import uvloop
 
 from app.http.asgi import ASGIApp, Message, Receive, Scope, Send
+from app.http.front import RELAYED
 from app.http.relay import Closed, Relay, RelayServer
 
 SCOPE = {
@@ -86,6 +87,7 @@ def test_requests_and_answers_go_over_whole() -> None:
 
     relayed(app, ask)
     (scope,) = seen
+    assert scope.pop(RELAYED)
     assert scope == {key: value for key, value in SCOPE.items() if key != "app"}
 
 

@@ -1,0 +1,96 @@
+"""Counting the answers of applications (ASGI); those of the short way count themselves.
+
+The route of a request is its group (app/http/access.py), `health`, or `none` if nothing
+could be read of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import orjson
+
+from app.http.access import Access, key_group
+from app.http.asgi import CONNECTION, Message, Scope
+from app.observe.answers import GONE, Answers
+
+#: Paths whose route is remembered, if they have no more letters.
+_MOST_PATHS = 1024
+_LONGEST_PATH = 300
+
+
+def route_of(url: str, method: str) -> str:
+    """Return the route of a request, given its path with or without a query."""
+    if not url.startswith("/"):
+        return "none"
+    path = url.partition("?")[0]
+    known = _route_of if len(path) <= _LONGEST_PATH else _route_of.__wrapped__
+    return known(path, method)
+
+
+@lru_cache(_MOST_PATHS)
+def _route_of(path: str, method: str) -> str:
+    return key_group(path, method) or "health"
+
+
+def read_error(text: bytes) -> tuple[str, str]:
+    """Return the code and the message of an error's body; empty if it has none."""
+    try:
+        body = orjson.loads(text)
+        return str(body["code"]), str(body["error"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return "", ""
+
+
+class AnswerWatch:
+    """Counts the answer to one request, when the first of its body is sent."""
+
+    __slots__ = (
+        "_access", "_answers", "_connection", "_is_counted", "_names", "_scope",
+        "_status",
+    )  # fmt: skip
+
+    def __init__(
+        self, scope: Scope, answers: Answers, access: Access, names: Sequence[str] = ()
+    ) -> None:
+        self._scope = scope
+        self._answers = answers
+        self._access = access
+        self._names = names
+        self._connection: Any = scope.get(CONNECTION)
+        self._status = 0
+        self._is_counted = False
+
+    def see(self, message: Message) -> None:
+        """Take a message that the application sends; call it before that is sent."""
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+        elif not self._is_counted:
+            self._count(self._status, message.get("body", b""))
+
+    def end(self) -> None:
+        """The application has returned, or raised."""
+        if self._is_counted:
+            return
+        if self._status:
+            self._count(self._status, b"")
+            return
+        connection = self._connection
+        if connection is None or not connection.is_ending:  # else it has its answer
+            self._count(GONE, b"")
+
+    def _count(self, status: int, body: bytes) -> None:
+        self._is_counted = True
+        scope, code = self._scope, ""
+        if status == GONE:
+            code = "cancelled"
+        elif status >= 400:
+            code = read_error(bytes(body))[0]
+        path: str = scope["path"]
+        root: str = scope.get("root_path", "")
+        if root and path.startswith(root):
+            path = path[len(root) :]
+        key = self._access.label(dict(scope["headers"]), self._names)
+        self._answers.count(route_of(path, scope["method"]), status, code, key)
