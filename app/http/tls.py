@@ -1,7 +1,7 @@
 """The server's certificate (``--tls-cert``), taken anew when its files change.
 
-TLS itself is Python's `ssl`: 1.2 and later, its default ciphers. A connection keeps the
-certificate that it began with.
+TLS itself is Python's `ssl` (app/http/handshake.py). A connection keeps the certificate
+that it began with.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from app.config.file_stamps import stamp_of
+from app.config.model_files import read_bytes
+from app.http.handshake import ServerContext
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +28,8 @@ DAY = 86400.0
 WARN_BEFORE = 7 * DAY
 #: OpenSSL's X509_V_FLAG_NO_CHECK_TIME, for which `ssl` has no name.
 _NO_CHECK_TIME = 0x200000
+#: Bytes of a file; a system's bundle of authorities has a fifth of it.
+_LARGEST_FILE = 1 << 20
 
 
 class TlsError(ValueError):
@@ -52,14 +56,15 @@ class Certificate:
         ]
         self._stamp = stamp_of(self._files)
         self._problem = ""
-        self.context = _new_context()
+        self.context = ServerContext()
         read = self._read()
         self._load_into(self.context, read)
-        self._set_end(read)
+        self._set_times(_times_of(self.context, read[0]))
 
-    def _set_end(self, read: list[bytes]) -> None:
+    def _set_times(self, times: tuple[float, float] | None) -> None:
+        self._begins = None if times is None else times[0]
         #: When it expires, in seconds since 1970; None where that cannot be found out.
-        self.expires = _end_of(self.context, read[0])
+        self.expires = None if times is None else times[1]
         self._tell_at = math.inf if self.expires is None else self.expires - WARN_BEFORE
 
     def _read(self) -> list[bytes]:
@@ -68,9 +73,9 @@ class Certificate:
         found = []
         for path in self._files:
             try:
-                found.append(path.read_bytes())
-            except OSError as e:
-                raise TlsError(f"{path}: {e.strerror or e}") from None
+                found.append(read_bytes(path, _LARGEST_FILE))
+            except ValueError as e:
+                raise TlsError(f"{path}: {e}") from None
         return found
 
     def _load_into(self, context: ssl.SSLContext, read: list[bytes]) -> None:
@@ -117,17 +122,32 @@ class Certificate:
             read = self._read()
             # First into another one: a context that failed half-way has a certificate
             # and the key of another.
-            self._load_into(_new_context(), read)
+            fresh = ServerContext()
+            self._load_into(fresh, read)
+            times = _times_of(fresh, read[0])
+            self._check_times(times)
             self._load_into(self.context, read)
         except TlsError as e:
             if str(e) != self._problem:
                 self._problem = str(e)
                 logger.error("the certificate stays as it was: %s", e)
             return False
-        self._set_end(read)
+        self._set_times(times)
         self._stamp, self._problem = stamp, ""
         logger.info("read the certificate again from %s", self._certificate)
         return True
+
+    def _check_times(self, times: tuple[float, float] | None) -> None:
+        """Raises `TlsError` where the certificate that counts now would be replaced by
+        one that does not."""
+        now = time.time()
+        if self.expires is None or self._begins is None or times is None:
+            return
+        begins, ends = times
+        if not self._begins <= now < self.expires or begins <= now < ends:
+            return
+        why = "it has expired" if ends <= now else "it does not count yet"
+        raise TlsError(f"{self._certificate}: {why}, and the one before counts")
 
     def _tell_end(self) -> None:
         """Once a day, that it will expire soon, or has."""
@@ -180,14 +200,9 @@ def _no_password() -> str:
     raise ValueError(msg)
 
 
-def _new_context() -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    return context
-
-
-def _end_of(context: ssl.SSLContext, chain: bytes) -> float | None:
-    """When the certificate of `context` expires, as a client is told that trusts it."""
+def _times_of(context: ssl.SSLContext, chain: bytes) -> tuple[float, float] | None:
+    """When the certificate of `context` begins to count and when it expires, as a
+    client is told that trusts it."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -204,7 +219,10 @@ def _end_of(context: ssl.SSLContext, chain: bytes) -> float | None:
         found = theirs.getpeercert()
     except ssl.SSLError:  # it is not one that a client takes
         return None
-    return ssl.cert_time_to_seconds(str(found["notAfter"])) if found else None
+    if not found:
+        return None
+    begins, ends = str(found["notBefore"]), str(found["notAfter"])
+    return ssl.cert_time_to_seconds(begins), ssl.cert_time_to_seconds(ends)
 
 
 @contextmanager

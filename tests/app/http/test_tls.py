@@ -1,7 +1,11 @@
-"""TLS: certificates, their renewal under load, clients that need one."""
+"""TLS: certificates, their renewal under load, clients that need one.
+
+Covers: app/http/handshake.py.
+"""
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 import threading
@@ -18,6 +22,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from app.config.keys import digest_of
+from app.http.handshake import ServerContext, offered_protocols
 from app.http.tls import Certificate, TlsError, names_of
 from tests.app.served import ServedGateway, run_popgate
 from tests.engine import models
@@ -196,20 +201,73 @@ def test_what_comes_over_tls(tmp_path: Path, authority: trustme.CA) -> None:
                 text += part
         assert text.startswith(b"HTTP/1.1 400")
         assert b"bad_http" in text
-        old = trusting(authority)
-        with warnings.catch_warnings():  # there is nothing good about it
-            warnings.simplefilter("ignore", DeprecationWarning)
-            old.minimum_version = ssl.TLSVersion.TLSv1
-            old.maximum_version = ssl.TLSVersion.TLSv1_1
-        old.set_ciphers("ALL@SECLEVEL=0")
-        with pytest.raises((ssl.SSLError, ConnectionResetError)):
-            connected(gateway.url, old)
         served_by = Certificate(tmp_path / "server.pem")
         assert served_by.context.minimum_version == ssl.TLSVersion.TLSv1_2
-        host, port = gateway.url.removeprefix("https://").split(":")
-        with socket.create_connection((host, int(port)), WAIT) as plain:
-            plain.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert not plain.recv(1 << 16).startswith(b"HTTP")
+
+
+def test_what_is_no_handshake_of_ours_is_told(
+    tmp_path: Path, authority: trustme.CA
+) -> None:
+    issue(authority, tmp_path)
+    trust = trusting(authority)
+    old, other = trusting(authority), trusting(authority)
+    with warnings.catch_warnings():  # there is nothing good about it
+        warnings.simplefilter("ignore", DeprecationWarning)
+        old.minimum_version = ssl.TLSVersion.TLSv1
+        old.maximum_version = ssl.TLSVersion.TLSv1_1
+    old.set_ciphers("ALL@SECLEVEL=0")
+    other.set_alpn_protocols(["h2"])
+    blocks = trusting(authority)
+    blocks.maximum_version = ssl.TLSVersion.TLSv1_2
+    blocks.set_ciphers("ECDHE-ECDSA-AES128-SHA256:ECDHE-RSA-AES128-SHA256")
+    with served(tmp_path, trust) as gateway:
+        for context, why in (
+            (old, "alert protocol version"),
+            (other, "alert no application protocol"),
+            (blocks, "alert handshake failure"),
+        ):
+            with pytest.raises(ssl.SSLError) as raised:
+                connected(gateway.url, context)
+            assert why in str(raised.value).lower().replace("_", " ")
+        both = trusting(authority)
+        both.set_alpn_protocols(["h2", "http/1.1"])
+        with connected(gateway.url, both) as tls:
+            assert tls.selected_alpn_protocol() == "http/1.1"
+        plain = gateway.url.replace("https:", "http:")
+        for body in (b"", bytes(300_000)):
+            told = httpx.post(plain + INFER, content=body, timeout=WAIT)
+            assert told.status_code == 400
+            assert "https://" in told.json()["error"]
+
+
+def test_what_a_client_offers_is_read() -> None:
+    """Of whatever bytes, and of a greeting that comes in any pieces."""
+    client = ssl.create_default_context()
+    client.set_alpn_protocols(["h2", "x"])
+    into, out = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        client.wrap_bio(into, out, server_hostname="localhost").do_handshake()
+    hello = out.read()
+    assert offered_protocols(hello) == [b"h2", b"x"]
+    for end in range(len(hello)):
+        assert len(offered_protocols(hello[:end])) <= 2
+        assert len(offered_protocols(hello[:end] + b"\xff" * 9)) < 9
+    assert offered_protocols(b"\x15" + hello[1:]) == []
+    assert offered_protocols(hello[:5] + b"\x02" + hello[6:]) == []
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = ServerContext().wrap_bio(incoming, outgoing, server_side=True)
+    for at in range(len(hello)):
+        incoming.write(hello[at : at + 1])
+        with pytest.raises(ssl.SSLWantReadError):
+            server.do_handshake()
+        assert bool(outgoing.pending) == (at == len(hello) - 1)
+    # Who goes on all the same is dropped in the end.
+    incoming.write(bytes(1 << 19))
+    with pytest.raises(ssl.SSLWantReadError):
+        server.do_handshake()
+    incoming.write(bytes(1 << 20))
+    with pytest.raises(ssl.SSLError, match="refused"):
+        server.do_handshake()
 
 
 def test_clients_need_a_certificate(tmp_path: Path, authority: trustme.CA) -> None:
@@ -222,9 +280,18 @@ def test_clients_need_a_certificate(tmp_path: Path, authority: trustme.CA) -> No
     ca = ("--tls-client-ca", str(tmp_path / "clients.pem"))
     with served(tmp_path, known, *ca) as gateway:
         assert gateway.client.post(INFER, json=BODY).is_success
-        for context in (trusting(authority), unknown):
+        for context, why in (
+            (trusting(authority), "CERTIFICATE_REQUIRED"),
+            (unknown, "UNKNOWN_CA"),
+        ):
             with pytest.raises(httpx.TransportError):
                 httpx.post(gateway.url + INFER, json=BODY, verify=context)
+            with (
+                pytest.raises(ssl.SSLError) as raised,
+                connected(gateway.url, context) as tls,
+            ):
+                tls.recv(1)
+            assert why in str(raised.value)
         assert gateway.client.post(INFER, json=BODY).is_success
 
 
@@ -252,6 +319,79 @@ def test_files_that_are_being_replaced(
     assert repr(certificate) == f"<Certificate {cert}>"
 
 
+def test_files_that_become_what_is_none(
+    tmp_path: Path, authority: trustme.CA, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A pipe is not waited for, and no file is read without end."""
+    cert, key, clients = (tmp_path / name for name in ("cert", "key", "clients"))
+    issued = authority.issue_cert("localhost")
+
+    def write() -> None:
+        for path in (cert, key, clients):
+            path.unlink(missing_ok=True)
+        issued.cert_chain_pems[0].write_to_path(str(cert))
+        issued.private_key_pem.write_to_path(str(key))
+        authority.cert_pem.write_to_path(str(clients))
+
+    write()
+    certificate = Certificate(cert, key, clients)
+    for path in (cert, key, clients):
+        path.unlink()
+        os.mkfifo(path)
+        assert not certificate.renew()
+        path.unlink()
+        path.touch()
+        os.truncate(path, 200 << 20)
+        assert not certificate.renew()
+        write()
+        assert certificate.renew()
+        pipe, huge = (m for m in caplog.messages if "stays as it was" in m)
+        caplog.clear()
+        assert f"{path}: cannot be read: it is no regular file" in pipe
+        assert f"{path}: is larger than 1 MiB" in huge
+    cert.unlink()
+    os.mkfifo(cert)
+    with pytest.raises(TlsError, match="no regular file"):
+        Certificate(cert, key)
+
+
+@pytest.mark.parametrize("begins", [-90, 1])
+def test_what_does_not_count_replaces_nothing_that_does(
+    tmp_path: Path,
+    authority: trustme.CA,
+    caplog: pytest.LogCaptureFixture,
+    begins: int,
+) -> None:
+    path = tmp_path / "server.pem"
+
+    def issue_from(start: int, end: int) -> None:
+        now = datetime.now(UTC).replace(microsecond=0)
+        issued = authority.issue_cert(
+            "localhost",
+            not_before=now + timedelta(start),
+            not_after=now + timedelta(end),
+        )
+        issued.private_key_and_cert_chain_pem.write_to_path(str(path))
+
+    issue_from(-1, 30)
+    certificate = Certificate(path)
+    before = certificate.expires
+    issue_from(begins, begins + 89)
+    for _ in range(2):
+        assert not certificate.renew()
+    assert certificate.expires == before
+    (said,) = caplog.messages
+    why = "it has expired" if begins < 0 else "it does not count yet"
+    assert f"{path}: {why}" in said
+    issue_from(-1, 20)
+    assert certificate.renew()
+    # Of two that have expired the later one is as good.
+    issue_from(-90, -1)
+    certificate = Certificate(path)
+    issue_from(-90, -2)
+    assert certificate.renew()
+
+
 @pytest.mark.parametrize("days", [-1, 6, 8])
 def test_a_certificate_that_expires_is_told_once(
     tmp_path: Path, authority: trustme.CA, caplog: pytest.LogCaptureFixture, days: int
@@ -273,8 +413,11 @@ def test_a_certificate_that_expires_is_told_once(
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (["--tls-cert", "none.pem"], "none.pem: No such file"),
-        (["--tls-cert", "server.pem", "--tls-key", "none.pem"], "none.pem: No such"),
+        (["--tls-cert", "none.pem"], "none.pem: cannot be read: No such"),
+        (
+            ["--tls-cert", "server.pem", "--tls-key", "none.pem"],
+            "none.pem: cannot be read: No such",
+        ),
         (["--tls-cert", "text.pem"], "text.pem: it has no certificate in PEM form"),
         (["--tls-cert", "half.pem"], "half.pem: it, or the key of"),
         (["--tls-cert", "alone.pem"], "--tls-key names the file that has it"),

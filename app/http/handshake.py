@@ -1,0 +1,152 @@
+"""TLS handshakes that tell the client why they fail.
+
+The event loop drops a connection whose handshake fails, and with it the alert that says
+why. So a handshake that fails waits for the client as if it needed more of it, and the
+loop sends what there is. A client that is told so closes; one that does not is closed
+when the time for a handshake is over.
+"""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any, Final
+
+PROTOCOL: Final = "http/1.1"
+#: A record that says: no protocol of those that were offered is spoken here (RFC 7301).
+_NO_PROTOCOL: Final = bytes((21, 3, 3, 0, 2, 2, 120))
+_BODY: Final = (
+    b'{"error":"this port speaks HTTPS: expected https:// in the URL",'
+    b'"code":"bad_http"}'
+)
+_PLAIN: Final = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
+    b"connection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(_BODY), _BODY)
+)
+# Of a record: its type, a version and its length; of the message in it: its type and
+# its length.
+_RECORD: Final = 5
+_MESSAGE: Final = 4
+_IS_HANDSHAKE, _IS_HELLO, _IS_ALPN = 22, 1, 16
+#: Bytes that are read of a client which was refused: to close with some unread would
+#: take the reason away from it.
+_MOST_DROPPED: Final = 1 << 20
+_IS_LETTER: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+
+
+class Handshake(ssl.SSLObject):
+    """One connection's TLS, with the buffers of the event loop on both of its sides."""
+
+    incoming: ssl.MemoryBIO
+    outgoing: ssl.MemoryBIO
+    _seen: bytes | None = b""
+    _failed: Exception | None = None
+    _dropped = 0
+
+    def do_handshake(self) -> None:
+        """As that of `ssl`, but that what fails is raised only where the client goes on
+        without end."""
+        if self._failed is not None:
+            self._dropped += len(self.incoming.read())
+            if self._dropped > _MOST_DROPPED:
+                raise self._failed
+            raise ssl.SSLWantReadError
+        refusal = self._look()
+        if refusal:
+            self._fail(ssl.SSLError("refused before the handshake"), refusal)
+        try:
+            super().do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLSyscallError):
+            raise
+        except ssl.SSLError as error:
+            self._fail(error)
+
+    def _fail(self, error: ssl.SSLError, said: bytes = b"") -> None:
+        self._failed = error
+        if said:
+            self.outgoing.write(said)
+        if not self.outgoing.pending:
+            raise error
+        raise ssl.SSLWantReadError
+
+    def _look(self) -> bytes:
+        """What to say to a client in place of a handshake; empty where there may be
+        one. Looks at all that comes until the first record is whole."""
+        seen = self._seen
+        if seen is None or not self.incoming.pending:
+            return b""
+        came = self.incoming.read()
+        self.incoming.write(came)
+        self._seen = seen = seen + came
+        if seen[0] in _IS_LETTER:
+            return _PLAIN
+        if len(seen) < _RECORD:
+            return b""
+        size = _RECORD + int.from_bytes(seen[3:5], "big")
+        if seen[0] == _IS_HANDSHAKE and len(seen) < size:
+            return b""
+        self._seen = None
+        offered = offered_protocols(seen[:size])
+        return _NO_PROTOCOL if offered and PROTOCOL.encode() not in offered else b""
+
+
+class ServerContext(ssl.SSLContext):
+    """A context for servers of HTTP/1.1 over TLS 1.2 and later."""
+
+    sslobject_class = Handshake
+
+    def __new__(cls) -> ServerContext:
+        return super().__new__(cls, ssl.PROTOCOL_TLS_SERVER)
+
+    def __init__(self) -> None:
+        self.minimum_version = ssl.TLSVersion.TLSv1_2
+        # Of TLS 1.2 those with forward secrecy, none of which pads by blocks.
+        self.set_ciphers("ECDHE+AESGCM:ECDHE+CHACHA20:DHE+AESGCM")
+        self.set_alpn_protocols([PROTOCOL])
+
+    def wrap_bio(
+        self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *rest: Any, **more: Any
+    ) -> ssl.SSLObject:
+        made = super().wrap_bio(incoming, outgoing, *rest, **more)
+        if isinstance(made, Handshake):
+            made.incoming, made.outgoing = incoming, outgoing
+        return made
+
+
+def offered_protocols(record: bytes) -> list[bytes]:
+    """The protocols that a client offers with the first record that it sends (ALPN);
+    none where it offers none, or the record is not a whole greeting."""
+    if record[:1] != bytes((_IS_HANDSHAKE,)):
+        return []
+    try:
+        return _offered(record[_RECORD:])
+    except IndexError:
+        return []
+
+
+def _offered(message: bytes) -> list[bytes]:
+    if message[0] != _IS_HELLO:
+        return []
+    at = _MESSAGE + 2 + 32  # its version and what is random
+    at += 1 + message[at]  # the session
+    at += 2 + _two(message, at)  # ciphers
+    at += 1 + message[at]  # compression
+    at += 2
+    while at < len(message):
+        kind, size = _two(message, at), _two(message, at + 2)
+        if kind == _IS_ALPN:
+            return _names(message[at + 4 + 2 : at + 4 + size])
+        at += 4 + size
+    return []
+
+
+def _names(listed: bytes) -> list[bytes]:
+    found, at = [], 0
+    while at < len(listed):
+        size = listed[at]
+        found.append(listed[at + 1 : at + 1 + size])
+        at += 1 + size
+    return found
+
+
+def _two(message: bytes, at: int) -> int:
+    return message[at] << 8 | message[at + 1]
