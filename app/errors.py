@@ -84,6 +84,33 @@ class FailureReason(enum.Enum):
     OTHER = "OTHER"  # everything else: bad input, our own faults
 
 
+class Outcome(enum.Enum):
+    """How a request to a model failed: finer than Triton's reasons."""
+
+    QUEUE_FULL = "queue_full"  # 429: the queue, a key's limit, or a deadline too near
+    DEADLINE = "deadline"  # 504: not done in time
+    DEVICE_LOST = "device_lost"  # 503: its device has died, or there is none
+    MEMORY = "memory"  # 503: no memory for it
+    NOT_READY = "not_ready"  # 503: the model is loading, or was closed
+    CANCELLED = "cancelled"  # 499: the client went away
+    INVALID = "invalid"  # another 4xx: the request is wrong
+    ERROR = "error"  # another 5xx: the model failed on it, or the server
+
+
+_OUTCOMES = {
+    429: Outcome.QUEUE_FULL,
+    499: Outcome.CANCELLED,
+    503: Outcome.NOT_READY,
+    504: Outcome.DEADLINE,
+}
+_OUTCOMES_503 = {
+    "device_lost": Outcome.DEVICE_LOST,
+    "no_device": Outcome.DEVICE_LOST,
+    "out_of_memory": Outcome.MEMORY,
+    "transfer_memory_full": Outcome.MEMORY,
+}
+
+
 class RequestError(Exception):
     """The request cannot be answered as it was asked; the message says why.
 
@@ -295,6 +322,16 @@ class Row(NamedTuple):
     status: int
     code: str
     reason: FailureReason
+
+    @property
+    def outcome(self) -> Outcome:
+        """Return what it comes to for a model that was asked."""
+        found = _OUTCOMES.get(self.status)
+        if found is None:
+            found = Outcome.INVALID if self.status < 500 else Outcome.ERROR
+        elif self.status == 503:
+            found = _OUTCOMES_503.get(self.code, found)
+        return found
 
 
 _OTHER, _REJECTED = FailureReason.OTHER, FailureReason.REJECTED

@@ -164,7 +164,7 @@ class EventCall(AsgiCall):
         if self.response_complete:
             return
         row = row_of(error)
-        self._end(row.reason)
+        self._end(row)
         self.log_failed(error, row.status, self._parts(self._run))
 
     def disconnect(self, why: str = "the client has disconnected") -> None:

@@ -160,6 +160,7 @@ def render_models(
          lambda m: f"{busy_shares.get(id(m), 0.0):.6f}"),
     ):  # fmt: skip
         yield family(name, kind, text, number)
+    yield _failed([(m, labels) for m, labels in labelled if m.failure_count], is_open)
     answered = [(m, labels) for m, labels in labelled if m.successes]
     name = "popgate_batch_rows"
     text = "Rows of the batches that the model has run"
@@ -173,6 +174,18 @@ def render_models(
             shown = {} if exemplars is None else exemplars(m, name)
             lines += _histogram_lines(name, labels, histogram(m), shown)
         yield "\n".join(lines) + "\n"
+
+
+def _failed(labelled: Iterable[tuple[ModelMetrics, str]], is_open: bool) -> str:
+    name = "popgate_failed_request_duration_seconds"
+    text = "Time from the complete request to its failure, by outcome"
+    lines = family_head(name, "histogram", text, is_open)
+    for m, labels in labelled:
+        for outcome, histogram in m.failed.items():
+            if histogram.count:
+                more = f'{labels},outcome="{outcome.value}"'
+                lines += _histogram_lines(name, more, histogram, {})
+    return "\n".join(lines) + "\n"
 
 
 def _failures(models: Iterable[ModelMetrics], is_open: bool) -> str:

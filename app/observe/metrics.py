@@ -10,7 +10,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 
-from app.errors import FailureReason
+from app.errors import FailureReason, Outcome, Row
 from app.observe.answers import Answers, Labels
 
 NS_PER_SECOND = 1_000_000_000
@@ -91,6 +91,7 @@ class ModelMetrics:
         "awaiting",
         "batches",
         "compute",
+        "failed",
         "failure_ns",
         "failures",
         "inference_count",
@@ -114,6 +115,7 @@ class ModelMetrics:
         self.awaiting = 0
         self.successes = 0
         self.failures = dict.fromkeys(FailureReason, 0)
+        self.failed = {outcome: Histogram() for outcome in Outcome}
         self.failure_ns = 0
         self.inference_count = 0
         self.batches: dict[int, BatchMetrics] = {}
@@ -160,6 +162,7 @@ class ModelMetrics:
             (self.request, other.request),
             (self.queue, other.queue),
             (self.compute, other.compute),
+            *((self.failed[outcome], other.failed[outcome]) for outcome in Outcome),
         ):
             mine.sum_ns += theirs.sum_ns
             for bucket, count in enumerate(theirs.counts):
@@ -221,11 +224,12 @@ class ModelMetrics:
             rows = max(self.batches)
         return self.batches.setdefault(rows, BatchMetrics())
 
-    def failure(self, reason: FailureReason, total_ns: int = 0) -> None:
-        """Ends a request that was answered with an error, or whose client is gone."""
+    def failure(self, row: Row, total_ns: int = 0) -> None:
+        """End a request that was answered with an error, or whose client is gone."""
         self.pending -= 1
-        self.failures[reason] += 1
+        self.failures[row.reason] += 1
         self.failure_ns += total_ns
+        self.failed[row.outcome].observe(total_ns)
 
     def statistics(self) -> dict[str, object]:
         """The document of the protocol's statistics extension for this version."""

@@ -16,6 +16,7 @@ A block, in words of 64 bits:
     4        last inference (a double)
     5 …      failures by reason
     …        three histograms (request, queue, compute): the sum, then the counts
+    …        one more for each way to fail (`Outcome`)
     …        how many batch sizes follow; of each: rows, share (a double), compute ns
              (a double), input ns, output ns
 
@@ -28,7 +29,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Final
 
-from app.errors import FailureReason
+from app.errors import FailureReason, Outcome, Row
 from app.observe.answers import ANSWERS_SIZE, Answers
 from app.observe.metrics import (
     BOUNDS_NS,
@@ -48,7 +49,9 @@ _REASONS: Final = tuple(FailureReason)
 _FAILURES: Final = 5
 _HISTOGRAMS: Final = _FAILURES + len(_REASONS)
 _COUNTS: Final = len(BOUNDS_NS) + 1
-_SIZES: Final = _HISTOGRAMS + 3 * (1 + _COUNTS)
+_OUTCOMES: Final = tuple(Outcome)
+_FAILED: Final = _HISTOGRAMS + 3 * (1 + _COUNTS)
+_SIZES: Final = _FAILED + len(_OUTCOMES) * (1 + _COUNTS)
 _BATCH: Final = 5
 _WORDS: Final = _SIZES + 1 + _BATCH * (MAX_BATCH_SIZES + 1)
 BLOCK_SIZE: Final = -(-8 * _WORDS // 4096) * 4096
@@ -116,11 +119,14 @@ class SharedMetrics(ModelMetrics):
         self._words[at] = histogram.sum_ns
         self._words[at + 1 + bucket] = histogram.counts[bucket]
 
-    def failure(self, reason: FailureReason, total_ns: int = 0) -> None:
+    def failure(self, row: Row, total_ns: int = 0) -> None:
         """As `ModelMetrics.failure`."""
-        super().failure(reason, total_ns)
+        super().failure(row, total_ns)
+        reason, outcome = row.reason, row.outcome
         self._words[3] = self.failure_ns
         self._words[_FAILURES + _REASONS.index(reason)] = self.failures[reason]
+        at = _FAILED + _OUTCOMES.index(outcome) * (1 + _COUNTS)
+        self._write(at, self.failed[outcome], total_ns)
 
     def show_gauges(self, awaiting: int) -> None:
         """Tell what is in flight at the moment, `awaiting` of it not begun."""
@@ -185,7 +191,8 @@ class CounterSegment:
         for number, reason in enumerate(_REASONS):
             found.failures[reason] = words[_FAILURES + number]
         at = _HISTOGRAMS
-        for histogram in (found.request, found.queue, found.compute):
+        failed = (found.failed[outcome] for outcome in _OUTCOMES)
+        for histogram in (found.request, found.queue, found.compute, *failed):
             histogram.sum_ns = words[at]
             histogram.counts = words[at + 1 : at + 1 + _COUNTS].tolist()
             at += 1 + _COUNTS

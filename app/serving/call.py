@@ -22,9 +22,9 @@ from app.codec.messages import Body, InferRequest, Refusal, Response, lines_of
 from app.codec.model import DECODED_AT_ONCE, ModelCodec
 from app.errors import (
     ErrorResponse,
-    FailureReason,
     InvalidRequest,
     ModelNotReady,
+    Row,
     row_of,
 )
 from app.observe.journal import Answered, Asked, Failed, Part, Stamps
@@ -46,6 +46,7 @@ from app.serving.transfer_memory import SMALL
 from engine import Cancelled, DeadlineExceeded, EngineError, Tensor, weighted
 
 _NS = 1_000_000_000
+_GONE, _UNKNOWN = row_of(Cancelled()), row_of(Exception())
 #: What is kept of one request's calls of other models.
 MOST_PARTS = 200
 
@@ -430,7 +431,7 @@ class Call(ABC):
             raise error
         try:
             submitted = self.submitted
-            self._end(row_of(error).reason)
+            self._end(row_of(error))
         finally:
             response = self._respond_with(error)
         self.log_failed(error, response.status, self._parts(submitted))
@@ -500,12 +501,12 @@ class Call(ABC):
         """The client is gone."""
         if self.response_complete:
             return
-        self._end(FailureReason.CANCELED)
+        self._end(_GONE)
         self.respond(None)
         gone = Cancelled("the client has disconnected")
         self.log_failed(gone, row_of(gone).status)
 
-    def _end(self, failure: FailureReason = FailureReason.OTHER) -> None:
+    def _end(self, failure: Row = _UNKNOWN) -> None:
         """Let go of everything; what is not counted yet has failed."""
         self.response_complete = True
         key, self._entered = self._entered, None

@@ -176,8 +176,7 @@ class CallRoutes:
             stats.begin()
             if name := record.error.rstrip(b"\0").decode():
                 kind = getattr(errors, name, EngineError)
-                reason = row_of(kind.__new__(kind)).reason
-                stats.failure(reason, record.total_ns)
+                stats.failure(row_of(kind.__new__(kind)), record.total_ns)
                 continue
             stats.success(
                 record.total_ns,

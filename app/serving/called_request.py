@@ -261,7 +261,7 @@ class CalledRequest:
         self._is_over = True
         if self._entry is not None:
             took = time.monotonic_ns() - self._began
-            self._entry.stats.failure(row_of(error).reason, took)
+            self._entry.stats.failure(row_of(error), took)
         self._keep(None, row_of(error).code)
         told = named(_as_engine_error(error), f"model {self._message.model!r}")
         self._caller.answer(self._message, told)

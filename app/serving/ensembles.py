@@ -336,7 +336,7 @@ class EnsembleRequest(Pending):
                 **options,
             )
         except Exception as error:
-            entry.stats.failure(row_of(error).reason)
+            entry.stats.failure(row_of(error))
             raise
         if not submitted.done:
             self._running[number] = submitted
@@ -351,7 +351,7 @@ class EnsembleRequest(Pending):
         if self._runner.table.keeps_parts:
             self._keep(number, entry, rows, submitted)
         if error is not None:
-            entry.stats.failure(row_of(error).reason, took)
+            entry.stats.failure(row_of(error), took)
             self._fail(number, error)
             return
         queue_ns, compute_ns = submitted.queue_ns, submitted.compute_ns

@@ -10,7 +10,7 @@ import pytest
 
 import app.errors
 import engine.errors
-from app.errors import ErrorResponse, FailureReason, HttpError, row_of
+from app.errors import ErrorResponse, FailureReason, HttpError, Outcome, row_of
 from engine import DeviceLost, EngineBug, EngineError, ExecutionFailed, QueueFull
 
 
@@ -167,3 +167,24 @@ def test_statuses_that_triton_has() -> None:
     assert found == [400, 500, 503, 400, 404]
     traced = app.errors.UnknownModelTraced("x")
     assert answer(traced)[1]["error"] == "Request for unknown model : x"
+
+
+def test_every_outcome_is_that_of_some_error() -> None:
+    outcomes = {row.outcome for row in app.errors.ERRORS.values()}
+    assert outcomes == set(Outcome)
+    wanted = {
+        QueueFull: Outcome.QUEUE_FULL,
+        engine.errors.DeadlineExceeded: Outcome.DEADLINE,
+        DeviceLost: Outcome.DEVICE_LOST,
+        engine.errors.NoDeviceAvailable: Outcome.DEVICE_LOST,
+        engine.errors.OutOfMemory: Outcome.MEMORY,
+        MemoryError: Outcome.MEMORY,
+        app.errors.ModelNotReady: Outcome.NOT_READY,
+        engine.errors.Closed: Outcome.NOT_READY,
+        engine.errors.Cancelled: Outcome.CANCELLED,
+        app.errors.InvalidTensor: Outcome.INVALID,
+        ExecutionFailed: Outcome.ERROR,
+        Exception: Outcome.ERROR,
+    }
+    found = {kind: app.errors.ERRORS[kind].outcome for kind in wanted}
+    assert found == wanted

@@ -297,3 +297,32 @@ def test_a_line_for_every_outcome(served: ServedGateway, how: str) -> None:
         assert line["total_ms"] >= 1000
     if "version" in line:  # for programs
         assert line["version"] == "1"
+
+
+def failures_of(served: ServedGateway, outcome: str, model: str) -> int:
+    """How many durations of this outcome the metrics have."""
+    sample = (
+        rf'popgate_failed_request_duration_seconds_count{{model="{model}",'
+        rf'version="1",outcome="{outcome}"}} (\d+)'
+    )
+    found = re.search(sample, served.client.get("/metrics").text)
+    return int(found[1]) if found else 0
+
+
+@pytest.mark.parametrize(
+    ("how", "outcome"),
+    [
+        ("bad input", "invalid"),
+        ("too late", "deadline"),
+        ("gone while it ran", "cancelled"),
+        ("full", "queue_full"),
+        ("device killed", "device_lost"),
+    ],
+)
+def test_the_duration_of_a_failed_request_is_kept_by_its_outcome(
+    served: ServedGateway, how: str, outcome: str
+) -> None:
+    act, _, _, model = OUTCOMES[how]
+    before = failures_of(served, outcome, model)
+    act(served, f"timed-{outcome.replace('_', '-')}")
+    until(lambda: failures_of(served, outcome, model) > before)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.errors import FailureReason
+from app.errors import FailureReason, Row
 from app.observe.machine import BusyShares, Processors, memory
 from app.observe.metrics import (
     LATENCY_BUCKETS,
@@ -29,7 +29,7 @@ def used_metrics() -> ModelMetrics:
         output_ns=60_000,
     )  # fmt: skip
     metrics.success(5_000_000, 0, 4_000_000, rows=6, batch_rows=8)
-    metrics.failure(FailureReason.BACKEND, 1_000_000)
+    metrics.failure(Row(500, "execution_failed", FailureReason.BACKEND), 1_000_000)
     return metrics
 
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from app.errors import FailureReason
+from app.errors import FailureReason, Outcome, Row
 from app.observe.metrics import MAX_BATCH_SIZES, MetricsRegistry, ModelMetrics
 from app.observe.shared_counters import (
     MOST_DEVICES,
@@ -16,7 +16,8 @@ from app.observe.shared_counters import (
 
 
 def numbers(metrics: ModelMetrics) -> tuple[object, ...]:
-    histograms = metrics.request, metrics.queue, metrics.compute
+    failed = (metrics.failed[outcome] for outcome in Outcome)
+    histograms = metrics.request, metrics.queue, metrics.compute, *failed
     return (
         metrics.statistics(),
         metrics.failures,
@@ -49,7 +50,7 @@ def test_what_is_counted_is_read_by_another_process(segment: CounterSegment) -> 
             )
         for reason in FailureReason:
             metrics.begin()
-            metrics.failure(reason, 5000)
+            metrics.failure(Row(503, "device_lost", reason), 5000)
     plain.last_inference = shared.last_inference
     assert numbers(segment.read(3, "m", "1")) == numbers(plain)
     assert numbers(segment.read(2, "m", "1")) == numbers(ModelMetrics("m", "1"))
