@@ -228,7 +228,7 @@ class Settings(BaseSettings):
     load_timeout: Positive = 300.0
     """Time limit for loading a model and warming it up."""
     run_timeout: Seconds = 30.0
-    """Time limit for one run of a model, after which it is taken out of service; longer
+    """Time limit for one run of a model, after which its requests fail (500); longer
     where the model's timeout or max_timeout is; 0: no limit."""
     compile_timeout: Positive = 600.0
     """Time limit for compiling an ONNX file."""

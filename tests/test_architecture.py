@@ -91,7 +91,7 @@ ROOMS: dict[str, dict[str, frozenset[str]]] = {
 GROUND: dict[str, frozenset[str]] = {
     "engine": frozenset(
         {"arrays", "config", "descriptors", "errors", "faults", "logs", "origin"}
-        | {"owner", "telemetry", "tensor"}
+        | {"owner", "run_failures", "telemetry", "tensor"}
     ),
     "app": frozenset(
         {"about", "background", "errors", "limits", "settings", "sizes", "spec"}

@@ -279,6 +279,7 @@ class DeviceWatch:
         self._loop = loop
         self._pool = pool
         self._recovery: asyncio.Task[None] | None = None
+        self._resumption: asyncio.Task[None] | None = None
         self._lost_fd = -1
         self._result_fd = device.fileno()
         device.adopt()
@@ -307,7 +308,7 @@ class DeviceWatch:
     def close(self) -> None:
         self._loop.remove_reader(self._result_fd)
         self._forget_life()
-        for task in (self._recovery, self._pings, self._looks):
+        for task in (self._recovery, self._resumption, self._pings, self._looks):
             if task is not None:
                 task.cancel()
 
@@ -319,14 +320,26 @@ class DeviceWatch:
                 await self._pool.run(device.check_responsive)
 
     async def _look_at_runs(self) -> None:
-        """Ends runs that take longer than they may, where something runs."""
+        """Ends runs that take longer than they may, where something runs. Models whose
+        pause is over are loaded again."""
         device = self.device
         while True:
             await asyncio.sleep(RUN_INTERVAL)
+            if device.is_to_resume and (
+                self._resumption is None or self._resumption.done()
+            ):
+                self._resumption = self._loop.create_task(self._resume())
             if device.state is not DeviceState.READY or not device.is_running:
                 continue
             with contextlib.suppress(EngineError, OSError):
-                device.judge_run(await self._pool.run(device.ping))
+                call = device.judge_run(await self._pool.run(device.ping))
+                if call is not None:
+                    await self._pool.run(call)
+
+    async def _resume(self) -> None:
+        with contextlib.suppress(EngineError, OSError):
+            await self._pool.run(self.device.resume)
+            self._on_back()
 
     def _watch_life(self) -> None:
         with self.device.lock:

@@ -248,6 +248,7 @@ class ModelLoader:
         runner: ModelRunner,
     ) -> LoadedModel:
         """Describes and warms up what is loaded; closes it where that fails."""
+        runner.is_warming_up = True
         try:
             defaults = input_defaults(source, config, self._cache)
             memory = self._memory(files, config)
@@ -261,6 +262,7 @@ class ModelLoader:
         except BaseException:
             runner.close()
             raise
+        runner.is_warming_up = False
         return LoadedModel(
             made.visible,
             runner,

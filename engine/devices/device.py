@@ -13,11 +13,11 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Protocol
 
 from engine.devices.back_off import BackOff
 from engine.devices.connection import Connection
-from engine.devices.crashes import Crashes, Death
 from engine.devices.device_launch import STOP_TIMEOUT, LaunchedProcess, Launcher
 from engine.devices.device_lock import address_of
 from engine.devices.device_state import DeviceState
@@ -35,10 +35,11 @@ from engine.errors import (
     counted,
 )
 from engine.faults import DeviceFault
+from engine.run_failures import Death, FailureCounts, RunFailure
 from engine.transport import control
 from engine.transport.control import Message
 from engine.transport.held_socket import HeldSocket
-from engine.transport.link import RUNNING
+from engine.transport.link import RUNNING, SUCCEEDED
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,13 @@ class DeviceUser(Protocol):
     def run_limit(self, device: Device, replica: int) -> float | None:
         """How many seconds a run of this replica may take (0: as long as it does);
         None if it is none of theirs."""
+
+    @property
+    def is_warming_up(self) -> bool:
+        """Whether it does not serve yet: the first failure of a run is its last."""
+
+    def fail_started(self, device: Device, error: EngineError) -> None:
+        """Requests that a run on this device has taken fail now."""
 
     def fail(self, error: EngineError) -> None:
         """They are found at fault: requests fail, now and from now on."""
@@ -106,7 +114,11 @@ class Device(LinkedDevice):
         self._on_wanted: Callable[[], None] | None = None
         self._on_close: list[Callable[[Device], None]] = []
         self._lost_by: Death | DeviceFault | None = None
-        self._crashes = Crashes()
+        self._failures = FailureCounts()
+        #: Models that have failed and are loaded again after a pause.
+        self._resting: set[str] = set()
+        #: When the run began that was last told to end, in the process's words.
+        self._told_to_end = 0
         self._killed_for = ""
         #: Whether others may run something on the present process.
         self._is_shared = False
@@ -250,10 +262,13 @@ class Device(LinkedDevice):
         control.close_all(fds)
         return answer
 
-    def kill(self, why: str) -> None:
-        """End a process that hangs; its requests fail with DeviceLost."""
+    def kill(self, why: str, culprit: str = "") -> None:
+        """End a process that hangs; its requests fail with DeviceLost. `culprit` is the
+        model whose run is the reason, which is loaded again after a pause."""
         self.origin.check("Device")
         self._killed_for = why
+        if culprit:
+            self._resting.add(culprit)
         self._launcher.kill()
         self._lose()
 
@@ -275,40 +290,83 @@ class Device(LinkedDevice):
         """All requests of this replica are cancelled: its run is to end."""
         self._cancelled_runs.add(replica)
 
-    def judge_run(self, status: Message) -> None:
+    def judge_run(self, status: Message) -> Callable[[], None] | None:
         """Look at the answer of a `ping`: whether what runs takes longer than its model
         may. For the thread that drives the device.
 
-        Such a run is ended, and its model fails. If that does not help the process
-        is ended, and comes back without it. The process of a Python model is ended at
-        once, and comes back with it; so it is where a run goes on that nobody waits for
-        any more.
+        Returns what is to be done in another thread, if anything: the process is told
+        to end such a run, whose requests fail. If that does not help, or the run is a
+        Python model's, the process is ended and comes back with its models.
+        A model that is warming up, or has failed too often in a row
+        (engine/run_failures.py), fails for good.
         """
         if self.python is not None and int(status["unwanted_ns"]) > RUN_GRACE * 1e9:
             self.kill("a run that nobody waits for goes on")
-            return
+            return None
         replica, seconds = int(status["running"]), int(status["running_ns"]) / 1e9
         if self.state is not DeviceState.READY:
-            return
+            return None
         if not replica:
             self._cancelled_runs.clear()
-            return
+            return None
+        runner = self._runner_of(replica)
         limit = 0.0  # for what was unloaded: its requests are abandoned
-        for runner in self.runners:
-            allowed = runner.run_limit(self, replica)
-            if allowed is not None:
-                if not allowed or seconds <= allowed:
-                    return
-                limit = allowed
-                why = f"a run takes longer than {allowed:g} s (--run-timeout)"
-                if self.python is not None:  # a new process, which does not hang
-                    self.kill(why)
-                    return
-                logger.error("%r failed: %s", runner, why)
-                self.cancel_run(replica)
-                runner.fail(ExecutionFailed(why))
+        if runner is not None:
+            limit = runner.run_limit(self, replica) or 0.0
+            if not limit or seconds <= limit:
+                return None
+            since = int(status["running_since"])
+            if replica not in self._cancelled_runs:
+                return self._end_run(runner, replica, since, seconds, limit)
         if replica in self._cancelled_runs and seconds > limit + RUN_GRACE:
             self.kill(f"a cancelled run is still running after {seconds:.1f} s")
+        return None
+
+    def _end_run(
+        self, runner: DeviceUser, replica: int, since: int, seconds: float, limit: float
+    ) -> Callable[[], None] | None:
+        """A run takes longer than it may: see `judge_run`."""
+        why = f"a run takes longer than {limit:g} s (--run-timeout)"
+        is_stuck = self.python is not None or seconds > limit + RUN_GRACE
+        if since != self._told_to_end:
+            self._told_to_end = since
+            failure = RunFailure.STUCK if is_stuck else RunFailure.TOO_LONG
+            with self.lock:
+                succeeded = self._has_succeeded(replica)
+                times = self._failures.count(failure, runner.name, succeeded=succeeded)
+            logger.warning("%r: %s; its requests fail", runner, why)
+            death = Death(why, runner.name, times)
+            if self.python is None and (
+                runner.is_warming_up or death.is_once_too_often
+            ):
+                if death.is_once_too_often:
+                    why += f", {counted(times, 'time')} in a row"
+                    self._failures.forget(runner.name)
+                self.cancel_run(replica)
+                runner.fail(ExecutionFailed(why))
+                return None
+        if is_stuck:
+            runner.fail_started(self, ExecutionFailed(why))
+            self._give_up(Death(why, runner.name, self._failures.times(runner.name)))
+            self.kill(why, culprit=runner.name)
+            return None
+        message: Message = {"op": "end_run", "replica": replica, "since": since}
+        return partial(self._tell, {**message, "why": why})
+
+    def _tell(self, message: Message) -> None:
+        self.call(message, timeout=STOP_TIMEOUT)
+
+    def _runner_of(self, replica: int) -> DeviceUser | None:
+        runners = (r for r in self.runners if r.run_limit(self, replica) is not None)
+        return next(runners, None)
+
+    def _has_succeeded(self, replica: int) -> bool:
+        """Whether a run of a replica has succeeded since its last failure. Lock held
+        by the caller."""
+        connection = self._connection
+        if connection is None:
+            return False
+        return bool(connection.link.words[SUCCEEDED] >> (replica & 63) & 1)
 
     def _assure(self) -> None:
         """Raises DeviceLost if `check_responsive` finds it lost."""
@@ -325,7 +383,7 @@ class Device(LinkedDevice):
     def loading(self, name: str) -> AbstractContextManager[None]:
         """A model of this name is being loaded meanwhile: if the process crashes, that
         may be its doing."""
-        return self._crashes.loading(name)
+        return self._failures.loading(name)
 
     def _death_of(self, process: LaunchedProcess) -> Death:
         """How a process that is about to end does end, and by whose doing. The first
@@ -336,21 +394,23 @@ class Device(LinkedDevice):
                 process.end(kill=True)
                 death = Death(self._killed_for)
                 if not self._killed_for:
-                    death = self._crashes.judge(process.death, self._running_model())
+                    death = self._judge(process)
                 process.judged = death
             return death
 
-    def _running_model(self) -> str:
-        """The name of the model that ran last before the process died in the middle of
-        it; empty if none did. Lock held by the caller."""
-        connection = self._connection
+    def _judge(self, process: LaunchedProcess) -> Death:
+        """How a process has ended by itself, and by whose doing: the model that ran
+        last before it died in the middle of that. Lock held by the caller."""
+        connection, name, succeeded = self._connection, "", False
         replica = connection.link.words[RUNNING] if connection is not None else 0
-        if not replica:
-            return ""
-        for runner in self.runners:
-            if runner.run_limit(self, replica) is not None:
-                return runner.name
-        return f"of replica {replica}"
+        if replica:
+            runner = self._runner_of(replica)
+            name = f"of replica {replica}" if runner is None else runner.name
+            succeeded = self._has_succeeded(replica)
+        death = self._failures.judge(process.death, name, succeeded=succeeded)
+        if death.culprit:
+            self._resting.add(death.culprit)
+        return death
 
     def on_lost(self, callback: Callable[[Device], None]) -> None:
         """Call back when the process dies, in the thread that notices."""
@@ -393,18 +453,49 @@ class Device(LinkedDevice):
             self.restarts += 1
             logger.info("device %s restarted: process %s", self.id, self.pid)
             for runner in self.runners:
-                try:
-                    runner.reload(self)
-                except (DeviceLost, DeviceClosed):
-                    raise
-                except EngineError as error:
-                    # The traceback tells something if the fault is ours.
-                    ours = isinstance(error, EngineBug)
-                    text = "failed to reload %r on %s: %s"
-                    logger.error(text, runner, self.id, error, exc_info=ours)
-                    if isinstance(error, InvalidModel):  # nor ever will
-                        runner.fail(ExecutionFailed(str(error)))
+                if not self.rest_of(runner.name):
+                    self._reload(runner)
             self._back_off.succeed()
+
+    def _reload(self, runner: DeviceUser) -> None:
+        self._resting.discard(runner.name)
+        try:
+            runner.reload(self)
+        except (DeviceLost, DeviceClosed):
+            raise
+        except EngineError as error:
+            # The traceback tells something if the fault is ours.
+            ours = isinstance(error, EngineBug)
+            text = "failed to reload %r on %s: %s"
+            logger.error(text, runner, self.id, error, exc_info=ours)
+            if isinstance(error, InvalidModel):  # nor ever will
+                runner.fail(ExecutionFailed(str(error)))
+
+    def rest_of(self, name: str) -> float:
+        """Return the seconds until a model that has failed is loaded again; 0: it is,
+        or may be at once."""
+        return self._failures.pause(name) if name in self._resting else 0.0
+
+    @property
+    def is_to_resume(self) -> bool:
+        """Whether the pause of a model that has failed is over."""
+        if self.state is not DeviceState.READY or not self._resting:
+            return False
+        return any(not self.rest_of(name) for name in tuple(self._resting))
+
+    def resume(self) -> None:
+        """Load the models again whose pause is over; blocks meanwhile. Raises what
+        keeps the device from it."""
+        with self._recovering:
+            if self.state is not DeviceState.READY:
+                return
+            for name in tuple(self._resting):
+                if self.rest_of(name):
+                    continue
+                self._resting.discard(name)
+                for runner in self.runners:
+                    if runner.name == name:
+                        self._reload(runner)
 
     def close(self) -> None:
         """Detach: fail what is in flight, end the process, free the device."""
@@ -515,13 +606,16 @@ class Device(LinkedDevice):
                 self._fail_all(error)
 
     def _give_up(self, death: Death) -> None:
-        """A model that crashes the process again and again is not loaded any more."""
+        """A model that fails again and again is not loaded any more."""
         if not death.is_once_too_often:
             return
+        self._failures.forget(death.culprit)
         for runner in self.runners:
             if runner.name == death.culprit:
                 times = counted(death.times, "time")
-                why = f"it has crashed device {self.id} {times}: {death}"
+                why = (
+                    f"it has failed {times} in a row on device {self.id}: {death.text}"
+                )
                 logger.error("%r is at fault: %s", runner, why)
                 runner.fail(ExecutionFailed(why))
 

@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.devices.crashes import Death
 from engine.devices.python_process import Output, PythonOptions, device_process
 from engine.errors import DeviceLost
 from engine.logs import standard_output_is_wanted
 from engine.origin import here, hold, let_go, no_fork
 from engine.owner import environment
+from engine.run_failures import Death
 from engine.transport.held_socket import HeldSocket
 
 #: Seconds a device process gets to end by itself before it is killed.

@@ -89,6 +89,8 @@ class ModelRunner:
         )
         #: Called when it is found at fault, in the thread that has found it.
         self.on_failure: Callable[[EngineError], None] | None = None
+        #: Whether it does not serve yet, so that one failed run is reason not to.
+        self.is_warming_up = False
         self._replicas = ReplicaSet(self._plan(), self.config)
         self._loaded = False
         self._clock = monotonic_ns if self.config.record_tracepoints else None
@@ -327,6 +329,10 @@ class ModelRunner:
         """How many seconds a run of this replica may take (0: as long as it does);
         None if it is none of this model."""
         return self._replicas.run_limit(device, replica)
+
+    def fail_started(self, device: Device, error: EngineError) -> None:
+        """Requests that a run on this device has taken fail now."""
+        self._replicas.fail_started(device, error)
 
     def fail(self, error: EngineError) -> None:
         """Take no more requests, for good: the model was found at fault. What is in

@@ -564,6 +564,15 @@ class ReplicaChannel(RequestChannel):
         self.fail_all(error)
         return partial(self._hand_over, heir, left, error)
 
+    @property
+    def started(self) -> list[Request]:
+        """The requests that a run has taken, oldest first."""
+        with self._lock:
+            if not self.usable:
+                return []
+            placed = [r for r in self._in_flight.values() if r.slot >= 0]
+            return placed[: max(0, len(placed) - self._channel.requests.untaken)]
+
     def _unstarted(self) -> list[tuple[Request, Mapping[str, Tensor]]]:
         """The requests that no run has taken, oldest first, which another replica may
         have."""

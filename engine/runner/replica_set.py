@@ -190,7 +190,10 @@ class ReplicaSet:
         """As the requests failed that were in flight when the device was lost."""
         device = self._devices[replica]
         if device.state is DeviceState.READY:
-            return DeviceLost(f"model {self._plan.name!r} is not loaded at the moment")
+            text = f"model {self._plan.name!r} is not loaded at the moment"
+            if pause := device.rest_of(self._plan.name):
+                text += f": it is loaded again in {pause:.1f} s, as {device.lost_by}"
+            return DeviceLost(text)
         return device.want()
 
     def _unloaded(self) -> RunnerClosed:
@@ -222,6 +225,8 @@ class ReplicaSet:
         device, lines = self._devices[replica], self._replicas[replica]
         if not device.check() or lines is None or not lines.default.usable:
             device.recover()
+            time.sleep(device.rest_of(self._plan.name))
+            device.resume()
 
     # -- life
 
@@ -413,6 +418,13 @@ class ReplicaSet:
             for channel in self.channels
         )
         return self._config.run_timeout if mine else None
+
+    def fail_started(self, device: Device, error: EngineError) -> None:
+        """Requests that a run on this device has taken fail now."""
+        for channel in self.channels:
+            if channel.device is device:
+                for request in channel.started:
+                    channel.abandon(request, error.again())
 
     def fail(self, error: EngineError) -> None:
         """Take no more requests, for good: all fail with `error`, and so do those in

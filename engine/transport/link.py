@@ -16,6 +16,8 @@ The map of the bytes
              u64 busy: nanoseconds that the device has run programs, for any client,
                  without the present run
              u64 since: when the present run began (`time.monotonic_ns`); 0: none runs
+             u64 succeeded: bit n is set if a run of a replica whose number is n modulo
+                 64 has succeeded since its last failure. As `running`
     128      control block of the submission ring         (client → device)
     256      control block of the completion ring         (device → client)
     384      submissions, 8 bytes each: the channel's number
@@ -64,6 +66,7 @@ ALONE: Final = 3
 RUNNING: Final = 4
 BUSY: Final = 5
 SINCE: Final = 6
+SUCCEEDED: Final = 7
 #: Requests in flight over all models of one client and device.
 SLOTS: Final = 16384
 #: The channels together have no more in flight: what is left is for completions that
@@ -217,7 +220,7 @@ class Link:
         #: The client process has ended (the device's side knows).
         self.gone = False
         #: `PARKED`, `RUNNING` and the others: who writes which, see above.
-        self.words = self.view[:56].cast("Q")
+        self.words = self.view[:64].cast("Q")
         self.submissions = Submissions(self.view)
         self.completions = Completions(self.view)
 

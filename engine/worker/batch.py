@@ -10,6 +10,7 @@ results is in engine/worker/results.py.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,11 +69,15 @@ class Entry:
 class RunningBatch:
     """What runs: the options of the run, and its members."""
 
-    __slots__ = ("entries", "options", "unwanted_since")
+    __slots__ = ("entries", "failure", "options", "since", "unwanted_since")
 
     def __init__(self, options: RunOptions, entries: Sequence[Entry]) -> None:
         #: When it was told to end, `time.monotonic_ns`; 0: it was not.
         self.unwanted_since = 0
+        #: When it began, `time.monotonic_ns`: a batch may run several times.
+        self.since = time.monotonic_ns()
+        #: Why its requests fail if it ends before its time; empty: they are cancelled.
+        self.failure = ""
         self.options = options
         self.entries = entries
 

@@ -63,6 +63,13 @@ class Terminator:
         self._poller = select.poll()
         self._poller.register(self.cancel_fd, select.POLLIN)
 
+    def end_run(self, since: int, why: str) -> None:
+        """End the run that began at `since`, unless it has ended: its requests fail."""
+        running = self._running()
+        if running is not None and running.since == since:
+            running.failure = why
+            running.options.terminate = True
+
     def start(self) -> None:
         """Begin to listen, in a thread that ends with the process."""
         threading.Thread(target=self._listen, name="terminator", daemon=True).start()

@@ -198,7 +198,7 @@ class DeviceService:
                 link, channel = int(message["link"]), int(message["channel"])
                 scheduler.call(partial(scheduler.close_channel, link, channel))
                 return {}, []
-            case "invite" | "inject" | "end_session" | "stop":
+            case "invite" | "inject" | "end_run" | "end_session" | "stop":
                 self._obey(message, fds)
                 return {}, []
             case other:
@@ -217,6 +217,10 @@ class DeviceService:
                 replicas = list(scheduler.replicas.values())
                 what = message["failure"], int(message["after"])
                 scheduler.call(partial(injected_failures.obey, replicas, *what))
+            case "end_run":
+                self._terminator.end_run(int(message["since"]), str(message["why"]))
+                failed = partial(scheduler.has_failed, int(message["replica"]))
+                scheduler.do(failed)
             case "end_session":
                 session = self._sessions.get(int(message["session"]))
                 if session is not None:
@@ -231,6 +235,7 @@ class DeviceService:
             "owner": os.getppid(),
             "uptime": time.monotonic() - self._started,
             "running_ns": scheduler.running_ns,
+            "running_since": scheduler.running_since,
             "running": scheduler.running_replica,
             "unwanted_ns": scheduler.unwanted_ns,
             "batches": scheduler.batches,

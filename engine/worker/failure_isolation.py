@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from engine.run_failures import RUN_FAILURES, failure_of_error
+
 T = TypeVar("T")
 
 
@@ -18,7 +20,8 @@ def isolate_failure(
     """Run the members of a batch that failed with `error` again, in smaller groups.
 
     `run` returns the error of a group, or None if it succeeded; `fail` is called for
-    each member that fails alone. Groups are halved, so one failing member among n costs
+    each member that fails alone, or in a group whose failure concerns all of it
+    (engine/run_failures.py). Groups are halved, so one failing member among n costs
     2 log2 n runs. Once that many groups have failed, failing members are many, and the
     rest run alone: never more than n + 2 log2 n + 2 runs. The order of the members is
     kept.
@@ -28,8 +31,9 @@ def isolate_failure(
 
     def split(group: Sequence[T], error: Exception) -> None:
         nonlocal halvings
-        if len(group) == 1:
-            fail(group[0], error)
+        if len(group) == 1 or not RUN_FAILURES[failure_of_error(error)].halves:
+            for member in group:
+                fail(member, error)
         elif halvings > 0:
             halvings -= 1
             half = len(group) // 2

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from engine.config import NEVER_NS
-from engine.errors import Cancelled
+from engine.errors import Cancelled, ExecutionFailed
 from engine.model.batch_plan import BatchPlan
 from engine.transport.channel import CANCELLED, REQUEST, REQUEST_SLOT
 from engine.transport.outcome import Outcome, outcome_of
@@ -283,7 +283,7 @@ class Replica:
         # Fresh options, and `running` set before the run and cleared after it: the
         # thread that cancels runs can never hit the run after the one it meant.
         options = self.executor.new_options()
-        self.running = RunningBatch(options, entries)
+        running = self.running = RunningBatch(options, entries)
         try:
             for number in range(batch.runs):
                 if number:
@@ -299,7 +299,11 @@ class Replica:
             batch.end()
             if not isinstance(error, Cancelled):
                 return error
-            self._end_cancelled(entries, started, rows)
+            if running.failure:  # of the run as a whole: no half of it runs again
+                for entry in entries:
+                    self._fail(entry, ExecutionFailed(running.failure), started)
+            else:
+                self._end_cancelled(entries, started, rows)
             return None
         batch.end()
         self._took.append(compute)

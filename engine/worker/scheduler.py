@@ -17,7 +17,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from engine.errors import ExecutionFailed, InvalidInput
+from engine.errors import InvalidInput
+from engine.run_failures import ResultsNotTaken
 from engine.transport.anchor_ring import AnchorRing
 from engine.transport.channel import Channel
 from engine.transport.link import (
@@ -27,6 +28,7 @@ from engine.transport.link import (
     PARKED,
     RUNNING,
     SINCE,
+    SUCCEEDED,
     Link,
 )
 from engine.transport.ring_buffer import full_fence
@@ -89,7 +91,7 @@ class Scheduler:
         self.replicas: dict[int, Replica] = {}
         self.batches = 0
         self.busy_ns = 0
-        self._running_since = 0
+        self._succeeded = 0
         self._replica: Replica | None = None
         self._poller = select.poll()
         self._poller.register(self.wake_fd, select.POLLIN)
@@ -104,9 +106,16 @@ class Scheduler:
 
     @property
     def running_ns(self) -> int:
-        """For how long the present batch has been running; 0: none is."""
-        since = self._running_since
+        """For how long the present run has been running; 0: none is."""
+        since = self.running_since
         return time.monotonic_ns() - since if since else 0
+
+    @property
+    def running_since(self) -> int:
+        """When the present run began; 0: none runs. The time in which a client takes
+        results is none of it. For any thread."""
+        running = self.running()
+        return 0 if running is None else running.since
 
     @property
     def running_replica(self) -> int:
@@ -126,6 +135,13 @@ class Scheduler:
         """What runs at this moment. For any thread."""
         replica = self._replica
         return replica.running if replica is not None else None
+
+    def has_failed(self, replica: int) -> None:
+        """Start anew with telling whether runs of a replica succeed; for the thread
+        that runs programs."""
+        self._succeeded &= ~(1 << (replica & 63))
+        for link in self._links:
+            link.words[SUCCEEDED] = self._succeeded
 
     def run(self) -> None:
         """Serve until told to stop."""
@@ -234,8 +250,8 @@ class Scheduler:
         return wait
 
     def _run_batch(self, replica: Replica, now: int) -> None:
-        self._running_since = now
         self._replica = replica
+        succeeded = replica.batches
         # Who is left behind if this kills the process looks there.
         for client in self.clients.values():
             words = client.link.words
@@ -243,13 +259,15 @@ class Scheduler:
             words[SINCE] = now
         touched = replica.step()
         self.busy_ns += time.monotonic_ns() - now
+        if replica.batches != succeeded:
+            self._succeeded |= 1 << (replica.number & 63)
         for client in self.clients.values():
             words = client.link.words
             words[RUNNING] = 0
             words[SINCE] = 0
             words[BUSY] = self.busy_ns
+            words[SUCCEEDED] = self._succeeded
         self._replica = None
-        self._running_since = 0
         self.batches += 1
         if self._trace:
             taken = (time.monotonic_ns() - now) // 1000
@@ -282,7 +300,7 @@ class Scheduler:
                 self._wake_clients([channel])
                 left = deadline - time.monotonic()
                 if left <= 0 or self._stopping or channel.link.gone:
-                    raise ExecutionFailed(
+                    raise ResultsNotTaken(
                         f"the client did not collect its results for {ROOM_TIMEOUT} s"
                     )
                 # Submissions write to the same eventfd. None is lost by reading it

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from engine.devices.device_lock import address_of
+from engine.run_failures import MOST
 from engine.transport import control
 from engine.worker.injected_failures import VARIABLE, Failure
 from tests.app.served import ServedGateway, add
@@ -101,9 +102,8 @@ def test_a_load_whose_device_dies_is_nobodys_bad_request(tmp_path: Path) -> None
         assert gateway.infer("good", input=ROW)["output"] == OUTPUT
 
 
-def test_a_model_that_crashes_its_device_again_and_again_is_given_up(
-    tmp_path: Path,
-) -> None:
+def test_a_model_that_crashes_its_device_again_and_again(tmp_path: Path) -> None:
+    """Crashes count in a row: one success in between, and the model is kept."""
     add(tmp_path, "good")
     add(tmp_path, "bad", models.quotient, config="[warmup]\nenabled = false\n")
     with ServedGateway(tmp_path, "--devices", "cpu:1") as gateway:
@@ -113,22 +113,25 @@ def test_a_model_that_crashes_its_device_again_and_again_is_given_up(
             body = {"inputs": {"input": [[by]]}}
             return gateway.client.post("/v1/models/bad/infer", json=body)
 
-        for number in range(1, 4):
+        for number in range(1, MOST + 1):
             assert divide(4).json()["outputs"][0]["data"] == [2**61]
             answer = divide(1)
             assert answer.status_code == 503, answer.text
             assert answer.json()["code"] == "device_lost"
             assert "SIGFPE, while model 'bad/1' was at work" in answer.json()["error"]
             until_restarted(gateway, number)
+        assert divide(4).status_code == 200
+        for number in range(1, MOST + 1):
+            assert divide(1).status_code == 503
+            until_restarted(gateway, MOST + number)
+            # The neighbour is back with the device, whatever the pause of the other.
             assert gateway.infer("good", input=ROW)["output"] == OUTPUT
         answer = divide(4)
         assert (answer.status_code, answer.json()["code"]) == (503, "model_not_ready")
-        assert "it has crashed device cpu:0 3 times" in answer.json()["error"]
+        assert f"{MOST} times in a row on device cpu:0" in answer.json()["error"]
         failed = gateway.client.get("/v1/health/ready").json()["failed"]
         assert list(failed) == ["bad"]
-        assert divide(1).status_code == 503
-        assert device_of(gateway)["restarts"] == 3
-        # Whoever has it loaded again has looked into it.
+        # An operator who loads it again has looked into it.
         assert gateway.client.post("/v1/models/bad/load").status_code == 200
         assert divide(4).status_code == 200
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import httpx
 import numpy as np
 import onnx
 import pytest
@@ -18,6 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from engine.compiler import CompileOptions, compile_model
 from engine.programs import executable as ex
+from engine.run_failures import MOST
 from popef_io import (
     Anchor,
     DataType,
@@ -175,6 +177,37 @@ def looping(path: Path, *, body: ex.Node = NOTHING, program: int = 1) -> Path:
     return write(path, ex.Executable({}, {"x": info, "y": info}, programs))
 
 
+def counting(path: Path) -> Path:
+    """An ONNX file that adds 1 to `x` as often as `count` says."""
+    names = "turn", "go", "sum"
+    kinds = TensorProto.INT64, TensorProto.BOOL, TensorProto.FLOAT
+    shapes: tuple[list[int], ...] = [], [], [1]
+    body = helper.make_graph(
+        [
+            helper.make_node("Add", ["sum", "one"], ["more"]),
+            helper.make_node("Identity", ["go"], ["on"]),
+        ],
+        "body",
+        [_value(*each) for each in zip(names, kinds, shapes, strict=True)],
+        [_value("on", TensorProto.BOOL, []), _value("more", TensorProto.FLOAT, [1])],
+        [numpy_helper.from_array(np.ones(1, np.float32), "one")],
+    )
+    graph = helper.make_graph(
+        [helper.make_node("Loop", ["count", "", "x"], ["y"], body=body)],
+        "graph",
+        [_value("count", TensorProto.INT64, []), _value("x", TensorProto.FLOAT, [1])],
+        [_value("y", TensorProto.FLOAT, [1])],
+    )
+    onnx_file = path.with_suffix(".onnx")
+    onnx_file.write_bytes(model_of(graph).SerializeToString())
+    compile_model(onnx_file, path, CompileOptions(batch="off"))
+    onnx_file.unlink()
+    return path
+
+
+_value = helper.make_tensor_value_info
+
+
 def write(path: Path, executable: ex.Executable) -> Path:
     """A container of these programs: 0 loads, 1 takes `x` and gives `y`."""
     info = executable.variables["x"]
@@ -319,25 +352,56 @@ class TestRunning:
             assert gateway.infer("good", input=ROW)["output"] == OUTPUT
 
     def test_inference_that_never_ends(self, tmp_path: Path) -> None:
-        """The request fails, the model is served no more, and its neighbour is."""
+        """The request fails; the model is out of service after several in a row."""
         add(tmp_path, "good")
         add(tmp_path, "bad", looping, config="[warmup]\nenabled = false\n")
         options = "--devices", "cpu:1", "--run-timeout", "1", "--device-timeout", "5"
         with ServedGateway(tmp_path, *options) as gateway:
             gateway.wait_ready()
             body = {"inputs": {"x": ROW}}
-            response = gateway.client.post("/v1/models/bad/infer", json=body)
-            assert response.status_code == 500, response.text
-            assert "a run takes longer than 1 s" in response.text
-            assert gateway.infer("good", input=ROW)["output"] == OUTPUT
+            for _ in range(MOST):
+                response = gateway.client.post("/v1/models/bad/infer", json=body)
+                assert response.status_code == 500, response.text
+                assert "a run takes longer than 1 s" in response.text
+                assert gateway.infer("good", input=ROW)["output"] == OUTPUT
             response = gateway.client.post("/v1/models/bad/infer", json=body)
             assert response.status_code == 503, response.text
-            assert "a run takes longer than 1 s" in response.text
+            assert (
+                f"a run takes longer than 1 s (--run-timeout), {MOST}" in response.text
+            )
             failed = gateway.client.get("/v1/health/ready").json()["failed"]
             assert list(failed) == ["bad"]
             (device,) = gateway.client.get("/v1/devices").json()["devices"]
             assert device["restarts"] == 0
             assert gateway.stop() == 0
+
+    @pytest.mark.parametrize("workers", ["1", "2"])
+    def test_a_run_whose_input_makes_it_long(
+        self, tmp_path: Path, workers: str
+    ) -> None:
+        """The count of a Loop is an input: whoever sends a large one takes the model
+        from nobody else."""
+        add(tmp_path, "good")
+        add(tmp_path, "loop", counting, config="[warmup]\nenabled = false\n")
+        options = ["--devices", "cpu:1", "--run-timeout", "1", "--workers", workers]
+        with ServedGateway(tmp_path, *options) as gateway:
+            gateway.wait_ready()
+
+            def count(turns: int) -> httpx.Response:
+                body = {"inputs": {"count": turns, "x": [1.0]}}
+                return gateway.client.post("/v1/models/loop/infer", json=body)
+
+            for _ in range(MOST + 1):
+                response = count(2**62)
+                assert response.status_code == 500, response.text
+                assert "a run takes longer than 1 s" in response.text
+                answer = count(3)
+                assert answer.status_code == 200, answer.text
+                assert answer.json()["outputs"][0]["data"] == [4.0]
+                assert gateway.infer("good", input=ROW)["output"] == OUTPUT
+            assert gateway.client.get("/v1/health/ready").status_code == 200
+            (device,) = gateway.client.get("/v1/devices").json()["devices"]
+            assert device["restarts"] == 0
 
 
 def load(gateway: ServedGateway, name: str) -> int:

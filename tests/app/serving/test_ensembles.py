@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
+from engine.run_failures import MOST
 from tests.app.repository.test_hostile_models import looping
 from tests.app.served import Serve, ServedGateway, add
 from tests.app.serving.test_scheduling import Asking, in_flight
@@ -325,8 +326,9 @@ def test_a_member_that_failed_is_named(tmp_path: Path) -> None:
         assert status == 503
         assert "step 1 (broken)" in error
         assert "not a PopGate container" in error
-        status, error = ask("of_bad")
-        assert (status, error[:13]) == (500, "step 1 (bad):")
+        for _ in range(MOST):
+            status, error = ask("of_bad")
+            assert (status, error[:13]) == (500, "step 1 (bad):")
         status, error = ask("of_bad")
         assert (status, error[:13]) == (503, "step 1 (bad):")
         assert "a run takes longer than 1 s" in error

@@ -1,0 +1,186 @@
+"""The failures of a run, and who pays for each: the request, the model or the device.
+
+`RUN_FAILURES` decides what the engine does. The owner of a device looks a failure up
+before it counts it (engine/devices/device.py), the device process before it runs a
+failed batch again (engine/worker/replica.py). The table in docs/run-failures.md is made
+of it.
+
+A model that fails again and again is out of service only after `MOST` counted failures
+in a row: one run that succeeds in between, for any client, starts the count anew.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from typing import NamedTuple
+
+from engine.errors import ExecutionFailed, Invalid, OutOfMemory
+
+#: A model is out of service after so many counted failures in a row.
+MOST = 5
+#: One that crashes the process while it is loaded again, after so many.
+MOST_LOADS = 3
+#: Seconds before a model is loaded again after its second failure in a row: doubled by
+#: each further one. After the first it is loaded with its device.
+FIRST_PAUSE = 1.0
+#: Seconds after which a failure no longer counts.
+WINDOW = 600.0
+#: What a process dies of by its own doing. SIGKILL comes from outside: from an
+#: operator, or from the kernel where memory is short.
+CRASHES = frozenset({"SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE"})
+
+
+class RunFailure(Enum):
+    """The ways in which a run can fail."""
+
+    INVALID = "the model refuses the values of a request (`popgate.InvalidInput`)"
+    EXCEPTION = "an operator fails, or a Python model raises an exception"
+    NO_MEMORY = "the run cannot have the memory it asks for (`memory_limit`)"
+    WRONG_ROWS = "an output has another number of rows than the batch"
+    TOO_LARGE = "an output is larger than `channel_memory` allows"
+    NOT_TAKEN = "the client takes no results for 10 s: its ring is full"
+    TOO_LONG = "the run takes longer than `--run-timeout`, and ends when told to"
+    STUCK = "the run takes longer than `--run-timeout`, and has not ended 5 s later"
+    UNWANTED = "a Python model goes on for 5 s after its clients have left"
+    CRASH = "the process crashes (SIGSEGV, SIGBUS, SIGABRT, SIGILL, SIGFPE)"
+    EXIT = "a Python model ends its process (`os._exit`)"
+    KILLED = "the process is killed (SIGKILL), by an operator or by the kernel"
+    HANG = "the process answers no ping for `--device-timeout`"
+
+
+class Price(NamedTuple):
+    """Who pays for a failure.
+
+    `request`: the code of the answer to the requests of the run. `halves`: a batch is
+    run again in halves, so that only requests pay that fail alone. `device`: its
+    process is started again. `counts`: the failure counts against the model.
+    """
+
+    request: str
+    halves: bool
+    device: bool
+    counts: bool
+
+
+RUN_FAILURES: dict[RunFailure, Price] = {
+    RunFailure.INVALID: Price("invalid_input", True, False, False),
+    RunFailure.EXCEPTION: Price("execution_failed", True, False, False),
+    RunFailure.NO_MEMORY: Price("out_of_memory", True, False, False),
+    RunFailure.WRONG_ROWS: Price("execution_failed", True, False, False),
+    RunFailure.TOO_LARGE: Price("execution_failed", True, False, False),
+    RunFailure.NOT_TAKEN: Price("execution_failed", False, False, False),
+    RunFailure.TOO_LONG: Price("execution_failed", False, False, True),
+    RunFailure.STUCK: Price("execution_failed", False, True, True),
+    RunFailure.UNWANTED: Price("", False, True, False),
+    RunFailure.CRASH: Price("device_lost", False, True, True),
+    RunFailure.EXIT: Price("device_lost", False, True, True),
+    RunFailure.KILLED: Price("device_lost", False, True, False),
+    RunFailure.HANG: Price("device_lost", False, True, False),
+}
+
+
+class ResultsNotTaken(ExecutionFailed):
+    """A client has not taken the results of earlier runs, so there is no room."""
+
+
+def failure_of_error(error: Exception) -> RunFailure:
+    """Return the failure of a run that has raised an error."""
+    if isinstance(error, ResultsNotTaken):
+        return RunFailure.NOT_TAKEN
+    if isinstance(error, OutOfMemory | MemoryError):
+        return RunFailure.NO_MEMORY
+    return RunFailure.INVALID if isinstance(error, Invalid) else RunFailure.EXCEPTION
+
+
+def failure_of(how: str) -> RunFailure:
+    """Return the failure of a process that ended by a signal of this name, or by an
+    exit code."""
+    if how in CRASHES:
+        return RunFailure.CRASH
+    return RunFailure.EXIT if how.startswith("exit code") else RunFailure.KILLED
+
+
+class Death(NamedTuple):
+    """How a process has ended, in words; `culprit` is the model that crashed it, if
+    that is known, for the `times`th time in a row."""
+
+    text: str
+    culprit: str = ""
+    times: int = 0
+    most: int = MOST
+
+    @property
+    def is_once_too_often(self) -> bool:
+        """Whether the model is to be given up."""
+        return self.times >= self.most
+
+    def __str__(self) -> str:
+        by = f", while model {self.culprit!r} was at work" if self.culprit else ""
+        return f"{self.text}{by}"
+
+
+class FailureCounts:
+    """The models that are being loaded on a device, and the failures in a row of each.
+
+    The caller holds the device's lock, except for `loading`.
+    """
+
+    def __init__(self) -> None:
+        self._times: dict[str, list[float]] = {}
+        self._loading: list[str] = []
+
+    @contextmanager
+    def loading(self, name: str) -> Iterator[None]:
+        """Name a model that is being loaded meanwhile."""
+        self._loading.append(name)
+        try:
+            yield
+        finally:
+            self._loading.remove(name)
+
+    def judge(self, how: str, running: str, *, succeeded: bool = False) -> Death:
+        """Return the death of a process that has ended by a signal of this name, or
+        otherwise.
+
+        `running` is the model that ran, if any did; `succeeded` says that a run of it
+        has succeeded since its last failure. No model is named if several were at work.
+        """
+        suspects = {*self._loading, running} - {""}
+        text = f"its process died of {how}"
+        failure = failure_of(how)
+        if not RUN_FAILURES[failure].counts or len(suspects) != 1:
+            return Death(text)
+        (culprit,) = suspects
+        times = self.count(failure, culprit, succeeded=succeeded)
+        return Death(text, culprit, times, MOST if running else MOST_LOADS)
+
+    def count(self, failure: RunFailure, name: str, *, succeeded: bool) -> int:
+        """Count a failure of a model; return how many in a row there are now."""
+        if not RUN_FAILURES[failure].counts:
+            return 0
+        now = time.monotonic()
+        before = [] if succeeded else self._times.get(name, [])
+        times = self._times[name] = [*(t for t in before if now - t < WINDOW), now]
+        return len(times)
+
+    def times(self, name: str) -> int:
+        """Return how many failures in a row a model has had."""
+        return len(self._times.get(name, ()))
+
+    def forget(self, name: str) -> None:
+        """Count anew: the model was given up, and may be loaded again."""
+        self._times.pop(name, None)
+
+    def pause(self, name: str) -> float:
+        """Return the seconds until a model that has failed may be loaded again."""
+        times = self._times.get(name, ())
+        if len(times) < 2:
+            return 0.0
+        end = times[-1] + FIRST_PAUSE * 2.0 ** (len(times) - 2)
+        return max(0.0, end - time.monotonic())
+
+    def __repr__(self) -> str:
+        return f"<FailureCounts { ({n: len(t) for n, t in self._times.items()}) }>"
