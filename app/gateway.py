@@ -363,7 +363,9 @@ class Gateway:
         return self.journal.with_those(told, self.metrics.model)
 
     def readiness(self) -> Readiness:
-        """Asked by load balancers; cheap."""
+        """Asked by load balancers; cheap. Names models only on a server without keys:
+        this needs none."""
+        is_open = self.keys.path is None
         reasons = []
         loading = self.repository.names_in(State.LOADING)
         failed = self.repository.problems()
@@ -374,12 +376,15 @@ class Gateway:
         lost = self.repository.without_replica()
         if lost:
             names = ", ".join(lost)
-            reasons.append(f"devices are lost and being restarted; models: {names}")
+            which = f"; models: {names}" if is_open else ""
+            reasons.append(f"devices are lost and being restarted{which}")
         serving = self.repository.names_in(State.READY, State.ON_DEMAND)
         if self._phase == "serving" and failed and not serving:
             reasons.append("none of the models could be loaded")
         elif failed and self.settings.strict_readiness:
             reasons.append("some models could not be loaded")
+        if not is_open:
+            return Readiness(not reasons, reasons, [], {})
         return Readiness(not reasons, reasons, loading, failed)
 
     # -- of models that are not in the table

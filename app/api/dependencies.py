@@ -18,10 +18,12 @@ from app.errors import (
     larger_than_allowed,
 )
 from app.gateway import Gateway
+from app.http.front import HOLDER
 from app.limits import DEFAULT_LIMITS
 from app.repository.load_overrides import LoadOverrides, parse_load_overrides
 from app.repository.loader import LoadedModel
 from app.repository.model_record import ModelRecord, RepositoryError
+from app.serving.keys import Key
 
 # Bodies of management calls are a few options; this bounds what a stray one can cost.
 MAX_MANAGEMENT_BODY = 1 << 20
@@ -33,6 +35,37 @@ def get_gateway(request: Request) -> Gateway:
     return gateway
 
 
+class Viewer:
+    """The client of a request, as far as its key bounds what the client may read.
+
+    `owner` is the name of the key: empty without a key, None if the server has no keys.
+    """
+
+    def __init__(self, key: Key | None, *, has_keys: bool) -> None:
+        self._key = key
+        if key is not None:
+            self.owner: str | None = key.config.name
+        else:
+            self.owner = "" if has_keys else None
+
+    def sees(self, model: str) -> bool:
+        """Return whether lists name this model."""
+        return self._key is None or self._key.allows_model(model)
+
+    def reads(self, owner: str) -> bool:
+        """Return whether the client may read the error texts of a request that came
+        with the key `owner`. A key that manages the server reads them all."""
+        if self._key is not None and self._key.allows("manage"):
+            return True
+        return self.owner is None or (self.owner == owner and owner != "")
+
+
+def get_viewer(request: Request) -> Viewer:
+    has_keys = get_gateway(request).keys.path is not None
+    key = request.scope.get(HOLDER) if has_keys else None
+    return Viewer(key, has_keys=has_keys)
+
+
 KEY_SCHEME = "apiKey"
 _KEY = HTTPBearer(
     scheme_name=KEY_SCHEME,
@@ -42,6 +75,7 @@ _KEY = HTTPBearer(
 
 
 GatewayOf = Annotated[Gateway, Depends(get_gateway)]
+ViewerOf = Annotated[Viewer, Depends(get_viewer)]
 ModelName = Annotated[str, Path(description="Name of a model of the repository.")]
 Version = Annotated[str, Path(description="One of the model's versions, a number.")]
 #: For the document alone: who may is decided in front (app/http/access.py).
@@ -54,6 +88,8 @@ def find_model(gateway: Gateway, name: str) -> ModelRecord:
     if record is None:
         if why := gateway.repository.explain(name):  # a file that came later
             raise UnknownModel(name, why=why)
+        if gateway.keys.path is not None:  # no key need see the other models
+            raise UnknownModel(name)
         raise UnknownModel(name, known=(r.name for r in gateway.repository.models()))
     return record
 

@@ -247,9 +247,21 @@ class DocumentReader:
                 "Use --http-max-input-size to increase the limit."
             )
             raise BodyTooLarge(msg)
-        data = self._regions.read(place)
-        request.read_from = (*request.read_from, place.region)
-        return model_input.from_bytes((data,) if data else (), len(data), accepted)
+        region = self._regions.find(place.region)
+        data = region.read(place.offset, place.byte_size)
+        request.read_from = (*request.read_from, region)
+        try:
+            return model_input.from_bytes((data,) if data else (), len(data), accepted)
+        except (InvalidRequest, InvalidTensor):
+            if region.owner is None:
+                raise
+            # The region may belong to another key, which is looked at when it is held.
+            # Until then no message may say what is in it.
+            msg = (
+                f"input '{model_input.name}': the bytes in shared memory region "
+                f"'{place.region}' are no tensor of this datatype and shape"
+            )
+            raise InvalidRequest(msg) from None
 
     def _read_binary(
         self, model_input: Input, size: object, accepted: Any, tail: Chunks | None

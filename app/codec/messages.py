@@ -10,7 +10,7 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from app.codec.shared_memory import Extent, HeldPlaces
+from app.codec.shared_memory import Extent, HeldPlaces, Region
 from engine import Tensor
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -98,7 +98,7 @@ class InferRequest:
         self.places: Mapping[str, Extent] | None = None
         self.held: HeldPlaces | None = None
         self.region_bytes = 0
-        self.read_from: tuple[str, ...] = ()
+        self.read_from: tuple[Region, ...] = ()
         self.parameters: Mapping[str, Any] | None = None
         self.nan = _LITERAL
         self.owner: str | None = None

@@ -56,7 +56,8 @@ class Region:
     """One registered part of a segment.
 
     It stays as it is until it is unregistered and the last request that uses it has
-    ended; then `on_end` is called.
+    ended; then `on_end` is called. `owner` is the key that registered it, empty if none
+    did, None on a server without keys: other keys cannot use it.
     """
 
     def __init__(
@@ -66,8 +67,10 @@ class Region:
         on_end: Callable[[Region], None],
         *,
         writable: bool,
+        owner: str | None = None,
     ) -> None:
         self.status = status
+        self.owner = owner
         self.used_at = time.monotonic()
         self._on_end = on_end
         self._writable = writable
@@ -243,8 +246,9 @@ class RegionTable:
         self._waiting = False
         self._regions: dict[str, Region] = {}
 
-    def register(self, status: RegionStatus) -> None:
-        """Opens a part of a segment under a name. Raises `InvalidRequest`."""
+    def register(self, status: RegionStatus, owner: str | None = None) -> None:
+        """Open a part of a segment under a name, for requests with the key `owner`.
+        Raises `InvalidRequest`."""
         self.sweep()
         name = status.name
         if name in self._regions:
@@ -254,7 +258,9 @@ class RegionTable:
             raise InvalidRequest(msg)
         self._check_size(status)
         with self._opened(status) as (file, writable):
-            self._regions[name] = Region(status, file, self._forget, writable=writable)
+            self._regions[name] = Region(
+                status, file, self._forget, writable=writable, owner=owner
+            )
         self._arm()
 
     def _forget(self, region: Region) -> None:
@@ -339,48 +345,59 @@ class RegionTable:
             raise InvalidRequest(f"{msg}: keys begin with '{self._prefix}' here")
         return key
 
-    def unregister(self, name: str | None = None) -> None:
-        """Forgets a region, or all, each as soon as no request uses it any more.
+    def unregister(self, name: str | None = None, owner: str | None = None) -> None:
+        """Forget a region, or all, each as soon as no request uses it any more. With an
+        `owner`, only its own.
 
         Nothing happens if it is not there.
         """
         for region in list(self):
-            if name in (None, region.status.name):
+            if name in (None, region.status.name) and _may_use(region, owner):
                 region.retire()
 
-    def status(self, name: str | None = None) -> list[RegionStatus]:
-        """All regions, or one. Raises `UnknownRegion`."""
+    def status(
+        self, name: str | None = None, owner: str | None = None
+    ) -> list[RegionStatus]:
+        """All regions, or one; with an `owner`, of its own. Raises `UnknownRegion`."""
         self.sweep()
         if name is None:
-            return [region.status for region in self]
+            return [region.status for region in self if _may_use(region, owner)]
         region = self._regions.get(name)
-        if region is None:
+        if region is None or not _may_use(region, owner):
             raise UnknownRegion(name, "system ")
         return [region.status]
 
-    def read(self, place: Extent) -> bytes:
-        """A copy of what is there. Raises `UnknownRegion` or `InvalidRequest`."""
-        return self._find(place.region).read(place.offset, place.byte_size)
-
     def hold(
-        self, places: Mapping[str, Extent] | None = None, read: Iterable[str] = ()
+        self,
+        places: Mapping[str, Extent] | None = None,
+        read: Iterable[Region] = (),
+        owner: str | None = None,
     ) -> HeldPlaces:
-        """Keeps the places of outputs, and the regions that inputs were `read` from,
-        for as long as their request takes.
+        """Keep the places of outputs, and the regions that inputs were `read` from,
+        for as long as their request takes, which came with the key `owner`.
 
-        Raises as `read` does, and holds nothing then. What was read from a region that
-        has ended since is here all the same.
+        Raises `UnknownRegion`, also for a region of another key, or `InvalidRequest`,
+        and holds nothing then. What was read from a region that has ended since is here
+        all the same.
         """
         found = {}
         for output, place in (places or {}).items():
-            region = self._find(place.region)
+            region = self.find(place.region)
+            if not _may_use(region, owner):
+                raise UnknownRegion(place.region)
             region.check(place.offset, place.byte_size)
             found[output] = (region, place)
         used = [region for region, _ in found.values()]
-        used += [self._regions[name] for name in read if name in self._regions]
+        for region in read:
+            name = region.status.name
+            if not _may_use(region, owner):
+                raise UnknownRegion(name)
+            if self._regions.get(name) is region:
+                used.append(region)
         return HeldPlaces(found, dict.fromkeys(used))
 
-    def _find(self, name: str) -> Region:
+    def find(self, name: str) -> Region:
+        """The region of that name, whoever registered it. Raises `UnknownRegion`."""
         region = self._regions.get(name)
         if region is None:
             raise UnknownRegion(name)
@@ -412,3 +429,7 @@ class RegionTable:
 
     def __repr__(self) -> str:
         return f"<RegionTable {list(self._regions)}>"
+
+
+def _may_use(region: Region, owner: str | None) -> bool:
+    return owner is None or region.owner == owner

@@ -62,6 +62,8 @@ _LINGER_BYTES = 64 << 20
 NAMES = "popgate.certificate"
 #: A mark in a scope: another process of the server writes the answer.
 RELAYED = "popgate.relayed"
+#: Where a scope has the `Key` that let its request in.
+HOLDER = "popgate.key"
 # Responses up to this size are compressed at once (under a millisecond), larger ones,
 # and all bodies that come compressed (which may become large), in a thread.
 _COMPRESS_AT_ONCE = 64 * 1024
@@ -178,6 +180,7 @@ class InferFront:
             return
         if key is not None:
             scope[KEY].key = key.config.name
+            scope[HOLDER] = key
         if not is_post:
             await self.fallback(scope, receive, send)
             return

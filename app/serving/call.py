@@ -271,7 +271,8 @@ class Call(ABC):
         self._request = request
         regions = entry.regions
         if regions is not None and (request.places or request.read_from):
-            request.held = regions.hold(request.places, request.read_from)
+            read, owner = request.read_from, self._owner()
+            request.held = regions.hold(request.places, read, owner)
         timeout, most = self.service.timeout, entry.max_timeout
         wanted = request.timeout
         if wanted is None and b"x-request-timeout" in self.headers:

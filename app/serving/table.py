@@ -305,7 +305,9 @@ class ModelTable:
         is_known = name in self._entries or self._absent.explain(name, None) is not None
         if is_known:
             return UnknownModelRun(name, version)
-        return UnknownModelRun(name, known=self._entries)
+        # A key that may not see the other models reads this, too.
+        known = () if self.has_keys else self._entries
+        return UnknownModelRun(name, known=known)
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -14,6 +14,8 @@ from app.api.dependencies import (
     GatewayOf,
     ModelName,
     Version,
+    Viewer,
+    ViewerOf,
     find_model,
     find_version,
     read_load_request,
@@ -41,9 +43,10 @@ _TAGS: list[str | Enum] = ["models"]
 
 
 @router.get("/models", summary="List the models", tags=_TAGS)
-async def list_models(gateway: GatewayOf) -> ModelList:
+async def list_models(gateway: GatewayOf, viewer: ViewerOf) -> ModelList:
     """Every model of the repository, ready or not, with the reason if not."""
-    return ModelList(models=[model_summary(r) for r in gateway.repository.models()])
+    records = gateway.repository.models()
+    return ModelList(models=[model_summary(r) for r in records if viewer.sees(r.name)])
 
 
 @router.get("/models/{name}", summary="Describe a model", tags=_TAGS)
@@ -161,9 +164,13 @@ async def list_devices(gateway: GatewayOf) -> DeviceList:
 
 
 def statistics(
-    gateway: GatewayOf, name: str | None, version: str | None = None
+    gateway: GatewayOf,
+    name: str | None,
+    version: str | None = None,
+    viewer: Viewer | None = None,
 ) -> list[ModelStatistics]:
-    """The numbers of a version, of a model or of all, as far as they take requests.
+    """The numbers of a version, of a model or of all, as far as they take requests,
+    and as far as `viewer` may see them.
 
     Raises `UnknownModel` where what is named does not.
     """
@@ -171,6 +178,7 @@ def statistics(
     found = [
         _statistics(gateway, record, number)
         for record in records
+        if viewer is None or viewer.sees(record.name)
         for number, entry in sorted(record.versions.items())
         if entry.loaded is not None or entry.state is State.ON_DEMAND
         if version in (None, str(number))

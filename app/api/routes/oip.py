@@ -16,6 +16,7 @@ from app.api.dependencies import (
     GatewayOf,
     ModelName,
     Version,
+    ViewerOf,
     as_object,
     find_model,
     find_version,
@@ -73,14 +74,15 @@ async def server_metadata(gateway: GatewayOf) -> ServerMetadata:
 
 
 @router.get("/models", summary="List the models that are ready")
-async def model_names(gateway: GatewayOf) -> ModelNames:
-    return ModelNames(models=gateway.repository.names_in(State.READY, State.ON_DEMAND))
+async def model_names(gateway: GatewayOf, viewer: ViewerOf) -> ModelNames:
+    names = gateway.repository.names_in(State.READY, State.ON_DEMAND)
+    return ModelNames(models=[name for name in names if viewer.sees(name)])
 
 
 # Before the routes of a model: a model cannot be asked about under this name.
 @router.get("/models/stats", summary="Count what all models have done")
-async def all_statistics(gateway: GatewayOf) -> StatisticsList:
-    return StatisticsList(model_stats=statistics(gateway, None))
+async def all_statistics(gateway: GatewayOf, viewer: ViewerOf) -> StatisticsList:
+    return StatisticsList(model_stats=statistics(gateway, None, viewer=viewer))
 
 
 @router.get(_MODEL, summary="Describe a model")
@@ -140,7 +142,9 @@ async def version_statistics(
     response_model_exclude_none=True,
     openapi_extra=documented(IndexRequest),
 )
-async def repository_index(gateway: GatewayOf, request: Request) -> list[IndexEntry]:
+async def repository_index(
+    gateway: GatewayOf, viewer: ViewerOf, request: Request
+) -> list[IndexEntry]:
     """Every version of every model with its state; `{"ready": true}` filters."""
     msg = "Invalid value for 'ready': expected a boolean"
     try:
@@ -150,7 +154,8 @@ async def repository_index(gateway: GatewayOf, request: Request) -> list[IndexEn
     if not isinstance(ready, bool):
         raise InvalidRequest(msg)
     await gateway.control.discover()
-    return index_entries(gateway.repository.models(), ready=ready)
+    records = [r for r in gateway.repository.models() if viewer.sees(r.name)]
+    return index_entries(records, ready=ready)
 
 
 @router.post(

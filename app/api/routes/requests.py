@@ -9,9 +9,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query
 
-from app.api.dependencies import GatewayOf
+from app.api.dependencies import GatewayOf, Viewer, ViewerOf
 from app.api.schemas import RequestList, RequestRecord
 from app.errors import HttpError
+from app.http.access import model_of
 from app.observe.journal import LAST, Answered, Failed, Journal
 
 #: The most requests of each kind that one answer has.
@@ -33,33 +34,43 @@ router = APIRouter(
 @router.get("/requests", summary="List the last requests")
 async def list_requests(
     gateway: GatewayOf,
+    viewer: ViewerOf,
     model: Annotated[str, Query(description="Of this model only.")] = "",
     limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 50,
 ) -> RequestList:
     """The last requests to models that were answered, the slowest of the last quarter
     of an hour, and the last requests of any kind that failed; the newest first, the
-    slowest first."""
+    slowest first.
+
+    With keys, the requests to the models that the key may see. The error texts of
+    other keys' requests are left out, except for a key that may manage."""
     journal = await gateway.whole_journal()
 
     def of_model(requests: Iterable[Answered]) -> Iterator[Answered]:
-        found = (r for r in requests if not model or r.model.name == model)
+        found = (
+            r
+            for r in requests
+            if (not model or r.model.name == model) and viewer.sees(r.model.name)
+        )
         return itertools.islice(found, limit)
 
     failed = (
         one
         for one in reversed(journal.failed)
         if not model or (one.model is not None and one.model.name == model)
+        if _is_seen(viewer, one)
     )
     return RequestList(
         answered=[_answered(r) for r in of_model(journal.answered())],
         slow=[_answered(r) for r in of_model(journal.slowest())],
-        failed=[_failed(one) for one in itertools.islice(failed, limit)],
+        failed=[_failed(one, viewer) for one in itertools.islice(failed, limit)],
     )
 
 
 @router.get("/requests/{request_id:path}", summary="Explain a request")
 async def get_request(
     gateway: GatewayOf,
+    viewer: ViewerOf,
     request_id: Annotated[str, Path(description="Its `x-request-id`.")],
 ) -> RequestRecord:
     """One of the last requests: its phases, and the requests that were run with it.
@@ -70,11 +81,11 @@ async def get_request(
     wanted = request_id.encode()
     kept = itertools.chain(journal.answered(), journal.slowest())
     for answered in kept:
-        if answered.request_id == wanted:
+        if answered.request_id == wanted and viewer.sees(answered.model.name):
             return _answered(answered, _mates(journal, answered))
     for failed in reversed(journal.failed):
-        if failed.asked.request_id == wanted:
-            return _failed(failed)
+        if failed.asked.request_id == wanted and _is_seen(viewer, failed):
+            return _failed(failed, viewer)
     msg = f"Not Found: request '{request_id:.128}' is none of the last {LAST}"
     raise HttpError(404, msg, "unknown_request")
 
@@ -117,7 +128,16 @@ def _answered(one: Answered, mates: list[str] | None = None) -> RequestRecord:
     )
 
 
-def _failed(one: Failed) -> RequestRecord:
+def _is_seen(viewer: Viewer, one: Failed) -> bool:
+    """Return whether lists may show a request that failed. One that named no model is
+    shown to the key that sent it."""
+    name = one.model.name if one.model is not None else model_of(one.asked.path)
+    if name is None:
+        return viewer.reads(one.asked.key)
+    return viewer.sees(name)
+
+
+def _failed(one: Failed, viewer: Viewer) -> RequestRecord:
     return RequestRecord(
         id=one.asked.request_id.decode(),
         model=one.model.name if one.model is not None else None,
@@ -125,7 +145,7 @@ def _failed(one: Failed) -> RequestRecord:
         path=one.asked.path,
         status=one.status,
         code=one.code,
-        error=one.why,
+        error=one.why if viewer.reads(one.asked.key) else "",
         at=_seconds(one.ended),
         total_ms=round(one.seconds * 1000, 4),
     )

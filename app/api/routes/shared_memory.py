@@ -7,7 +7,13 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request, Response
 
-from app.api.dependencies import MANAGEMENT, GatewayOf, read_object
+from app.api.dependencies import (
+    MANAGEMENT,
+    GatewayOf,
+    Viewer,
+    ViewerOf,
+    read_object,
+)
 from app.api.request_bodies import RegisterRequest, documented, whole_number
 from app.api.schemas import CudaRegion, SystemRegion, error_response
 from app.codec.output_selection import not_allowed
@@ -30,9 +36,9 @@ RegionName = Annotated[str, Path(description="The name that it is registered und
 
 
 @router.get(f"{_SYSTEM}/status", summary="List the registered shared memory")
-async def system_status(gateway: GatewayOf) -> list[SystemRegion]:
+async def system_status(gateway: GatewayOf, viewer: ViewerOf) -> list[SystemRegion]:
     """Empty where shared memory is not allowed."""
-    return _status(gateway, None)
+    return _status(gateway, viewer, None)
 
 
 @router.get(
@@ -41,10 +47,10 @@ async def system_status(gateway: GatewayOf) -> list[SystemRegion]:
     responses={404: UNKNOWN},
 )
 async def system_region_status(
-    gateway: GatewayOf, region: RegionName
+    gateway: GatewayOf, viewer: ViewerOf, region: RegionName
 ) -> list[SystemRegion]:
     """A list of one. 404 if there is no such region."""
-    return _status(gateway, region)
+    return _status(gateway, viewer, region)
 
 
 @router.post(
@@ -55,12 +61,13 @@ async def system_region_status(
     responses={501: REFUSED},
 )
 async def register_system(
-    gateway: GatewayOf, request: Request, region: RegionName
+    gateway: GatewayOf, viewer: ViewerOf, request: Request, region: RegionName
 ) -> Response:
     """Lets requests name a part of a POSIX segment of this machine.
 
     The body has `key` (the segment's name), `offset` and `byte_size`. 501 unless the
-    server was started with `--allow-shared-memory`.
+    server was started with `--allow-shared-memory`. With keys, only requests with the
+    same key may use it, see it and unregister it.
     """
     table = _allowed(gateway)
     document = await read_object(request)
@@ -70,7 +77,7 @@ async def register_system(
         raise InvalidRequest(msg)
     offset = _size(document, "offset", default=0)
     status = RegionStatus(region, key, offset, _size(document, "byte_size"))
-    table.register(status)
+    table.register(status, viewer.owner)
     return Response(status_code=200)
 
 
@@ -79,9 +86,9 @@ async def register_system(
     summary="Unregister all shared memory",
     response_class=Response,
 )
-async def unregister_all_system(gateway: GatewayOf) -> Response:
+async def unregister_all_system(gateway: GatewayOf, viewer: ViewerOf) -> Response:
     """Also if there is none: clients call this before they begin."""
-    return _unregister(gateway, None)
+    return _unregister(gateway, viewer, None)
 
 
 @router.post(
@@ -89,9 +96,11 @@ async def unregister_all_system(gateway: GatewayOf) -> Response:
     summary="Unregister shared memory",
     response_class=Response,
 )
-async def unregister_system(gateway: GatewayOf, region: RegionName) -> Response:
+async def unregister_system(
+    gateway: GatewayOf, viewer: ViewerOf, region: RegionName
+) -> Response:
     """It stays listed and usable until the last request that uses it has ended."""
-    return _unregister(gateway, region)
+    return _unregister(gateway, viewer, region)
 
 
 @router.get(f"{_CUDA}/status", summary="List the registered CUDA memory")
@@ -149,15 +158,16 @@ def _allowed(gateway: Gateway) -> RegionTable:
     return gateway.regions
 
 
-def _status(gateway: Gateway, region: str | None) -> list[SystemRegion]:
+def _status(gateway: Gateway, viewer: Viewer, region: str | None) -> list[SystemRegion]:
     if gateway.regions is None:
         return []
-    return [SystemRegion(**asdict(status)) for status in gateway.regions.status(region)]
+    found = gateway.regions.status(region, viewer.owner)
+    return [SystemRegion(**asdict(status)) for status in found]
 
 
-def _unregister(gateway: Gateway, region: str | None) -> Response:
+def _unregister(gateway: Gateway, viewer: Viewer, region: str | None) -> Response:
     if gateway.regions is not None:
-        gateway.regions.unregister(region)
+        gateway.regions.unregister(region, viewer.owner)
     return Response(status_code=200)
 
 

@@ -37,6 +37,10 @@ def region(name: str = "r", key: str = "seg", offset: int = 0, size: int = SIZE)
     return RegionStatus(name, key, offset, size)
 
 
+def read(table: RegionTable, place: Extent) -> bytes:
+    return table.find(place.region).read(place.offset, place.byte_size)
+
+
 def files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
@@ -48,9 +52,9 @@ def tensor(values: list[int]) -> Tensor:
 @pytest.mark.parametrize("key", ["seg", "/seg", "///seg"])
 def test_reads_what_is_there(table: RegionTable, key: str) -> None:
     table.register(region(key=key, offset=10, size=100))
-    assert table.read(Extent("r", 0, 3)) == b"\x0a\x0b\x0c"
-    assert table.read(Extent("r", 97, 3)) == bytes([107, 108, 109])
-    assert table.read(Extent("r", 100, 0)) == b""
+    assert read(table, Extent("r", 0, 3)) == b"\x0a\x0b\x0c"
+    assert read(table, Extent("r", 97, 3)) == bytes([107, 108, 109])
+    assert read(table, Extent("r", 100, 0)) == b""
     assert table.status() == table.status("r") == [region(key=key, offset=10, size=100)]
 
 
@@ -86,7 +90,7 @@ def test_writes_what_is_held(table: RegionTable, folder: Path) -> None:
 def test_places_outside(table: RegionTable, place: Extent, text: str) -> None:
     table.register(region())
     with pytest.raises(InvalidRequest, match=text):
-        table.read(place)
+        read(table, place)
     with pytest.raises(InvalidRequest, match=text):
         table.hold({"y": place})
 
@@ -148,7 +152,7 @@ def test_names_and_bytes_are_bounded(
     with pytest.raises(InvalidRequest, match="2 shared memory regions"):
         table.register(region("u", size=1))
     with pytest.raises(UnknownRegion, match="Unable to find shared memory region: 's'"):
-        table.read(Extent("s", 0, 1))
+        read(table, Extent("s", 0, 1))
     with pytest.raises(UnknownRegion, match="find system shared memory region: 's'"):
         table.status("s")
 
@@ -166,9 +170,9 @@ def test_a_segment_that_is_cut_short(table: RegionTable, folder: Path) -> None:
     table.register(region())
     held = table.hold({"y": Extent("r", SIZE - 8, 8)})
     os.truncate(folder / "seg", 16)
-    assert len(table.read(Extent("r", 0, 16))) == 16
+    assert len(read(table, Extent("r", 0, 16))) == 16
     with pytest.raises(InvalidRequest, match="has become shorter: 1 of 2 bytes"):
-        table.read(Extent("r", 15, 2))
+        read(table, Extent("r", 15, 2))
     with pytest.raises(InvalidRequest, match="has become shorter"):
         held.put("y", tensor([1]))
     held.release()
@@ -187,7 +191,7 @@ def test_a_segment_that_may_only_be_read(
 
     monkeypatch.setattr(os, "open", may_only_read)
     table.register(region())
-    assert table.read(Extent("r", 1, 1)) == b"\x01"
+    assert read(table, Extent("r", 1, 1)) == b"\x01"
     held = table.hold({"y": Extent("r", 0, 8)})
     with pytest.raises(InvalidRequest, match="is read-only for us"):
         held.put("y", tensor([1]))
@@ -200,19 +204,21 @@ def test_stays_while_a_request_uses_it(
 ) -> None:
     before = files()
     table.register(region())
-    first = table.hold({"y": Extent("r", 0, 8), "z": Extent("r", 8, 8)}, ["r", "r"])
+    first = table.hold(
+        {"y": Extent("r", 0, 8), "z": Extent("r", 8, 8)}, [table.find("r")] * 2
+    )
     table.unregister(name)
     assert table.status() == [region()]
-    second = table.hold(read=["r"])
+    second = table.hold(read=[table.find("r")])
     with pytest.raises(InvalidRequest, match="already in manager"):
         table.register(region())
     first.put("y", tensor([7]))
     first.release()
-    assert table.read(Extent("r", 0, 1)) == b"\7"
+    assert read(table, Extent("r", 0, 1)) == b"\7"
     second.release()
     assert table.status() == []
     with pytest.raises(UnknownRegion):
-        table.read(Extent("r", 0, 1))
+        read(table, Extent("r", 0, 1))
     assert files() == before
     table.register(region())
 
@@ -220,9 +226,34 @@ def test_stays_while_a_request_uses_it(
 def test_what_was_read_before_a_region_ended_is_kept(table: RegionTable) -> None:
     """As where a large document is decoded in a thread meanwhile."""
     table.register(region())
-    assert table.read(Extent("r", 0, 1)) == b"\0"
+    was = table.find("r")
+    assert read(table, Extent("r", 0, 1)) == b"\0"
     table.unregister()
-    table.hold(read=["r"]).release()
+    table.hold(read=[was]).release()
+
+
+def test_a_region_belongs_to_the_key_that_registered_it(table: RegionTable) -> None:
+    table.register(region("r"), "shop")
+    table.register(region("s"), "other")
+    place = {"y": Extent("r", 0, 8)}
+    for owner in ("other", ""):
+        with pytest.raises(UnknownRegion):
+            table.hold(place, owner=owner)
+        with pytest.raises(UnknownRegion):
+            table.hold(read=[table.find("r")], owner=owner)
+        with pytest.raises(UnknownRegion):
+            table.status("r", owner)
+        table.unregister("r", owner)
+    table.unregister(owner="other")
+    assert table.status(owner="other") == []
+    assert table.status(owner="shop") == [region("r")]
+    table.hold(place, [table.find("r")], owner="shop").release()
+    # The name is another key's by now: what was read before is not.
+    was = table.find("r")
+    table.unregister("r", "shop")
+    table.register(region("r"), "other")
+    with pytest.raises(UnknownRegion):
+        table.hold(read=[was], owner="other")
 
 
 def test_a_lease_does_not_end_under_a_request(
@@ -232,7 +263,7 @@ def test_a_lease_does_not_end_under_a_request(
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     table = RegionTable(max_bytes=2 * SIZE, folder=folder, lease=60)
     table.register(region())
-    held = table.hold(read=["r"])
+    held = table.hold(read=[table.find("r")])
     now[0] += 100
     assert len(table.status()) == 1
     held.release()
@@ -265,7 +296,7 @@ def test_leases_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table.register(region("b"))
     assert len(calls) == 1
     now[0] += 50
-    table.read(Extent("b", 0, 1))
+    read(table, Extent("b", 0, 1))
     calls.pop()[1]()
     assert len(table.status()) == 2
     now[0] += 20

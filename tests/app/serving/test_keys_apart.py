@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from app.config.keys import digest_of
@@ -42,9 +44,13 @@ class Caller:
 """
 
 
-def entry(name: str, models: str = '["*"]') -> str:
+def entry(name: str, models: str = '["*"]', *groups: str) -> str:
     digest = digest_of(name.encode()).hex()
-    return f'[[key]]\nname = "{name}"\nsha256 = "{digest}"\nmodels = {models}\n'
+    may = list(groups or ("infer", "metadata"))
+    return (
+        f'[[key]]\nname = "{name}"\nsha256 = "{digest}"\n'
+        f"models = {models}\ngroups = {may}\n"
+    )
 
 
 @pytest.fixture(scope="module", params=[1, 2])
@@ -55,11 +61,14 @@ def served(
     for name in ("sum", "mine"):
         write(root, name, SUM, SEQUENCE)
     write(root, "caller", CALLER)
+    write(root, "broken", "no Python")
     keys = root.parent / f"keys-{request.param}.toml"
     text = entry("shop") + entry("other") + entry("third")
+    for name in ("boss", "rival"):
+        text += entry(name, '["*"]', "infer", "metadata", "manage")
     keys.write_text(text + entry("narrow", '["sum"]'))
     keys.chmod(0o600)
-    options = ["--keys", str(keys), "--allow-python"]
+    options = ["--keys", str(keys), "--allow-python", "--allow-shared-memory"]
     if request.param > 1:
         options += ["--workers", str(request.param)]
     with ServedGateway(root, *options) as found:
@@ -111,3 +120,102 @@ def test_a_key_leaves_sequences_to_others(served: ServedGateway) -> None:
     for key, number in (("shop", 1), ("shop", 2), ("shop", 3), ("other", 1)):
         ask(served, key, 1, "e", number=number)
     assert value(ask(served, "third", 1, "e", number=1)) == 2
+
+
+def get(served: ServedGateway, path: str, key: str = "") -> Any:
+    headers = {"x-api-key": key} if key else {}
+    response = served.client.get(path, headers=headers)
+    return response.json() if response.status_code == 200 else response.status_code
+
+
+def test_requests_of_others_are_not_shown(served: ServedGateway) -> None:
+    """Neither those to models that a key may not see, nor the texts of any other."""
+    sent = {}
+    for model, key in (("mine", "shop"), ("sum", "shop"), ("sum", "narrow")):
+        response = served.client.post(
+            f"/v1/models/{model}/infer",
+            json={"inputs": {"x": [1]}, "parameters": {"sequence_id": f"{key} only"}},
+            headers={"x-api-key": key},
+        )
+        assert response.status_code == 400
+        sent[model, key] = response.headers["x-request-id"]
+    served.client.get("/v1/nothing", headers={"x-api-key": "shop"})
+
+    def shown(key: str) -> dict[str, str]:
+        failed = get(served, "/v1/requests?limit=200", key)["failed"]
+        return {one["id"]: one["error"] for one in failed}
+
+    found = shown("narrow")
+    assert sent["mine", "shop"] not in found
+    assert found[sent["sum", "shop"]] == ""
+    assert "narrow only" in found[sent["sum", "narrow"]]
+    assert not any("shop" in why or "nothing" in why for why in found.values())
+    for key in ("boss", "shop"):
+        assert "shop only" in shown(key)[sent["mine", "shop"]]
+    assert "narrow only" in shown("boss")[sent["sum", "narrow"]]
+    assert get(served, f"/v1/requests/{sent['mine', 'shop']}", "narrow") == 404
+    assert get(served, f"/v1/requests/{sent['sum', 'shop']}", "narrow")["error"] == ""
+
+    done = ask(served, "shop", 1, "se", model="mine").headers["x-request-id"]
+    assert get(served, f"/v1/requests/{done}", "shop")["model"] == "mine"
+    assert get(served, f"/v1/requests/{done}", "narrow") == 404
+    answered = get(served, "/v1/requests", "narrow")["answered"]
+    assert {one["model"] for one in answered} <= {"sum"}
+
+
+def test_lists_have_the_models_of_the_key(served: ServedGateway) -> None:
+    def names(key: str) -> list[set[str]]:
+        index = served.client.post("/v2/repository/index", headers={"x-api-key": key})
+        return [
+            {one["name"] for one in get(served, "/v1/models", key)["models"]},
+            set(get(served, "/v2/models", key)["models"]) | {"broken"},
+            {one["name"] for one in index.json()},
+            {one["name"] for one in get(served, "/v2/models/stats", key)["model_stats"]}
+            | {"broken"},
+        ]
+
+    every = {"sum", "mine", "caller", "broken"}
+    assert names("shop") == [every] * 4
+    narrow = names("narrow")
+    assert narrow == [{"sum"}, {"sum", "broken"}, {"sum"}, {"sum", "broken"}]
+    text = served.client.get("/v1/models/summ", headers={"x-api-key": "shop"}).text
+    assert "did you mean" not in text
+    ready = get(served, "/v1/health/ready")  # which needs no key
+    assert ready == {"ready": True, "reasons": [], "loading": [], "failed": {}}
+
+
+def test_shared_memory_belongs_to_the_key_that_registered_it(
+    served: ServedGateway,
+) -> None:
+    name = f"popgate-test-{os.getpid()}"
+    segment = Path("/dev/shm") / name
+    segment.write_bytes(np.array([7, 0], np.int32).tobytes())
+
+    def post(path: str, holder: str, **document: Any) -> httpx.Response:
+        url = f"/v2/{path}"
+        return served.client.post(url, json=document, headers={"x-api-key": holder})
+
+    place = {
+        "shared_memory_region": "r",
+        "shared_memory_byte_size": 4,
+    }
+    tensor = {"name": "x", "datatype": "INT32", "shape": [1], "parameters": place}
+    flags = {"sequence_id": 1, "sequence_start": True, "sequence_end": True}
+    region = "systemsharedmemory/region/r"
+    try:
+        done = post(f"{region}/register", "boss", key=name, offset=0, byte_size=8)
+        assert done.status_code == 200, done.text
+        asked = {"inputs": [tensor], "parameters": flags}
+        for key in ("rival", "shop"):
+            refused = post("models/sum/infer", key, **asked)
+            assert refused.status_code == 404
+            assert "Unable to find shared memory region: 'r'" in refused.text
+        assert get(served, f"/v2/{region}/status", "rival") == 404
+        assert get(served, "/v2/systemsharedmemory/status", "rival") == []
+        post("systemsharedmemory/unregister", "rival")
+        post(f"{region}/unregister", "rival")
+        assert value(post("models/sum/infer", "boss", **asked)) == 7
+        post(f"{region}/unregister", "boss")
+        assert get(served, "/v2/systemsharedmemory/status", "boss") == []
+    finally:
+        segment.unlink()
