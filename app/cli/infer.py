@@ -8,17 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from app.cli.errors import EXIT_USAGE, CommandError, client_errors
-from app.cli.options import SERVER, Url, Version
+from app.cli.asking import AskedModel, RequestOptions, Server, ask_model, grouped
+from app.cli.errors import EXIT_USAGE, CommandError
 from app.cli.pairs import parse_pairs
+from app.sizes import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from popgate.client import Client, Outputs, Tensor
 
 # Long enough for a large model's first answer.
 TIMEOUT = 300.0
 
 
+@grouped
 def infer(
     name: Annotated[str, typer.Argument(help="The model, as `GET /v1/models` lists.")],
     inputs: Annotated[
@@ -41,32 +45,34 @@ def infer(
         typer.Option("--encoding", "-e", metavar="json|msgpack|binary|npy",
                      help="How the tensors travel."),
     ] = "binary",
-    url: Url = SERVER,
-    version: Version = "",
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="Time limit.")
     ] = TIMEOUT,
+    *,
+    server: Server,
+    request: RequestOptions,
 ) -> None:  # fmt: skip
     """Run a model of a running gateway on your data.
 
+    If the model gives several responses, each is shown as it comes.
+
     For example: popgate infer digits --input image=digit.npy
     """
-    from popgate.client import Client
-
     wanted = parse_pairs(outputs, "--output")
     _check_encoding(encoding)
-    with (
-        client_errors(url),
-        Client(url, timeout=timeout, encoding=encoding, retries=0) as client,
-    ):
-        metadata = _metadata(client, name, version)
-        tensors = _read_inputs(metadata, _given(inputs))
+    options: dict[str, Any] = {"encoding": encoding, "retries": 0}
+    with server.errors(), server.client(timeout=timeout, **options) as client:
+        model = ask_model(client, name, request.version)
+        tensors = _read_inputs(model, _given(inputs))
+        shown, count = model.version, 0
         started = time.perf_counter()
-        results = client.infer(name, tensors, version=version)
-        milliseconds = 1e3 * (time.perf_counter() - started)
-    _deliver(results, wanted)
-    shown = results.model_version or metadata["versions"][-1]
-    typer.echo(f"{name} version {shown}, {milliseconds:.1f} ms", err=True)
+        took = 0.0
+        for results in _responses(client, model, tensors, request):
+            took = 1e3 * (time.perf_counter() - started)
+            shown, count = results.model_version or shown, count + 1
+            _deliver(results, wanted, count if model.streams else 0)
+    responses = f", {counted(count, 'response')}" if model.streams else ""
+    typer.echo(f"{name} version {shown}{responses}, {took:.1f} ms", err=True)
 
 
 def _check_encoding(encoding: str) -> None:
@@ -76,24 +82,6 @@ def _check_encoding(encoding: str) -> None:
     if encoding not in known:
         msg = f"--encoding {encoding}: expected one of {', '.join(known)}"
         raise CommandError(msg, EXIT_USAGE)
-
-
-def _metadata(client: Client, name: str, version: str) -> dict[str, Any]:
-    """What the model takes, or why it takes nothing."""
-    from popgate.client import ClientError, ConnectionFailed
-
-    try:
-        document: dict[str, Any] = client.metadata(name, version=version)
-    except ConnectionFailed:
-        raise
-    except ClientError as error:
-        for item in client.models():
-            if item["name"] == name and item.get("reason"):
-                which = f"version {item['version']}: " if item.get("version") else ""
-                msg = f"{name} is {item['state']}: {which}{item['reason']}"
-                raise CommandError(msg) from None
-        raise error from None
-    return document
 
 
 def _given(inputs: list[str] | None) -> dict[str, str]:
@@ -108,26 +96,37 @@ def _given(inputs: list[str] | None) -> dict[str, str]:
     return found | parse_pairs([t for t in texts if t not in archives], "--input")
 
 
-def _read_inputs(model: dict[str, Any], given: dict[str, str]) -> dict[str, Tensor]:
+def _read_inputs(model: AskedModel, given: dict[str, str]) -> dict[str, Tensor]:
     from app.cli.tensors import read_value
-    from app.spec import notation
 
-    known = {item["name"]: item for item in model["inputs"]}
-    shown = ", ".join(
-        f"{n} {notation(i['datatype'], i['shape'])}" for n, i in known.items()
-    )
-    unknown, missing = set(given) - set(known), set(known) - set(given)
-    if unknown or missing:
-        wrong = [f"no input {n!r}" for n in sorted(unknown)]
-        wrong += [f"--input {n}=… is missing" for n in sorted(missing)]
-        msg = f"{'; '.join(wrong)}. {model['name']} takes: {shown}"
+    if wrong := model.problems(given):
+        msg = f"{'; '.join(wrong)}. {model.name} takes: {model.takes()}"
         raise CommandError(msg, EXIT_USAGE)
     return {
-        n: read_value(given[n], n, i["datatype"], i["shape"]) for n, i in known.items()
+        name: read_value(given[name], name, *spec)
+        for name, spec in model.inputs.items()
+        if name in given
     }
 
 
-def _deliver(results: Outputs, wanted: dict[str, str]) -> None:
+def _responses(
+    client: Client,
+    model: AskedModel,
+    tensors: Mapping[str, Any],
+    request: RequestOptions,
+) -> Iterator[Outputs]:
+    """The response of a request, or all of them as they come."""
+    options: dict[str, Any] = {
+        "version": request.version, "parameters": request.all_parameters(),
+    }  # fmt: skip
+    if model.streams:
+        yield from client.stream(model.name, tensors, **options)
+    else:
+        yield client.infer(model.name, tensors, **options)
+
+
+def _deliver(results: Outputs, wanted: dict[str, str], number: int) -> None:
+    """Show a response, or write it; one of several has a `number` from 1."""
     import numpy as np
 
     from app.cli.tensors import text_of
@@ -143,6 +142,8 @@ def _deliver(results: Outputs, wanted: dict[str, str]) -> None:
         head = f"{name}  {notation(datatype, array.shape)}"
         if name in wanted:
             target = Path(wanted[name])
+            if number:  # NAME=y.npy becomes y.1.npy, y.2.npy
+                target = target.with_suffix(f".{number}{target.suffix}")
             saved = array.astype(np.bytes_) if datatype == "BYTES" else array
             try:
                 with target.open("wb") as file:

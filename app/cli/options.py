@@ -7,12 +7,6 @@ from typing import Annotated
 
 import typer
 
-SERVER = "http://127.0.0.1:8000"
-
-Url = Annotated[str, typer.Option(help="Where the server is.", envvar="POPGATE_URL")]
-Version = Annotated[
-    str, typer.Option(help="Version of the model. [default: the highest]")
-]
 Rows = Annotated[int, typer.Option("--batch", "-b", min=1, help="Rows of a request.")]
 Inputs = Annotated[
     list[str] | None,

@@ -21,6 +21,7 @@ from popgate.client.errors import (
     Unavailable,
 )
 from popgate.client.tensors import DTYPES, Array, Tensor, array_of, tensor_of
+from popgate.client.tls import default_context
 
 __all__ = [
     "CONTENT_TYPES",
@@ -44,5 +45,6 @@ __all__ = [
     "Tensor",
     "Unavailable",
     "array_of",
+    "default_context",
     "tensor_of",
 ]

@@ -23,7 +23,7 @@ from popgate.client.shared import (
     new_sequence_id,
     response_of,
 )
-from popgate.client.steps import PLAIN, CallOptions, Exchange, Steps
+from popgate.client.steps import CallOptions, Exchange, Steps
 
 if TYPE_CHECKING:
     import httpx
@@ -134,12 +134,23 @@ class AsyncClient:
             yield response_of(document)
 
     async def prepare(
-        self, model: str, value: Any = None, /, *, version: str = "", **inputs: Any
+        self,
+        model: str,
+        value: Any = None,
+        /,
+        *,
+        version: str = "",
+        parameters: Mapping[str, Any] | None = None,
+        stream: bool = False,
+        **inputs: Any,
     ) -> bytes:
-        """A request of `infer` as the bytes of HTTP that it would send: for load
-        generators, which send them to `address` again and again."""
+        """A request of `infer`, or of `stream`, as the bytes of HTTP that it would
+        send: for load generators, which send them to `address` again and again."""
         given = inputs_of(value, inputs)
-        return await self.run(self._core.prepare(model, version, given, PLAIN))
+        options = call_options(None, parameters, 0, "", None, None)
+        return await self.run(
+            self._core.prepare(model, version, given, options, stream=stream)
+        )
 
     @property
     def address(self) -> tuple[str, int] | str:
@@ -201,16 +212,16 @@ class AsyncClient:
 
     async def metadata(self, model: str = "", *, version: str = "") -> Any:
         """Name, version and extensions of the server; inputs and outputs of a model."""
-        return await self._ask("GET", model_path(model, version))
+        return await self.ask("GET", model_path(model, version))
 
     async def config(self, model: str, *, version: str = "") -> Any:
         """The model's configuration, in Triton's form."""
-        return await self._ask("GET", f"{model_path(model, version)}/config")
+        return await self.ask("GET", f"{model_path(model, version)}/config")
 
     async def statistics(self, model: str = "", *, version: str = "") -> Any:
         """What a model, or each, has done: counts and nanoseconds, cumulative."""
         path = model_path(model, version) if model else "/v2/models"
-        return await self._ask("GET", f"{path}/stats")
+        return await self.ask("GET", f"{path}/stats")
 
     async def models(self) -> list[dict[str, Any]]:
         """The models of the repository: name, version, state, reason."""
@@ -226,12 +237,12 @@ class AsyncClient:
         """Load a model, or load it again. Returns when it is ready. `config` is in the
         form of `config`."""
         document = load_parameters(parameters, config)
-        await self._ask("POST", repository_path(model, "load"), document)
+        await self.ask("POST", repository_path(model, "load"), document)
 
     async def unload(self, model: str, *, unload_dependents: bool = False) -> None:
         """Unload a model. Requests in flight are answered."""
         document = {"parameters": {"unload_dependents": unload_dependents}}
-        await self._ask("POST", repository_path(model, "unload"), document)
+        await self.ask("POST", repository_path(model, "unload"), document)
 
     # How it is done
 
@@ -261,10 +272,16 @@ class AsyncClient:
 
         return await web.exchange_async(self._web(), self._options, ask)
 
-    async def _ask(
-        self, method: str, path: str, document: Mapping[str, Any] | None = None
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        document: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
     ) -> Any:
-        return await self.run(self._core.ask(method, path, document))
+        """Return what a path of the server answers in JSON; None for an empty body."""
+        return await self.run(self._core.ask(method, path, document, timeout))
 
     async def _events(self, ask: Exchange) -> AsyncIterator[dict[str, Any]]:
         reader = EventReader()

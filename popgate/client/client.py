@@ -22,7 +22,7 @@ from popgate.client.shared import (
     new_sequence_id,
     responses_of,
 )
-from popgate.client.steps import PLAIN, CallOptions, Exchange, Steps
+from popgate.client.steps import CallOptions, Exchange, Steps
 
 if TYPE_CHECKING:
     import httpx
@@ -45,10 +45,11 @@ class Client:
     where the server reads them, which its metadata say, else as JSON.
 
     `url`: ``http://…``, ``https://…`` (also with a path in front of ``/v2``) or
-    ``unix:/path``; default: the environment's `POPGATE_URL`, else this machine's port
-    8000. `timeout`: seconds for a whole call, attempts and waits included, which the
-    server is told; None: no limit. `retries`: how often a call is tried again that no
-    server has seen (connection refused) or that one has refused (429, 503), after
+    ``unix:PATH`` (``unix:PATH:/base`` with such a path); default: the environment's
+    `POPGATE_URL`, else this machine's port 8000. `timeout`: seconds for a whole call,
+    attempts and waits included, which the server is told; None: no limit.
+    `retries`: how often a call is tried again that no server has seen
+    (connection refused) or that one has refused (429, 503), after
     `Retry-After` or 0.05 s and more; a request of a sequence is never sent again after
     503, and none that ended without an answer. `idempotent`: a call may run twice, so
     those that ended without an answer are tried again too, and those that a proxy
@@ -56,7 +57,8 @@ class Client:
     a sequence. `max_connections`: open at the same time; calls beyond wait.
     `max_answer`: bytes of one answer. `api_key`: sent as ``Authorization: Bearer``.
     `headers`: sent with every request. `encoding`: ``json``, ``binary``, ``msgpack`` or
-    ``npy`` instead of the one found. `verify`, `cert`, `proxy`: as httpx has them.
+    ``npy`` instead of the one found. `verify`, `cert`, `proxy`: as httpx has them;
+    `SSL_CERT_FILE` names other authorities.
     `http_client`: an `httpx.Client` that sends everything (and is not closed). Without
     one, plain HTTP goes over connections of our own, which cost a tenth, TLS, proxies
     and streams over httpx.
@@ -168,12 +170,23 @@ class Client:
         yield from responses_of(self._events(ask))
 
     def prepare(
-        self, model: str, value: Any = None, /, *, version: str = "", **inputs: Any
+        self,
+        model: str,
+        value: Any = None,
+        /,
+        *,
+        version: str = "",
+        parameters: Mapping[str, Any] | None = None,
+        stream: bool = False,
+        **inputs: Any,
     ) -> bytes:
-        """A request of `infer` as the bytes of HTTP that it would send: for load
-        generators, which send them to `address` again and again."""
+        """A request of `infer`, or of `stream`, as the bytes of HTTP that it would
+        send: for load generators, which send them to `address` again and again."""
         given = inputs_of(value, inputs)
-        return self.run(self._core.prepare(model, version, given, PLAIN))
+        options = call_options(None, parameters, 0, "", None, None)
+        return self.run(
+            self._core.prepare(model, version, given, options, stream=stream)
+        )
 
     @property
     def address(self) -> tuple[str, int] | str:
@@ -246,16 +259,16 @@ class Client:
 
     def metadata(self, model: str = "", *, version: str = "") -> Any:
         """Name, version and extensions of the server; inputs and outputs of a model."""
-        return self._ask("GET", model_path(model, version))
+        return self.ask("GET", model_path(model, version))
 
     def config(self, model: str, *, version: str = "") -> Any:
         """The model's configuration, in Triton's form."""
-        return self._ask("GET", f"{model_path(model, version)}/config")
+        return self.ask("GET", f"{model_path(model, version)}/config")
 
     def statistics(self, model: str = "", *, version: str = "") -> Any:
         """What a model, or each, has done: counts and nanoseconds, cumulative."""
         path = model_path(model, version) if model else "/v2/models"
-        return self._ask("GET", f"{path}/stats")
+        return self.ask("GET", f"{path}/stats")
 
     def models(self) -> list[dict[str, Any]]:
         """The models of the repository: name, version, state, reason."""
@@ -271,12 +284,12 @@ class Client:
         """Load a model, or load it again. Returns when it is ready. `config` is in the
         form of `config`."""
         document = load_parameters(parameters, config)
-        self._ask("POST", repository_path(model, "load"), document)
+        self.ask("POST", repository_path(model, "load"), document)
 
     def unload(self, model: str, *, unload_dependents: bool = False) -> None:
         """Unload a model. Requests in flight are answered."""
         document = {"parameters": {"unload_dependents": unload_dependents}}
-        self._ask("POST", repository_path(model, "unload"), document)
+        self.ask("POST", repository_path(model, "unload"), document)
 
     # How it is done
 
@@ -306,10 +319,19 @@ class Client:
 
         return web.exchange(self._web(), self._options, ask)
 
-    def _ask(
-        self, method: str, path: str, document: Mapping[str, Any] | None = None
+    def ask(
+        self,
+        method: str,
+        path: str,
+        document: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
     ) -> Any:
-        return self.run(self._core.ask(method, path, document))
+        """Return what a path of the server answers in JSON; None for an empty body.
+
+        client.ask("GET", "/v1/devices")["devices"]
+        """
+        return self.run(self._core.ask(method, path, document, timeout))
 
     def _events(self, ask: Exchange) -> Iterator[dict[str, Any]]:
         from popgate.client import web

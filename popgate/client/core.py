@@ -85,11 +85,18 @@ class Core:
                 limit = max(deadline - _clock(), 1e-6)
 
     def prepare(
-        self, model: str, version: str, value: Any, options: CallOptions
+        self,
+        model: str,
+        version: str,
+        value: Any,
+        options: CallOptions,
+        *,
+        stream: bool,
     ) -> Steps[bytes]:
         """A request as the bytes that are sent, head and all."""
         known, inputs = yield from self._asked(model, version, value)
-        request, parts = known.request(inputs, options, self.options.timeout)
+        make = known.stream if stream else known.request
+        request, parts = make(inputs, options, self.options.timeout)
         pieces = [p if isinstance(p, bytes) else p.tobytes() for p in parts]
         return b"".join([request.head, *pieces])
 

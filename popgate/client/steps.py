@@ -62,30 +62,46 @@ class Options:
     secure: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.url.startswith("unix:"):
+            self._set(*_socket_of(self.url), "localhost", secure=False)
+            return
         url = self.url if "://" in self.url or ":/" in self.url else f"//{self.url}"
         try:
             parts = urlsplit(url, scheme="http")
             port = parts.port
         except ValueError as e:
             raise InvalidRequest(f"{self.url}: {e}") from None
-        if parts.scheme == "unix":
-            address: tuple[str, int] | str = parts.path
-            host, base = "localhost", ""
-        elif parts.scheme in ("http", "https") and parts.hostname:
-            secure = parts.scheme == "https"
-            address = (parts.hostname, port or (443 if secure else 80))
-            host, base = parts.netloc.rpartition("@")[2], parts.path.rstrip("/")
-        else:
-            msg = f"{self.url}: expected http://HOST:PORT, https://… or unix:/PATH"
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            msg = f"{self.url}: expected http://HOST:PORT, https://… or unix:PATH"
             raise InvalidRequest(msg)
+        secure = parts.scheme == "https"
+        address = (parts.hostname, port or (443 if secure else 80))
+        host = parts.netloc.rpartition("@")[2]
+        self._set(address, parts.path.rstrip("/"), host, secure=secure)
+
+    def _set(
+        self, address: tuple[str, int] | str, base: str, host: str, *, secure: bool
+    ) -> None:
         for name, value in (
-            ("address", address), ("host", host), ("base", base),
-            ("secure", parts.scheme == "https"),
+            ("address", address), ("host", host), ("base", base), ("secure", secure),
         ):  # fmt: skip
             object.__setattr__(self, name, value)
         check_headers([*self.headers, ("Host", host), ("Path", base)])
         if any(c.isspace() for c in base):
             raise InvalidRequest(f"{self.url}: a space in the path")
+
+
+def _socket_of(url: str) -> tuple[str, str]:
+    """Return path and base path of `unix:PATH` or `unix:PATH:/BASE`.
+
+    ``unix://`` before the path means the same. A path without a slash in front is
+    relative to the current folder.
+    """
+    text = url.removeprefix("unix:").removeprefix("//")
+    path, _, base = text.partition(":/")
+    if not path:
+        raise InvalidRequest(f"{url}: expected unix:PATH")
+    return path, f"/{base}".rstrip("/")
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from popgate.client.errors import ClientError, ConnectionFailed, ServerError
 from popgate.client.http1 import Answer
 from popgate.client.refusals import answer_error
 from popgate.client.steps import Exchange, Options
+from popgate.client.tls import default_context
 
 _clock = time.monotonic
 
@@ -97,7 +98,19 @@ def http_options(
     """Arguments of an httpx client, and the Unix socket, if it is one."""
     limits = httpx.Limits(max_connections=options.max_connections)
     uds = options.address if isinstance(options.address, str) else None
-    return {"limits": limits, "trust_env": False, **given}, uds
+    arguments = {"limits": limits, "trust_env": False, **given}
+    if options.secure and arguments.get("verify") is True:
+        try:
+            context = arguments["verify"] = default_context()
+        except OSError as e:
+            raise ClientError(f"SSL_CERT_FILE or SSL_CERT_DIR: {e}") from None
+        if cert := arguments.pop("cert", None):
+            files = (cert,) if isinstance(cert, str) else cert
+            try:
+                context.load_cert_chain(*files)
+            except OSError as e:
+                raise ClientError(f"cert {', '.join(map(str, files))}: {e}") from None
+    return arguments, uds
 
 
 def new_client(options: Options, given: Mapping[str, Any]) -> httpx.Client:

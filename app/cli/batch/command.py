@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from app.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, CommandError, client_errors
-from app.cli.options import SERVER, Url, Version
+from app.cli.asking import (
+    AskedModel,
+    RequestOptions,
+    Server,
+    asked_model,
+    grouped,
+    sequence_parameters,
+)
+from app.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, CommandError
 
 if TYPE_CHECKING:
     from app.cli.batch.results import Results
@@ -18,6 +25,7 @@ if TYPE_CHECKING:
     from popgate.client import AsyncClient
 
 
+@grouped
 def batch(
     name: Annotated[str, typer.Argument(help="The model.")],
     source: Annotated[
@@ -43,14 +51,15 @@ def batch(
         int, typer.Option("--in-flight", min=1, max=1024,
                           help="Requests at the same time.")
     ] = 32,
-    url: Url = SERVER,
-    version: Version = "",
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="Time limit of one row.")
     ] = 60.0,
     retries: Annotated[
         int, typer.Option(min=0, help="Further attempts where the server is busy.")
     ] = 8,
+    *,
+    server: Server,
+    request: RequestOptions,
 ) -> None:  # fmt: skip
     """Run a model of a running gateway on every row of a file.
 
@@ -61,27 +70,32 @@ def batch(
     """
     from app.cli.batch.results import Results
     from app.cli.batch.rows import open_rows
-    from popgate.client import AsyncClient, ClientError
+    from popgate.client import ClientError
 
+    if request.sequence_id:
+        in_flight = 1  # the rows follow each other
     place = target or source.with_name(f"{source.name}.results.jsonl")
     options: dict[str, Any] = {"timeout": timeout, "retries": retries}
-    with client_errors(url):
-        client = AsyncClient(url, max_connections=in_flight, **options)
+    client = server.async_client(max_connections=in_flight, **options)
     with (
         open_rows(source, keep or []) as rows,
-        Results(place, source, name, version) as results,
+        Results(place, source, name, request.version) as results,
     ):
         before = len(results.done)
         started = time.monotonic()
-        run = _Run(client, name, version, in_flight, results)
+        run = _Run(client, name, request, in_flight, results)
+        if request.sequence_id and before:
+            msg = f"--output {place}: a sequence cannot be resumed; remove the file"
+            raise CommandError(msg, EXIT_USAGE)
         try:
             asyncio.run(run.all(rows))
         except KeyboardInterrupt:
             _tell(results, before, place, "interrupted; run it again to go on")
             raise typer.Exit(EXIT_INTERRUPTED) from None
-        except ClientError as e:
+        except ClientError:
             _tell(results, before, place, "ended; run it again to go on")
-            raise CommandError(f"{url}: {e}") from None
+            with server.errors():
+                raise
         seconds = time.monotonic() - started
         _tell(results, before, place, f"{seconds:.1f} s")
         if results.failed:
@@ -106,13 +120,16 @@ class _Run:
         self,
         client: AsyncClient,
         name: str,
-        version: str,
+        request: RequestOptions,
         in_flight: int,
         results: Results,
     ) -> None:
         self._client = client
         self._name = name
-        self._version = version
+        self._request = request
+        self._streams = False
+        self._begun = False  # the sequence of all rows
+        self._count = 0
         self._room = asyncio.Semaphore(in_flight)
         self._results = results
         self._fatal: Exception | None = None
@@ -122,14 +139,14 @@ class _Run:
         from app.cli.local import progress
 
         async with self._client as client:
-            metadata = await client.metadata(self._name, version=self._version)
-            inputs = {
-                i["name"]: (i["datatype"], i["shape"]) for i in metadata["inputs"]
-            }
+            model = await self._ask(client)
+            self._streams = model.streams
+            self._count = rows.count
+            inputs = model.inputs
             tasks: set[asyncio.Task[None]] = set()
             with progress("running", rows.count) as show:
                 try:
-                    for row in rows.read(inputs):
+                    for row in rows.read(inputs, model.optional):
                         self._finished += row.number in self._results.done
                         if row.number in self._results.done:
                             continue
@@ -145,6 +162,48 @@ class _Run:
         if self._fatal is not None:
             raise self._fatal
 
+    async def _ask(self, client: AsyncClient) -> AskedModel:
+        from popgate.client import ClientError, ConnectionFailed
+
+        name, version = self._name, self._request.version
+        metadata = await client.metadata(name, version=version)
+        try:
+            config = await client.config(name, version=version)
+        except ConnectionFailed:
+            raise
+        except ClientError:  # a server that has none
+            config = {}
+        return asked_model(name, metadata, config)
+
+    def _parameters(self, row: Row) -> dict[str, Any]:
+        """The parameters of a row's request. Rows of one sequence follow each other;
+        each row is a sequence of its own if its requests start and end one."""
+        request = self._request
+        if not request.is_sequence:
+            return request.parameters()
+        start, end = request.sequence_start, request.sequence_end
+        identifier: int | str = row.number + 1
+        if request.sequence_id:
+            identifier = request.identifier()
+            start = start or not self._begun
+            end = end or row.number == self._count - 1
+            self._begun = True
+        said = sequence_parameters(identifier, start=start, end=end)
+        return request.parameters() | said
+
+    async def _send(self, row: Row) -> None:
+        """Send a row and write its result."""
+        options: dict[str, Any] = {
+            "version": self._request.version,
+            "parameters": self._parameters(row),
+        }
+        if not self._streams:
+            outputs = await self._client.infer(self._name, row.inputs, **options)
+            self._results.add(row, outputs)
+            return
+        stream = self._client.stream(self._name, row.inputs, **options)
+        self._results.add_all(row, [outputs async for outputs in stream])
+
     async def _one(self, row: Row, show: Any) -> None:
         from popgate.client import (
             AuthenticationError,
@@ -157,10 +216,7 @@ class _Run:
             if row.problem:
                 self._results.fail(row, row.problem, "")
             else:
-                outputs = await self._client.infer(
-                    self._name, row.inputs, version=self._version
-                )
-                self._results.add(row, outputs)
+                await self._send(row)
         except (ConnectionFailed, NotFound, AuthenticationError) as e:
             self._fatal = e  # it would be the same for every row
         except ClientError as e:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -74,8 +74,14 @@ class Results:
 
     def add(self, row: Row, outputs: Mapping[str, Array]) -> None:
         """A row's result."""
-        values = {name: _plain(array) for name, array in outputs.items()}
-        self._write(self._file, {"row": row.number, **row.kept, "outputs": values})
+        self._add(row, {"outputs": _values(outputs)})
+
+    def add_all(self, row: Row, responses: Sequence[Mapping[str, Array]]) -> None:
+        """The result of a row for which the model gave any number of responses."""
+        self._add(row, {"responses": [_values(outputs) for outputs in responses]})
+
+    def _add(self, row: Row, result: dict[str, Any]) -> None:
+        self._write(self._file, {"row": row.number, **row.kept, **result})
         self.done.add(row.number)
 
     def fail(self, row: Row, error: str, code: str) -> None:
@@ -108,6 +114,10 @@ class Results:
         trace: TracebackType | None,
     ) -> None:
         os.close(self._file)
+
+
+def _values(outputs: Mapping[str, Array]) -> dict[str, Any]:
+    return {name: _plain(array) for name, array in outputs.items()}
 
 
 def _plain(array: Array) -> Any:

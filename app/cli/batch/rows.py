@@ -16,6 +16,8 @@ from app.cli.errors import EXIT_USAGE, CommandError
 
 #: Datatype and shape of each input, as metadata have them.
 Takes: TypeAlias = "Mapping[str, tuple[str, list[int]]]"
+#: The inputs that a request may leave out.
+Optional: TypeAlias = "frozenset[str]"
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 
@@ -38,7 +40,7 @@ class Rows:
     """How many there are, and how they are read for a model."""
 
     count: int
-    read: Callable[[Takes], Iterator[Row]]
+    read: Callable[[Takes, Optional], Iterator[Row]]
 
 
 @contextlib.contextmanager
@@ -98,8 +100,8 @@ def _parquet(source: Path, keep: Sequence[str]) -> Rows:
 
 def _reader(
     records: Callable[[], Iterator[Any]], keep: Sequence[str], *, texts: bool = False
-) -> Callable[[Takes], Iterator[Row]]:
-    def read(takes: Takes) -> Iterator[Row]:
+) -> Callable[[Takes, Optional], Iterator[Row]]:
+    def read(takes: Takes, optional: Optional) -> Iterator[Row]:
         for number, record in enumerate(records()):
             if isinstance(record, Exception):
                 yield Row(number, {}, problem=f"not JSON: {record}")
@@ -112,7 +114,7 @@ def _reader(
             )
             kept = {name: record.get(name) for name in keep}
             try:
-                inputs = _inputs(values, takes, keep, texts=texts)
+                inputs = _inputs(values, takes, keep, optional, texts=texts)
             except (ValueError, TypeError) as e:
                 yield Row(number, {}, kept, str(e))
             else:
@@ -122,15 +124,22 @@ def _reader(
 
 
 def _inputs(
-    record: Mapping[str, Any], takes: Takes, keep: Sequence[str], *, texts: bool
+    record: Mapping[str, Any],
+    takes: Takes,
+    keep: Sequence[str],
+    optional: Optional,
+    *,
+    texts: bool,
 ) -> dict[str, Any]:
     """Columns by the inputs' names; else all columns are the only input's elements."""
-    if all(name in record for name in takes):
+    absent = [name for name in takes if not _is_given(record, name, optional)]
+    if not set(absent) - optional and len(absent) < len(takes):
         return {
             name: _cell(record[name], datatype) if texts else record[name]
             for name, (datatype, _) in takes.items()
+            if name not in absent
         }
-    missing = ", ".join(name for name in takes if name not in record)
+    missing = ", ".join(name for name in absent if name not in optional)
     values = [value for name, value in record.items() if name not in keep]
     if len(takes) != 1 or not values:
         raise ValueError(f"no column {missing}; there are {', '.join(record)}")
@@ -140,6 +149,13 @@ def _inputs(
         msg = f"{len(cells)} columns for input {name}, which takes {shape[-1]}"
         raise ValueError(msg)
     return {name: cells}
+
+
+def _is_given(record: Mapping[str, Any], name: str, optional: Optional) -> bool:
+    """Whether a record has a value for an input; an empty cell of an input that a
+    request may leave out is none."""
+    empty = name in optional and record.get(name) in (None, "")
+    return name in record and not empty
 
 
 def _cell(text: str | None, datatype: str) -> Any:
@@ -171,7 +187,7 @@ def _images(folder: Path) -> Rows:
     if not files:
         raise CommandError(f"--input {folder}: no images there", EXIT_USAGE)
 
-    def read(takes: Takes) -> Iterator[Row]:
+    def read(takes: Takes, optional: Optional) -> Iterator[Row]:
         if len(takes) != 1:
             msg = f"images are for a model with one input; it takes {', '.join(takes)}"
             raise CommandError(msg, EXIT_USAGE)

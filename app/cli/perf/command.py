@@ -5,29 +5,25 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from app.cli.errors import (
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_USAGE,
-    CommandError,
-    check_plain,
-    client_errors,
-)
-from app.cli.options import SERVER, Inputs, Rows, Shapes, Url, Version
+from app.about import VERSION
+from app.cli.asking import RequestOptions, Server, ask_model, grouped
+from app.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, CommandError
+from app.cli.options import Inputs, Rows, Shapes
 
 if TYPE_CHECKING:
-    from app.cli.perf.measure import Load, Measurement
-    from popgate.client import Client
+    from app.cli.perf.measure import Load, Measurement, Target
 
-#: What of a core the client may use before it is it that is measured.
+#: CPU share above which the client, not the server, is the bottleneck.
 BUSY = 0.9
 
 
+@grouped
 def perf(
     name: Annotated[str, typer.Argument(help="The model.")],
     concurrency: Annotated[
@@ -64,8 +60,6 @@ def perf(
         str, typer.Option("--encoding", "-e", metavar="json|binary",
                           help="[default: binary where the server reads it]")
     ] = "",
-    url: Url = SERVER,
-    version: Version = "",
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write all numbers.")
     ] = None,
@@ -73,40 +67,56 @@ def perf(
         Path | None, typer.Option("--html", metavar="FILE",
                                   help="Write a report with plots.")
     ] = None,
+    *,
+    server: Server,
+    request: RequestOptions,
 ) -> None:  # fmt: skip
     """Measure a model of a running server: PopGate, Triton, KServe.
 
-    Latencies of an open loop count from when a request was due. The server's own
-    durations, where it has statistics, stand beside.
+    Latencies of an open loop count from when a request was due. If the model gives
+    several responses, a latency is the time to the last one. The server's own
+    durations stand beside, if it has statistics.
 
     For example: popgate perf digits --concurrency 1,4,16 --html report.html
     """
+    from app.cli.perf.measure import Target
     from app.cli.perf.requests import prepared_requests
-    from popgate.client import Client
 
     loads = _loads(concurrency, rate, arrivals, connections)
     _check_folders(json_file, html_file)
-    check_plain(url)
     steps: list[Measurement] = []
     code = 0
     windows = _Windows(seconds, warm_up, within / 100)
+    most = max(load.connections for load in loads)
     try:
         with (
-            client_errors(url),
-            Client(url, encoding=encoding or None, timeout=60) as client,
+            server.errors(),
+            server.client(encoding=encoding or None, timeout=60) as client,
         ):
-            requests = prepared_requests(client, name, version, inputs, shapes, batch)
-            _sweep(client, name, requests, loads, windows, steps)
+            model = ask_model(client, name, request.version)
+            requests = prepared_requests(
+                client, name, inputs, shapes, batch,
+                model=model, request=request, in_flight=most,
+            )  # fmt: skip
+            target = Target(client, server.context())
+            _sweep(target, name, requests, loads, windows, steps)
     except OSError as e:
-        raise CommandError(f"no connection to {url}: {e}") from None
+        raise CommandError(f"no connection to {server.url}: {e}") from None
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     about: dict[str, Any] = {
-        "server": url, "model": name, "rows of a request": batch,
+        "measured": datetime.now(UTC).isoformat(" ", "seconds"), "popgate": VERSION,
+        "server": server.url, "model": name, "rows of a request": batch,
         "seconds of a window": seconds, "cores of the client": os.cpu_count(),
     }  # fmt: skip
     _write(about, steps, json_file, html_file)
-    if code or not steps or any(step.failed for step in steps):
+    failed = [step for step in steps if step.failed]
+    if failed:
+        reason = failed[0].first_failure
+        if not any(step.requests for step in steps):
+            raise CommandError(f"every request failed; the first: {reason}")
+        typer.echo(f"the first request that failed: {reason}", err=True)
+    if code or not steps or failed:
         raise typer.Exit(code or EXIT_FAILED)
 
 
@@ -123,9 +133,9 @@ class _Windows(NamedTuple):
 
 
 def _sweep(
-    client: Client,
+    target: Target,
     name: str,
-    requests: list[bytes],
+    requests: Sequence[bytes],
     loads: list[Load],
     windows: _Windows,
     steps: list[Measurement],
@@ -136,7 +146,7 @@ def _sweep(
 
     typer.echo(head())
     for load in loads:
-        steps.append(run_step(client, name, requests, load, *windows))
+        steps.append(run_step(target, name, requests, load, *windows))
         typer.echo(row(steps[-1]))
 
 

@@ -12,6 +12,7 @@ import asyncio
 import ctypes
 import os
 import socket
+import ssl
 import struct
 import time
 from array import array
@@ -21,10 +22,13 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from typing import cast
 
+from app.cli.perf.answers import CHUNKED, KEPT, ChunkedBody, read_head, reason_of
+
 _clock = time.monotonic
 _NONBLOCKING = os.O_NONBLOCK | os.O_CLOEXEC
 _ABSOLUTE = 1
 _ROOM = 1 << 18
+_BROKEN = "the connection ended before the answer was complete"
 #: How long a blocking call waits at most until the time is looked at: a ``timeval``.
 _LOOK = struct.pack("ll", 0, 50_000)
 
@@ -34,6 +38,7 @@ class Run:
     """What came back. `ends` and `latencies` in seconds, of answers with 200 only;
     `ends` are times of `time.monotonic`. `late`: requests that could not be sent when
     they were due, for want of a connection. `cpu`: of a core, what the generator used.
+    `first_failure` says why the first request failed that did.
     """
 
     seconds: float = 0.0
@@ -42,6 +47,7 @@ class Run:
     broken: int = 0
     late: int = 0
     cpu: float = 0.0
+    first_failure: str = ""
     latencies: array[float] = field(default_factory=lambda: array("d"))
     ends: array[float] = field(default_factory=lambda: array("d"))
 
@@ -54,13 +60,19 @@ class Run:
         """Answers with 200 a second."""
         return self.count / self.seconds if self.seconds else 0.0
 
-    def add(self, ok: bool, begun: float, ended: float) -> None:
-        """Count an answer."""
+    def add(self, ok: bool, begun: float, ended: float, reason: str = "") -> None:
+        """Count an answer; `reason` says why it failed."""
         if ok:
             self.latencies.append(ended - begun)
             self.ends.append(ended)
         else:
             self.not_ok += 1
+            self.first_failure = self.first_failure or reason
+
+    def add_broken(self) -> None:
+        """Count a request whose connection ended before its answer did."""
+        self.broken += 1
+        self.first_failure = self.first_failure or _BROKEN
 
     def end(self, started: float, used: float) -> None:
         """It is over; `used` was the process's time when it started."""
@@ -68,18 +80,12 @@ class Run:
         self.cpu = (time.process_time() - used) / self.seconds
 
 
-def _read_head(head: bytes) -> tuple[bool, int]:
-    """Whether the status is 200, and the length of the body; -1 if it is not said."""
-    head = head.lower()
-    at = head.find(b"\r\ncontent-length:")
-    size = int(head[at + 17 :].split(b"\r\n", 1)[0]) if at >= 0 else -1
-    return head.startswith(b"http/1.1 200"), size
-
-
 class _Connection(asyncio.Protocol):
     """One kept connection: a request, its answer, the next request."""
 
-    __slots__ = ("begun", "generator", "head", "missing", "ok", "transport")
+    __slots__ = (
+        "begun", "chunks", "generator", "head", "missing", "ok", "said", "transport",
+    )  # fmt: skip
 
     def __init__(self, generator: _Generator) -> None:
         self.generator = generator
@@ -87,6 +93,8 @@ class _Connection(asyncio.Protocol):
         self.head = b""
         self.missing = -1  # bytes of the body still to come; -1: reading the head
         self.ok = True
+        self.said = b""  # the start of an answer that is an error
+        self.chunks: ChunkedBody | None = None
         self.begun = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -99,22 +107,46 @@ class _Connection(asyncio.Protocol):
         self.transport.write(next(self.generator.requests))
 
     def data_received(self, data: bytes) -> None:
+        if self.chunks is not None:
+            self._chunks_received(self.chunks, data)
+            return
         if self.missing < 0:
             self.head += data
             end = self.head.find(b"\r\n\r\n")
             if end < 0:
                 return
-            self.ok, size = _read_head(self.head[:end])
+            self.ok, size = read_head(self.head[:end])
+            self.said = b"" if self.ok else self.head[:KEPT]
+            head, self.head = self.head, b""
+            if size == CHUNKED:
+                self.chunks = ChunkedBody()
+                self._chunks_received(self.chunks, head[end + 4 :])
+                return
             if size < 0 and self.transport is not None:  # its end cannot be seen
                 self.transport.abort()
                 return
-            self.missing = size - (len(self.head) - end - 4)
-            self.head = b""
+            self.missing = size - (len(head) - end - 4)
         else:
             self.missing -= len(data)
+            if not self.ok:
+                self.said = (self.said + data)[:KEPT]
         if self.missing == 0:
             self.missing = -1
-            self.generator.run.add(self.ok, self.begun, _clock())
+            reason = "" if self.ok else reason_of(self.said)
+            self.generator.run.add(self.ok, self.begun, _clock(), reason)
+            self.generator.free(self)
+
+    def _chunks_received(self, chunks: ChunkedBody, data: bytes) -> None:
+        try:
+            is_complete = chunks.feed(data)
+        except ValueError:
+            if self.transport is not None:
+                self.transport.abort()
+            return
+        if is_complete:
+            self.chunks = None
+            reason = chunks.error or ("" if self.ok else reason_of(self.said))
+            self.generator.run.add(not reason, self.begun, _clock(), reason)
             self.generator.free(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -122,8 +154,11 @@ class _Connection(asyncio.Protocol):
 
 
 class _Generator:
-    def __init__(self, requests: Sequence[bytes]) -> None:
+    def __init__(
+        self, requests: Sequence[bytes], tls: ssl.SSLContext | None = None
+    ) -> None:
         self.requests: Iterator[bytes] = cycle(requests)
+        self.tls = tls
         self.run = Run()
         self.over = False
         self.connections: set[_Connection] = set()
@@ -135,7 +170,9 @@ class _Generator:
                 lambda: _Connection(self), address
             )
         else:
-            _, made = await loop.create_connection(lambda: _Connection(self), *address)
+            _, made = await loop.create_connection(
+                lambda: _Connection(self), *address, ssl=self.tls
+            )
         self.connections.add(made)
         return made
 
@@ -145,7 +182,8 @@ class _Generator:
 
     def lost(self, connection: _Connection) -> None:
         self.connections.discard(connection)
-        self.run.broken += not self.over
+        if not self.over:
+            self.run.add_broken()
 
     def end(self) -> None:
         self.over = True
@@ -157,8 +195,10 @@ class _Generator:
 class _OpenGenerator(_Generator):
     """Sends what is due; what finds no connection free waits for one."""
 
-    def __init__(self, requests: Sequence[bytes]) -> None:
-        super().__init__(requests)
+    def __init__(
+        self, requests: Sequence[bytes], tls: ssl.SSLContext | None = None
+    ) -> None:
+        super().__init__(requests, tls)
         self.idle: deque[_Connection] = deque()
         self.waiting: deque[float] = deque()
 
@@ -232,6 +272,7 @@ class _AloneConnection:
         # Of the last answer: its bytes, and what lies where in its head. One that has
         # the same there is complete too; a request's id may differ.
         self._size, self._length, self._length_at, self._end_at = -1, b"", 0, 0
+        self._reason = ""  # why the last answer failed
 
     def __enter__(self) -> _AloneConnection:
         return self
@@ -264,14 +305,14 @@ class _AloneConnection:
                     and is_there(b"\r\n\r\n", self._end_at)
                 ) or self._read_on(size, end, stopped)
                 now = _clock()
-                run.add(ok, begun, now)
+                run.add(ok, begun, now, self._reason)
                 if now >= end or stopped():
                     break
                 begun = now
         except TimeoutError:
             pass
-        except OSError:
-            run.broken += 1
+        except (OSError, ValueError):
+            run.add_broken()
         run.end(started, used)
         return run
 
@@ -295,7 +336,9 @@ class _AloneConnection:
             if (at := head.find(b"\r\n\r\n")) >= 0:
                 break
             size = self._wait(end, stopped)
-        ok, length = _read_head(head[:at])
+        ok, length = read_head(head[:at])
+        if length == CHUNKED:
+            return self._read_chunks(ok, head, at + 4, end, stopped)
         if length < 0:  # its end cannot be seen
             raise ConnectionResetError
         missing = at + 4 + length - len(head)
@@ -310,7 +353,25 @@ class _AloneConnection:
             if not size:
                 raise ConnectionResetError
             missing -= size
+            if not ok:
+                head += self._buffer[: min(size, KEPT)]
+        self._reason = "" if ok else reason_of(head[: at + KEPT])
         return ok
+
+    def _read_chunks(
+        self, ok: bool, head: bytes, at: int, end: float, stopped: Callable[[], int]
+    ) -> bool:
+        """Receive the rest of a chunked body, which begins at `at`. Return whether
+        the answer is 200 and no event of it is an error."""
+        self._size = -1
+        chunks, data = ChunkedBody(), head[at:]
+        while not chunks.feed(data):
+            size = self._wait(end, stopped)
+            if not size:
+                raise ConnectionResetError
+            data = bytes(self._buffer[:size])
+        self._reason = chunks.error or ("" if ok else reason_of(head[:at]))
+        return not self._reason
 
 
 async def closed_loop(
@@ -318,17 +379,18 @@ async def closed_loop(
     requests: Sequence[bytes],
     connections: int,
     seconds: float,
+    tls: ssl.SSLContext | None = None,
 ) -> Run:
     """Keep so many connections busy for so long. Raises OSError without a server.
 
     One connection blocks the event loop meanwhile, until the task is cancelled.
     """
-    if connections == 1:
+    if connections == 1 and tls is None:
         task = asyncio.current_task()
         assert task is not None
         with _AloneConnection(address) as alone:
             return alone.keep_busy(requests, seconds, task.cancelling)
-    generator = _Generator(requests)
+    generator = _Generator(requests, tls)
     opened = [await generator.connect(address) for _ in range(connections)]
     started, used = _clock(), time.process_time()
     for connection in opened:
@@ -343,10 +405,11 @@ async def open_loop(
     gaps: Iterator[float],
     connections: int,
     seconds: float,
+    tls: ssl.SSLContext | None = None,
 ) -> Run:
     """Send requests when they are due, `gaps` seconds after each other, over at most so
     many connections. Raises OSError without a server."""
-    generator = _OpenGenerator(requests)
+    generator = _OpenGenerator(requests, tls)
     generator.idle.extend(
         [await generator.connect(address) for _ in range(connections)]
     )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import repeat
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import uvloop
 
@@ -38,11 +39,19 @@ class Load:
         return f"{self.rate:g}/s {self.arrivals}"
 
 
+class Target(NamedTuple):
+    """The server that is measured: its client, and the TLS of further connections."""
+
+    client: Client
+    tls: ssl.SSLContext | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Measurement:
     """What a step gave. Milliseconds; `server` are the server's own, a request each.
 
     `stable`: the last windows agreed. `cpu`: of a core, what the generator used.
+    `first_failure` says why the first request failed that did.
     """
 
     load: Load
@@ -59,6 +68,7 @@ class Measurement:
     windows: int
     cpu: float
     server: Mapping[str, float]
+    first_failure: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -73,21 +83,22 @@ def gaps(rate: float, arrivals: Arrivals, seed: int) -> Iterator[float]:
 
 
 async def run_window(
-    address: tuple[str, int] | str,
+    target: Target,
     requests: Sequence[bytes],
     load: Load,
     seconds: float,
     seed: int = 0,
 ) -> Run:
     """One window under a load."""
+    address, tls, count = target.client.address, target.tls, load.connections
     if not load.rate:
-        return await closed_loop(address, requests, load.connections, seconds)
+        return await closed_loop(address, requests, count, seconds, tls)
     times = gaps(load.rate, load.arrivals, seed)
-    return await open_loop(address, requests, times, load.connections, seconds)
+    return await open_loop(address, requests, times, count, seconds, tls)
 
 
 def run_step(
-    client: Client,
+    target: Target,
     name: str,
     requests: Sequence[bytes],
     load: Load,
@@ -101,15 +112,15 @@ def run_step(
     Raises OSError and `ConnectionFailed` without a server, KeyboardInterrupt for
     Control-C.
     """
-    address = client.address
+    client = target.client
 
     async def windows() -> Measurement:
         if warm_up:
-            await run_window(address, requests, load, warm_up)
+            await run_window(target, requests, load, warm_up)
         runs: list[Run] = []
         said = [_statistics(client, name)]
         while len(runs) < most_windows and not is_stable(runs, within):
-            runs.append(await run_window(address, requests, load, seconds, len(runs)))
+            runs.append(await run_window(target, requests, load, seconds, len(runs)))
             said.append(_statistics(client, name))
         stable = is_stable(runs, within)
         server = phases(said[-min(AGREEING, len(runs)) - 1], said[-1])
@@ -165,6 +176,7 @@ def measured(
         len(runs),
         sum(run.cpu for run in last) / len(last),
         server,
+        next((run.first_failure for run in last if run.first_failure), ""),
     )
 
 

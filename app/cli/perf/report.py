@@ -23,15 +23,15 @@ svg text { font-size: 11px; fill: currentColor }
 
 def head() -> str:
     """The names of the columns of `row`."""
-    names = [f"{name:>9}" for name in ("p50", "p90", "p99", "p99.9")]
-    return f"{'load':<22}{'requests/s':>11}{''.join(names)}{'server':>9}  ms"
+    names = [f"{name + ' ms':>9}" for name in ("p50", "p90", "p99", "p99.9")]
+    return f"{'load':<22}{'requests/s':>11}{''.join(names)}{'server ms':>10}"
 
 
 def row(one: Measurement) -> str:
     """One step as a line; milliseconds."""
     values = [one.quantiles[name] for name in ("p50", "p90", "p99", "p99.9")]
     server = one.server.get("request")
-    said = f"{server:9.3f}" if server is not None else f"{'-':>9}"
+    said = f"{server:10.3f}" if server is not None else f"{'-':>10}"
     notes = [] if one.stable else ["not stable"]
     notes += [f"{one.failed} failed"] if one.failed else []
     if one.load.rate:

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
+from app.cli.asking.option_groups import grouped
+from app.cli.asking.server import Server
 from app.cli.errors import CommandError
-from app.cli.running.asking import asking
 
 LOOK = 0.2  # seconds between looks
 
 
+@grouped
 def drain(
-    url: Annotated[
+    where: Annotated[
         str,
-        typer.Argument(
-            metavar="SERVER",
-            help="Where the gateway is: its URL, or unix:PATH for its socket.",
-            envvar="POPGATE_URL",
-        ),
-    ] = "http://127.0.0.1:8000",
-    key: Annotated[
-        str,
-        typer.Option(help="A key that allows management.", envvar="POPGATE_KEY"),
+        typer.Argument(metavar="SERVER", help="URL of the server, as for --url."),
     ] = "",
     timeout: Annotated[
         float,
@@ -32,6 +27,8 @@ def drain(
             metavar="SECONDS", min=0, help="How long to wait for requests in flight."
         ),
     ] = 60.0,
+    *,
+    server: Server,
 ) -> None:
     """Take a running gateway out of service; wait until it is idle.
 
@@ -42,11 +39,10 @@ def drain(
     """
     end = time.monotonic() + timeout
     before = -1
-    with asking(url, key) as client:
+    there = replace(server, url=where) if where else server
+    with there.asking() as client:
         while True:
-            response = client.post("/v1/drain")
-            response.raise_for_status()
-            left = int(response.json()["in_flight"])
+            left = int(client.ask("POST", "/v1/drain")["in_flight"])
             if not left:
                 typer.echo("drained: nothing is in flight")
                 return

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from app.cli.running.asking import asking
+from app.cli.asking.option_groups import grouped
+from app.cli.asking.server import Server
 
 if TYPE_CHECKING:
-    import httpx
     from rich.console import RenderableType
     from rich.table import Table
     from rich.text import Text
+
+    from popgate.client import Client
 
 _MODELS, _REQUESTS = 20, 10
 _BAR = 40  # cells
@@ -27,20 +29,16 @@ _PHASES = {
 }
 
 
+@grouped
 def top(
-    url: Annotated[
-        str,
-        typer.Option(help="Where the gateway is; unix:PATH too.", envvar="POPGATE_URL"),
-    ] = "http://127.0.0.1:8000",
-    key: Annotated[
-        str, typer.Option(help="The key to ask with.", envvar="POPGATE_KEY")
-    ] = "",
     interval: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.1, help="Time between updates.")
     ] = 1.0,
     once: Annotated[
         bool, typer.Option("--once", help="Print the figures once, and end.")
     ] = False,
+    *,
+    server: Server,
 ) -> None:
     """Watch a running gateway: models, devices, the last requests.
 
@@ -51,8 +49,8 @@ def top(
 
     console = Console()
     try:
-        with asking(url, key) as client:
-            looks = Looks(client, url)
+        with server.asking() as client:
+            looks = Looks(client, server.url)
             looks.look()
             time.sleep(interval)
             if once or not console.is_terminal:
@@ -69,14 +67,14 @@ def top(
 class Looks:
     """One look at a gateway after another: its counters say what was between them."""
 
-    def __init__(self, client: httpx.Client, url: str) -> None:
+    def __init__(self, client: Client, url: str) -> None:
         self._client = client
         self._url = url
         self._at = 0.0
         self._before: dict[tuple[str, str], dict[str, float]] = {}
 
     def look(self) -> RenderableType:
-        """What is to be shown. Raises `httpx.HTTPError`."""
+        """What is to be shown. Raises `ClientError`."""
         from rich.console import Group
 
         models = self._get("/v1/models")["models"]
@@ -102,10 +100,14 @@ class Looks:
         return Group(*shown)
 
     def _get(self, path: str, *, optional: bool = False) -> Any:
-        answer = self._client.get(path)
-        if optional and answer.status_code == 404:
-            return None  # --no-pages
-        return answer.raise_for_status().json()
+        from popgate.client import NotFound
+
+        try:
+            return self._client.ask("GET", path)
+        except NotFound:
+            if optional:
+                return None  # --no-pages
+            raise
 
 
 def _figures(stats: Any) -> dict[str, float]:

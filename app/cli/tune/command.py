@@ -5,28 +5,42 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from app.cli.asking.option_groups import grouped
+from app.cli.asking.server import Server
 from app.cli.errors import (
     EXIT_INTERRUPTED,
     EXIT_USAGE,
     CommandError,
-    check_plain,
-    client_errors,
 )
 from app.cli.options import AllowPython, Inputs, Rows, Shapes
 
 if TYPE_CHECKING:
     from app.cli.tune.server import Tuned
 
+
+@dataclass(frozen=True, slots=True)
+class RunningServerOptions(Server):
+    """The server whose model is tuned, if it is not one of the command's own."""
+
+    url: Annotated[
+        str,
+        typer.Option(help="Tune a model of this running server instead, which others "
+                     "should not use meanwhile.", rich_help_panel="Server"),
+    ] = ""  # fmt: skip
+
+
 _DURATION = re.compile(r"(\d+(?:\.\d+)?) *(us|µs|ms|s)")
 _UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
+@grouped
 def tune(
     model: Annotated[
         str,
@@ -57,18 +71,12 @@ def tune(
         Path, typer.Option("--model-repository", "-m", metavar="DIR",
                            help="Folder with the models.")
     ] = Path("models"),
-    url: Annotated[
-        str, typer.Option(help="Tune a model of this running server instead, which "
-                               "others should not use meanwhile.")
-    ] = "",
-    key: Annotated[
-        str, typer.Option(help="The key to load its models with.",
-                          envvar="POPGATE_KEY")
-    ] = "",
     batch: Rows = 1,
     inputs: Inputs = None,
     shapes: Shapes = None,
     allow_python: AllowPython = False,
+    *,
+    running: RunningServerOptions,
 ) -> None:  # fmt: skip
     """Find the settings for the most throughput within a latency.
 
@@ -82,6 +90,7 @@ def tune(
     from app.cli.tune.trials import Trials
 
     bound = _duration(p99)
+    url = running.url
     place = _place(model, repository, url)
     target = _target(output, place, force=force)
     text = target.read_text(encoding="utf-8") if target and target.exists() else ""
@@ -89,8 +98,8 @@ def tune(
     tell = partial(typer.echo, err=target is None)
     with (
         _interrupted(),
-        client_errors(url or "the server"),
-        closing(_server(place, url, key, allow_python)) as server,
+        running.errors(),
+        closing(_server(place, running, allow_python)) as server,
     ):
         trials = Trials(server, place.name, bound, seconds, budget, tell)
         with closing(trials):
@@ -199,15 +208,14 @@ def _target(output: str, place: _Place, *, force: bool) -> Path | None:
     return target
 
 
-def _server(place: _Place, url: str, key: str, allow_python: bool) -> Tuned:
+def _server(place: _Place, running: RunningServerOptions, allow_python: bool) -> Tuned:
     from app.cli.tune.server import OwnServer, RunningServer
-    from popgate.client import Client
 
-    if not url:
+    if not running.url:
         more = ["--allow-python"] if allow_python else []
         return OwnServer(place.name, [*place.options, *more])
-    check_plain(url)
-    return RunningServer(Client(url, timeout=60, api_key=key or None), place.name)
+    client = running.client(timeout=60)
+    return RunningServer(client, place.name, running.context())
 
 
 def _device_counts() -> Sequence[int]:

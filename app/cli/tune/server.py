@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -36,7 +37,9 @@ main()
 
 
 class Tuned(Protocol):
-    """A server, and the model of it that is tuned."""
+    """A server, and the model of it that is tuned. `tls`: of its connections."""
+
+    tls: ssl.SSLContext | None
 
     def client(self, devices: int) -> Client:
         """Its client, once it has so many devices."""
@@ -49,8 +52,10 @@ class RunningServer:
     """One that others may use as well. Closing loads the model again as its folder
     says; the devices are what they are."""
 
-    def __init__(self, client: Client, name: str) -> None:
-        self._client, self._name = client, name
+    def __init__(
+        self, client: Client, name: str, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self._client, self._name, self.tls = client, name, tls
 
     def client(self, devices: int) -> Client:
         return self._client
@@ -65,6 +70,8 @@ class OwnServer:
 
     It has a pool of devices of its own, and is started again for another number.
     """
+
+    tls: ssl.SSLContext | None = None
 
     def __init__(self, name: str, options: list[str]) -> None:
         self._name, self._options = name, options

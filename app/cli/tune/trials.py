@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from app.cli.perf.measure import Load, run_step
+from app.cli.perf.measure import Load, Target, run_step
 from app.cli.perf.requests import prepared_requests
 from app.cli.tune.search import (
     Found,
@@ -68,7 +68,7 @@ class Trials:
         self._bound, self._seconds = bound, seconds
         self._budget, self._deadline = budget, float("inf")
         self._status = Status()
-        self._requests: list[bytes] = []
+        self._requests: Sequence[bytes] = []
         self._batches = False
 
     def prepare(
@@ -80,7 +80,7 @@ class Trials:
         """The setting that the model has."""
         self._status.show(f"{self._name}: starting …")
         client = self._server.client(1)
-        self._requests = prepared_requests(client, self._name, "", inputs, shapes, rows)
+        self._requests = prepared_requests(client, self._name, inputs, shapes, rows)
         config = client.config(self._name)
         (group, *_) = config.get("instance_group") or [{"count": 1}]
         batching = config.get("dynamic_batching")
@@ -167,7 +167,8 @@ class Trials:
         self._status.show(f"{self._name}: {in_flight} in flight, {much}")
         # One window: that the next load is better has to show itself anyway.
         step = run_step(
-            client, self._name, self._requests, Load(in_flight), self._seconds,
+            Target(client, self._server.tls), self._name, self._requests,
+            Load(in_flight), self._seconds,
             self._seconds * WARM_UP, 0.0, most_windows=1,
         )  # fmt: skip
         if step.failed or not step.requests:  # 429, say: that is too much for it

@@ -114,12 +114,6 @@ def test_mistakes(
     assert done.code == code
 
 
-def test_no_tls(popgate: Call) -> None:
-    done = popgate("perf", "affine", "--url", "https://127.0.0.1:1")
-    assert done.code == 2
-    assert "plain HTTP only" in done.err
-
-
 def requests_of(gateway: ServedGateway) -> tuple[Client, list[bytes]]:
     client = Client(gateway.url)
     return client, [client.prepare("affine", [1, 2, 3, 4])]

@@ -1,6 +1,6 @@
 """`popgate drain`: a server that is taken out of service, with a request in flight.
 
-Covers: app/api/routes/drain.py, app/cli/running/asking.py.
+Covers: app/api/routes/drain.py.
 """
 
 from __future__ import annotations
@@ -68,4 +68,4 @@ def test_nobody_there() -> None:
     ended = run_popgate("drain", "http://127.0.0.1:9", "--timeout", "0")
     assert ended.returncode == 1
     assert "no answer from http://127.0.0.1:9" in ended.stderr
-    assert run_popgate("drain", "nowhere").returncode == 2
+    assert run_popgate("drain", "ftp://nowhere").returncode == 2

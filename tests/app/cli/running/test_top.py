@@ -37,7 +37,7 @@ def test_no_gateway() -> None:
     assert ended.returncode == 1
     assert "no answer from http://127.0.0.1:9" in ended.stderr
     assert "is `popgate serve` running there?" in ended.stderr
-    ended = run_popgate("top", "--url", "nowhere")
+    ended = run_popgate("top", "--url", "ftp://nowhere")
     assert ended.returncode == 2
     assert "Traceback" not in ended.stderr
 

@@ -95,7 +95,6 @@ def test_too_slow(popgate: Call, running: ServedGateway) -> None:
         (["affine", "--p99", "0ms"], "expected a time with its unit"),
         (["afine", "--p99", "10ms"], "no model 'afine', neither here nor in "),
         (["affine", "--p99", "10ms", "-o", "none/x"], "none/x: no such folder"),
-        (["affine", "--p99", "1s", "--url", "https://h"], "plain HTTP only"),
         ([ROOT, "--p99", "10ms"], "holds several models"),
         (["affine"], "Missing option '--p99'"),
     ],
