@@ -24,7 +24,7 @@ pip := $(bin)/python -m pip --disable-pip-version-check
 example := examples/digits/digits.onnx
 
 .PHONY: help serve compiled test test-compiled test-lowest coverage check format bench \
-	conformance fuzz soak chaos many-models embedded test-ray test-buckets docs-api clean
+	conformance fuzz soak chaos many-models embedded test-ray test-buckets image docs-api clean
 
 help:
 	@echo "make serve          compile the example model and serve it on $(HOST):$(PORT)"
@@ -44,6 +44,7 @@ help:
 	@echo "make chaos          kill and stop processes under load"
 	@echo "make many-models    1, 100 and 500 models in one gateway"
 	@echo "make embedded       ModelRunner beside ONNX Runtime in the same process"
+	@echo "make image          build the container image; without docker or podman in a folder"
 	@echo "make docs-api       write docs/api/ from the docstrings of the public names"
 	@echo "make clean          remove .venv, the compiled example and caches"
 
@@ -131,6 +132,10 @@ many-models: $(VENV)/.installed-dev
 
 embedded: $(VENV)/.installed-dev
 	$(bin)/python -m bench.embedded $(BENCH)
+
+# Without an engine the steps of the Dockerfile are performed in build/image.
+image:
+	$(PYTHON) -m native.image
 
 docs-api:
 	$(PYTHON) docs/api/generate.py

@@ -5,27 +5,19 @@ from __future__ import annotations
 import email
 import re
 import shutil
-import subprocess
 import sys
-import sysconfig
 import tomllib
-import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.native.installed import ROOT, install, run, serves_the_example
+
 #: Beside the root, where packages are.
 FOLDERS = (ROOT, ROOT / "compat")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 _NOT_COPIED = (".*", "build", "dist", "*.egg-info", "__pycache__", "*.so", "results")
-
-
-def run(*command: str | Path, cwd: Path) -> str:
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -44,15 +36,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def binaries(wheel: Path) -> Path:
     """Of an environment with the wheel, and the packages that it needs."""
-    folder = wheel.parent / "venv"
-    venv.create(folder, symlinks=True)
-    pip = (sys.executable, "-m", "pip", "--python", folder / "bin" / "python")
-    run(*pip, "install", "-q", "--no-deps", "--no-index", wheel, cwd=wheel.parent)
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    # What stands in the .pth files there, this source tree for one, is not taken over.
-    others = folder / "lib" / version / "site-packages" / "others.pth"
-    others.write_text(sysconfig.get_path("purelib"))
-    return folder / "bin"
+    return install(wheel, wheel.parent / "venv")
 
 
 def test_all_packages_and_their_data_are_in_it(wheel: Path) -> None:
@@ -108,3 +92,7 @@ def test_it_works_outside_the_source_tree(binaries: Path, tmp_path: Path) -> Non
         "    print(runner.execute(images)['digit'].tolist())"
     )
     assert run(binaries / "python", "-c", code, cwd=tmp_path) == "[2, 8, 2, 6]\n"
+
+
+def test_it_serves_outside_the_source_tree(binaries: Path, tmp_path: Path) -> None:
+    serves_the_example(binaries, tmp_path)
