@@ -88,7 +88,7 @@ async def _http_exception(request: Request, error: Exception) -> Response:
         headers += (_allowed(request, allow),)
     ours = HttpError(
         error.status_code,
-        text.format(path=request.url.path, method=request.method),
+        text.format(path=f"{request.url.path:.300}", method=request.method),
         _CODES.get(error.status_code, "error"),
         headers,
     )

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from app.observe.access_log import AccessLog, parse_ratio
+from app.observe.log_text import MOST_SHOWN, quoted, shortened
 from app.observe.metrics import ModelMetrics
 from app.observe.request_ids import SpanIds, trace_context
 
@@ -312,15 +313,18 @@ class Journal:
 
     def fail(self, failed: Failed, parts: Sequence[Part] = ()) -> None:
         """Keep a request that failed, and write a line of it."""
+        asks_model = failed.model is not None or failed.asked.path.endswith(_INFERENCE)
+        if len(failed.asked.path) > MOST_SHOWN or len(failed.why) > MOST_SHOWN:
+            asked = failed.asked._replace(path=shortened(failed.asked.path))
+            failed = failed._replace(asked=asked, why=shortened(failed.why))
         self.failed.append(failed)
         # Of other requests, such as a scanner's, there are none.
-        asks_model = failed.model is not None or failed.asked.path.endswith(_INFERENCE)
         if self.spans is not None and asks_model:
             self.spans.record(failed.asked, failed, parts)
         if not self.access.is_on:
             return
         self.write_gathered()  # the lines are in the order in which requests ended
-        fields = {"code": failed.code, "error": failed.why}
+        fields = {"code": failed.code, "error": shortened(failed.why)}
         if failed.model is not None:
             fields |= {"model": failed.model.name, "version": failed.model.version}
         self._log(failed.asked, failed.status, failed.seconds, fields)
@@ -345,7 +349,7 @@ class Journal:
         head = {
             "request_id": request_id,
             "method": asked.method,
-            "path": asked.path,
+            "path": shortened(asked.path),
             "status": status,
             "total_ms": ms,
             "client": asked.client,
@@ -353,20 +357,13 @@ class Journal:
             "trace_id": "" if trace is None else trace[0],
         }
         known = {name: value for name, value in head.items() if value != ""}
-        line = f"{asked.method} {asked.path} {status} {ms} ms id={request_id}"
+        path = quoted(asked.path)
+        line = f"{asked.method} {path} {status} {ms} ms id={quoted(request_id)}"
         for name in ("client", "key", "model", "batch_size", "code", "error"):
             value = fields.get(name, known.get(name))
             if value is not None:
-                line += f" {name}={_shown(value)}"
+                line += f" {name}={quoted(value)}"
         self.access.write(line, status, {**known, **fields}, ended)
 
     def __repr__(self) -> str:
         return f"<Journal {len(self.last)} answered, {len(self.failed)} failed>"
-
-
-def _shown(value: object) -> str:
-    """A value on a line for people, which no value can break."""
-    text = str(value)
-    if text.isprintable() and " " not in text:
-        return text
-    return repr(text[:500])

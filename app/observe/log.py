@@ -6,6 +6,7 @@ extension.
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import time
@@ -15,6 +16,7 @@ from typing import Any
 
 import orjson
 
+from app.observe.log_text import escaped, escaped_lines
 from app.observe.log_writer import LogWriter
 
 _TEXT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
@@ -40,14 +42,28 @@ class JsonFormatter(logging.Formatter):
         line.update({key: value for key, value in extras if key not in _STANDARD})
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return orjson.dumps(line, default=str).decode()
+        try:
+            text = orjson.dumps(line, default=str).decode()
+        except TypeError:  # half of a surrogate pair, which a path may hold
+            text = json.dumps(line, default=str)
+        # These stand in strings only, where JSON has the same escapes.
+        return text if text.isprintable() else escaped(text, "\\u{:04x}")
 
 
-class IsoFormatter(logging.Formatter):
-    """Text for people, with times in ISO 8601 and UTC."""
+class TextFormatter(logging.Formatter):
+    """Text for people. A message cannot end its line: further lines are indented, and
+    characters that a terminal obeys are escaped."""
 
     def __init__(self) -> None:
         super().__init__(_TEXT)
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return text if text.isprintable() else escaped_lines(text)
+
+
+class IsoFormatter(TextFormatter):
+    """Text for people, with times in ISO 8601 and UTC."""
 
     def formatTime(  # noqa: N802
         self, record: logging.LogRecord, datefmt: str | None = None
@@ -88,7 +104,7 @@ def is_written() -> bool:
 
 
 def _formatter(style: str) -> logging.Formatter:
-    return JsonFormatter() if style == "json" else logging.Formatter(_TEXT)
+    return JsonFormatter() if style == "json" else TextFormatter()
 
 
 def _set_chatter(*, verbose: bool) -> None:

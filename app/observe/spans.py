@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app.observe.journal import Answered, Asked, Failed, Part
+from app.observe.log_text import shortened
 from app.observe.request_ids import SpanIds, trace_context
 from engine import InvalidConfig
 
@@ -180,7 +181,7 @@ class _Maker:
         status = 200 if isinstance(request, Answered) else request.status
         attributes: dict[str, Any] = {
             "http.request.method": asked.method,
-            "url.path": asked.path,
+            "url.path": shortened(asked.path),
             "http.response.status_code": status,
             "client.address": asked.client,
             "popgate.request_id": asked.request_id.decode(),
@@ -208,7 +209,7 @@ class _Maker:
             # The client's own mistakes are no errors of a server's span.
             root.set_attribute("error.type", request.code)
             if status >= 500:
-                root.set_status(self._api.Status(code.ERROR, request.why))
+                root.set_status(self._api.Status(code.ERROR, shortened(request.why)))
             sent = request.ended
         for part in parts:
             self._part(root, part, clock)

@@ -49,6 +49,8 @@ _NS = 1_000_000_000
 _GONE, _UNKNOWN = row_of(Cancelled()), row_of(Exception())
 #: What is kept of one request's calls of other models.
 MOST_PARTS = 200
+#: Characters of the id of a request that its trace has.
+_MOST_ID = 1000
 
 
 class Form(Protocol):
@@ -565,6 +567,7 @@ class Call(ABC):
         )
         model = (entry.spec.name, entry.spec.version)
         shown = request.id or self.request_id.decode()
+        shown = shown[:_MOST_ID]
         tracer.record(model, shown, timeline, request.inputs, submitted.outputs)
 
     def __repr__(self) -> str:

@@ -83,7 +83,7 @@ class _Delegate(Response):
 def _to_front(request: Request) -> Response:
     if request.scope.get(_MARK):
         # The front has handed it back: not a URL that it knows.
-        raise HttpError(404, f"Not Found: {request.url.path}", "not_found")
+        raise HttpError(404, f"Not Found: {request.url.path:.300}", "not_found")
     return _Delegate(request.app.state.front)
 
 
