@@ -25,7 +25,7 @@ class Limits:
     """
 
     max_json_bytes: int = 64 * MIB
-    """JSON, without the binary tensors behind it.
+    """JSON, without the binary tensors behind it: of a request, and of each output.
 
     Parsed numbers take up to 16 times the bytes of their text, so documents have a
     smaller bound than bodies whose tensors are binary.
@@ -53,6 +53,10 @@ class Limits:
 
     max_string_bytes: int = 64 * MIB
     """One element of a BYTES tensor."""
+
+    max_strings: int = 1 << 20
+    """Elements of a BYTES tensor, in a request and where an answer writes them one by
+    one. Each takes an object, up to 75 times its bytes."""
 
     max_npy_header_bytes: int = 10_000
     """Header of an .npy body: the bound that numpy itself uses."""

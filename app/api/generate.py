@@ -18,7 +18,7 @@ from app.codec.json_text import parse_json
 from app.codec.messages import Body, NanPolicy, Response, json_response
 from app.codec.nesting import check_depth
 from app.codec.oip_json import check_json_size
-from app.codec.outputs import Output, strings_of, write_strings
+from app.codec.outputs import Output, texts_of, write_strings
 from app.codec.shapes import discover
 from app.errors import InvalidRequest, InvalidTensor, NotRepresentable, RepeatedKey
 from app.limits import Limits
@@ -90,8 +90,10 @@ def encode_generate(
     fields["model_version"] = orjson.dumps(spec.version)
     for name, output in codec.outputs.items():
         fields[name] = _value(output, outputs[name], request.nan)
-    pairs = (b"%b:%b" % (orjson.dumps(k), v) for k, v in fields.items())
-    return b"{" + b",".join(pairs) + b"}"
+    pieces: list[bytes] = []
+    for name, text in fields.items():
+        pieces += [b"," if pieces else b"{", orjson.dumps(name), b":", text]
+    return b"".join((*pieces, b"}"))
 
 
 def _nested_parameters(value: object, limits: Limits) -> dict[str, Any]:
@@ -164,7 +166,7 @@ def _check_kinds(tensor: TensorSpec, data: list[Any]) -> None:
 def _value(output: Output, tensor: Tensor, nan: NanPolicy) -> bytes:
     if output.kind == "s":
         try:
-            text = write_strings([item.decode() for item in strings_of(tensor)])
+            text = write_strings(texts_of(output.strings(tensor)))
         except UnicodeDecodeError:
             msg = (
                 f"output '{output.name}' is not UTF-8, which a flat JSON object cannot "

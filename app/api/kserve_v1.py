@@ -9,7 +9,8 @@ text are ``{"b64": "…"}`` in both directions.
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import orjson
@@ -20,9 +21,10 @@ from app.codec.elements import from_base64
 from app.codec.json_text import parse_json
 from app.codec.messages import Body, NanPolicy, Response, json_response
 from app.codec.oip_json import check_json_size
-from app.codec.outputs import Output, strings_of
+from app.codec.outputs import Output, texts_of
 from app.codec.shapes import discover
 from app.errors import InvalidRequest, InvalidTensor, NotRepresentable
+from app.give_way import AT_ONCE, BLOCK, give_way
 from app.limits import Limits
 from app.sizes import counted
 from app.spec import ModelSpec, TensorSpec
@@ -108,8 +110,8 @@ def encode_predict(
     if instances is None:
         columns = {n: _nested(o, outputs[n], nan) for n, o in written.items()}
         if len(columns) == 1:
-            return b'{"outputs":%b}' % next(iter(columns.values()))
-        return b'{"outputs":%b}' % _object(columns)
+            return b"".join((b'{"outputs":', *columns.values(), b"}"))
+        return b"".join((b'{"outputs":', _object(columns), b"}"))
     rows = {}
     for name, output in written.items():
         tensor = outputs[name]
@@ -128,7 +130,7 @@ def encode_predict(
             _object({name: texts[row] for name, texts in rows.items()})
             for row in range(instances)
         ]
-    return b'{"predictions":[%b]}' % b",".join(items)
+    return b"".join((b'{"predictions":[', b",".join(items), b"]}"))
 
 
 # -- requests
@@ -203,41 +205,81 @@ def _from_b64(tensor: TensorSpec, item: object) -> object:
 
 
 def _object(fields: Mapping[str, bytes]) -> bytes:
-    pairs = (b"%b:%b" % (orjson.dumps(name), text) for name, text in fields.items())
-    return b"{" + b",".join(pairs) + b"}"
+    pieces: list[bytes] = []
+    for name, text in fields.items():
+        pieces += [b"," if pieces else b"{", orjson.dumps(name), b":", text]
+    return b"".join((*pieces, b"}"))
 
 
 def _nested(output: Output, tensor: Tensor, nan: NanPolicy) -> bytes:
     if not tensor.shape:
-        return _items(output, tensor, nan)[0]
-    return b"[" + b",".join(_rows(output, tensor, nan)) + b"]"
+        return next(chain.from_iterable(_items(output, tensor, nan)))
+    if len(tensor.shape) == 1 and tensor.nbytes:
+        return next(_lists(_items(output, tensor, nan), tensor.shape[0]))
+    return b"".join((b"[", b",".join(_rows(output, tensor, nan)), b"]"))
 
 
 def _rows(output: Output, tensor: Tensor, nan: NanPolicy) -> list[bytes]:
     """The text of each element of the first dimension."""
-    items = _items(output, tensor, nan)
     shape = tensor.shape
-    for axis in range(len(shape) - 1, 0, -1):
-        groups = 1
-        for dim in shape[:axis]:
-            groups *= dim
-        size = shape[axis]
-        items = [
-            b"[" + b",".join(items[i * size : (i + 1) * size]) + b"]"
-            for i in range(groups)
+    if 0 in shape:
+        return _empty_rows(shape)
+    blocks = _items(output, tensor, nan)
+    if len(shape) == 1:
+        return list(chain.from_iterable(blocks))
+    *groups, size = shape[1:]
+    pieces = list(_lists(blocks, size))
+    for size in reversed(groups):
+        pieces = [
+            b"[" + b",".join(pieces[i : i + size]) + b"]"
+            for i in range(0, len(pieces), size)
         ]
-    return items
+    return pieces
 
 
-def _items(output: Output, tensor: Tensor, nan: NanPolicy) -> list[bytes]:
-    """The text of each element, flat."""
+def _lists(blocks: Iterable[list[bytes]], size: int) -> Iterator[bytes]:
+    """The texts of lists of `size` elements each."""
+    parts: list[bytes] = []
+    missing = size
+    for block in blocks:
+        at = 0
+        while at < len(block):
+            part = block[at : at + missing]
+            parts.append(b",".join(part))
+            at += len(part)
+            missing -= len(part)
+            if not missing:
+                parts[0] = b"[" + parts[0]
+                parts[-1] += b"]"
+                yield b",".join(parts)
+                parts, missing = [], size
+
+
+def _empty_rows(shape: tuple[int, ...]) -> list[bytes]:
+    row = b"[]"
+    inner = shape[1 : shape.index(0)] if shape[0] else ()
+    for size in reversed(inner):
+        row = b"[" + b",".join([row] * size) + b"]"
+    return [row] * shape[0]
+
+
+def _items(output: Output, tensor: Tensor, nan: NanPolicy) -> Iterator[list[bytes]]:
+    """The text of each element, flat, in blocks."""
     if output.kind != "s":
-        text = output.json_data(tensor, nan)[1:-1]
-        return text.split(b",") if text else []
-    elements = strings_of(tensor)
-    if not output.name.endswith("_bytes"):  # the protocol's sign for "always b64"
+        yield from output.json_items(tensor, nan)
+        return
+    elements = output.strings(tensor)
+    is_text = not output.name.endswith("_bytes")  # the protocol's sign: "always b64"
+    if is_text:
         try:
-            return [orjson.dumps(element.decode()) for element in elements]
+            texts_of(elements)
         except UnicodeDecodeError:
-            pass
-    return [b'{"b64":"%b"}' % b64encode(element) for element in elements]
+            is_text = False
+    for start in range(0, len(elements), BLOCK):
+        block = elements[start : start + BLOCK]
+        if tensor.nbytes > AT_ONCE:
+            give_way()
+        if is_text:
+            yield [orjson.dumps(element.decode()) for element in block]
+        else:
+            yield [b'{"b64":"%b"}' % b64encode(element) for element in block]

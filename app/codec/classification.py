@@ -17,10 +17,15 @@ import numpy.typing as npt
 from app.codec.half_floats import BF16
 from app.codec.outputs import Output
 from app.errors import NotRepresentable
+from app.give_way import BLOCK, give_way
 from app.spec import ModelSpec, TensorSpec
 from engine import Tensor
 
 MAX_CLASSES = 1 << 20  # strings that one output may become
+# Values of a row from which on the highest are set apart before they are sorted, if
+# they are not more than a part of all.
+_LONG = 4096
+_PART = 8
 
 
 def classify(
@@ -34,18 +39,20 @@ def classify(
     array = output.array(tensor) if tensor.nbytes else np.empty(0, output.dtype)
     rows = tensor.shape[0] if batched and tensor.shape else 1
     table = array.reshape(rows, array.size // rows if rows else 0)
-    best = _highest(output.values(table.reshape(-1)).reshape(table.shape), count)
-    if best.size > MAX_CLASSES:
+    strings = rows * min(count, table.shape[1])
+    if strings > MAX_CLASSES:
         msg = (
-            f"the {count} highest of output '{output.name}' would be {best.size} "
+            f"the {count} highest of output '{output.name}' would be {strings} "
             f"strings; at most {MAX_CLASSES} are allowed: ask for its values"
         )
         raise NotRepresentable(msg)
-    texts: list[bytes] = [
-        _text(output, value, index, labels)
-        for row, indices in zip(table, best, strict=True)
-        for value, index in zip(row[indices], indices.tolist(), strict=True)
-    ]
+    best = _highest(output.values(table.reshape(-1)).reshape(table.shape), count)
+    texts: list[bytes] = []
+    for row, indices in zip(table, best, strict=True):
+        for value, index in zip(row[indices], indices.tolist(), strict=True):
+            texts.append(_text(output, value, index, labels))
+            if len(texts) % BLOCK == 0:
+                give_way()
     elements = np.empty(len(texts), object)
     elements[:] = texts
     shape = best.shape if batched else best.shape[1:]
@@ -54,12 +61,28 @@ def classify(
 
 def _highest(values: npt.NDArray[Any], count: int) -> npt.NDArray[np.intp]:
     """Indices of the highest values of each row, best first."""
-    if values.dtype.kind == "f":
-        order = np.argsort(-values, axis=1, kind="stable")
-    else:  # which cannot be negated: the ascending order of the row from behind
-        behind = np.argsort(values[:, ::-1], axis=1, kind="stable")
-        order = values.shape[1] - 1 - behind[:, ::-1]
-    return order[:, :count]
+    # Of integers the complement: -2**31 has no negative, and neither has unsigned 1.
+    keys = -values if values.dtype.kind == "f" else ~values
+    width = keys.shape[1]
+    if width < _LONG or count * _PART > width:
+        return np.argsort(keys, axis=1, kind="stable")[:, :count]
+    best = np.empty((len(keys), count), np.intp)
+    for found, row in zip(best, keys, strict=True):
+        found[:] = _lowest(row, count)
+        give_way()
+    return best
+
+
+def _lowest(keys: npt.NDArray[Any], count: int) -> npt.NDArray[np.intp]:
+    """Indices of the `count` lowest values in their order, without sorting the rest."""
+    edge = np.partition(keys, count - 1)[count - 1]
+    if edge == edge:
+        sure, tied = np.flatnonzero(keys < edge), np.flatnonzero(keys == edge)
+    else:  # there are fewer numbers than that
+        odd = np.isnan(keys)
+        sure, tied = np.flatnonzero(~odd), np.flatnonzero(odd)
+    found = np.sort(np.concatenate((sure, tied[: count - sure.size])))
+    return found[np.argsort(keys[found], kind="stable")]
 
 
 def _text(output: Output, value: Any, index: int, labels: Sequence[str]) -> bytes:

@@ -11,7 +11,7 @@ from app.codec.document import DocumentReader
 from app.codec.inputs import Input
 from app.codec.media import KNOWN_WAYS, encoding_of, reply_to, way_of
 from app.codec.messages import Body, Encoding, InferRequest, Reply, Response
-from app.codec.npy import decode_npy, encode_npy
+from app.codec.npy import decode_npy, encode_npy, is_rearranged
 from app.codec.oip_binary import BinaryReader
 from app.codec.oip_json import JsonWriter, decode_json
 from app.codec.oip_msgpack import MsgpackWriter, decode_msgpack, is_mostly_bytes
@@ -41,8 +41,8 @@ class ModelCodec:
     __slots__ = (
         "_binary",
         "_classified",
-        "_has_strings",
         "_inputs",
+        "_is_looked_at",
         "_json",
         "_msgpack",
         "_outputs",
@@ -60,8 +60,9 @@ class ModelCodec:
         self.spec = spec
         self.limits = limits
         self._inputs = {item.name: Input(spec, item, limits) for item in spec.inputs}
-        self._outputs = {item.name: Output(item) for item in spec.outputs}
-        self._has_strings = any(item.type.kind == "s" for item in spec.inputs)
+        self._outputs = {item.name: Output(item, limits) for item in spec.outputs}
+        # Each element of these is looked at, also where they come as bytes.
+        self._is_looked_at = any(item.type.kind in "sb" for item in spec.inputs)
         self._reader = DocumentReader(spec, limits, self._inputs, regions)
         self._binary = BinaryReader(spec, limits, self._inputs, self._reader)
         self._json = JsonWriter(spec, self._outputs)
@@ -109,14 +110,14 @@ class ModelCodec:
     def takes_long(self, headers: Mapping[bytes, bytes], body: Body) -> bool:
         """Whether a large body is one whose decoding others should not wait for.
 
-        Tensors that are binary are only looked at, however large they are; but strings
-        are looked at one by one.
+        Tensors that are binary stay as they are, however large they are; but strings
+        and booleans are looked at one by one, and arrays may have another order.
         """
         size = sum(map(len, body))
         if size <= DECODED_AT_ONCE:
             return False
         header_length = headers.get(b"inference-header-content-length")
-        if size > DECODED_AT_ONCE_AT_MOST and self._has_strings:
+        if size > DECODED_AT_ONCE_AT_MOST and self._is_looked_at:
             return True
         if header_length is not None:
             return header_length.isdigit() and (
@@ -127,9 +128,32 @@ class ModelCodec:
             encoding = encoding_of(headers.get(b"content-type"), [first])
         except RequestError:
             return False
+        if encoding is Encoding.NPY:
+            return is_rearranged(first)
         if encoding is Encoding.MSGPACK:
-            return not is_mostly_bytes(first, size)
+            # The whole body is joined, if it came in several chunks.
+            is_copied = size > DECODED_AT_ONCE_AT_MOST
+            return is_copied or not is_mostly_bytes(first, size)
         return encoding is Encoding.JSON and size > DECODED_AT_ONCE_AT_MOST
+
+    def is_text(self, request: InferRequest) -> bool:
+        """Whether something of the response is written element by element, which takes
+        long where outputs are large. What is binary goes out as it is."""
+        if request.classes is not None:
+            return True
+        held, by_name = request.held or (), request.binary_by_name or {}
+        for name in request.outputs or tuple(self._outputs):
+            if name in held:
+                continue
+            if request.encoding is Encoding.NPY or by_name.get(name, request.binary):
+                is_text = self._outputs[name].kind == "s" and (
+                    request.encoding is not Encoding.JSON
+                )
+            else:
+                is_text = True
+            if is_text:
+                return True
+        return False
 
     def _decode_framed(
         self,

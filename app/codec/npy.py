@@ -29,9 +29,10 @@ from app.codec.messages import (
     Response,
     sized_lines,
 )
-from app.codec.outputs import Output, strings_of
+from app.codec.outputs import Output
 from app.codec.shapes import Shape, count_elements
 from app.errors import InvalidTensor, MalformedBody, NotRepresentable
+from app.give_way import AT_ONCE, BLOCK, give_way
 from app.limits import Limits
 from app.sizes import counted
 from app.spec import ModelSpec
@@ -124,6 +125,12 @@ def _parse_dims(text: bytes) -> Shape:
     return tuple(map(int, words))
 
 
+def is_rearranged(first: bytes) -> bool:
+    """Whether an array, of which these are the first bytes, is not used as it is."""
+    head = first[: first.find(b"\n")]
+    return b"True" in head or b">" in head
+
+
 def decode_npy(
     spec: ModelSpec,
     inputs: dict[str, Input],
@@ -187,7 +194,7 @@ def _tensor(
     if is_text:
         return model_input.from_texts(array.tolist(), accepted)
     native = np.ascontiguousarray(array.astype(dtype.newbyteorder("="), copy=False))
-    return model_input.from_bytes((native.tobytes(),), left, accepted)
+    return model_input.from_bytes((native.view(np.uint8).data,), left, accepted)
 
 
 def _dtype(descr: str) -> np.dtype[np.generic]:
@@ -258,9 +265,15 @@ def write_header(descr: str, shape: Shape) -> bytes:
 
 
 def _string_array(output: Output, tensor: Tensor) -> npt.NDArray[np.bytes_]:
-    elements = strings_of(tensor)
-    width = max(map(len, elements), default=1) or 1
-    if any(element.endswith(b"\0") for element in elements):
+    elements = output.strings(tensor, as_text=False)
+    width, is_cut = 1, False
+    for start in range(0, len(elements), BLOCK):
+        block = elements[start : start + BLOCK]
+        width = max(width, *map(len, block))
+        is_cut = is_cut or any(element.endswith(b"\0") for element in block)
+        if tensor.nbytes > AT_ONCE:
+            give_way()
+    if is_cut:
         msg = (
             f"output '{output.name}' has strings that end in a zero byte, which .npy "
             "cannot hold; ask for JSON, msgpack or binary"
@@ -272,4 +285,9 @@ def _string_array(output: Output, tensor: Tensor) -> npt.NDArray[np.bytes_]:
             "pads to the longest; ask for JSON, msgpack or binary"
         )
         raise NotRepresentable(msg)
-    return np.array(elements, dtype=f"S{width}").reshape(tensor.shape)
+    array = np.empty(len(elements), dtype=f"S{width}")
+    for start in range(0, len(elements), BLOCK):
+        array[start : start + BLOCK] = elements[start : start + BLOCK]
+        if tensor.nbytes > AT_ONCE:
+            give_way()
+    return array.reshape(tensor.shape)

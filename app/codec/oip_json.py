@@ -25,6 +25,7 @@ from app.codec.messages import (
 from app.codec.number_lists import SMALL, Unusual, may_have_lists, parse_with_lists
 from app.codec.outputs import Output, json_strings, strings_of
 from app.errors import BodyTooLarge, RequestError
+from app.give_way import AT_ONCE
 from app.limits import Limits
 from app.spec import ModelSpec
 from engine import Tensor
@@ -177,7 +178,10 @@ class JsonWriter:
                     tail += tensor.parts
                     tail_size += tensor.nbytes
             elif output.kind == "s":
-                pieces.append(_string_data(tensor))
+                if tensor.nbytes <= AT_ONCE:
+                    pieces.append(_string_data(strings_of(tensor)))
+                else:
+                    pieces.append(_string_data(output.strings(tensor)))
             else:
                 pieces.append(b'"data":')
                 pieces.append(output.json_data(tensor, request.nan))
@@ -189,8 +193,8 @@ class JsonWriter:
         return f"<JsonWriter outputs={list(self._all)}>"
 
 
-def _string_data(tensor: Tensor) -> bytes:
-    text, is_base64 = json_strings(strings_of(tensor))
+def _string_data(elements: list[bytes]) -> bytes:
+    text, is_base64 = json_strings(elements)
     flag = b'"parameters":{"content_type":"base64"},' if is_base64 else b""
     return flag + b'"data":' + text + b"}"
 

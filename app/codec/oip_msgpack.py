@@ -30,6 +30,7 @@ from app.codec.nesting import LIST_WEIGHT, too_deep, too_many_values
 from app.codec.outputs import Output, strings_of
 from app.codec.shared_memory import HeldPlaces
 from app.errors import InvalidRequest, MalformedBody, NotRepresentable
+from app.give_way import AT_ONCE, BLOCK, give_way
 from app.limits import Limits
 from app.sizes import counted
 from app.spec import ModelSpec
@@ -191,11 +192,13 @@ class MsgpackWriter:
             output = self._outputs[name]
             if held is not None and name in held:
                 pieces[-1] = self._placed(name, tensor, held)
-            elif output.kind == "s":
-                pieces.append(_pack(strings_of(tensor)))
-            elif by_name.get(name, request.binary):
+            elif output.kind != "s" and by_name.get(name, request.binary):
                 pieces.append(_bin_header(tensor.nbytes))
                 pieces += tensor.parts
+            elif tensor.nbytes > AT_ONCE:
+                pieces += _long_list(output, tensor)
+            elif output.kind == "s":
+                pieces.append(_pack(strings_of(tensor)))
             else:
                 pieces.append(_pack(output.values(output.array(tensor)).tolist()))
         total = sum(map(len, pieces))
@@ -218,6 +221,30 @@ class MsgpackWriter:
 
     def __repr__(self) -> str:
         return f"<MsgpackWriter outputs={list(self._all)}>"
+
+
+def _long_list(output: Output, tensor: Tensor) -> list[bytes]:
+    """The list of a large output, for the threads of what is large."""
+    if output.kind == "s":
+        strings = output.strings(tensor, as_text=False)
+        starts = range(0, len(strings), BLOCK)
+        blocks = [_without_header(strings[at : at + BLOCK]) for at in starts]
+        return [_array_header(len(strings)), *blocks]
+    array = output.values(output.array(tensor))
+    output.check_text(array.size)
+    pieces = [_array_header(array.size)]
+    size = 0
+    for start in range(0, array.size, BLOCK):
+        piece = _without_header(array[start : start + BLOCK].tolist())
+        size += len(piece)
+        output.check_text(size)
+        pieces.append(piece)
+    return pieces
+
+
+def _without_header(block: list[Any]) -> bytes:
+    give_way()
+    return _pack(block)[1 if len(block) < 1 << 4 else 3 :]
 
 
 def _array_header(count: int) -> bytes:

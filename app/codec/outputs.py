@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import math
+import struct
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,8 @@ from app.codec.half_floats import BF16, FP16, unpack_bf16
 from app.codec.memory_check import ensure_room
 from app.codec.messages import NanPolicy
 from app.errors import NotRepresentable
+from app.give_way import AT_ONCE, BLOCK, give_way
+from app.limits import DEFAULT_LIMITS, Limits
 from app.spec import TensorSpec
 from engine import Tensor
 
@@ -23,6 +28,9 @@ _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 # writer's memory grows by doubling.
 _NUMBER = 80
 _CHARACTER = 18
+_LENGTH = struct.Struct("<I")
+# Strings that only an output above `AT_ONCE` has.
+_MANY = AT_ONCE // _LENGTH.size
 # For so many numbers there is room in any case.
 _FEW = 4096
 _WORDS = {
@@ -42,11 +50,13 @@ class Output:
         "dtype",
         "heads",
         "kind",
+        "limits",
         "name",
     )
 
-    def __init__(self, spec: TensorSpec) -> None:
+    def __init__(self, spec: TensorSpec, limits: Limits = DEFAULT_LIMITS) -> None:
         datatype = spec.type
+        self.limits = limits
         self.name = spec.name
         self.datatype = spec.datatype
         self.data_type = spec.data_type
@@ -77,11 +87,14 @@ class Output:
     def json_data(self, tensor: Tensor, nan: NanPolicy) -> bytes:
         """The JSON list of all elements, flat, in the fewest digits that are exact.
 
-        Raises NotRepresentable under the policy that refuses non-finite numbers.
+        Raises NotRepresentable under the policy that refuses non-finite numbers, and
+        for more text than an answer may have.
         """
         parts = tensor.parts
         data = parts[0] if len(parts) == 1 else tensor.buffer
         array = np.frombuffer(data, self.dtype)
+        if tensor.nbytes > AT_ONCE:
+            return self._long_list(array, nan)
         if self._short is None:
             if array.size > _FEW:
                 ensure_room(_NUMBER * array.size)
@@ -92,6 +105,74 @@ class Output:
         if self.kind == "f" and text.find(b"n") >= 0 and nan is not NanPolicy.NULL:
             return self._with_words(text, self.values(array), nan)
         return text
+
+    def _long_list(self, array: npt.NDArray[Any], nan: NanPolicy) -> bytes:
+        """As `json_data`, for the threads of what is large."""
+        pieces = list(self._blocks(array, nan))
+        pieces[0] = b"[" + pieces[0]
+        pieces[-1] += b"]"
+        return b",".join(pieces)
+
+    def _blocks(self, array: npt.NDArray[Any], nan: NanPolicy) -> Iterator[bytes]:
+        """The numbers of a large array, written in blocks without brackets."""
+        most, values = self.limits.max_json_bytes, self.values
+        self.check_text(2 * array.size - 1)
+        ensure_room(2 * min(most, _NUMBER * array.size))
+        if nan is NanPolicy.REFUSE and self.kind == "f":
+            self._with_words(b"", values(array), nan)
+        size = -1  # the first has no comma in front
+        for start in range(0, array.size, BLOCK):
+            block = array[start : start + BLOCK]
+            if self._short is None:
+                text = orjson.dumps(block, option=_NUMPY)
+            else:
+                text = self._short.join(block.view(np.uint16).tolist())
+            if self.kind == "f" and b"n" in text and nan is not NanPolicy.NULL:
+                text = self._with_words(text, values(block), nan)
+            size += len(text) - 1
+            self.check_text(size)
+            yield text[1:-1]
+            give_way()
+
+    def json_items(self, tensor: Tensor, nan: NanPolicy) -> Iterator[list[bytes]]:
+        """The JSON of each number, flat, in blocks where there are many.
+
+        Raises what `json_data` does.
+        """
+        if tensor.nbytes > AT_ONCE:
+            for text in self._blocks(self.array(tensor), nan):
+                yield text.split(b",")
+            return
+        text = self.json_data(tensor, nan)[1:-1] if tensor.nbytes else b""
+        yield text.split(b",") if text else []
+
+    def check_text(self, size: int) -> None:
+        """Refuses to write so many bytes of text, or more. Raises NotRepresentable."""
+        most = self.limits.max_json_bytes
+        if size > most:
+            msg = (
+                f"output '{self.name}' would be more than {most} bytes of text; ask "
+                "for binary data"
+            )
+            raise NotRepresentable(msg)
+
+    def strings(self, tensor: Tensor, *, as_text: bool = True) -> list[bytes]:
+        """The elements of a BYTES tensor, flat, to be written as text or as they are.
+
+        Raises NotRepresentable for more than are written so.
+        """
+        if tensor.nbytes <= AT_ONCE:
+            return strings_of(tensor)
+        count, most = math.prod(tensor.shape), self.limits.max_strings
+        if as_text:
+            self.check_text(tensor.nbytes - _LENGTH.size * count)
+        if count > most:
+            msg = (
+                f"output '{self.name}' has {count} strings; at most {most} are written "
+                "one by one: ask for binary data"
+            )
+            raise NotRepresentable(msg)
+        return _long_strings(tensor, count)
 
     def values(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The numbers of an array as numpy computes with them (BF16 as float32)."""
@@ -127,14 +208,37 @@ def json_strings(elements: list[bytes]) -> tuple[bytes, bool]:
     All of them are base64 as soon as one is not UTF-8: the flag is for the tensor.
     """
     try:
-        return write_strings([element.decode() for element in elements]), False
+        return write_strings(texts_of(elements)), False
     except UnicodeDecodeError:
-        encoded = [base64.b64encode(element).decode() for element in elements]
+        encoded: list[str] = []
+        for index, element in enumerate(elements):
+            encoded.append(base64.b64encode(element).decode())
+            if index % BLOCK == BLOCK - 1 and len(elements) > _MANY:
+                give_way()
         return write_strings(encoded), True
+
+
+def texts_of(elements: list[bytes]) -> list[str]:
+    """The elements as text; UnicodeDecodeError where one is none."""
+    if len(elements) <= _MANY:
+        return [element.decode() for element in elements]
+    texts: list[str] = []
+    for start in range(0, len(elements), BLOCK):
+        texts += [element.decode() for element in elements[start : start + BLOCK]]
+        give_way()
+    return texts
 
 
 def write_strings(texts: list[str]) -> bytes:
     """The JSON list of strings."""
+    if len(texts) > _MANY:
+        pieces = []
+        for start in range(0, len(texts), BLOCK):
+            pieces.append(write_strings(texts[start : start + BLOCK])[1:-1])
+            give_way()
+        pieces[0] = b"[" + pieces[0]
+        pieces[-1] += b"]"
+        return b",".join(pieces)
     try:
         ensure_room(_CHARACTER * (sum(map(len, texts)) + len(texts)))
     except MemoryError:  # seldom needed that much, and this says so if it cannot do it
@@ -145,4 +249,21 @@ def write_strings(texts: list[str]) -> bytes:
 def strings_of(tensor: Tensor) -> list[bytes]:
     """The elements of a BYTES tensor, flat."""
     elements: list[bytes] = tensor.numpy().reshape(-1).tolist()
+    return elements
+
+
+def _long_strings(tensor: Tensor, count: int) -> list[bytes]:
+    """As `strings_of`, for the threads of what is large."""
+    data = bytes(tensor.buffer)
+    elements: list[bytes] = []
+    at = 0
+    for index in range(count):
+        (size,) = _LENGTH.unpack_from(data, at)
+        at += _LENGTH.size
+        elements.append(data[at : at + size])
+        at += size
+        if index % BLOCK == BLOCK - 1:
+            give_way()
+    if at != len(data):
+        strings_of(tensor)  # which says what is wrong with it
     return elements

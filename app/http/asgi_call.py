@@ -10,6 +10,7 @@ from typing import Any
 
 from app.codec.messages import InferRequest, Response
 from app.errors import InvalidRequest, row_of
+from app.give_way import AT_ONCE
 from app.http.asgi import ClientGone, Receive
 from app.observe.journal import Asked
 from app.serving.call import Call, Form
@@ -135,6 +136,8 @@ class EventCall(AsgiCall):
             assert entry is not None
             assert request is not None
             outputs = self._ready.popleft()
+            if sum([tensor.nbytes for tensor in outputs.values()]) > AT_ONCE:
+                return (await self.encoded(entry, request, outputs)).body
             if self.form is None:
                 return entry.codec.encode(request, outputs).body
             return self.form.encode(entry.codec, request, outputs).body

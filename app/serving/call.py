@@ -27,6 +27,7 @@ from app.errors import (
     Row,
     row_of,
 )
+from app.give_way import AT_ONCE
 from app.observe.journal import Answered, Asked, Failed, Part, Stamps
 from app.observe.request_ids import (
     HEADER,
@@ -354,12 +355,13 @@ class Call(ABC):
         except Exception as error:
             self.fail(error)
             return
-        self._end()
-        self.respond(response)
+        if response is not None:
+            self._end()
+            self.respond(response)
 
-    def _encode(self, submitted: Submitted) -> Response:
-        """The response to a request that is done, which is counted with it; raises how
-        it failed."""
+    def _encode(self, submitted: Submitted) -> Response | None:
+        """The response to a request that is done, which is counted with it; None if
+        that is left to a thread. Raises how it failed."""
         entry, request, form = self.entry, self._request, self.form
         assert entry is not None
         assert request is not None
@@ -370,10 +372,18 @@ class Call(ABC):
             # What is raised keeps the frames it went through, and with them requests.
             raise error.again() if isinstance(error, EngineError) else error
         outputs = submitted.outputs
-        transfers = self.service.transfers
-        is_full = transfers.held > transfers.limit
-        if is_full and sum(tensor.nbytes for tensor in outputs.values()) > SMALL:
-            transfers.check()
+        size = 0
+        for tensor in outputs.values():
+            size += tensor.nbytes
+        if size > SMALL:
+            transfers = self.service.transfers
+            if transfers.held > transfers.limit:
+                transfers.check()
+            if size > AT_ONCE and (form is not None or entry.codec.is_text(request)):
+                loop = asyncio.get_running_loop()
+                later = self._encode_in_thread(entry, request, submitted)
+                self._preparing = loop.create_task(later)
+                return None
         encoding = monotonic_ns()
         if form is None:
             response = entry.codec.encode(request, outputs)
@@ -381,6 +391,37 @@ class Call(ABC):
             response = form.encode(entry.codec, request, outputs)
         self._succeed(entry, request, submitted, encoding)
         return response
+
+    async def _encode_in_thread(
+        self, entry: ModelEntry, request: InferRequest, submitted: Submitted
+    ) -> None:
+        """Answer with a response that takes long to write."""
+        try:
+            encoding = monotonic_ns()
+            response = await self.encoded(entry, request, submitted.outputs)
+            self._preparing = None
+            if self.response_complete:
+                return
+            self._succeed(entry, request, submitted, encoding)
+        except Exception as error:
+            if not self.response_complete:
+                self.fail(error)
+            return
+        self._end()
+        self.respond(response)
+
+    async def encoded(
+        self, entry: ModelEntry, request: InferRequest, outputs: Mapping[str, Tensor]
+    ) -> Response:
+        """The response of large outputs, written in a thread.
+
+        Raises `RequestError`, and DeadlineExceeded when the request's time is over.
+        """
+        if self.form is None:
+            encode = partial(entry.codec.encode, request, outputs)
+        else:
+            encode = partial(self.form.encode, entry.codec, request, outputs)
+        return await self.service.encode(encode, self.deadline)
 
     def _succeed(
         self,

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from app.background import DaemonPool
 from app.codec.compression import inflate
-from app.codec.messages import Body
+from app.codec.messages import Body, Response
 from app.codec.model import ModelCodec
 from app.codec.preamble import read_preamble
 from app.errors import UnknownModel
@@ -55,7 +55,7 @@ class Service:
         self.answers = answers or Answers()
         self.deadlines = Deadlines()
         # One: with several, the event loop would have its turn less often.
-        self._decoding = DaemonPool(1, "popgate-decode")
+        self._codec = DaemonPool(1, "popgate-codec")
         self._inflating = DaemonPool(2, "popgate-inflate")
 
     async def inflate(self, encoding: bytes, body: Body, deadline: float) -> Body:
@@ -71,7 +71,12 @@ class Service:
     ) -> T:
         """What `decode` makes, in the thread that does so for all. Raises
         DeadlineExceeded at `deadline`, a `time.monotonic()` time."""
-        return await _until(deadline, self._decoding.run(partial(decode, codec)))
+        return await _until(deadline, self._codec.run(partial(decode, codec)))
+
+    async def encode(self, encode: Callable[[], Response], deadline: float) -> Response:
+        """The response that `encode` makes, in the same thread. Raises
+        DeadlineExceeded at `deadline`, a `time.monotonic()` time."""
+        return await _until(deadline, self._codec.run(encode))
 
     async def fetch(
         self, path: str, headers: Mapping[bytes, bytes], body: Body

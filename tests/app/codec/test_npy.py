@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.codec.npy import write_header
+from app.codec.npy import is_rearranged, write_header
 from app.errors import MalformedBody, NotRepresentable, RequestError
 from tests.app.codec import samples
 
@@ -213,3 +213,15 @@ def test_truncation_at_every_byte() -> None:
             samples.codec(samples.model("FP32", None)).decode(
                 b"application/x-npy", None, None, [GOOD[:end]]
             )
+
+
+def test_whether_an_array_is_used_as_it_is() -> None:
+    for array, expected in (
+        (np.zeros((2, 3), "<f4"), False),
+        (np.zeros((2, 3), ">f4"), True),
+        (np.asfortranarray(np.zeros((2, 3), "<f4")), True),
+        (np.zeros((2, 3), "|u1"), False),
+    ):
+        file = io.BytesIO()
+        np.save(file, array)
+        assert is_rearranged(file.getvalue()[:4096]) is expected

@@ -91,7 +91,7 @@ def test_who_waits_for_a_thread_waits_until_the_deadline(
         held = threading.Event()
         with contextlib.ExitStack() as ends:
             ends.callback(held.set)
-            for pool, count in ((service._decoding, 1), (service._inflating, 2)):
+            for pool, count in ((service._codec, 1), (service._inflating, 2)):
                 for _ in range(count):
                     pool.submit(held.wait)
             response = await call.answer()
