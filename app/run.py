@@ -32,12 +32,15 @@ from app.settings import Settings
 from engine import (
     NoDeviceAvailable,
     TimedOut,
+    raise_descriptor_limit,
 )
 
 logger = logging.getLogger(__name__)
 
 EXIT_FAILED = 1
 EXIT_NO_DEVICE = 3
+#: Descriptors: what a server with one model and one device has, and some connections.
+_FEWEST = 64
 
 
 def run_gateway(
@@ -54,6 +57,7 @@ def run_gateway(
     attached and models loaded; `on_failed` when that is impossible. Raises
     `app.http.server.ListenError` and `engine.InvalidConfig` before anything is started.
     """
+    _check_descriptors()
     certificate = _certificate(settings)
     listeners = Listeners(settings)
     url = listeners.url
@@ -98,6 +102,18 @@ def run_gateway(
                 sys.stdout.flush()
         os._exit(server.exit_code)
     return server.exit_code
+
+
+def _check_descriptors() -> None:
+    """Raises `ListenError` where nothing can be served with so few."""
+    # A loaded model and a connection take one each; the usual 1024 is soon used up.
+    there = raise_descriptor_limit()
+    if there < _FEWEST:
+        msg = (
+            f"this process may have {there} file descriptors, and a server needs "
+            f"{_FEWEST} at least: raise the limit (ulimit -n, LimitNOFILE)"
+        )
+        raise ListenError(msg)
 
 
 def _others(

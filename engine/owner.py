@@ -10,7 +10,13 @@ import contextlib
 import fcntl
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
+
+#: What ends a program: Control-C in a terminal, and what stops a service, go to the
+#: whole group, whose owner decides when the rest of it ends.
+_ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def die_with(owner_fd: int, *, group: bool = False) -> None:
@@ -39,3 +45,28 @@ def environment() -> dict[str, str]:
     root = str(Path(__file__).resolve().parent.parent)
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
+
+
+@contextlib.contextmanager
+def starting() -> Iterator[None]:
+    """Start a process in which what ends a program waits for `leave_ending_to_owner`,
+    so that nothing of it falls into the imports. For the thread that starts it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def leave_ending_to_owner() -> None:
+    """Ignore what ends a program, and let all other signals in, which the owner may
+    have been started without."""
+    for number in _ENDING:
+        signal.signal(number, signal.SIG_IGN)
+    unblock_signals()
+
+
+def unblock_signals() -> None:
+    """Let all signals in: what the process that started this one blocked stays blocked
+    otherwise, and nothing but SIGKILL would end it."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -64,7 +64,7 @@ from engine.errors import (
 from engine.faults import DeviceFault, FaultKind, RecoveryAction
 from engine.model.description import ModelDescription, describe_model
 from engine.model.model_file import open_model
-from engine.owner import die_with, environment
+from engine.owner import die_with, environment, leave_ending_to_owner, starting
 from engine.programs.own_metrics import MetricSeries, OwnMetrics
 from engine.programs.python_interface import MORE as PYTHON_MORE
 from engine.programs.python_interface import STEP as PYTHON_STEP
@@ -245,6 +245,7 @@ __all__ = [
     "die_with",
     "environment",
     "keep_large_blocks",
+    "leave_ending_to_owner",
     "named_devices",
     "non_scalar",
     "not_assigned",
@@ -260,6 +261,7 @@ __all__ = [
     "request_numbers",
     "ring_size_for_main_programs",
     "ring_size_for_programs",
+    "starting",
     "usable_cores",
     "used_by",
     "used_by_load",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 from typing import Annotated, Any, NoReturn
 
@@ -117,6 +118,8 @@ def _open_standard_streams() -> None:
 
 def _run(command: typer.Typer, name: str) -> None:
     _open_standard_streams()
+    # What the caller blocked, SIGTERM say, would do nothing for ever.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names of files may be any bytes
             stream.reconfigure(errors="backslashreplace")

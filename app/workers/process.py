@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -43,7 +42,7 @@ from app.settings import Settings
 from app.workers.front import WorkerFront
 from app.workers.messages import Message, receive
 from app.workers.worker import Worker
-from engine import die_with
+from engine import die_with, leave_ending_to_owner
 
 
 class WorkerServer(GatewayServer):
@@ -65,9 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--control-fd", type=int, required=True)
     parser.add_argument("--owner-fd", type=int, required=True)
     options: Any = parser.parse_args(arguments)
-    # Ctrl-C in a terminal, and what stops a service, go to the whole group.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    leave_ending_to_owner()
     die_with(options.owner_fd)
     sock = socket.socket(fileno=options.control_fd)
     start, (counters_fd, totals_fd, listener_fd) = receive(sock)

@@ -27,7 +27,7 @@ from app.workers.messages import (
     receive,
     send,
 )
-from engine import Device, EngineError, ModelRunner, SharedMemory, environment
+from engine import Device, EngineError, ModelRunner, SharedMemory, environment, starting
 
 logger = logging.getLogger(__name__)
 
@@ -136,16 +136,17 @@ class WorkerProcess:
         self._sock = mine
         read_end, self._owner_pipe = os.pipe()
         try:
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-P", "-m", "app.workers.process"),
-                    *("--control-fd", str(theirs.fileno())),
-                    *("--owner-fd", str(read_end)),
-                ],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno(), read_end],
-                env=environment(),
-            )
+            with starting():
+                self._process = subprocess.Popen(
+                    [
+                        *(sys.executable, "-P", "-m", "app.workers.process"),
+                        *("--control-fd", str(theirs.fileno())),
+                        *("--owner-fd", str(read_end)),
+                    ],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno(), read_end],
+                    env=environment(),
+                )
         finally:
             os.close(read_end)
             theirs.close()

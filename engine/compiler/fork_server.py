@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -26,7 +25,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 
-from engine.owner import environment
+from engine.owner import environment, leave_ending_to_owner, starting
 
 # Not `-m`: this module is one of those that its package imports.
 _START = f"import sys; from {__name__} import main; main(sys.argv[1:])"
@@ -45,7 +44,7 @@ class ForkServer:
         # A message and its answer are not parted by another's.
         self._lock = threading.Lock()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        with theirs, starting():
             process = subprocess.Popen(
                 [
                     *(sys.executable, "-P", "-c", _START, str(theirs.fileno())),
@@ -99,8 +98,7 @@ def _end(process: subprocess.Popen[bytes], connection: socket.socket) -> None:
 
 def main(arguments: list[str]) -> None:
     """Serves until the owner is gone. Never returns."""
-    # The owner decides what ends at Control-C.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave_ending_to_owner()
     number, module, function, *imports = arguments
     job = getattr(importlib.import_module(module), function)
     for name in imports:

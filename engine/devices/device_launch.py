@@ -18,7 +18,7 @@ from engine.devices.python_process import Output, PythonOptions, device_process
 from engine.errors import DeviceLost
 from engine.logs import standard_output_is_wanted
 from engine.origin import here, hold, let_go, no_fork
-from engine.owner import environment
+from engine.owner import environment, starting
 from engine.run_failures import Death
 from engine.transport.held_socket import HeldSocket
 
@@ -160,12 +160,13 @@ class LaunchedProcess:
                         # What it starts ends with it: all of the group do.
                         "start_new_session": True,
                     }
-                self._process = _Child(
-                    [*command, *_arguments(name, listener, read_end, spin_us)],
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=[listener.fileno(), read_end, *inherited],
-                    **options,
-                )
+                with starting():
+                    self._process = _Child(
+                        [*command, *_arguments(name, listener, read_end, spin_us)],
+                        stdin=subprocess.DEVNULL,
+                        pass_fds=[listener.fileno(), read_end, *inherited],
+                        **options,
+                    )
         except OSError as error:
             self._close_pipe()
             raise DeviceLost(

@@ -17,7 +17,6 @@ import gc
 import logging
 import os
 import resource
-import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from typing import Any, NoReturn
 from engine.descriptors import raise_descriptor_limit
 from engine.faults import DeviceFault, DeviceFaulted, FaultKind
 from engine.logs import label_process
-from engine.owner import die_with
+from engine.owner import die_with, leave_ending_to_owner
 from engine.transport.shared_memory import keep_large_blocks
 from engine.worker.device_service import DeviceService
 from engine.worker.scheduler import Scheduler
@@ -70,10 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(format=line)
     logging.getLogger("engine").setLevel(options.log_level)
     label_process(options.name)
-    # Ctrl-C in a terminal, and what stops a service, go to the whole group: the owner
-    # decides when we end.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    leave_ending_to_owner()
     die_with(options.owner_fd, group=options.python)
     if options.memory:
         resource.setrlimit(resource.RLIMIT_DATA, (options.memory, options.memory))

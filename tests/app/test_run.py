@@ -10,10 +10,11 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 from tests.app.http.test_protocol import SLOW
-from tests.app.served import POPGATE, ROOT
+from tests.app.served import POPGATE, ROOT, ServedGateway
 from tests.engine import models
 from tests.support import WAIT
 
@@ -57,3 +58,44 @@ def test_it_ends_without_a_standard_output(tmp_path: Path) -> None:
         process.wait()
         if process.stderr is not None:
             process.stderr.close()
+
+
+BLOCKING = """
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, range(1, signal.NSIG))
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_what_its_starter_blocked_ends_it_all_the_same(tmp_path: Path) -> None:
+    """And reaches its workers and devices; as some supervisors start what they run."""
+    models.affine(tmp_path / "affine.popef")
+    before = (sys.executable, "-c", BLOCKING)
+    with ServedGateway(tmp_path, "--workers", "2", before=before) as gateway:
+        gateway.wait_ready()
+        pid = gateway.process.pid
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        found = [(task / "children").read_text().split() for task in tasks]
+        children = [child for some in found for child in some]
+        assert len(children) >= 3
+        for one in (str(pid), *children):
+            status = Path(f"/proc/{one}/status").read_text()
+            blocked = next(line for line in status.splitlines() if "SigBlk" in line)
+            assert int(blocked.split()[1], 16) == 0, one
+        assert gateway.stop() == 0
+
+
+def test_too_few_descriptors_are_told(tmp_path: Path) -> None:
+    few = ("sh", "-c", 'ulimit -n 16; exec "$@"', "sh")
+    done = subprocess.run(
+        [*few, *POPGATE, "serve", "-m", str(tmp_path), "--port", "0"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=WAIT,
+        check=False,
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "16 file descriptors" in line
+    assert done.stdout == ""

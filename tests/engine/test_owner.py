@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 
-from engine.owner import environment
+from engine.owner import environment, starting
 from tests.support import WAIT
 
 CHILD = """
@@ -64,3 +64,38 @@ def test_a_group_ends_with_its_owner() -> None:
             assert child.stdout.read() == b""  # the other has ended as well
         finally:
             child.kill()
+
+
+STARTED = """
+import os, signal
+os.write(1, b"up")
+os.read(0, 2)
+from engine.owner import leave_ending_to_owner
+leave_ending_to_owner()
+os.write(1, b"on %d" % len(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+"""
+
+
+def test_what_ends_a_program_does_not_meet_one_that_starts() -> None:
+    """Control-C during its imports, say. What was blocked before its owner comes in."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    try:
+        with starting():
+            child = subprocess.Popen(
+                [sys.executable, "-c", STARTED],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=environment(),
+            )
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        assert blocked == {*before, signal.SIGUSR1}
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    with child:
+        assert child.stdout is not None
+        assert child.stdout.read(2) == b"up"
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            child.send_signal(number)
+        assert child.communicate(b"go", WAIT)[0] == b"on 0"
+    assert child.returncode == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     import httpx
 
 TIMEOUT = 30.0  # seconds without a byte
+WATCHED = 60.0  # seconds of waiting, over which so much has to come at least:
+LEAST_RATE = 1024.0  # bytes a second
 MAX_DOCUMENT = 32 << 20  # bytes of an answer that is no file
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -184,8 +187,22 @@ def _netrc() -> Any:
 
 
 def _chunks(answer: httpx.Response) -> Iterator[bytes]:
-    with _explained(str(answer.url)):
-        yield from answer.iter_raw()
+    """What comes. Raises `RemoteError` where that is hardly anything: who sends a byte
+    now and then would be listened to without end."""
+    url = str(answer.url)
+    waited, came = 0.0, 0
+    with _explained(url):
+        began = time.monotonic()
+        for chunk in answer.iter_raw():
+            waited += time.monotonic() - began
+            came += len(chunk)
+            if waited > WATCHED:
+                if came < waited * LEAST_RATE:
+                    rate = f"{came / waited:.3g} bytes a second"
+                    raise RemoteError(f"{_shown(url)} sends {rate}: it is given up")
+                waited, came = 0.0, 0
+            yield chunk
+            began = time.monotonic()
 
 
 @contextmanager

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.server
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
+from app.repository.remote import http_files
 from app.repository.remote.errors import RemoteError, SourceAway, SourceChanged
 from app.repository.remote.http_files import (
     MAX_DOCUMENT,
@@ -135,3 +139,40 @@ def test_users_of_netrc_are_used(
     web.put("/m.onnx", BODY)
     list(WebSource(f"{web.url}/m.onnx").files())
     assert web.authorizations == ["Basic bWU6c2VjcmV0"]
+
+
+class Dripping(http.server.BaseHTTPRequestHandler):
+    """Sends a byte of its answer now and then, for as long as anyone listens."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            while not threading.Event().wait(0.005):
+                self.wfile.write(b"x")
+
+    def log_message(self, *words: object) -> None:
+        """Nothing."""
+
+
+def test_who_drips_is_not_listened_to_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_files, "WATCHED", 0.2)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Dripping) as server:
+        threading.Thread(target=server.serve_forever).start()
+        files = http_files.HttpFiles("")
+        url = f"http://127.0.0.1:{server.server_port}/m.onnx?secret"
+        try:
+            with (
+                pytest.raises(RemoteError, match=r"m.onnx sends .* a second") as raised,
+                files.file(url, 0) as (_, chunks),
+            ):
+                for _ in chunks:
+                    pass
+            assert "secret" not in str(raised.value)
+            with pytest.raises(RemoteError, match="it is given up"):
+                files.body(url)
+        finally:
+            files.close()
+            server.shutdown()
