@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import orjson
@@ -21,6 +21,7 @@ from app.api.openapi import (
     documented_methods,
     to_yaml,
 )
+from app.api.plugin_routes import PluginRoutes, access_groups, plugin_routes
 from app.api.routes import (
     drain,
     generate,
@@ -66,8 +67,9 @@ def create_app(
     specification that cannot be read.
     """
     gateway = gateway or Gateway(settings or Settings())
-    api = create_api(gateway)
     settings = gateway.settings
+    added = plugin_routes(settings)
+    api = create_api(gateway, added)
     service = Service(
         gateway.table,
         timeout=settings.request_timeout,
@@ -78,12 +80,18 @@ def create_app(
     front = InferFront(
         api,
         service,
-        operations=(*generate.OPERATIONS, *kserve_v1.OPERATIONS),
+        operations=(
+            *generate.OPERATIONS,
+            *kserve_v1.OPERATIONS,
+            *(operation for one in added for operation in one.operations),
+        ),
+        naming=[operation for one in added for operation in one.naming],
         base_path=settings.base_path,
         access=Access(
             settings.restrictions,
             gateway.keys,
             Trust.LOOPBACK if settings.trust_loopback else Trust.NOBODY,
+            access_groups(added),
         ),
         origins=settings.allow_origin,
         methods_of=api.state.allowed.of,
@@ -93,8 +101,12 @@ def create_app(
     return front
 
 
-def create_api(gateway: Gateway) -> FastAPI:
-    """Everything but inference: the application that stands behind the front."""
+def create_api(gateway: Gateway, added: Sequence[PluginRoutes] = ()) -> FastAPI:
+    """Everything but inference: the application that stands behind the front.
+
+    `added` are the routes of plugins.
+    """
+    routers = [*ROUTERS, *(one.router for one in added)]
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -115,9 +127,9 @@ def create_api(gateway: Gateway) -> FastAPI:
     )
     api.state.gateway = gateway
     install_error_handlers(api)
-    for router in ROUTERS:
+    for router in routers:
         api.include_router(router)
-    api.state.allowed = AllowedMethods(documented_methods(ROUTERS, also_pages=True))
+    api.state.allowed = AllowedMethods(documented_methods(routers, also_pages=True))
 
     @functools.cache
     def base_of_all() -> dict[str, Any]:
@@ -154,4 +166,5 @@ def create_api(gateway: Gateway) -> FastAPI:
 
 def openapi_document() -> dict[str, Any]:
     """The OpenAPI document of the application without models."""
-    return base_document(create_api(Gateway(Settings())))
+    gateway = Gateway(Settings())
+    return base_document(create_api(gateway, plugin_routes(gateway.settings)))

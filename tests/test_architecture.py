@@ -94,16 +94,8 @@ GROUND: dict[str, frozenset[str]] = {
         | {"owner", "run_failures", "telemetry", "tensor"}
     ),
     "app": frozenset(
-        {
-            "about",
-            "background",
-            "errors",
-            "give_way",
-            "limits",
-            "settings",
-            "sizes",
-            "spec",
-        }
+        {"about", "background", "errors", "give_way", "limits", "plugins"}
+        | {"settings", "sizes", "spec"}
     ),
 }
 #: Modules over the rooms, and which rooms may import them.

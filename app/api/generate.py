@@ -28,7 +28,7 @@ from engine import Tensor
 
 
 class GenerateForm:
-    """One request of this extension (`app.serving.call.Form`)."""
+    """One request of this extension (`app.serving.forms.Form`)."""
 
     #: `generate` has room for one response. The words are the protocol's.
     not_one = (

@@ -36,7 +36,7 @@ _SIGNATURE = "serving_default"
 
 
 class PredictForm:
-    """One request of this protocol (`app.serving.call.Form`).
+    """One request of this protocol (`app.serving.forms.Form`).
 
     `instances` is their number where they came in rows, None for columns: the answer
     goes in the form in which the request came.

@@ -39,6 +39,7 @@ from app.config.sequence_config import SequenceConfig
 from app.config.steps_config import StepsConfig
 from app.config.version_policy import ALL_VERSIONS, VersionPolicy, check_versions
 from app.config.warmup_config import WarmupConfig
+from app.plugins import MODEL_FORMATS, plugins
 from app.sizes import counted
 from engine import MAX_PRIORITY_LEVELS, check_requirement
 
@@ -117,6 +118,22 @@ def _parameters(value: Any) -> Mapping[str, Any]:
         raise ValueError(f"a table of what JSON can hold ({e})") from None
     if not isinstance(found, dict):
         raise ValueError("a table")
+    return found
+
+
+def _sections(value: Any) -> Mapping[str, Any]:
+    """Sections of plugins, as their own classes. Raises `KeyProblem`."""
+    formats = plugins(MODEL_FORMATS)
+    if not isinstance(value, dict) or not value.keys() <= formats.keys():
+        raise ValueError("a table of sections that plugins read")
+    found = {}
+    for name, written in value.items():
+        if not isinstance(written, dict):
+            raise ValueError(f"[{name}] as a table")
+        try:
+            found[name] = read_section(formats[name].section, written)
+        except KeyProblem as e:
+            raise KeyProblem(f"[{name}] {e}") from None
     return found
 
 
@@ -265,6 +282,9 @@ class ModelConfig:
     ensemble: EnsembleConfig | None = key(
         None, "the graph of other models that this one is"
     )
+    sections: Annotated[Mapping[str, Any], checked(_sections)] = key(
+        dict, "the sections that plugins read, each written under its own name"
+    )
     example: Annotated[Mapping[str, Any], checked(_example)] = key(
         dict, "values of inputs by name, for the documentation page"
     )
@@ -364,6 +384,12 @@ def parse_model_config(
     document: Mapping[str, Any], name: str = "config.toml"
 ) -> ModelConfig:
     """The `ModelConfig` of a parsed document. Raises `ModelConfigError`."""
+    known = ModelConfig.__dataclass_fields__.keys()
+    others = {name for name in document if name not in known}
+    theirs = others & plugins(MODEL_FORMATS).keys() if others else others
+    if theirs:
+        plain = {name: v for name, v in document.items() if name not in theirs}
+        document = {**plain, "sections": {name: document[name] for name in theirs}}
     try:
         return read_section(ModelConfig, document)
     except KeyProblem as e:

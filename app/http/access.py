@@ -23,6 +23,7 @@ import ipaddress
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from app.config.keys import KEY_GROUPS, Group
@@ -116,7 +117,8 @@ class Access:
     """Decides for each request, by the event loop's thread.
 
     A table of `keys` counts for all groups only where `keys.path` names a file. `trust`
-    counts where there is no key at all.
+    counts where there is no key at all. `groups` are those of the paths that plugins
+    add.
     """
 
     def __init__(
@@ -124,10 +126,12 @@ class Access:
         restrictions: Restrictions | None = None,
         keys: Keys | None = None,
         trust: Trust = Trust.NOBODY,
+        groups: Mapping[str, Group] = MappingProxyType({}),
     ) -> None:
         self.restrictions = restrictions or Restrictions()
         self.keys = keys or Keys(None)
         self.trust = trust
+        self.groups = groups
         #: Whether every group needs a key, not only management.
         self._for_all = self.keys.path is not None
         self.guards_inference = self._for_all or "inference" in self.restrictions.groups
@@ -180,7 +184,7 @@ class Access:
         429).
         """
         has_header = self.restrictions.check(path, headers)
-        group = key_group(path, method)
+        group = self.groups.get(path) or key_group(path, method)
         if group is None:
             return None
         if self._for_all or (group == "manage" and self.keys.table.keys):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import monotonic_ns
 from typing import Any
 
@@ -13,7 +14,8 @@ from app.errors import InvalidRequest, row_of
 from app.give_way import AT_ONCE
 from app.http.asgi import ClientGone, Receive
 from app.observe.journal import Asked
-from app.serving.call import Call, Form
+from app.serving.call import Call
+from app.serving.forms import Form, NamingForm
 from app.serving.pending import IteratingRunner, ResponseScheduler
 from app.serving.service import Service
 from app.serving.table import ModelEntry, Submitted
@@ -94,6 +96,73 @@ class AsgiCall(Call):
     def _wake(self) -> None:
         if self._woken is not None and not self._woken.done():
             self._woken.set_result(None)
+
+
+class NamingCall(AsgiCall):
+    """A call to the model that its body names.
+
+    `check` is called with the path of that model, and raises what refuses the call.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        headers: Mapping[bytes, bytes],
+        receive: Receive,
+        form: NamingForm,
+        check: Callable[[str], object],
+    ) -> None:
+        super().__init__(service, "", headers, receive, form)
+        self._naming = form
+        self._check = check
+        self._locating: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        if self.is_large or b"content-encoding" in self.headers:
+            loop = asyncio.get_running_loop()
+            self._locating = loop.create_task(self._locate())
+            return
+        try:
+            self._find(self._naming.target(self.body, self.service.models))
+        except Exception as error:
+            self.fail(error)
+            return
+        super().begin()
+
+    async def _locate(self) -> None:
+        """Find the model of a body that takes time to read, then begin."""
+        service, headers = self.service, self.headers
+        try:
+            latest = time.monotonic() + service.latest(None, headers)
+            encoding = headers.get(b"content-encoding")
+            if encoding is not None:
+                self.body = await service.inflate(encoding, self.body, latest)
+                self.count_body(sum(map(len, self.body)))
+                self.headers = {
+                    name: value
+                    for name, value in headers.items()
+                    if name != b"content-encoding"
+                }
+            path = await asyncio.to_thread(
+                self._naming.target, self.body, service.models
+            )
+            if self.response_complete:
+                return
+            self._find(path)
+        except Exception as error:
+            if not self.response_complete:
+                self.fail(error)
+            return
+        super().begin()
+
+    def _find(self, path: str) -> None:
+        self._check(path)
+        self.path = path
+
+    def leave(self) -> None:
+        if self._locating is not None:
+            self._locating.cancel()
+        super().leave()
 
 
 class EventCall(AsgiCall):

@@ -13,6 +13,7 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from app.codec.compression import (
@@ -44,12 +45,12 @@ from app.http.asgi import (
     send_error,
     send_response,
 )
-from app.http.asgi_call import AsgiCall, EventCall
+from app.http.asgi_call import AsgiCall, EventCall, NamingCall
 from app.http.floods import READ
 from app.http.origins import AnyMethod, for_origins
 from app.http.request_log import KEY, RequestLog
 from app.http.streaming import send_events, wants_events
-from app.serving.call import Form
+from app.serving.forms import ErrorForm, Form, NamingForm
 from app.serving.service import Service
 from app.serving.table import ModelEntry, infer_path_of
 from app.serving.transfer_memory import Share
@@ -88,6 +89,14 @@ class Operation:
     in_events: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class NamingOperation:
+    """Another form of inference: POST on one path, with a body that names the model."""
+
+    path: str
+    form: Callable[[], NamingForm]
+
+
 class BodyRefused(Exception):
     """The body is too long; `size` bytes have come, `is_read` if that is all of it."""
 
@@ -112,6 +121,7 @@ class InferFront:
         service: Service,
         *,
         operations: Sequence[Operation] = (),
+        naming: Sequence[NamingOperation] = (),
         compress_responses: CompressResponses = CompressResponses.ASKED,
         base_path: str = "",
         access: Access | None = None,
@@ -123,6 +133,7 @@ class InferFront:
         self.base_path = base_path.encode()
         self.access = access or Access()
         self.operations = operations
+        self.naming = {operation.path: operation for operation in naming}
         self.methods_of = methods_of
         #: The paths of inference that can be answered the short way, without ASGI.
         self.short: dict[str, ModelEntry] = service.models.paths
@@ -172,11 +183,13 @@ class InferFront:
             if len(headers) < len(scope["headers"]):
                 self.access.check_once(scope["headers"])
             names = scope.get(NAMES, ())
-            key = self.access.check(path, scope["method"], headers, peer, names)
+            about = self._target_of(path) if is_post else path
+            key = self.access.check(about, scope["method"], headers, peer, names)
         except HttpError as error:
             _slow_down(scope)
             # A body stays unread.
-            await send_error(send, ErrorResponse.of(error, close=is_post))
+            refusal = ErrorResponse.of(error, close=is_post)
+            await send_error(send, self._in_form(path, refusal))
             return
         if key is not None:
             scope[KEY].key = key.config.name
@@ -195,6 +208,13 @@ class InferFront:
         if missing is not None:
             await send_error(send, ErrorResponse.of(missing))
             return
+        naming = self.naming.get(path)
+        if naming is not None:
+            check = partial(self._check_model, scope, headers)
+            by_name = NamingCall(self.service, headers, receive, naming.form(), check)
+            by_name.key = key
+            await self._run(by_name, scope, receive, send)
+            return
         for operation in self.operations:
             target = infer_path_of(path, operation.prefix, operation.suffix)
             if target:
@@ -205,6 +225,32 @@ class InferFront:
                 await self._run(call, scope, receive, send)
                 return
         await self.fallback(scope, receive, send)
+
+    def _target_of(self, path: str) -> str:
+        """Return the infer path of the model that an operation is on, else `path`."""
+        for operation in self.operations:
+            target = infer_path_of(path, operation.prefix, operation.suffix)
+            if target:
+                return target
+        return path
+
+    def _check_model(
+        self, scope: Scope, headers: Mapping[bytes, bytes], path: str
+    ) -> None:
+        """Raise `HttpError` if the key of a call does not allow the model at `path`."""
+        self.access.check_inference(path, headers, scope.get(NAMES, ()))
+
+    def _in_form(self, path: str, refusal: ErrorResponse) -> ErrorResponse:
+        """Return the refusal of a request to `path` in the form of that operation."""
+        form: object = None
+        if path in self.naming:
+            form = self.naming[path].form()
+        else:
+            for operation in self.operations:
+                if infer_path_of(path, operation.prefix, operation.suffix):
+                    form = operation.form()
+                    break
+        return form.refuse(refusal) if isinstance(form, ErrorForm) else refusal
 
     async def _run(
         self, call: AsgiCall, scope: Scope, receive: Receive, send: Send

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import orjson
 
 from app.config.frozen_inputs import frozen_arrays
 from app.config.model_config import ModelConfig
 from app.config.priorities import queue_sizes
 from app.config.triton import GraphChanges
+from app.repository.formats import FormatScheduler, format_named
 from app.repository.python_models import is_generator
 from app.repository.scan import VersionSource
 from app.serving.generators import GeneratorScheduler, ReplicaRunner
@@ -107,15 +109,29 @@ class Assembled:
 
     spec: ModelSpec
     visible: ModelSpec
-    scheduler: SequenceScheduler | StepScheduler | None
+    scheduler: SequenceScheduler | StepScheduler | FormatScheduler | None
 
 
 def graph_changes(source: VersionSource, config: ModelConfig) -> GraphChanges:
     """What is changed of the model before it is compiled."""
     declared = source.declared
+    recipe = b""
+    if source.format:
+        kind = format_named(source.format)
+        recipe = orjson.dumps(kind.recipe(source.files, format_options(source, config)))
     return GraphChanges(
-        declared.reshapes, declared.is_batched, named_optional_inputs(config)
+        declared.reshapes,
+        declared.is_batched,
+        named_optional_inputs(config),
+        source.format,
+        recipe.decode(),
     )
+
+
+def format_options(source: VersionSource, config: ModelConfig) -> Any:
+    """Return the section that the format of a version reads."""
+    written = config.sections.get(source.format)
+    return format_named(source.format).section() if written is None else written
 
 
 def named_optional_inputs(config: ModelConfig) -> tuple[str, ...]:
@@ -182,8 +198,11 @@ def _defaults(
 
 def _scheduler(
     spec: ModelSpec, runner: ReplicaRunner, source: VersionSource, config: ModelConfig
-) -> SequenceScheduler | StepScheduler | None:
+) -> SequenceScheduler | StepScheduler | FormatScheduler | None:
     """What fills in the inputs that requests do not see. Raises ValueError."""
+    if source.format:
+        kind, options = format_named(source.format), format_options(source, config)
+        return kind.scheduler(spec, runner, source.files, options)
     folder = source.files[0].parent
     if is_generator(spec, source, config):
         return GeneratorScheduler(spec, runner)

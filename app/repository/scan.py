@@ -30,6 +30,7 @@ from app.config.model_config import ModelConfig, ModelConfigError
 from app.config.model_files import INITIAL_STATE_FOLDER
 from app.config.model_options import REPOSITORY, ModelOptions, Origin, read_options
 from app.config.triton import PBTXT_NAME, DeclaredTensors
+from app.repository.formats import recognise
 from app.repository.remote.urls import RemoteUrl
 from engine import InvalidConfig
 
@@ -68,6 +69,9 @@ class VersionSource:
     """What its tensors have to be."""
     folder: Path | None = None
     """The model's own, where its other files are; None for a single file."""
+
+    format: str = ""
+    """The plugin that knows what kind of folder it is (`app.repository.formats`)."""
 
     @property
     def is_onnx(self) -> bool:
@@ -366,8 +370,12 @@ def _read_versions(
         try:
             inside = _inside(root, entry)
             stamp = stamp_of(_listed(inside))
-            files = _read_version(root, inside, options.filename)
-            yield VersionSource(version, files, stamp=stamp)
+            kind, files = _recognised(root, inside, options.filename)
+            if kind:
+                stamp += stamp_of(files)
+            else:
+                files = _read_version(root, inside, options.filename)
+            yield VersionSource(version, files, stamp=stamp, format=kind)
         except ScanError as e:
             yield VersionSource(version, problem=str(e), stamp=stamp)
         except OSError as e:
@@ -380,6 +388,10 @@ def _read_unversioned(
 ) -> list[VersionSource]:
     """The one version of a folder in which the files lie without one."""
     inside = _inside(root, folder)
+    kind, files = _recognised(root, inside, options.filename)
+    if kind:
+        stamp = stamp_of(files)
+        return [VersionSource(SINGLE_FILE_VERSION, files, stamp=stamp, format=kind)]
     models = [
         p
         for p in _listed(inside)
@@ -389,6 +401,16 @@ def _read_unversioned(
         return []
     files = _read_version(root, inside, options.filename, "the folder")
     return [VersionSource(SINGLE_FILE_VERSION, files, stamp=stamp_of(models))]
+
+
+def _recognised(
+    root: Path, folder: Path, filename: str
+) -> tuple[str, tuple[Path, ...]]:
+    """Return the format of a folder that a plugin knows, and its files."""
+    if filename or (folder / PYTHON_MODEL).exists():
+        return "", ()
+    kind, files = recognise(folder)
+    return kind, tuple(_inside(root, path) for path in files)
 
 
 def _read_version(

@@ -16,7 +16,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
 from time import monotonic_ns
-from typing import Protocol
 
 from app.codec.messages import Body, InferRequest, Refusal, Response, lines_of
 from app.codec.model import DECODED_AT_ONCE, ModelCodec
@@ -37,6 +36,7 @@ from app.observe.request_ids import (
     trace_context,
 )
 from app.observe.tracing import Timeline, Tracer
+from app.serving.forms import ErrorForm, Form
 from app.serving.keys import Key
 from app.serving.pending import NotOneResponse
 from app.serving.requester import Asker, said_of
@@ -52,22 +52,6 @@ _GONE, _UNKNOWN = row_of(Cancelled()), row_of(Exception())
 MOST_PARTS = 200
 #: Characters of the id of a request that its trace has.
 _MOST_ID = 1000
-
-
-class Form(Protocol):
-    """How one request and its answer are written, where the model's codec has no word
-    for it. `not_one` is what a client is told whose model gives no single response.
-    """
-
-    not_one: str
-
-    def decode(self, codec: ModelCodec, body: Body) -> InferRequest:
-        """Raises `RequestError`."""
-
-    def encode(
-        self, codec: ModelCodec, request: InferRequest, outputs: Mapping[str, Tensor]
-    ) -> Response:
-        """Raises `RequestError`."""
 
 
 class Call(ABC):
@@ -483,6 +467,8 @@ class Call(ABC):
     def _respond_with(self, error: Exception) -> Refusal:
         try:
             answer = ErrorResponse.of(error, self.request_id)
+            if self.form is not None and isinstance(self.form, ErrorForm):
+                answer = self.form.refuse(answer)
             lines, code = lines_of(answer.headers), row_of(error).code
             response = Refusal(answer.status, lines, answer.body, code)
         except BaseException:  # there is no memory for the words, say

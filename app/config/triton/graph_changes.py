@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
 import numpy.typing as npt
+import orjson
 
 from app.config.triton.reshape import Reshape, Reshapes
+from app.plugins import MODEL_FORMATS, plugins
 
 #: The name of the first dimension of all inputs, where they have none in common.
 ROWS = "rows"
@@ -22,12 +24,15 @@ class GraphChanges:
 
     `counts_rows`: the first dimension of every input is stated to be that of one batch,
     which the file need not say. `optional`: inputs that stay inputs though the file
-    gives them values (initializers).
+    gives them values (initializers). `format` is the plugin that changes the graph
+    (`app.repository.formats`), by the JSON document `recipe`.
     """
 
     reshapes: Reshapes = field(default_factory=Reshapes)
     counts_rows: bool = False
     optional: tuple[str, ...] = ()
+    format: str = ""
+    recipe: str = ""
 
     def to_message(self) -> dict[str, Any]:
         """What JSON can hold."""
@@ -44,12 +49,14 @@ class GraphChanges:
             ),
             bool(message["counts_rows"]),
             tuple(message["optional"]),
+            message["format"],
+            message["recipe"],
         )
 
     @property
     def are_of_the_graph(self) -> bool:
         """Whether the model has to be changed itself (`apply`)."""
-        return bool(self.reshapes or self.optional)
+        return bool(self.reshapes or self.optional or self.format)
 
     def row_shapes(self, model: Any) -> Mapping[str, _Dims]:
         """New shapes of inputs, so that their rows have one name; none where they do.
@@ -77,6 +84,10 @@ class GraphChanges:
         Inputs and outputs may have other names then; returns what they are to be called
         by their names in it. Raises ValueError for a tensor that there is not.
         """
+        if self.format:
+            plugins(MODEL_FORMATS)[self.format].convert(
+                model, orjson.loads(self.recipe)
+            )
         graph = model.graph
         for tensor in [t for t in graph.initializer if t.name in self.optional]:
             graph.initializer.remove(tensor)

@@ -1,0 +1,55 @@
+"""Routes that plugins add to the server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from fastapi import APIRouter
+from fastapi.routing import APIRoute
+
+from app.config.keys import Group
+from app.http.front import NamingOperation, Operation
+from app.plugins import ROUTES, plugins
+from app.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class PluginRoutes:
+    """What one plugin adds.
+
+    `router` declares all operations for the documentation and answers those that are no
+    inference. `operations` and `naming` are inference in a form of the plugin's own.
+    """
+
+    router: APIRouter
+    operations: Sequence[Operation] = ()
+    naming: Sequence[NamingOperation] = ()
+
+
+class MakesRoutes(Protocol):
+    """An object of the entry point group `popgate.routes`."""
+
+    def __call__(self, settings: Settings) -> PluginRoutes:
+        """Return the routes of a server with these settings."""
+
+
+def access_groups(added: Iterable[PluginRoutes]) -> dict[str, Group]:
+    """Return the groups of the paths that plugins add: inference, or metadata.
+
+    Operations on a model's path have the group of its inference.
+    """
+    groups: dict[str, Group] = {}
+    for one in added:
+        for route in one.router.routes:
+            if isinstance(route, APIRoute) and "GET" in (route.methods or ()):
+                groups[route.path] = "metadata"
+        groups |= {operation.path: "infer" for operation in one.naming}
+    return groups
+
+
+def plugin_routes(settings: Settings) -> list[PluginRoutes]:
+    """Return the routes of all plugins, in the order of their names."""
+    makers: Iterable[MakesRoutes] = plugins(ROUTES).values()
+    return [make(settings) for make in makers]

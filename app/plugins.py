@@ -1,0 +1,47 @@
+"""Plugins: capabilities that live in packages of their own, found by entry points.
+
+    [project.entry-points."popgate.model_formats"]
+    text = "popgate_text.format:FORMAT"
+
+The server asks for the objects of a group and never names a plugin. docs/plugins.md has
+the groups and what their objects must be able to do.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import entry_points
+from types import MappingProxyType
+from typing import Any, Final
+
+logger = logging.getLogger(__name__)
+
+#: Kinds of model folders (`app.repository.formats.ModelFormat`).
+MODEL_FORMATS: Final = "popgate.model_formats"
+#: Routes of the server (`app.api.plugin_routes.PluginRoutes`).
+ROUTES: Final = "popgate.routes"
+
+
+@cache
+def plugins(group: str) -> Mapping[str, Any]:
+    """Return the objects of an entry point group by name, in the order of the names.
+
+    A plugin that cannot be imported is logged and left out, and the server goes on
+    without its capability. The result is kept: what is installed later is not seen. For
+    all threads.
+    """
+    found: dict[str, Any] = {}
+    for point in sorted(entry_points(group=group), key=lambda point: point.name):
+        try:
+            found[point.name] = point.load()
+        except Exception as error:
+            logger.warning(
+                "plugin %s (%s) cannot be imported and is left out: %s: %s",
+                point.name,
+                point.value,
+                type(error).__name__,
+                error,
+            )
+    return MappingProxyType(found)

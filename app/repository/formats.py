@@ -1,0 +1,80 @@
+"""Model formats: kinds of model folders that plugins bring.
+
+A format recognises its folder, says how the ONNX file in it is changed before it is
+compiled, and gives what stands between requests and the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from app.codec import InferRequest
+from app.plugins import MODEL_FORMATS, plugins
+from app.serving.table import Runner, Submitted
+from app.spec import ModelSpec
+
+
+class FormatScheduler(Protocol):
+    """What requests to a model of a format go through. For the event loop's thread."""
+
+    @property
+    def visible(self) -> ModelSpec:
+        """The tensors that requests see."""
+
+    def submit(
+        self, request: InferRequest, deadline: float, on_done: Callable[[Any], None]
+    ) -> Submitted:
+        """Run a request; `on_done` is called once, however it ends. Raises errors of
+        requests and of the engine."""
+
+
+class ModelFormat(Protocol):
+    """One kind of model folder; its name is that of its entry point. For all threads.
+
+    `section` is the class of its section in ``config.toml``, which has the format's
+    name; all of its keys have defaults (`app.config.config_keys.section`).
+    """
+
+    section: type[Any]
+
+    def files(self, folder: Path) -> tuple[Path, ...]:
+        """Return the files of the model in `folder`, the ONNX file first; nothing if
+        the folder is none of this format. Raises OSError."""
+
+    def recipe(self, files: Sequence[Path], options: Any) -> Mapping[str, Any]:
+        """Return the arguments of `convert`, as JSON can hold them.
+
+        They are part of the key of the compiled file, so they must differ if the result
+        does. `options` is the model's `section`. Raises ValueError for a folder that
+        cannot be served, naming file and key.
+        """
+
+    def convert(self, model: Any, recipe: Mapping[str, Any]) -> None:
+        """Change an `onnx.ModelProto`. Called in the process that compiles. Raises
+        ValueError if the model does not fit."""
+
+    def scheduler(
+        self, spec: ModelSpec, runner: Runner, files: Sequence[Path], options: Any
+    ) -> FormatScheduler:
+        """Return what requests to the loaded model go through. Raises ValueError.
+
+        `spec` has the tensors of the converted model.
+        """
+
+
+def format_named(name: str) -> ModelFormat:
+    """Return the format of that name, which a scan has found."""
+    found: ModelFormat = plugins(MODEL_FORMATS)[name]
+    return found
+
+
+def recognise(folder: Path) -> tuple[str, tuple[Path, ...]]:
+    """Return the format of a folder and the model's files; empty if no plugin knows it.
+    Raises OSError."""
+    for name, one in plugins(MODEL_FORMATS).items():
+        files = one.files(folder)
+        if files:
+            return name, tuple(files)
+    return "", ()

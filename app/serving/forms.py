@@ -1,0 +1,46 @@
+"""Forms: how a request and its answer are written, other than by the codec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+from app.codec.messages import Body, InferRequest, Response
+from app.codec.model import ModelCodec
+from app.errors import ErrorResponse
+from app.serving.table import ModelTable
+from engine import Tensor
+
+
+class Form(Protocol):
+    """How one request and its answer are written, where the model's codec has no word
+    for it. `not_one` is what a client is told whose model gives no single response.
+    """
+
+    not_one: str
+
+    def decode(self, codec: ModelCodec, body: Body) -> InferRequest:
+        """Raises `RequestError`."""
+
+    def encode(
+        self, codec: ModelCodec, request: InferRequest, outputs: Mapping[str, Tensor]
+    ) -> Response:
+        """Raises `RequestError`."""
+
+
+@runtime_checkable
+class ErrorForm(Protocol):
+    """A form with a body of its own for errors."""
+
+    def refuse(self, answer: ErrorResponse) -> ErrorResponse:
+        """Return the answer in this form."""
+
+
+class NamingForm(Form, Protocol):
+    """A form whose body names the model."""
+
+    def target(self, body: Body, models: ModelTable) -> str:
+        """Return the infer path of the model that a body names. Raises `RequestError`.
+
+        Large bodies are read in a thread.
+        """

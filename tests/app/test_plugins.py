@@ -1,0 +1,107 @@
+"""The plugin that the documentation shows, installed and served.
+
+Covers: app/plugins.py, app/repository/formats.py, app/api/plugin_routes.py,
+app/serving/forms.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, save_model
+
+from app.plugins import MODEL_FORMATS, plugins
+from tests.app.served import ServedGateway, run_popgate
+from tests.docs.reader import read_blocks
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder into which pip has installed the plugin of the page."""
+    folder = tmp_path_factory.mktemp("plugin")
+    for block in read_blocks("docs/plugins.md"):
+        first = block.text.split("\n", 1)[0]
+        if first.startswith("# demo/"):
+            path = folder / first.removeprefix("# ")
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(block.text)
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps"]
+    pip += ["--no-build-isolation", "--no-index", "--target", str(folder / "site")]
+    subprocess.run([*pip, "./demo"], cwd=folder, check=True, timeout=120)
+    return folder / "site"
+
+
+@pytest.fixture(scope="module")
+def served(
+    installed: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServedGateway]:
+    root = tmp_path_factory.mktemp("models")
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 2])
+        for name in "xy"
+    )
+    for name in ("scaled", "plain"):
+        folder = root / name / "1"
+        folder.mkdir(parents=True)
+        graph = helper.make_graph(
+            [helper.make_node("Neg", ["x"], ["y"])], "g", [x], [y]
+        )
+        opset = [helper.make_opsetid("", 17)]
+        save_model(
+            helper.make_model(graph, opset_imports=opset, ir_version=8),
+            folder / "model.onnx",
+        )
+    (root / "scaled" / "1" / "scale.json").write_text('{"by": 3}')
+    (root / "scaled" / "config.toml").write_text("[scaled]\ntimes = 2.0\n")
+    (root / "plain" / "config.toml").write_text("[scaled]\ntimse = 2.0\n")
+    cache = str(root.parent / "cache")
+    options = ("--devices", "cpu:1", "--cache-dir", cache)
+    with ServedGateway(root, *options, PYTHONPATH=str(installed)) as gateway:
+        gateway.until("/v2/models/scaled/ready", 200)
+        yield gateway
+
+
+def test_a_plugin_converts_a_model_and_serves_it(served: ServedGateway) -> None:
+    found = served.infer("scaled", x=[[1.0, 2.0]])
+    np.testing.assert_array_equal(found["y"], [-6.0, -12.0])
+
+
+def test_a_plugin_answers_routes(served: ServedGateway) -> None:
+    answer: httpx.Response = served.client.get("/v1/scales")
+    assert answer.json() == {"scales": [2, 3]}
+    assert "/v1/scales" in served.client.get("/openapi.json").json()["paths"]
+
+
+def test_a_section_of_a_plugin_is_checked(served: ServedGateway) -> None:
+    why = served.until("/v1/models/plain", 200).json()["reason"]
+    assert "[scaled] unknown key 'timse' (did you mean times?)" in why
+
+
+def test_a_section_without_its_plugin_is_unknown(tmp_path: Path) -> None:
+    folder = tmp_path / "models" / "m"
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text("[scaled]\ntimes = 2.0\n")
+    result = run_popgate("validate", tmp_path / "models")
+    assert "unknown key 'scaled'" in result.stdout + result.stderr
+
+
+def test_a_plugin_that_cannot_be_imported_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    info = tmp_path / "broken-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
+    group = MODEL_FORMATS
+    (info / "entry_points.txt").write_text(f"[{group}]\nbroken = not_there:FORMAT\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with caplog.at_level(logging.WARNING):
+        found = plugins.__wrapped__(group)
+    assert "broken" not in found
+    assert "plugin broken (not_there:FORMAT) cannot be imported" in caplog.text
