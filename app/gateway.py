@@ -17,6 +17,7 @@ from typing import TypeVar
 from app.background import DaemonPool
 from app.codec.shared_memory import RegionTable
 from app.config.config_keys import KeyProblem
+from app.config.file_modes import exposure_of
 from app.config.log_config import read_log_config
 from app.limits import DEFAULT_LIMITS
 from app.observe.access_log import AccessLog
@@ -267,10 +268,23 @@ class Gateway:
     def start(self) -> None:
         """Begins to attach and load, beside what the event loop does."""
         self._read_log_config()
+        self._warn_of_modes()
         loop = asyncio.get_running_loop()
         self._start = loop.create_task(self._run_start())
         if self.keys.path is not None:
             self._watch = loop.create_task(self._watch_keys())
+
+    def _warn_of_modes(self) -> None:
+        """Warn of the files of secrets that other users can read or write."""
+        settings = self.settings
+        for option, path in (
+            ("--keys", settings.keys),
+            ("--tls-key", settings.tls_key or settings.tls_cert),
+        ):
+            why = "" if path is None else exposure_of(path)
+            if why:
+                msg = "%s (%s): %s; give it to the server's user alone: chmod 600"
+                logger.warning(msg, path, option, why)
 
     async def wait_started(self) -> None:
         """Returns when everything is attached and loaded, or has failed."""
@@ -414,6 +428,7 @@ class Gateway:
             config = await asyncio.to_thread(self.keys.read_again)
             if config is not None:
                 self.keys.take_over(config)
+                self._warn_of_modes()
 
     async def _run_start(self) -> None:
         begin = time.monotonic()

@@ -73,9 +73,12 @@ def section(kind: S) -> S:
     return kind
 
 
-def key(default: Any, purpose: str) -> Any:
-    """A field of a section. A default that can be changed is given as its type."""
-    metadata = {"purpose": purpose}
+def key(default: Any, purpose: str, *, hidden: bool = False) -> Any:
+    """A field of a section. A default that can be changed is given as its type.
+
+    Messages show nothing that was written in a `hidden` field but numbers.
+    """
+    metadata = {"purpose": purpose, "hidden": hidden}
     if isinstance(default, type):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -151,7 +154,17 @@ def _problem(kind: type[Any], error: ErrorDetails) -> str:
         return f"{path} must be {wanted}"
     if error["type"] == "tuple_type" and isinstance(error["input"], Mapping):
         return f"{path} must be a list, got a table; one of a list is [[{path}]]"
+    if _is_hidden(kind, error):
+        return f"{path} must be {wanted}"
     return f"{path} must be {wanted}, got {_shown(error['input'])}"
+
+
+def _is_hidden(kind: type[Any], error: ErrorDetails) -> bool:
+    """Return whether the value that is wrong may be, or hold, a secret."""
+    first, *inner = error["loc"] or [""]
+    if not any(i.name == first and i.metadata.get("hidden") for i in fields(kind)):
+        return False
+    return not inner or not isinstance(error["input"], int | float)
 
 
 def _unknown(name: str, known: list[str]) -> str:

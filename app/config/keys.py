@@ -52,6 +52,8 @@ MOST_WEIGHTS = 8
 _LARGEST_FILE = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
+#: What `sha256sum` gives for a variable that is not set, by `printf` and by `echo`.
+_OF_NOTHING = frozenset(hashlib.sha256(text).digest() for text in (b"", b"\n"))
 
 
 def _name(value: Any) -> str:
@@ -64,7 +66,11 @@ def _digest(value: Any) -> bytes:
     if not isinstance(value, str) or not _DIGEST.fullmatch(value):
         msg = "the SHA-256 of a key, 64 hexadecimal digits (`popgate key` writes it)"
         raise ValueError(msg)
-    return bytes.fromhex(value)
+    digest = bytes.fromhex(value)
+    if digest in _OF_NOTHING:
+        msg = "the SHA-256 of a key; this is that of an empty one: the key was not set"
+        raise ValueError(msg)
+    return digest
 
 
 @section
@@ -81,7 +87,10 @@ class KeyConfig:
     )
     models: Annotated[
         tuple[Annotated[str, text(200, 1)], ...], entries(1000), DISTINCT
-    ] = key(("*",), "the models it may ask for; * and ? stand for other letters")
+    ] = key(
+        ("*",),
+        "the models it may ask for, [] for none; * and ? stand for other letters",
+    )
     requests_per_second: Annotated[float, between(0.001, 1e6)] | None = key(
         None, "requests a second; more get 429"
     )
@@ -112,7 +121,9 @@ class KeysConfig:
     anonymous: Annotated[tuple[Group, ...], DISTINCT] = key(
         (), "what requests without a key may do"
     )
-    key: Annotated[tuple[KeyConfig, ...], entries(MOST_KEYS)] = key((), "the keys")
+    key: Annotated[tuple[KeyConfig, ...], entries(MOST_KEYS)] = key(
+        (), "the keys", hidden=True
+    )
 
     def __post_init__(self) -> None:
         weights = {item.weight for item in self.key} - {None}

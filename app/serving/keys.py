@@ -114,7 +114,8 @@ class Key:
         self._models = (
             None
             if "*" in config.models
-            else re.compile("|".join(map(fnmatch.translate, config.models)))
+            # Of no pattern, one that matches nothing: an empty one would match all.
+            else re.compile("|".join(map(fnmatch.translate, config.models)) or "(?!)")
         )
 
     def allows(self, group: Group) -> bool:
@@ -183,7 +184,7 @@ class KeyTable:
         """The key that these bytes are."""
         # Only right ones are remembered, from a client that had them already.
         key = self._seen.get(given)
-        if key is None and len(given) <= _LONGEST_KEY:
+        if key is None and 0 < len(given) <= _LONGEST_KEY:
             digest = digest_of(given)
             # All are compared, and each in constant time.
             for candidate in self.keys:

@@ -93,3 +93,34 @@ def test_messages_show_no_secret(tmp_path: Path, secret: str, table: str) -> Non
     with pytest.raises(KeyProblem) as caught:
         read(tmp_path, f'{table}\nname = "a"\nsha256 = "{secret}"\n')
     assert secret not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'key = ["the-secret"]',
+        'key = "the-secret"',
+        '[[key]]\nname = "the-secret with a space"',
+        '[[key]]\nname = "a"\nsha256 = ["the-secret"]',
+        '[[key]]\nname = "a"\ncertificate = ["the-secret"]',
+        '[[key]]\nname = "a"\ngroups = "the-secret"',
+        "".join(
+            f'[[key]]\nname = "the-secret{n}"\nsha256 = "{n:064x}"\n'
+            for n in range(1001)
+        ),
+    ],
+)
+def test_messages_show_nothing_of_keys(tmp_path: Path, text: str) -> None:
+    """Wherever somebody has written the key by mistake."""
+    with pytest.raises(KeyProblem) as caught:
+        read(tmp_path, text)
+    assert "the-secret" not in str(caught.value)
+    assert "0000" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", [b"", b"\n"])
+def test_the_hash_of_nothing_is_no_key(tmp_path: Path, text: bytes) -> None:
+    """`printf "$KEY" | sha256sum` where the variable is not set."""
+    digest = digest_of(text).hex()
+    with pytest.raises(KeyProblem, match="the key was not set"):
+        read(tmp_path, f'[[key]]\nname = "a"\nsha256 = "{digest}"')

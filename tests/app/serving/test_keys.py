@@ -76,6 +76,16 @@ def test_so_many_in_flight() -> None:
     assert repr(key) == "<Key a, 2 in flight>"
 
 
+def test_an_empty_list_of_models_opens_none() -> None:
+    key = Key(KeyConfig("a", digest_of(b"a"), models=()))
+    assert not any(map(key.allows_model, ("", "m", "*")))
+    assert Key(KeyConfig("a", digest_of(b"a"))).allows_model("m")
+
+
+def test_an_empty_key_is_none() -> None:
+    assert KeyTable([Key(KeyConfig("a", digest_of(b"")))]).find(b"") is None
+
+
 def test_a_key_is_found_by_all_that_it_is() -> None:
     keys = [Key(KeyConfig(n, digest_of(n.encode()))) for n in ("a", "b")]
     table = KeyTable(keys)
