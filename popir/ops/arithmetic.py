@@ -10,7 +10,14 @@ import numpy as np
 from popir.builder import Builder, Value
 from popir.dtypes import BOOL, FLOAT16, FLOAT32
 from popir.errors import IrError
-from popir.ops.common import broadcast, broadcast_shapes, rule, rules
+from popir.ops.common import (
+    broadcast,
+    broadcast_shapes,
+    factor,
+    rule,
+    rules,
+    widened,
+)
 from popir.records import Call, Grad, GradRule, Record, Spec, register
 
 _Partial = Callable[[Grad], Value]
@@ -216,27 +223,14 @@ register(
 )
 
 
-def _factor(call: Call, values: list[Value], name: str) -> Value | float:
-    """A number of the attributes, or the input that stands for it."""
-    given = call[name]
-    if isinstance(given, str):  # "#2": the input of that number
-        return values[int(given[1:])]
-    return float(given)
-
-
 def _scaled_add(b: Builder, call: Call, values: list[Value]) -> list[Value]:
-    x, y = values[0], b.cast(values[1], values[0].dtype)
-    for value, name in ((x, "a"), (y, "b")):
-        factor = _factor(call, values, name)
-        if isinstance(factor, Value):
-            factor = b.reshape(b.cast(factor, value.dtype), ())
-        if not isinstance(factor, float) or factor != 1.0:
-            value = value * factor
-        if name == "a":
-            x = value
-        else:
-            y = value
-    return [x + y]
+    x = widened(b, values[0])
+    y = b.cast(values[1], x.dtype)
+    if call["a"] != 1.0:
+        x = x * factor(b, call, values, "a", x)
+    if call["b"] != 1.0:
+        y = y * factor(b, call, values, "b", y)
+    return [b.cast(x + y, values[0].dtype)]
 
 
 def _infer_scaled_add(call: Call) -> list[Spec]:

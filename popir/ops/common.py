@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from popir.builder import Value
+from popir.builder import Builder, Value
 from popir.dtypes import Shape
 from popir.errors import IrError
 from popir.records import Call, Grad, GradRule, Spec
@@ -44,6 +44,28 @@ def axis_of(axis: int, rank: int) -> int:
     if not -max(rank, 1) <= axis < max(rank, 1):
         raise IrError(f"axis {axis} is out of range for a tensor of rank {rank}")
     return axis % rank if rank else 0
+
+
+def widened(b: Builder, value: Value) -> Value:
+    """Return `value` as float32 if it is float16.
+
+    Factors near 1 and steps below 6e-8 are lost in float16. Updates therefore compute
+    in float32 and round once, at their end.
+    """
+    return b.cast(value, np.float32) if value.dtype == np.float16 else value
+
+
+def factor(
+    b: Builder, call: Call, values: Sequence[Value], name: str, like: Value
+) -> Value | float:
+    """Return a factor for computing with `like`.
+
+    The attribute `name` is a number, or `#2` for the scalar that input 2 holds.
+    """
+    given = call[name]
+    if isinstance(given, str):
+        return b.cast(b.reshape(values[int(given[1:])], ()), like.dtype)
+    return float(given)
 
 
 def rule(

@@ -9,7 +9,7 @@ import numpy as np
 from popir.builder import Builder, Value
 from popir.dtypes import FLOAT16
 from popir.errors import IrError
-from popir.ops.common import axis_of, rule, rules, same
+from popir.ops.common import axis_of, rule, rules, same, widened
 from popir.records import Call, Grad, Record, Spec, register
 
 
@@ -76,6 +76,7 @@ def _least(call: Call, grad: bool) -> float:
 
 
 def _loss(b: Builder, call: Call, probs: Value, labels: Value) -> Value:
+    dtype, probs = probs.dtype, widened(b, probs)
     at, counts = _labels(b, call, labels)
     column = b.reshape(at, (*at.shape, 1))
     picked = b.gather_elements(probs, column, len(probs.shape) - 1)
@@ -85,12 +86,11 @@ def _loss(b: Builder, call: Call, probs: Value, labels: Value) -> Value:
     loss = -picked
     if counts is not None:
         loss = b.where(counts, loss, 0)
-    if call["reduction"] == "none":
-        return loss
-    total = b.sum(loss, list(range(len(loss.shape))))
-    if call["reduction"] == "sum":
-        return total
-    return total / _counted(b, counts, at, loss.dtype)
+    if call["reduction"] != "none":
+        loss = b.sum(loss, list(range(len(loss.shape))))
+    if call["reduction"] == "mean":
+        loss = loss / _counted(b, counts, at, loss.dtype)
+    return b.cast(loss, dtype)
 
 
 def _spread(b: Builder, call: Call, dy: Value, labels: Value) -> Value:
@@ -106,13 +106,13 @@ def _spread(b: Builder, call: Call, dy: Value, labels: Value) -> Value:
 
 
 def _nll_grad(g: Grad) -> Value:
-    b, probs = g.b, g["i0"]
+    b, probs = g.b, widened(g.b, g["i0"])
     at, _ = _labels(b, g.call, g["i1"])
     hot = b.one_hot(at, probs.shape[-1])
-    dy = -_spread(b, g.call, g["g0"], g["i1"])
+    dy = -_spread(b, g.call, b.cast(g["g0"], probs.dtype), g["i1"])
     if not g.call["log_prob"]:
         dy = dy / b.zip("Max", probs, _least(g.call, grad=True))
-    return b.where(hot, dy, 0)
+    return b.cast(b.where(hot, dy, 0), g["i0"].dtype)
 
 
 register(
@@ -127,16 +127,16 @@ register(
 
 def _with_gradient(b: Builder, call: Call, values: list[Value]) -> list[Value]:
     probs, labels, scale = values
+    loss = _loss(b, call, probs, labels)
+    dtype, probs = probs.dtype, widened(b, probs)
     at, _ = _labels(b, call, labels)
     hot = b.cast(b.one_hot(at, probs.shape[-1]), probs.dtype)
     dy = b.cast(scale, probs.dtype)
     if call["reduction"] != "none" or dy.size == 1:
         shape = at.shape if call["reduction"] == "none" else ()
         dy = b.expand(b.reshape(dy, ()), shape)
-    return [
-        _loss(b, call, probs, labels),
-        (probs - hot) * _spread(b, call, dy, labels),
-    ]
+    dx = (probs - hot) * _spread(b, call, dy, labels)
+    return [loss, b.cast(dx, dtype)]
 
 
 register(

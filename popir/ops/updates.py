@@ -8,22 +8,8 @@ import numpy as np
 
 from popir.builder import Builder, Value
 from popir.errors import IrError
-from popir.ops.common import axis_of, same
+from popir.ops.common import axis_of, factor, same, widened
 from popir.records import Call, Record, Spec, register
-
-
-def factor(b: Builder, call: Call, values: list[Value], name: str) -> Value | float:
-    """An attribute: a number, or `#2` for the scalar that input 2 holds."""
-    given = call[name]
-    if isinstance(given, str):
-        return b.reshape(values[int(given[1:])], ())
-    return float(given)
-
-
-def _in(b: Builder, number: Value | float, value: Value) -> Value:
-    return b.cast(number, value.dtype) if isinstance(number, Value) else b.like(
-        number, value
-    )  # fmt: skip
 
 
 def _infer_accumulate(call: Call) -> list[Spec]:
@@ -40,22 +26,23 @@ def _infer_accumulate(call: Call) -> list[Spec]:
 
 
 def _accumulate(b: Builder, call: Call, values: list[Value]) -> list[Value]:
-    base, x = values[0], b.cast(values[1], values[0].dtype)
+    base = widened(b, values[0])
+    x = b.cast(values[1], base.dtype)
     mode = call["mode"]
     if mode == "add":
-        return [base + x]
-    f = _in(b, factor(b, call, values, "factor"), base)
+        return [b.cast(base + x, values[0].dtype)]
+    f = factor(b, call, values, "factor", base)
     if mode == "scaled":
-        return [base + x * f]
-    if mode == "square":
-        return [base + x * x * f]
-    if mode == "mean":
-        step = b.cast(_in(b, factor(b, call, values, "factor"), base), base.dtype)
-        more = step + 1.0
-        return [base * (step / more) + x / more]
-    rest = 1.0 - f
-    term = x * x if mode == "moving_square" else x
-    return [base * f + term * rest]
+        result = base + x * f
+    elif mode == "square":
+        result = base + x * x * f
+    elif mode == "mean":
+        more = f + 1.0
+        result = base * (f / more) + x / more
+    else:
+        term = x * x if mode == "moving_square" else x
+        result = base * f + term * (1.0 - f)
+    return [b.cast(result, values[0].dtype)]
 
 
 register(Record("Accumulate", _infer_accumulate, _accumulate, writes=True))
@@ -74,22 +61,25 @@ def _infer_sparse(call: Call) -> list[Spec]:
 
 
 def _sparse(b: Builder, call: Call, values: list[Value]) -> list[Value]:
-    base, x, indices = values[0], b.cast(values[1], values[0].dtype), values[2]
+    base, indices = widened(b, values[0]), values[2]
     axis = axis_of(call["axis"], len(base.shape))
-    scaled = x * _in(b, factor(b, call, values, "factor"), base)
+    x = b.cast(values[1], base.dtype)
+    scaled = x * factor(b, call, values, "factor", base)
     column = b.reshape(indices, (indices.size, *[1] * (len(base.shape) - axis - 1)))
     at = b.expand(b.cast(column, np.int64), scaled.shape)
-    return [b.scatter_elements(base, at, scaled, axis, "add")]
+    summed = b.scatter_elements(base, at, scaled, axis, "add")
+    return [b.cast(summed, values[0].dtype)]
 
 
 register(Record("SparseAccumulate", _infer_sparse, _sparse, writes=True))
 
 
 def _scale(b: Builder, call: Call, values: list[Value]) -> list[Value]:
-    f = factor(b, call, values, "factor")
+    base = widened(b, values[0])
+    f = factor(b, call, values, "factor", base)
     if f == 0.0:
-        return [b.full(values[0].shape, values[0].dtype)]
-    return [values[0] * _in(b, f, values[0])]
+        return [b.full(base.shape, values[0].dtype)]
+    return [b.cast(base * f, values[0].dtype)]
 
 
 register(Record("AccumulatorScale", same, _scale, writes=True))
@@ -132,10 +122,7 @@ def _updater(b: Builder, call: Call, values: list[Value]) -> list[Value]:
         for name in ("beta1", "beta2"):
             if call[name] is None:
                 continue
-            beta = factor(b, call, values, name)
-            if not isinstance(beta, Value):
-                beta = b.constant(beta, np.float32)
-            rest = 1.0 - b.zip("Pow", b.cast(beta, np.float32), count)
+            rest = 1.0 - b.zip("Pow", factor(b, call, values, name, first), count)
             if name == "beta1":
                 first = first / rest
             else:
@@ -145,8 +132,8 @@ def _updater(b: Builder, call: Call, values: list[Value]) -> list[Value]:
     result = first / (second + call["epsilon"])
     weight = _named(call, values, "weight")
     if weight is not None and call["weight_decay"] is not None:
-        decay = factor(b, call, values, "weight_decay")
-        result = result + b.cast(weight, np.float32) * _in(b, decay, result)
+        decay = factor(b, call, values, "weight_decay", result)
+        result = result + b.cast(weight, np.float32) * decay
     return [b.cast(result, call.outputs[0].dtype.carrier), *results]
 
 
@@ -159,14 +146,14 @@ def _var_update(b: Builder, call: Call, values: list[Value]) -> list[Value]:
     norm, other = (b.map("Sqrt", b.reshape(r, ())) for r in (r1, r2))
     zero = b.zip("Mul", norm, other)
     most = call["max_weight_norm"]
-    bounded = norm if most is None else b.zip("Min", norm, _in(
-        b, factor(b, call, values, "max_weight_norm"), norm))  # fmt: skip
+    if most is not None:
+        most = factor(b, call, values, "max_weight_norm", norm)
+    bounded = norm if most is None else b.zip("Min", norm, most)
     safe = b.where(b.compare("Equal", other, 0), 1, other)
     ratio = b.where(b.compare("Equal", zero, 0), 1, bounded / safe)
-    rate = call["learning_rate"]
-    scaled = ratio if rate is None else ratio * _in(
-        b, factor(b, call, values, "learning_rate"), ratio)  # fmt: skip
-    return [b.cast(base - x * scaled, values[0].dtype)]
+    if call["learning_rate"] is not None:
+        ratio = ratio * factor(b, call, values, "learning_rate", ratio)
+    return [b.cast(base - x * ratio, values[0].dtype)]
 
 
 register(Record("AdamVarUpdate", same, _var_update, writes=True))
