@@ -8,7 +8,7 @@ it is called by a loop or a conditional they are computed again instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -91,9 +91,9 @@ class _Differentiation:
         self._made = made
         self._backward = graph.ir.new_gradient_graph(graph)
         self._can_add = all(
-            op.type == "Call" and not op.graph.is_loop_body
-            for op in graph.ir.callers_of(graph)
+            op.type == "Call" and not op.graph.is_loop_body for op in graph.callers
         )
+        self._connected = {*graph.inputs, *graph.outputs}
         self._totals: dict[Tensor, Tensor] = {}
         self._parts: dict[Tensor, list[Tensor]] = {}
         self._forward: dict[Tensor, Tensor] = {}
@@ -140,13 +140,13 @@ class _Differentiation:
                 arriving[tensor] = arriving.get(tensor, 0) + 1
         return arriving
 
-    def _given_by(self, operator: Operator, arriving: Iterable[Tensor]) -> list[int]:
+    def _given_by(self, operator: Operator, arriving: Collection[Tensor]) -> list[int]:
         """The inputs to which `operator` passes gradients."""
         if operator.type in ("Call", "If"):
             return [
                 n
                 for called, skipped in branches(operator)
-                for n in self._given_by_graph(operator, called, skipped, set(arriving))
+                for n in self._given_by_graph(operator, called, skipped, arriving)
             ]
         return [
             index
@@ -156,7 +156,11 @@ class _Differentiation:
         ]
 
     def _given_by_graph(
-        self, operator: Operator, called: Graph, skipped: int, arriving: set[Tensor]
+        self,
+        operator: Operator,
+        called: Graph,
+        skipped: int,
+        arriving: Collection[Tensor],
     ) -> list[int]:
         """The inputs to which a graph that `operator` runs passes gradients."""
         pairs = zip(called.outputs, operator.outputs, strict=False)
@@ -271,13 +275,12 @@ class _Differentiation:
         found = self._forward.get(tensor)
         if found is not None:
             return found
-        graph, back = self._graph, self._backward
-        is_connected = tensor in graph.inputs or tensor in graph.outputs
+        back = self._backward
         if tensor.kind == "constant":
             made = back.new_tensor(
                 tensor.spec, "constant", tensor.name, (), tensor.data
             )
-        elif is_connected or self._can_add or tensor.producer is None:
+        elif tensor in self._connected or self._can_add or tensor.producer is None:
             made = back.new_tensor(tensor.spec, "input", tensor.name)
             self._needed[tensor] = made
         else:
@@ -387,8 +390,8 @@ class _Differentiation:
     ) -> tuple[Gradients | None, list[Tensor]]:
         """The gradients of a graph that `operator` runs and what they take, here; None
         where nothing passes. Its inputs begin at `skipped`."""
-        arriving = [t for t in operator.outputs if self._total(t) is not None]
-        indices = self._given_by_graph(operator, called, skipped, set(arriving))
+        arriving = {t for t in operator.outputs if self._total(t) is not None}
+        indices = self._given_by_graph(operator, called, skipped, arriving)
         if not indices:
             return None, []
         inner = self._known.get(called)
@@ -435,21 +438,26 @@ class _Differentiation:
 
     def _finish_inputs(self, result: Gradients) -> None:
         result.inputs = [Connection(t, True) for t in self._provided]
+        graph = self._graph
+        added: list[Tensor] = []
         for tensor in sorted(self._needed, key=lambda t: t.id):
             self._backward.inputs.append(self._needed[tensor])
             result.inputs.append(Connection(tensor, False))
-            graph = self._graph
-            if tensor in graph.inputs or tensor in graph.outputs:
+            if tensor in self._connected:
                 continue
             graph.outputs.append(tensor)
-            for caller in graph.ir.callers_of(graph):
+            added.append(tensor)
+        for caller in graph.callers:
+            for tensor in added:
                 outer = caller.graph.new_tensor(
                     tensor.spec, "result", "autodiff_output", caller.settings.scopes
                 )
                 outer.producer = caller
                 caller.outputs.append(outer)
-                results = [*caller.attributes["results"], tensor.spec]
-                caller.attributes["results"] = results
+            caller.attributes["results"] = [
+                *caller.attributes["results"],
+                *(t.spec for t in added),
+            ]
 
 
 def _check(graph: Graph) -> None:

@@ -127,6 +127,8 @@ class Graph:
         self.inputs: list[Tensor] = []
         self.outputs: list[Tensor] = []
         self.operators: list[Operator] = []
+        self.callers: dict[Operator, None] = {}
+        """The operators of all graphs that run it, in the order they were made."""
         self.hooks: dict[int, Callable[[Operator], object]] = {}
         self.can_be_differentiated = True
         """By an autodiff of a graph that calls it, without a gradient graph given."""
@@ -205,6 +207,8 @@ class Graph:
             operator.outputs.append(tensor)
         for tensor in inputs:
             tensor.readers.append(operator)
+        for called in operator.called_graphs:
+            called.callers[operator] = None
         self.operators.append(operator)
         if isinstance(where.order, Order):
             self._put_in_order(operator, where.order)
@@ -237,6 +241,8 @@ class Graph:
         for tensor in operator.inputs:
             if operator in tensor.readers:
                 tensor.readers.remove(operator)
+        for called in operator.called_graphs:
+            called.callers.pop(operator, None)
 
     def forget(self, gone: Sequence[Operator], new: Operator) -> None:
         """What is made next comes after `new` where it would come after `gone`."""
@@ -331,15 +337,6 @@ class Ir:
         stream = Stream(self.main.new_tensor(spec, "stream", name, scopes), is_input)
         self.streams[stream.tensor.id] = stream
         return stream
-
-    def callers_of(self, graph: Graph) -> list[Operator]:
-        """The operators of all graphs that run `graph`."""
-        return [
-            operator
-            for each in self.graphs.values()
-            for operator in each.operators
-            if graph in operator.called_graphs
-        ]
 
     def reachable(self) -> list[Graph]:
         """The main graph and all that it calls, directly or not; callers first."""

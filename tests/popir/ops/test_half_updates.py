@@ -1,7 +1,4 @@
-"""Every update of a float16 target beside float64: one rounding, at the end.
-
-Covers: popir/ops/updates.py.
-"""
+"""Every update of a float16 target beside float64: one rounding, at the end."""
 
 from __future__ import annotations
 
