@@ -29,7 +29,9 @@ class ModelRunner:
     `model` is an ONNX file, which is compiled first, a PopEF file, or several files of
     one model. `config` and `manager` are the engine's: replicas, batching, the pool of
     devices. Inputs are arrays or lists of numbers or texts; numbers are converted to
-    the model's type where nothing but precision is lost. Thread-safe. Raises
+    the model's type where nothing but precision is lost; leading dimensions of 1 may be
+    missing, and a list for a column ``[-1, 1]`` is so many rows. Tables (DataFrames,
+    Arrow tables, lists of records) are values by name. Thread-safe. Raises
     `EngineError`: InvalidModel for a file that cannot be run, NoDeviceAvailable.
     """
 
@@ -77,8 +79,8 @@ class ModelRunner:
     ) -> Result:
         """Queue one request. Its result is a mapping that waits when it is asked, and
         can be awaited. Arrays of `inputs` must stay unchanged until it is there."""
-        given = inputs if isinstance(inputs, Mapping) else {self._only(): inputs}
         descs = self.inputs
+        given = self._named(inputs, descs)
         arrays = {
             name: _array(descs[name], value) if name in descs else np.asarray(value)
             for name, value in given.items()
@@ -89,6 +91,22 @@ class ModelRunner:
         """Fail what is in flight and give the device back. Called twice, does
         nothing."""
         self.engine.close()
+
+    def _named(self, inputs: Any, descs: Mapping[str, DataDesc]) -> Mapping[str, Any]:
+        """Values by name: given so, as a table, or as that of the only input."""
+        if isinstance(inputs, Mapping):
+            return inputs
+        if not isinstance(inputs, np.ndarray):
+            from popgate.client.errors import InvalidRequest
+            from popgate.client.tables import columns_of, inputs_of_table
+
+            try:
+                columns = columns_of(inputs)
+            except InvalidRequest as e:
+                raise InvalidInput(str(e)) from None
+            if columns is not None:
+                return inputs_of_table(columns, descs)
+        return {self._only(): inputs}
 
     def _only(self) -> str:
         names = list(self.inputs)
@@ -161,17 +179,23 @@ def _popef_of(path: Path, folder: Path) -> Path:
 
 def _array(desc: DataDesc, value: Any) -> npt.NDArray[Any]:
     """The value as the engine takes it. Raises InvalidInput."""
+    from popgate.client.tensors import with_gaps, with_rank
+
     wanted = desc.data_type.numpy_dtype
     if isinstance(value, np.ndarray) and value.dtype == wanted:
-        return value
+        return with_rank(value, desc.shape)
+    is_text = desc.data_type is DataType.STRING
     try:
-        if desc.data_type is DataType.STRING:
-            return np.asarray(value, dtype=object)
-        array = np.asarray(value)
+        array = np.asarray(value, dtype=object if is_text else None)
     except ValueError:
         raise InvalidInput(
             f"input {desc.name!r}: its lists are nested unevenly"
         ) from None
+    array = with_rank(array, desc.shape)
+    if is_text:
+        return array
+    if desc.data_type.numpy_dtype.kind == "f":
+        array = with_gaps(array)
     fits = np.can_cast(array.dtype, wanted, "same_kind") or not array.size
     if desc.data_type is DataType.BF16 or not fits:
         return array  # the engine says what was expected

@@ -89,6 +89,8 @@ def encode_generate(
     fields["model_name"] = orjson.dumps(spec.name)
     fields["model_version"] = orjson.dumps(spec.version)
     for name, output in codec.outputs.items():
+        if name not in outputs:
+            continue  # of a fused model's others
         fields[name] = _value(output, outputs[name], request.nan)
     pieces: list[bytes] = []
     for name, text in fields.items():

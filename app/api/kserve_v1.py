@@ -106,7 +106,8 @@ def encode_predict(
 
     Raises `NotRepresentable` for outputs that cannot be told apart by instance.
     """
-    written = codec.outputs
+    # A fused model gives the outputs of the model that the request chose.
+    written = {name: o for name, o in codec.outputs.items() if name in outputs}
     if instances is None:
         columns = {n: _nested(o, outputs[n], nan) for n, o in written.items()}
         if len(columns) == 1:

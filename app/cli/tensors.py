@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -11,12 +12,13 @@ from popgate.client import Array, InvalidRequest, Tensor, tensor_of
 
 
 def read_value(text: str, name: str, datatype: str, shape: list[int]) -> Tensor:
-    """The tensor that ``name=text`` means: a ``.npy`` or ``.npz`` file or a JSON value.
+    """Return the tensor that ``name=text`` means.
 
-    For BYTES a text that is no JSON is taken as it stands. A value that lacks only
-    dimensions of size 1 in front gets them. Raises `InvalidRequest`.
+    The text is a ``.npy`` or ``.npz`` file, a JSON value, or ``@FILE``: the bytes of
+    any file, for BYTES. A string that is no JSON is taken as it stands, for BYTES.
+    Raises `InvalidRequest`.
     """
-    return tensor_of(name, _read_array(text, name, datatype), datatype, shape)
+    return tensor_of(name, _read(text, name, datatype), datatype, shape)
 
 
 def read_archive(path: str) -> dict[str, Array]:
@@ -43,7 +45,9 @@ def pick(arrays: dict[str, Array], name: str, path: str) -> Array:
     return arrays.get(name, next(iter(arrays.values())))
 
 
-def _read_array(text: str, name: str, datatype: str) -> Array:
+def _read(text: str, name: str, datatype: str) -> Any:
+    if text.startswith("@"):
+        return _read_file(text[1:], name, datatype)
     if text.endswith(".npz"):
         return pick(read_archive(text), name, text)
     if text.endswith(".npy"):
@@ -55,17 +59,29 @@ def _read_array(text: str, name: str, datatype: str) -> Array:
         value = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as e:
         if datatype == "BYTES":
-            return np.array(text, dtype=object)
+            return text
         msg = (
             f"input {name}: {text!r} is neither a .npy or .npz file nor a JSON value "
             f"such as [[1, 2]] ({e})"
         )
         raise InvalidRequest(msg) from None
+    return value
+
+
+def _read_file(path: str, name: str, datatype: str) -> Any:
+    """The bytes of a file, or the array that it holds."""
+    if path.endswith((".npy", ".npz")) and datatype != "BYTES":
+        return _read(path, name, datatype)
+    if datatype != "BYTES":
+        msg = (
+            f"input {name}: @{path} is sent as the file's bytes, which a BYTES input "
+            f"takes; {name} is {datatype}: name a .npy file"
+        )
+        raise InvalidRequest(msg)
     try:
-        return np.array(value, dtype=object if datatype == "BYTES" else None)
-    except ValueError:
-        msg = f"input {name}: the lists are not of one shape"
-        raise InvalidRequest(msg) from None
+        return Path(path).read_bytes()
+    except OSError as e:
+        raise InvalidRequest(f"input {name}: {path}: {e.strerror}") from None
 
 
 def text_of(tensor: Tensor) -> str:

@@ -17,7 +17,7 @@ from app.codec.oip_json import JsonWriter, decode_json
 from app.codec.oip_msgpack import MsgpackWriter, decode_msgpack, is_mostly_bytes
 from app.codec.outputs import Output
 from app.codec.shared_memory import RegionTable
-from app.errors import InvalidRequest, NotAcceptable, RequestError
+from app.errors import InvalidRequest, NotAcceptable, NotRepresentable, RequestError
 from app.limits import DEFAULT_LIMITS, Limits
 from app.spec import ModelSpec
 from engine import Tensor
@@ -184,12 +184,10 @@ class ModelCodec:
             raise NotAcceptable(msg)
         if len(names) == 1:
             return
+        if reply.explicit and self.spec.optional_inputs and request.outputs is None:
+            return  # the inputs decide how many outputs there are
         if reply.explicit:
-            msg = (
-                f".npy holds one array, and the answer has {len(names)} outputs: "
-                f"{list(names)}; name one of them in 'outputs'"
-            )
-            raise NotAcceptable(msg)
+            raise NotAcceptable(_several_outputs(names))
         request.encoding = Encoding.JSON
 
     def _written(
@@ -222,8 +220,10 @@ class ModelCodec:
             return self._json.encode(request, outputs)
         if request.encoding is Encoding.MSGPACK:
             return self._msgpack.encode(request, outputs)
-        (name,) = request.outputs or tuple(self._outputs)
-        return encode_npy(self._outputs[name], outputs[name])
+        names = request.outputs or tuple(self._outputs)
+        if len(names) != 1:
+            raise NotRepresentable(_several_outputs(names))
+        return encode_npy(self._outputs[names[0]], outputs[names[0]])
 
     def _encode_classes(
         self,
@@ -252,3 +252,10 @@ class ModelCodec:
 
     def __repr__(self) -> str:
         return f"<ModelCodec {self.spec.name}/{self.spec.version}>"
+
+
+def _several_outputs(names: tuple[str, ...]) -> str:
+    return (
+        f".npy holds one array, and the answer has {len(names)} outputs: "
+        f"{list(names)}; name one of them in 'outputs'"
+    )

@@ -169,11 +169,18 @@ class Core:
             if document is not None:
                 extensions = document.get("extensions") or ()
                 binary = self._binary = BINARY_EXTENSION in extensions
-        metadata = yield from self._ask_softly(path)
+        metadata, problem = None, None
+        try:
+            metadata = yield from self._document(path)
+        except (ConnectionFailed, DeadlineExceeded):
+            raise
+        except ClientError as error:
+            problem = error
         try:
             known = KnownModel(self.options, path, bool(binary), metadata or {})
         except (KeyError, TypeError, AttributeError):
             known = KnownModel(self.options, path, bool(binary), {})
+        known.problem = problem
         if metadata is not None and binary is not None:
             self._models[model, version] = known
         return known
@@ -181,11 +188,15 @@ class Core:
     def _ask_softly(self, path: str) -> Steps[dict[str, Any] | None]:
         """A document, or None where the server does not give one."""
         try:
-            document = yield from self.ask("GET", path)
+            document = yield from self._document(path)
         except (ConnectionFailed, DeadlineExceeded):
             raise
         except ClientError:
             return None
+        return document
+
+    def _document(self, path: str) -> Steps[dict[str, Any] | None]:
+        document = yield from self.ask("GET", path)
         return document if isinstance(document, dict) else None
 
     # Everything else

@@ -191,7 +191,8 @@ def outputs_of(document: Mapping[str, Any]) -> Outputs:
     outputs = Outputs()
     datatypes = {}
     for output in document["outputs"]:
-        name, datatype, data = output["name"], output["datatype"], output["data"]
+        name, datatype = output["name"], output["datatype"]
+        data = _data_of(output)
         if isinstance(data, bytes):  # msgpack
             array = array_of(datatype, output["shape"], bytearray(data))
         else:
@@ -203,6 +204,13 @@ def outputs_of(document: Mapping[str, Any]) -> Outputs:
         datatypes[name] = datatype
         outputs[name] = array
     return _named(outputs, document, datatypes)
+
+
+def _data_of(output: Mapping[str, Any]) -> Any:
+    """The values of an output. One without elements may be binary without a byte."""
+    if (output.get("parameters") or {}).get("binary_data_size") == 0:
+        return output.get("data", [])
+    return output["data"]
 
 
 def _named(

@@ -16,9 +16,10 @@ from popgate.client.encodings import (
     head_of_binary,
     size_of,
 )
-from popgate.client.errors import InvalidRequest
+from popgate.client.errors import ClientError, InvalidRequest
 from popgate.client.http1 import check_headers, request_head
 from popgate.client.steps import PLAIN, CallOptions, Options, Prepared
+from popgate.client.tables import columns_of, inputs_of_table
 from popgate.client.tensors import DTYPES, Tensor, tensor_of
 
 #: Prepared requests that are kept for a model: one for each combination of shapes.
@@ -28,14 +29,23 @@ _MICROSECONDS = 1_000_000
 
 class KnownModel:
     """A model as far as calls need it. Without what it takes, if the server does not
-    say; `binary`: the server reads binary tensors."""
+    say; `binary`: the server reads binary tensors; `problem`: why it did not say."""
 
-    __slots__ = ("_inputs", "_options", "_prepared", "binary", "outputs", "path")
+    __slots__ = (
+        "_inputs",
+        "_options",
+        "_prepared",
+        "binary",
+        "outputs",
+        "path",
+        "problem",
+    )
 
     def __init__(
         self, options: Options, path: str, binary: bool, metadata: Mapping[str, Any]
     ) -> None:
         self.path = path
+        self.problem: ClientError | None = None
         self.binary = binary
         self.outputs = [str(o["name"]) for o in metadata.get("outputs") or ()]
         self._options = options
@@ -49,6 +59,11 @@ class KnownModel:
         """Values by name, given all of them or that of the only input."""
         if isinstance(value, Mapping):
             return value
+        columns = None if isinstance(value, np.ndarray) else columns_of(value)
+        if columns is not None:
+            return inputs_of_table(columns, self._inputs)
+        if not self._inputs and self.problem is not None:
+            raise self.problem
         if len(self._inputs) != 1:
             names = ", ".join(self._inputs) or "unknown"
             msg = f"give values by name: the inputs of {model} are {names}"

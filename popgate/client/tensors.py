@@ -24,6 +24,8 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     }.items()
 }  # fmt: skip
 _DATATYPES = {dtype: name for name, dtype in DTYPES.items() if name != "BF16"}
+#: Datatypes with values that no float holds exactly.
+_EXACT = ("INT64", "UINT64")
 _LENGTH = struct.Struct("<I")
 
 
@@ -66,19 +68,34 @@ def tensor_of(
     """The tensor that a value means: an array, numbers, texts, or lists of them.
 
     `datatype` and `shape` are the model's; without a datatype it is the value's own.
-    Numbers are converted where that loses nothing but precision, and leading
-    dimensions of 1 are added where only those are missing. Raises `InvalidRequest`.
+    Numbers are converted where that loses nothing but precision. Leading dimensions
+    of 1 are added if only those are missing; a list for a column ``[-1, 1]`` is so
+    many rows. None is NaN for a float. Raises `InvalidRequest`.
     """
     array = _array(name, value, datatype)
     datatype = datatype or _datatype_of(name, array)
     bytes_ = datatype == "BYTES"
     array = _bytes_array(array) if bytes_ else _cast(name, array, datatype)
+    fitting = with_rank(array, shape)
+    if fitting is array and not array.flags.c_contiguous:
+        fitting = np.ascontiguousarray(array)
+    return Tensor(name, datatype, fitting)
+
+
+def with_rank(array: Array, shape: Sequence[int] | None) -> Array:
+    """Return an array with the dimensions of 1 that it lacks for a model's `shape`.
+
+    They are added in front. If the model takes one element a row, as in ``[-1, 1]``,
+    a list is so many rows. An array for which this does not do comes back as it is.
+    """
     missing = 0 if shape is None else len(shape) - array.ndim
-    if missing > 0 and shape and all(dim in (1, -1) for dim in shape[:missing]):
-        array = array.reshape((1,) * missing + array.shape)
-    elif not array.flags.c_contiguous:
-        array = np.ascontiguousarray(array)
-    return Tensor(name, datatype, array)
+    if shape is None or missing <= 0:
+        return array
+    if array.ndim == 1 and shape[0] == -1 and all(dim == 1 for dim in shape[1:]):
+        return array.reshape(array.shape + (1,) * missing)
+    if all(dim in (1, -1) for dim in shape[:missing]):
+        return array.reshape((1,) * missing + array.shape)
+    return array
 
 
 def _array(name: str, value: Any, datatype: str) -> Array:
@@ -90,10 +107,21 @@ def _array(name: str, value: Any, datatype: str) -> Array:
             array = np.empty((), object)
             array[()] = value
             return array
-        return np.asarray(value, dtype=object if text else None)
+        array = np.asarray(value, dtype=object if text else None)
+        if datatype in _EXACT and array.dtype.kind == "f":
+            array = _whole(value, array)
+        return array
     except ValueError:
         msg = f"input {name}: the lists are not of one shape"
         raise InvalidRequest(msg) from None
+
+
+def _whole(value: Any, array: Array) -> Array:
+    """Whole numbers as they are: NumPy makes floats of lists that need 64 bits."""
+    exact = np.asarray(value, dtype=object)
+    if not all(isinstance(item, int | np.integer) for item in exact.reshape(-1)):
+        return array
+    return exact
 
 
 def _datatype_of(name: str, array: Array) -> str:
@@ -126,6 +154,10 @@ def _cast(name: str, array: Array, datatype: str) -> Array:
         return array
     if array.size == 0 or array.dtype.name == "bfloat16":
         return array.astype(wanted)
+    if datatype in _EXACT and array.dtype == object:
+        return _cast_whole(name, array, wanted, datatype)
+    if wanted.kind == "f":
+        array = with_gaps(array)
     if array.dtype.kind not in "biuf":
         msg = f"input {name}: expected {datatype}, got values of {array.dtype}"
         raise InvalidRequest(msg)
@@ -138,6 +170,31 @@ def _cast(name: str, array: Array, datatype: str) -> Array:
         msg = f"input {name}: the values of {array.dtype} do not fit {datatype}"
         raise InvalidRequest(msg)
     return cast
+
+
+def with_gaps(array: Array) -> Array:
+    """Return floats for Python's numbers, in which None is NaN. Other arrays come back
+    as they are."""
+    if array.dtype != object:
+        return array
+    flat = array.reshape(-1).tolist()
+    if not all(item is None or isinstance(item, int | float) for item in flat):
+        return array
+    values = [np.nan if item is None else item for item in flat]
+    return np.array(values, np.float64).reshape(array.shape)
+
+
+def _cast_whole(name: str, array: Array, wanted: np.dtype[Any], datatype: str) -> Array:
+    """Python's whole numbers as `wanted`."""
+    flat = array.reshape(-1).tolist()
+    low, high = np.iinfo(wanted).min, np.iinfo(wanted).max
+    if not all(isinstance(item, int | np.integer) for item in flat):
+        msg = f"input {name}: expected {datatype}, got values of {array.dtype}"
+        raise InvalidRequest(msg)
+    for item in flat:
+        if not low <= item <= high:
+            raise InvalidRequest(f"input {name}: {item} does not fit {datatype}")
+    return np.array(flat, wanted).reshape(array.shape)
 
 
 def array_of(datatype: str, shape: Sequence[int], data: Any) -> Array:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import build_popef
 import numpy as np
+import onnx
 import pytest
 
 from popgate import EngineError, ModelRunner, ModelRunnerConfig, compile_model
@@ -88,3 +89,33 @@ def test_several_inputs_need_names(tmp_path: Path) -> None:
         pytest.raises(EngineError, match="has 2 inputs; give values by name"),
     ):
         runner.execute([1.0])
+
+
+def buyers(folder: Path) -> Path:
+    """Columns of every kind, as a table's model has them."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 20]>
+        buyers (float[n,1] age, double[n,1] income) => (double[n,1] sum)
+        { wide = Cast <to = 11> (age)
+          sum = Add(wide, income) }""")
+    onnx.save(model, target := folder / "buyers.onnx")
+    return target
+
+
+def test_columns_tables_and_plain_numbers(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    records = [{"age": 25, "income": 1.5}, {"age": 32, "income": None}]
+    frame = pandas.DataFrame(records)
+    with ModelRunner(buyers(tmp_path)) as runner:
+        columns = {"age": [25, 32], "income": [1.5, None]}
+        for given in (records, frame, columns, dict(frame)):
+            (found,) = runner.execute(given).values()
+            np.testing.assert_array_equal(found, [[26.5], [np.nan]])
+        (found,) = runner.execute({"age": 1, "income": 2}).values()
+        assert found.tolist() == [[3]]
+        with pytest.raises(EngineError, match="record 1 has not the same keys"):
+            runner.execute([{"age": 1, "income": 2}, {"age": 1}])
+    with ModelRunner(models.affine(tmp_path / "m.popef")) as runner:
+        assert runner.execute(ROW)["output"].tolist() == [AFFINE]
+        (wide,) = runner.execute(pandas.DataFrame([ROW], columns=list("abcd"))).values()
+        assert wide.tolist() == [AFFINE]

@@ -1,6 +1,6 @@
 """`popgate infer` against a real gateway, in every encoding.
 
-Covers: app/cli/options.py, app/cli/tensors.py.
+Covers: app/cli/options.py.
 """
 
 from __future__ import annotations
