@@ -52,6 +52,14 @@ class Viewer:
         """Return whether lists name this model."""
         return self._key is None or self._key.allows_model(model)
 
+    def reason(self, gateway: Gateway, reason: str) -> str:
+        """Return why a model is not served, without its source if this is a client of
+        a server with keys that may not manage."""
+        is_manager = self._key is not None and self._key.allows("manage")
+        if is_manager or self.owner is None:
+            return reason
+        return gateway.repository.places.public(reason)
+
     def reads(self, owner: str) -> bool:
         """Return whether the client may read the error texts of a request that came
         with the key `owner`. A key that manages the server reads them all."""

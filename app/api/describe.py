@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
 from urllib.parse import quote
 
 from app.api.examples import example_request, shown_shape
@@ -43,6 +43,10 @@ _NO_PROPERTIES = ("batching", "batch_size", "batching_reason", "popgate.example"
 _CONFIG_TYPES = {"BYTES": "TYPE_STRING"}
 
 
+#: A reason as a client may read it.
+Told: TypeAlias = Callable[[str], str]
+
+
 def is_serving(loaded: LoadedModel | None) -> bool:
     """Returns whether a version answers now: loaded, also on one of its devices at
     least."""
@@ -69,26 +73,28 @@ def platform_of(loaded: LoadedModel) -> str:
     return "onnxruntime_onnx" if loaded.source.is_onnx else "popgate_popef"
 
 
-def version_status(record: VersionRecord) -> VersionStatus:
+def version_status(record: VersionRecord, told: Told = str) -> VersionStatus:
     state, reason = record.state, record.explanation
     if state is State.READY and not is_serving(record.loaded):
         state, reason = State.FAILED, why_not_serving(record.loaded)
     return VersionStatus(
         version=str(record.version),
         state=state.word,
-        reason=reason,
+        reason=told(reason),
         in_memory=record.loaded is not None,
     )
 
 
-def model_summary(record: ModelRecord) -> ModelSummary:
-    """The line of a model in the list."""
-    return ModelSummary(**_summary(record))
+def model_summary(record: ModelRecord, told: Told = str) -> ModelSummary:
+    """The line of a model in the list, with reasons as `told` has them."""
+    return ModelSummary(**_summary(record, told))
 
 
-def model_details(record: ModelRecord, loaded: LoadedModel | None) -> ModelDetails:
+def model_details(
+    record: ModelRecord, loaded: LoadedModel | None, told: Told = str
+) -> ModelDetails:
     """All about one model; `loaded` is the version that was asked for."""
-    values = _summary(record)
+    values = _summary(record, told)
     if loaded is None:
         return ModelDetails(**values)
     spec = loaded.spec
@@ -212,12 +218,14 @@ def _queue_policy(max_queue_size: int, timeout: float | None) -> dict[str, Any]:
     }
 
 
-def index_entries(records: list[ModelRecord], *, ready: bool) -> list[IndexEntry]:
+def index_entries(
+    records: list[ModelRecord], *, ready: bool, told: Told = str
+) -> list[IndexEntry]:
     """The repository index; with `ready`, only what answers."""
     entries = []
     for record in records:
         for _, version in sorted(record.versions.items()):
-            status = version_status(version)
+            status = version_status(version, told)
             entries.append(
                 IndexEntry(
                     name=record.name,
@@ -227,14 +235,14 @@ def index_entries(records: list[ModelRecord], *, ready: bool) -> list[IndexEntry
                 )
             )
         if not record.versions:
-            why = record.problem or record.absence
+            why = told(record.problem or record.absence)
             entries.append(
                 IndexEntry(name=record.name, state=record.state.word, reason=why)
             )
     return [e for e in entries if e.state == "READY" or not ready]
 
 
-def _summary(record: ModelRecord) -> dict[str, Any]:
+def _summary(record: ModelRecord, told: Told) -> dict[str, Any]:
     default, number = record.default, record.default_version
     state, reason = record.state, record.problem
     if state.word == "UNAVAILABLE" or state is State.ON_DEMAND:
@@ -245,9 +253,11 @@ def _summary(record: ModelRecord) -> dict[str, Any]:
         "name": record.name,
         "state": state.word,
         "ready": state.word == State.READY.word,
-        "reason": reason,
+        "reason": told(reason),
         "version": None if number is None else str(number),
-        "versions": [version_status(v) for _, v in sorted(record.versions.items())],
+        "versions": [
+            version_status(v, told) for _, v in sorted(record.versions.items())
+        ],
         "instances": 0 if default is None else default.config.instances,
         "url": f"/v1/models/{quote(record.name)}/infer",
     }

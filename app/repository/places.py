@@ -120,6 +120,13 @@ class ModelPlaces:
             return replace(here, problem=f"{url} was taken away meanwhile")
         return replace(found, url=url, stamp=here.stamp + found.stamp)
 
+    def public(self, reason: str) -> str:
+        """Return a reason as callers may read it: without the hosts and buckets that a
+        model comes from, and without what they answered."""
+        if self.remote is not None and self.remote.names_a_place(reason):
+            return "it could not be loaded; the server's log says why"
+        return reason
+
     def __str__(self) -> str:
         folder = [str(self.folder)] if self.folder is not None else []
         return ", ".join([*folder, *map(str, self.named.values())])

@@ -97,7 +97,12 @@ class ModelRepository:
         return [record.name for record in self.models() if record.state in states]
 
     def explain(self, name: str, version: str | None = None) -> str | None:
-        """Why a model, or a version of it, is not served; None if there is none."""
+        """Return why a model, or a version of it, is not served, as callers may read
+        the reason; None if there is no such model."""
+        why = self._explain(name, version)
+        return why and self.places.public(why)
+
+    def _explain(self, name: str, version: str | None) -> str | None:
         record = self._records.get(name)
         if record is None:
             return self._newcomer.format(name) if self.places.holds(name) else None
@@ -120,8 +125,10 @@ class ModelRepository:
         ]
 
     def problems(self) -> dict[str, str]:
-        """The models of which something failed to load, with the reasons."""
-        return {r.name: r.problem for r in self.models() if r.problem}
+        """The models of which something failed to load, with the reasons as callers may
+        read them."""
+        public = self.places.public
+        return {r.name: public(r.problem) for r in self.models() if r.problem}
 
     def users_of(self, name: str) -> list[ModelRecord]:
         """The ensembles that a model is a part of, however far down."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from enum import Enum
+from functools import partial
 
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse
@@ -45,26 +46,31 @@ _TAGS: list[str | Enum] = ["models"]
 @router.get("/models", summary="List the models", tags=_TAGS)
 async def list_models(gateway: GatewayOf, viewer: ViewerOf) -> ModelList:
     """Every model of the repository, ready or not, with the reason if not."""
-    records = gateway.repository.models()
-    return ModelList(models=[model_summary(r) for r in records if viewer.sees(r.name)])
+    records, told = gateway.repository.models(), partial(viewer.reason, gateway)
+    return ModelList(
+        models=[model_summary(r, told) for r in records if viewer.sees(r.name)]
+    )
 
 
 @router.get("/models/{name}", summary="Describe a model", tags=_TAGS)
-async def get_model(gateway: GatewayOf, name: ModelName) -> ModelDetails:
+async def get_model(
+    gateway: GatewayOf, viewer: ViewerOf, name: ModelName
+) -> ModelDetails:
     """What it takes and gives, how it is run, and a request that it answers."""
     record = find_model(gateway, name)
-    return model_details(record, record.default)
+    return model_details(record, record.default, partial(viewer.reason, gateway))
 
 
 @router.get(
     "/models/{name}/versions/{version}", summary="Describe a version", tags=_TAGS
 )
 async def get_version(
-    gateway: GatewayOf, name: ModelName, version: Version
+    gateway: GatewayOf, viewer: ViewerOf, name: ModelName, version: Version
 ) -> ModelDetails:
     """The same of one version."""
     record = find_model(gateway, name)
-    details = model_details(record, find_version(record, version))
+    told = partial(viewer.reason, gateway)
+    details = model_details(record, find_version(record, version), told)
     url = details.url.replace("/infer", f"/versions/{version}/infer")
     return details.model_copy(update={"version": version, "url": url})
 

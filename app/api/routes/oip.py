@@ -6,6 +6,7 @@ or a wrong one.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -155,7 +156,8 @@ async def repository_index(
         raise InvalidRequest(msg)
     await gateway.control.discover()
     records = [r for r in gateway.repository.models() if viewer.sees(r.name)]
-    return index_entries(records, ready=ready)
+    told = partial(viewer.reason, gateway)
+    return index_entries(records, ready=ready, told=told)
 
 
 @router.post(

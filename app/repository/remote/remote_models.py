@@ -56,6 +56,11 @@ class RemoteModels:
         """Why it could not be taken the last time, or nothing."""
         return self._problems.get(url.key, "")
 
+    def names_a_place(self, reason: str) -> bool:
+        """Return whether a reason says where a model is, or what came from there."""
+        problems = list(self._problems.values())
+        return "://" in reason or any(problem in reason for problem in problems)
+
     def preview(self, url: RemoteUrl) -> tuple[Listing, set[str]]:
         """What is there now, and which files of it the cache has; takes nothing.
 

@@ -14,7 +14,16 @@ from app.repository.remote.source import Source
 from engine import InvalidConfig
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+#: A user and a password in front of a host; a port is none, and a secret may hold `/`.
+_CREDENTIALS = re.compile(r"//[^/@]*:(?!\d+/)[^@]*@")
 _SHA256 = re.compile(r"sha256=([0-9a-f]{64})")
+
+
+_CREDENTIALS_GO = {
+    "http": "into ~/.netrc",
+    "https": "into ~/.netrc",
+    "oci": "to docker login",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +62,8 @@ class RemoteUrl:
         library that is not installed."""
         scheme = text.partition(":")[0].lower()
         known = SCHEMES.get(scheme)
+        if known is not None:
+            _check_credentials(scheme, text)
         if known is None:
             all_of_them = ", ".join(f"{name}:" for name in sorted(SCHEMES))
             msg = f"{_bare(text)}: {scheme}: is not known here, which are {all_of_them}"
@@ -66,17 +77,14 @@ class RemoteUrl:
         plain, _, fragment = text.partition("#")
         path = plain.partition(":")[2].removeprefix("//")
         if not path.strip("/"):
-            raise InvalidConfig(f"{text} names no model; as in {known.example}")
+            raise InvalidConfig(f"{_bare(text)} names no model; as in {known.example}")
         if fragment and scheme not in ("http", "https"):
-            raise InvalidConfig(f"{text}: nothing can follow a # here")
+            raise InvalidConfig(f"{_bare(text)}: nothing can follow a # here")
         found = _SHA256.fullmatch(fragment)
         if fragment and found is None:
             msg = f"{_bare(text)}: after # goes sha256= and 64 digits"
             raise InvalidConfig(msg)
         parts = urllib.parse.urlsplit(plain)
-        if "@" in parts.netloc and scheme in ("http", "https"):
-            msg = f"{scheme}://{parts.hostname}: user and password go into ~/.netrc"
-            raise InvalidConfig(msg)
         if scheme == "http" and found is None and not is_loopback(parts.hostname):
             msg = (
                 f"{_bare(text)} comes without TLS, so that anybody on the way may "
@@ -139,5 +147,18 @@ def is_url(text: str) -> bool:
 
 
 def _bare(text: str) -> str:
-    """Without what may be secret: signatures are in queries."""
-    return re.split(r"[?#]", text, maxsplit=1)[0]
+    """Without what may be secret: signatures are in queries, passwords before @."""
+    return _CREDENTIALS.sub("//", re.split(r"[?#]", text, maxsplit=1)[0])
+
+
+def _check_credentials(scheme: str, text: str) -> None:
+    """Raise `InvalidConfig` if a URL holds a user or a password: a URL is logged."""
+    plain = re.split(r"[?#]", text, maxsplit=1)[0]
+    host = plain.partition("//")[2].partition("/")[0]
+    # Other schemes have an @ there that means something else, as hf://name@main.
+    is_user = "@" in host and scheme in ("http", "https", "oci", "s3", "gs")
+    if not is_user and _CREDENTIALS.search(plain) is None:
+        return
+    place = plain.rpartition("@")[2].partition("/")[0]
+    goes = _CREDENTIALS_GO.get(scheme, "into the server's environment")
+    raise InvalidConfig(f"{scheme}://{place}: user and password go {goes}")

@@ -72,11 +72,23 @@ def test_what_could_not_be_taken_at_the_start_is_tried_again(
     web: Web, tmp_path: Path
 ) -> None:
     options = ("--model", f"m={web.url}/m.popef", "--repository-poll-secs", "0.1")
-    cache = ("--model-cache", str(tmp_path / "cache"))
+    cache = ("--model-cache", str(tmp_path / "cache"), "--trust-loopback")
     with ServedGateway(None, *options, *cache, NETRC="/nowhere") as gateway:
         gateway.wait_line("failed to load 'm'")
         reason = gateway.client.get("/v1/models/m").text
         assert "there is nothing at" in reason
+        host = web.url.partition("://")[2]
+        for answer in (
+            gateway.client.post("/v1/models/m/infer", json={"inputs": {}}),
+            gateway.client.get("/v2/models/m"),
+            gateway.client.get("/v1/health/ready"),
+        ):  # which a key for inference, or none, may ask for
+            assert "the server's log says why" in answer.text
+            assert host not in answer.text
+            assert "nothing at" not in answer.text
+        told = gateway.client.post("/v1/models/m/load")
+        assert told.status_code == 400
+        assert host in told.text
         web.put("/m.popef", file_of(tmp_path, models.affine))
         gateway.until("/v2/models/m/ready", 200)
         assert infer(gateway) == 3.0
