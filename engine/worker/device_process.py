@@ -43,6 +43,16 @@ def _set_process_name(name: str) -> None:
         ctypes.CDLL(None).prctl(pr_set_name, name.encode()[:15], 0, 0, 0)
 
 
+def _wait_precisely() -> None:
+    """Ask the kernel to end the waits of this thread in time.
+
+    By default it may end them 50 us late, which is half of a short `max_queue_delay`.
+    """
+    pr_set_timerslack = 29
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(pr_set_timerslack, 1, 0, 0, 0)
+
+
 def _giving_back(python: bool) -> Callable[[], object]:
     """What gives memory back; Python models may have no ONNX Runtime beside them."""
     if python:
@@ -74,6 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.memory:
         resource.setrlimit(resource.RLIMIT_DATA, (options.memory, options.memory))
     _set_process_name(options.name)
+    _wait_precisely()
     keep_large_blocks()
     raise_descriptor_limit()
     sys.setswitchinterval(_SWITCH_INTERVAL)

@@ -36,6 +36,9 @@ logger = logging.getLogger(__name__)
 WORTH_SAYING_NS = 1_000_000
 #: The quickest of so many batches says what the next one takes at least.
 JUDGED_BY = 3
+#: After so many delays in a row that brought no second request, and while no request
+#: comes during the run of another, there is one client: a delay gathers nothing.
+VAIN_DELAYS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,8 @@ class Replica:
         #: How long the last batches took, nanoseconds, and the members of the last.
         self._took = deque([0] * JUDGED_BY, JUDGED_BY)
         self._members = 0
+        self._vain_delays = 0
+        self._ended = 0
 
     # -- channels
 
@@ -136,6 +141,8 @@ class Replica:
     def due_ns(self, now: int) -> int:
         """When the next batch should start: `now` or earlier means at once."""
         if not self.may_wait:
+            return now
+        if self._vain_delays >= VAIN_DELAYS:
             return now
         policy = self.policy
         rows, oldest, preferred = self._waiting(self._queue.upcoming(), now)
@@ -174,6 +181,8 @@ class Replica:
         now = time.monotonic_ns()
         dropped: list[Dropped] = []
         entries = self._take(now, dropped)
+        if self.may_wait and entries:
+            self._judge_delay(entries, now)
         if self._queue.is_weighted:
             self._queue.charge(entries)
         taken: dict[ClientChannel, int] = {}
@@ -197,6 +206,18 @@ class Replica:
         for client, count in taken.items():
             client.release(count)
         return list(taken)
+
+    def _judge_delay(self, entries: Sequence[Entry], now: int) -> None:
+        """Count the delays in a row that gathered nothing.
+
+        A second request in the batch, or one that came while another ran, shows that
+        requests overlap: the next delay is worth its time.
+        """
+        submitted = entries[0].submitted
+        if len(entries) > 1 or submitted < self._ended:
+            self._vain_delays = 0
+        elif now - submitted >= self.policy.delay_ns:
+            self._vain_delays += 1
 
     def _take(self, now: int, dropped: list[Dropped]) -> list[Entry]:
         """Whole requests of all channels in turn, up to `max_rows` rows."""
@@ -290,6 +311,7 @@ class Replica:
                     batch.next_run()
                 self.executor.run(self._main, batch, options)
             compute = time.monotonic_ns() - started
+            self._ended = started + compute
             # From here on it is no use to end it: results are published whole.
             self.running = None
             self._publish(batch, started, compute)

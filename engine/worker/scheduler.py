@@ -53,6 +53,8 @@ WAKE_NS = 40_000
 LONG_NS = 5_000_000
 #: After a long run the arena is trimmed once no request has come for this time.
 IDLE_TRIM_NS = 10_000_000_000
+#: `select` takes file descriptors below this number.
+SELECT_SIZE = 1024
 
 
 class ClientProcess:
@@ -180,7 +182,7 @@ class Scheduler:
         for link in links:  # and no generator: this comes with every wake-up
             news = news or link.submissions.read_available
         if not news:
-            if not wait_ns or self._poller.poll(wait_ns / 1e6):
+            if not wait_ns or self._wait(wait_ns):
                 try:  # noqa: SIM105 - three calls more at every wake-up
                     os.eventfd_read(self.wake_fd)
                 except InterruptedError:
@@ -193,6 +195,15 @@ class Scheduler:
         self._woke = time.monotonic_ns()
         if self._spin_ns:
             self._learn(self._woke - began - WAKE_NS, links)
+
+    def _wait(self, wait_ns: int) -> bool:
+        """Wait for the wake-up for `wait_ns` at most. Return whether it came.
+
+        `poll` and `epoll` of Python round up to whole milliseconds.
+        """
+        if self.wake_fd < SELECT_SIZE:
+            return bool(select.select([self.wake_fd], [], [], wait_ns / 1e9)[0])
+        return bool(self._poller.poll(wait_ns / 1e6))
 
     def _spin(self, links: list[Link]) -> bool:
         """Look for submissions for a moment before sleeping. Returns whether any came.

@@ -23,6 +23,7 @@ from tests.plain import plain
 
 replica = plain("engine.worker.replica")
 JUDGED_BY, BatchingPolicy = replica.JUDGED_BY, replica.BatchingPolicy
+VAIN_DELAYS = replica.VAIN_DELAYS
 
 DELAY = 1_000
 SECOND = 1_000_000_000
@@ -73,6 +74,7 @@ class Written:
                 entry.client.link.completions.put(0, Outcome.DONE, entry.request)
             self.replica._took.append(took * SECOND)
             self.replica._members = len(entries)
+            self.replica._ended = time.monotonic_ns()
 
         self.replica._execute = run
         self.replica.step()
@@ -101,6 +103,41 @@ def test_enough_rows_end_the_delay(written: Written) -> None:
         written.client.pending += 1
         due = written.replica.due_ns(500)
         assert due == (500 if number == 3 else 100 + DELAY)
+
+
+def learn_alone(written: Written) -> None:
+    """Run requests of which each waited for the whole delay, and none meets another."""
+    for _ in range(VAIN_DELAYS):
+        written.write(time.monotonic_ns() - DELAY)
+        written.client.pending = 1
+        # Its delay began after the run before it.
+        written.replica._ended = 0
+        assert len(written.step()) == 1
+    written.ended()
+
+
+def test_delays_in_vain_are_given_up_until_requests_overlap(written: Written) -> None:
+    def due() -> int:
+        written.write(100)
+        written.client.pending = 1
+        found = written.replica.due_ns(500)
+        assert len(written.step()) == 1
+        return int(found)
+
+    learn_alone(written)
+    # This one came while another ran, so the next waits again.
+    assert due() == 500
+    assert due() == 100 + DELAY
+
+
+def test_a_batch_of_two_shows_that_delays_gather(written: Written) -> None:
+    learn_alone(written)
+    written.queue(60, 60)
+    written.replica._ended = 0
+    assert len(written.step()) == 2
+    written.write(100)
+    written.client.pending = 1
+    assert written.replica.due_ns(500) == 100 + DELAY
 
 
 def test_a_request_not_yet_announced_is_not_counted_on(written: Written) -> None:
