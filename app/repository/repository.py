@@ -28,6 +28,7 @@ from app.repository.model_record import ModelRecord, VersionRecord
 from app.repository.places import ModelPlaces
 from app.repository.scan import ModelSource, VersionSource
 from app.serving.ensembles import EnsembleRunner
+from app.serving.steps import StepScheduler
 from app.serving.table import ModelEntry, ModelTable
 from app.sizes import size_text
 from engine import EngineError, ModelRunner
@@ -435,11 +436,15 @@ class ModelRepository:
         self._table.publish(record.name, entries, default=default)
 
     async def _drain(self, leaving: Iterable[LoadedModel]) -> None:
-        """Closes runners that get no new requests, when they have nothing in flight."""
+        """Closes runners that get no new requests, when they have nothing in flight and
+        streams have had their last response; after the drain timeout at any rate."""
         leaving = list(leaving)
         await self._settled([loaded.runner for loaded in leaving])
         for loaded in leaving:
-            drain = partial(loaded.runner.drain, self._drain_timeout)
+            end = time.monotonic() + self._drain_timeout
+            if isinstance(loaded.scheduler, StepScheduler):
+                await loaded.scheduler.drain(self._drain_timeout)
+            drain = partial(loaded.runner.drain, max(0.0, end - time.monotonic()))
             drained = await self._unload_pool.run(drain)
             await self._unload_pool.run(loaded.save)
             if drained:

@@ -25,7 +25,15 @@ from app.limits import DEFAULT_LIMITS
 from app.repository.scan import WARMUP_FOLDER
 from app.sizes import counted
 from app.spec import ModelSpec, TensorSpec
-from engine import Array, DeviceLost, EngineError, ModelRunner, Tensor, TimedOut
+from engine import (
+    PYTHON_STEP,
+    Array,
+    DeviceLost,
+    EngineError,
+    ModelRunner,
+    Tensor,
+    TimedOut,
+)
 from popef_io import DataType
 
 logger = logging.getLogger(__name__)
@@ -304,6 +312,9 @@ def _synthetic(
     wanted: WarmupInput,
     fill: int = 1,
 ) -> Tensor:
+    if tensor.name == PYTHON_STEP:
+        # A trial of a generator: its first response, and no more.
+        return Tensor.from_numpy(np.zeros((3,), np.int64), tensor.data_type)
     shape = _shape(tensor, rows, wanted, fill)
     if tensor.data_type is DataType.STRING:
         word = b"" if wanted.data == "zeros" else b"1"

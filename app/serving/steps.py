@@ -10,6 +10,7 @@ a client that has gone.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -41,6 +42,8 @@ class StepRun(Pending):
     inner: Submitted | None = None
     timer: asyncio.TimerHandle | None = None
     go_on: Callable[[], None] | None = None
+    #: Called when it is over, however it ended.
+    on_over: Callable[[], None] | None = None
 
     def __init__(
         self,
@@ -67,6 +70,9 @@ class StepRun(Pending):
     def resolve(self, error: Exception | None = None) -> None:
         if self.timer is not None:
             self.timer.cancel()
+        on_over, self.on_over = self.on_over, None
+        if on_over is not None:
+            on_over()
         super().resolve(error)
 
 
@@ -86,6 +92,9 @@ class StepScheduler:
         model_folder: Path | None = None,
     ) -> None:
         self.config = config
+        #: How many requests have not had their last response.
+        self.in_flight = 0
+        self._drained: asyncio.Event | None = None
         self._runner = runner
         self._states = States(spec, config.state, folder, model_folder)
         self._step = (
@@ -118,7 +127,7 @@ class StepScheduler:
                 run.proceed()
 
         run = self._make(request, deadline, keep, partial(self._end_with_one, on_done))
-        self._run(run)
+        self._begin_run(run)
         return run
 
     def _end_with_one(self, on_done: Callable[[Any], None], run: StepRun) -> None:
@@ -139,8 +148,32 @@ class StepScheduler:
         runner raises for the first step.
         """
         run = self._make(request, deadline, on_response, on_done)
-        self._run(run)
+        self._begin_run(run)
         return run
+
+    def _begin_run(self, run: StepRun) -> None:
+        self.in_flight += 1
+        run.on_over = self._over
+        try:
+            self._run(run)
+        except BaseException:
+            if run.on_over is not None:
+                run.on_over = None
+                self._over()
+            raise
+
+    def _over(self) -> None:
+        self.in_flight -= 1
+        if not self.in_flight and self._drained is not None:
+            self._drained.set()
+
+    async def drain(self, seconds: float) -> None:
+        """Wait until every request has had its last response, at most so long."""
+        if not self.in_flight:
+            return
+        drained = self._drained = asyncio.Event()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(drained.wait(), seconds)
 
     def _make(
         self,

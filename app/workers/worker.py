@@ -13,6 +13,7 @@ import contextlib
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -27,7 +28,8 @@ from app.serving.ensembles import EnsembleRunner, EnsembleScheduler
 from app.serving.generators import GeneratorScheduler
 from app.serving.keys import Keys
 from app.serving.requester import Requester, requester_of
-from app.serving.table import ModelEntry, ModelTable
+from app.serving.steps import StepScheduler
+from app.serving.table import ModelEntry, ModelTable, RequestScheduler
 from app.serving.timeout_policy import TimeoutPolicy
 from app.workers.messages import Message, SharedEnsemble, SharedEntry, receive, send
 from engine import (
@@ -236,13 +238,14 @@ class Worker:
             self._publish_users(name)
             self._send({"op": "switched", "seq": message["seq"]})
         left = {key: runner for key, (_, runner) in before.items() if key not in now}
+        streams = {key: before[key][0].scheduler for key in left}
         for key, why in message["failed"]:
             gone = left.get(key)
             if isinstance(gone, JoinedRunner):
                 gone.fail(ExecutionFailed(why))
         await self._linger(left_paths)
         for key, runner in left.items():
-            self._begin(self._leave(key, runner))
+            self._begin(self._leave(key, runner, streams[key]))
 
     async def _runner(self, one: SharedEntry) -> LocalRunner | None:
         """None where a device has died meanwhile: the supervisor runs it then, and
@@ -281,9 +284,16 @@ class Worker:
             limits=self.table.limits,
         )
 
-    async def _leave(self, key: int, runner: LocalRunner) -> None:
-        """Gives back a runner that gets no new requests."""
-        if not await asyncio.to_thread(runner.drain, self._drain_timeout):
+    async def _leave(
+        self, key: int, runner: LocalRunner, scheduler: RequestScheduler | None
+    ) -> None:
+        """Gives back a runner that gets no new requests, when its streams have had
+        their last response."""
+        end = time.monotonic() + self._drain_timeout
+        if isinstance(scheduler, StepScheduler):
+            await scheduler.drain(self._drain_timeout)
+        left = max(0.0, end - time.monotonic())
+        if not await asyncio.to_thread(runner.drain, left):
             logger.warning("%r is closed with requests in flight", runner)
             runner.close()  # in this thread, which is the one that answers them
         else:

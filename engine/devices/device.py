@@ -497,8 +497,9 @@ class Device(LinkedDevice):
                     if runner.name == name:
                         self._reload(runner)
 
-    def close(self) -> None:
-        """Detach: fail what is in flight, end the process, free the device."""
+    def close(self, *, kill: bool = False) -> None:
+        """Detach: fail what is in flight, end the process, free the device. `kill`: at
+        once, as it does not answer."""
         if self.origin.left:
             self._abandon()
             return
@@ -509,7 +510,7 @@ class Device(LinkedDevice):
             if self.state is DeviceState.CLOSED:
                 return
             # A process in the middle of a batch would finish it first, in vain.
-            idle = self.state is DeviceState.READY and not self.in_flight
+            idle = self.state is DeviceState.READY and not self.in_flight and not kill
             # From here on `recover` and `_start` refuse, also one that has begun.
             self.state = DeviceState.CLOSED
         for channel in list(self._channels.values()):

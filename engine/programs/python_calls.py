@@ -26,6 +26,19 @@ _log = logging.getLogger(__name__)
 
 #: In place of a response: there are no more.
 NOTHING = object()
+#: Characters of a traceback that are logged, and of each line of it.
+MAX_TRACEBACK = 16384
+MAX_LINE = 4096
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return the traceback of what an author's code raised, of bounded length: the
+    message may be of any."""
+    lines = traceback.format_exception(error)
+    short = (f"{line[:MAX_LINE]} …" if len(line) > MAX_LINE else line for line in lines)
+    text = "".join(short).rstrip()
+    # The end says what it was, the beginning is left out.
+    return text if len(text) <= MAX_TRACEBACK else f"… {text[-MAX_TRACEBACK:]}"
 
 
 class AuthorsLoop:
@@ -156,7 +169,7 @@ class Responses:
         try:
             self._loop.finish(close())
         except BaseException as error:
-            _log.error("%s", "".join(traceback.format_exception(error)).rstrip())
+            _log.error("%s", traceback_of(error))
 
     def close(self) -> None:
         """`end` of all."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import linecache
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -27,8 +28,10 @@ from engine.errors import (
     ExecutionFailed,
     InvalidModel,
     OutOfMemory,
+    counted,
 )
-from engine.programs.python_calls import NOTHING, AuthorsLoop, Responses
+from engine.programs.forked_child import leave_if_forked
+from engine.programs.python_calls import NOTHING, AuthorsLoop, Responses, traceback_of
 from engine.programs.python_interface import (
     MORE,
     STEP,
@@ -70,7 +73,7 @@ def import_model(file: Path, source: bytes) -> ModuleType:
 
     Raises InvalidModel with the lines of the author's files that failed.
     """
-    folder = str(file.parent)
+    folder, pid = str(file.parent), os.getpid()
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
@@ -84,7 +87,9 @@ def import_model(file: Path, source: bytes) -> ModuleType:
         module = module_from_spec(spec)
         sys.modules["model"] = module
         loader.exec_module(module)
+        leave_if_forked(pid)
     except BaseException as error:
+        leave_if_forked(pid, error)
         sys.modules.pop("model", None)
         raise load_error(error, file) from None
     return module
@@ -105,6 +110,7 @@ class PythonSession:
         adapted: type[Any] | None = None,
     ) -> None:
         self.is_onnx = False
+        self._pid = os.getpid()
         self._file, self._context = file, context
         target, interface = find_model(module, adapted)
         self.interface: PythonInterface = interface
@@ -120,8 +126,10 @@ class PythonSession:
                 load = getattr(self._model, "load", None)
                 if load is not None:
                     self._loop.finish(load(context))
+            leave_if_forked(self._pid)
             self._call = target if self._model is None else self._model
         except BaseException as error:
+            leave_if_forked(self._pid, error)
             self._loop.close()
             raise load_error(error, file) from None
         self._responses: Responses | None = None
@@ -140,8 +148,13 @@ class PythonSession:
             if self._responses is not None:
                 return self._respond(self._responses, names, feed, options)
             result = self._loop.finish(self._call(**feed), options)
-            return self._outputs(names, result)
+            leave_if_forked(self._pid)
+            arrays = self._outputs(names, result)
+            if self.interface.batching:
+                _check_rows(names, arrays, len(next(iter(feed.values()), ())))
+            return arrays
         except BaseException as error:
+            leave_if_forked(self._pid, error)
             raise self.error_of(error, options) from None
         finally:
             self._context.options = None
@@ -156,6 +169,7 @@ class PythonSession:
         """One response, or none any more, which `MORE` tells apart."""
         own = {name: array for name, array in feed.items() if name != STEP}
         result = responses.step(feed[STEP], own, options)
+        leave_if_forked(self._pid)
         wanted = [name for name in names if name != MORE]
         if result is NOTHING:
             arrays = [_nothing(self._tensors[name]) for name in wanted]
@@ -197,7 +211,7 @@ class PythonSession:
         place = (type(error), *(f.lineno for f in frames))
         if place not in self._told and len(self._told) < MAX_PLACES:
             self._told.add(place)
-            _log.error("%s", "".join(traceback.format_exception(error)).rstrip())
+            _log.error("%s", traceback_of(error))
         where = _where(frames[-1:], self._file, code=False)
         return ExecutionFailed(f"{_words(error)}{where}")
 
@@ -214,8 +228,10 @@ class PythonSession:
         try:
             if close is not None:
                 self._loop.finish(close())
+            leave_if_forked(self._pid)
         except BaseException as error:
-            _log.error("%s", "".join(traceback.format_exception(error)).rstrip())
+            leave_if_forked(self._pid, error)
+            _log.error("%s", traceback_of(error))
         finally:
             self._loop.close()
 
@@ -232,9 +248,9 @@ def load_error(error: BaseException, file: Path) -> EngineError:
     if isinstance(error, EngineError):
         return error
     if isinstance(error, SyntaxError) and error.filename == str(file):
-        line = (error.text or "").strip()
+        line = (error.text or "").strip()[:MAX_WORDS]
         where = f"; {file.name}, line {error.lineno}: {line}"
-        return InvalidModel(f"{type(error).__name__}: {error.msg}{where}")
+        return InvalidModel(f"{type(error).__name__}: {error.msg[:MAX_WORDS]}{where}")
     return InvalidModel(f"{_words(error)}{_where(_frames(error, file), file)}")
 
 
@@ -245,7 +261,7 @@ def _words(error: BaseException) -> str:
     except Exception:  # of a class of the author's
         text = ""
     name = type(error).__name__
-    text = " ".join(text.split())
+    text = " ".join(text[: 4 * MAX_WORDS].split())
     return f"{name}: {text[:MAX_WORDS]}" if text else name
 
 
@@ -263,8 +279,17 @@ def _where(
     for frame in frames[-3:]:
         name = frame.filename.removeprefix(str(file.parent) + "/")
         part = f"{name}, line {frame.lineno}, in {frame.name}"
-        parts.append(f"{part}: {frame.line}" if code else part)
+        parts.append(f"{part}: {(frame.line or '')[:MAX_WORDS]}" if code else part)
     return "; " + "; ".join(parts) if parts else ""
+
+
+def _check_rows(names: Sequence[str], arrays: Sequence[Array], rows: int) -> None:
+    """Raise ExecutionFailed if an output has another number of rows than the call."""
+    for name, array in zip(names, arrays, strict=True):
+        if len(array) != rows:
+            raise ExecutionFailed(
+                f"output {name!r} has {counted(len(array), 'row')} for {rows}"
+            )
 
 
 def _port(tensor: PythonTensor) -> Port:

@@ -6,7 +6,6 @@ knows.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Mapping
@@ -51,6 +50,10 @@ logger = logging.getLogger(__name__)
 
 #: Seconds that save programs may take, and what runs before them.
 SAVE_TIMEOUT = 300.0
+
+#: Seconds that a device gets to unload a model, and the `close` of a Python model.
+UNLOAD_TIMEOUT = 30.0
+CLOSE_TIMEOUT = 5.0
 
 #: Seconds that a device gets to end what takes too long, before it is ended itself.
 LOAD_GRACE = 5.0
@@ -321,16 +324,19 @@ class ReplicaSet:
         closed."""
         if self._closed:
             return
+        stuck: set[Device] = set()
         if not self.origin.left:
-            self._unload()
+            stuck = self._unload()
         self._closed = self._stopped = True
         for device in self._own:
             device.close()
         for device in self._devices:
             if device.python is not None and not self.origin.left:
-                device.close()  # it is the model's, and no other's
+                device.close(kill=device in stuck)  # it is the model's, and no other's
 
-    def _unload(self) -> None:
+    def _unload(self) -> set[Device]:
+        """Unload everywhere; return the devices that do not end that in time."""
+        stuck: set[Device] = set()
         self.stop()
         self._closed = True
         for device, lines in zip(self._devices, self._replicas, strict=False):
@@ -340,8 +346,22 @@ class ReplicaSet:
             device.cancel_run(lines.number)
             for line in lines.all:
                 device.close_channel(line)
-            with contextlib.suppress(EngineError, OSError):
-                device.call({"op": "unload", "replica": lines.number}, timeout=30.0)
+            timeout = UNLOAD_TIMEOUT if device.python is None else CLOSE_TIMEOUT
+            message = {"op": "unload", "replica": lines.number}
+            try:
+                device.call(message, timeout=timeout)
+            except TimeoutError:
+                logger.warning(
+                    "%r on %s is not unloaded within %g s%s",
+                    self._plan.name,
+                    device.id,
+                    timeout,
+                    "" if device.python is None else "; its process is ended",
+                )
+                stuck.add(device)
+            except (EngineError, OSError):
+                continue  # it is gone
+        return stuck
 
     def _load_on(self, device: Device) -> None:
         """Load the replicas of one device, which share graphs and weights there."""

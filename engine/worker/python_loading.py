@@ -25,6 +25,7 @@ from engine.calls.served_models import ServedModels
 from engine.errors import EngineBug
 from engine.programs.executable import Executable
 from engine.programs.executor import Executor
+from engine.programs.forked_child import leave_if_forked
 from engine.programs.own_metrics import OwnMetrics
 from engine.programs.python_interface import find_model
 from engine.programs.python_model import GRAPH, Context
@@ -119,9 +120,14 @@ def _adapted(
     """The model that a face makes of a module; None where it is none of its kind."""
     if face is None:
         return None
+    pid = os.getpid()
     try:
         found: type[Any] | None = face.adapt(module, given["declared"])
-    except Exception as error:  # the author's code may take part
+        leave_if_forked(pid)
+    except BaseException as error:  # the author's code may take part
+        leave_if_forked(pid, error)
+        if not isinstance(error, Exception):
+            raise
         raise load_error(error, Path(given["file"])) from None
     return found
 

@@ -258,3 +258,24 @@ def test_a_coroutine_that_is_unloaded_is_closed(served: ServedGateway) -> None:
     for name in ("whole", "double"):
         assert served.client.post(f"/v1/models/{name}/unload").status_code == 200
     served.wait_line("closed Double")
+
+
+WARMUPS = {
+    "none": "",
+    "section": '[warmup]\ndata = "random"\n',
+    "sample": '[[warmup.samples]]\ninputs.n.data = "ones"\ncount = 3\n',
+}
+
+
+@pytest.mark.parametrize("warmup", WARMUPS)
+def test_the_generator_of_the_docs_warms_up(tmp_path: Path, warmup: str) -> None:
+    """As it stands: it ends after what it counts to, and that is no failure."""
+    page = Path(__file__).resolve().parents[3] / "docs" / "python-models.md"
+    text = page.read_text().partition("# models/counter/1/model.py\n")[2]
+    code = text.partition("```")[0]
+    write(tmp_path, "counter", code, WARMUPS[warmup])
+    with ServedGateway(tmp_path, "--devices", "cpu:1", "--allow-python") as gateway:
+        gateway.wait_ready()
+        assert "warm-up with" not in gateway.output
+        found = events(gateway, "counter", inputs={"n": [2]})
+        assert [values(event) for event in found] == [[0], [1]]

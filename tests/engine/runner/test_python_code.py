@@ -2,7 +2,8 @@
 
 Covers: engine/runner/python_code.py, engine/programs/python_model.py,
 engine/programs/python_session.py,
-engine/worker/python_loading.py, engine/devices/python_process.py.
+engine/worker/python_loading.py, engine/devices/python_process.py,
+engine/programs/forked_child.py.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from engine import (
     read_python_model,
 )
 from engine.devices import device as device_module
+from engine.runner import replica_set
 from tests.engine import models
 from tests.support import FOR_EVER, WAIT, until
 
@@ -273,19 +275,16 @@ def test_an_error_of_load_names_the_lines(tmp_path: Path) -> None:
         ("None", "the model gave NoneType, expected a mapping of its outputs y"),
         ("{'y': np.full(x.shape, 1j)}", "output 'y' is complex128, expected FP32"),
         ("{'y': [['a'] * 4]}", "output 'y' is <U1"),
-        ("{'y': x[:0]}", ""),
+        ("{'y': x[:0]}", "output 'y' has 0 rows for 1"),
     ],
 )
 def test_what_is_no_answer_says_what_was_expected(
     tmp_path: Path, result: str, message: str
 ) -> None:
     text = IDENTITY.replace("{'y': x}", "").replace('{"y": x}', result)
-    with served(tmp_path, text, batching=False) as runner:
-        if not message:
-            assert runner.execute({"x": rows(1)})["y"].shape == (0, 4)
-            return
-        with pytest.raises(ExecutionFailed, match=message):
-            runner.execute({"x": rows(1)})
+    failing = pytest.raises(ExecutionFailed, match=message)
+    with served(tmp_path, text, batching=False) as runner, failing:
+        runner.execute({"x": rows(1)})
 
 
 def test_inputs_cannot_be_written(tmp_path: Path) -> None:
@@ -568,3 +567,151 @@ def test_many_threads_call_at_once(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
         assert wrong == []
+
+
+FORKS = {
+    "call": """
+        class Forks:
+            inputs = {"x": "FP32[-1,4]"}
+            outputs = {"y": "FP32[-1,4]"}
+            def __call__(self, x):
+                child = os.fork()
+                return {"y": x + (0 if child else 100)}
+    """,
+    "exit": """
+        class Forks:
+            inputs = {"x": "FP32[-1,4]"}
+            outputs = {"y": "FP32[-1,4]"}
+            def __call__(self, x):
+                if os.fork() == 0:
+                    sys.exit(0)
+                return {"y": x}
+    """,
+    "raise": """
+        class Forks:
+            inputs = {"x": "FP32[-1,4]"}
+            outputs = {"y": "FP32[-1,4]"}
+            def __call__(self, x):
+                if os.fork() == 0:
+                    raise ValueError("of the child")
+                return {"y": x}
+    """,
+    "coroutine": """
+        class Forks:
+            inputs = {"x": "FP32[-1,4]"}
+            outputs = {"y": "FP32[-1,4]"}
+            async def __call__(self, x):
+                child = os.fork()
+                return {"y": x + (0 if child else 100)}
+    """,
+    "load": """
+        class Forks:
+            inputs = {"x": "FP32[-1,4]"}
+            outputs = {"y": "FP32[-1,4]"}
+            def load(self, context):
+                self.child = os.fork() == 0
+            def __call__(self, x):
+                return {"y": x + (100 if self.child else 0)}
+    """,
+    "import": """
+        CHILD = os.fork() == 0
+        class Forks:
+            inputs = {"x": "FP32[-1,4]"}
+            outputs = {"y": "FP32[-1,4]"}
+            def __call__(self, x):
+                return {"y": x + (100 if CHILD else 0)}
+    """,
+    "multiprocessing": """
+        import multiprocessing
+        def double(pipe, x):
+            pipe.send(2 * x)
+        class Forks:
+            inputs = {"x": "FP32[-1,4]"}
+            outputs = {"y": "FP32[-1,4]"}
+            def __call__(self, x):
+                context = multiprocessing.get_context("fork")
+                mine, theirs = context.Pipe()
+                child = context.Process(target=double, args=(theirs, x))
+                child.start()
+                doubled = mine.recv()
+                child.join()
+                return {"y": doubled - x}
+    """,
+}
+
+
+@pytest.mark.parametrize("kind", FORKS)
+def test_a_forked_child_answers_nothing(tmp_path: Path, kind: str) -> None:
+    with served(tmp_path, FORKS[kind]) as runner:
+        (device,) = runner.devices
+        group = os.getpgid(device.pid or 0)
+        for number in range(8):
+            found = runner.execute({"x": rows(1, number)})["y"]
+            assert (found == number).all()
+
+        def alive() -> list[int]:
+            """The processes of the model's group that have not ended."""
+            found = []
+            for stat in Path("/proc").glob("[0-9]*/stat"):
+                with contextlib.suppress(OSError):
+                    state, _, of = stat.read_text().rpartition(")")[2].split()[:3]
+                    if int(of) == group and state != "Z":
+                        found.append(int(stat.parent.name))
+            return found
+
+        until(lambda: alive() == [device.pid])
+        assert device.restarts == 0
+
+
+@pytest.mark.parametrize("given", [0, 2])
+def test_another_number_of_rows_than_asked_for(tmp_path: Path, given: int) -> None:
+    text = f"""
+        class Wrong:
+            inputs = {{"x": "FP32[-1,4]"}}
+            outputs = {{"y": "FP32[-1,4]"}}
+            batching = True
+            def __call__(self, x):
+                return {{"y": np.ones(({given}, 4), np.float32)}}
+    """
+    wrong = pytest.raises(ExecutionFailed, match=rf"{given} rows for 1")
+    with served(tmp_path, text) as runner, wrong:
+        runner.execute({"x": rows(1, 3)})
+
+
+def test_a_long_message_is_cut_in_the_answer_and_in_the_log(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    text = """
+        class Long:
+            inputs = {"x": "FP32[-1,4]"}
+            outputs = {"y": "FP32[-1,4]"}
+            def __call__(self, x):
+                raise ValueError("word " * 10_000_000)
+    """
+    with served(tmp_path, text) as runner:
+        with pytest.raises(ExecutionFailed, match="ValueError: word") as failed:
+            runner.execute({"x": rows(1, 3)})
+        assert len(str(failed.value)) < 1500
+    said = len(caplog.text) + sum(len(each) for each in capfd.readouterr())
+    assert said < 100_000
+
+
+def test_a_close_that_takes_long_ends_with_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_set, "CLOSE_TIMEOUT", 0.2)
+    text = """
+        class Slow:
+            inputs = {"x": "FP32[-1,4]"}
+            outputs = {"y": "FP32[-1,4]"}
+            def __call__(self, x):
+                return {"y": x}
+            def close(self):
+                time.sleep(3600)
+    """
+    with served(tmp_path, text) as runner:
+        (device,) = runner.devices
+        pid = device.pid or 0
+        runner.execute({"x": rows(1, 3)})
+        runner.close()
+        assert is_gone(pid)
