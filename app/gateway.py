@@ -23,9 +23,10 @@ from app.limits import DEFAULT_LIMITS
 from app.observe.access_log import AccessLog
 from app.observe.answers import OTHER
 from app.observe.journal import Journal
-from app.observe.log import LogControl, LogSettings
+from app.observe.log import LogControl, LogSettings, lines_dropped
 from app.observe.machine import BusyShares, Processors
 from app.observe.metrics import MetricsRegistry, ModelMetrics
+from app.observe.shared_counters import OwnNumbers
 from app.observe.spans import spans_of_environment
 from app.observe.tracing import Tracing
 from app.other_processes import OtherProcesses
@@ -47,6 +48,7 @@ from app.serving.model_calls import ModelCalls
 from app.serving.requester import Requesters
 from app.serving.table import ModelTable
 from app.serving.timeout_policy import TimeoutPolicy
+from app.serving.transfer_memory import TransferMemory
 from app.settings import Settings
 from engine import EngineError, InvalidConfig
 
@@ -135,6 +137,9 @@ class Gateway:
         self.regions = _regions(settings)
         self.table = self._make_table()
         self.others = others(self.table, self.metrics)
+        self.transfers = TransferMemory(
+            settings.transfer_memory, self.others.bytes_held
+        )
         self.started_at = time.time()
         self.load_seconds = 0.0
         self._on_started = on_started
@@ -158,6 +163,8 @@ class Gateway:
         self.count_unfinished: Callable[[], int] = lambda: sum(
             model.pending for model in self.metrics.models()
         )
+        #: The connections of this process, and how many the server may have.
+        self.connections: Callable[[], tuple[int, int]] = lambda: (0, 0)
         #: When the server's certificate expires, in seconds since 1970, if it has one.
         self.certificate_expires: Callable[[], float | None] = lambda: None
         #: Whether everything was attached and loaded once: a startup probe's question.
@@ -168,6 +175,14 @@ class Gateway:
     def _counted(self, name: str, version: str) -> Iterable[ModelMetrics]:
         self.calls.count()
         return self.others.counted(name, version)
+
+    def own(self) -> OwnNumbers:
+        """Return what all processes of the server that take connections tell of
+        themselves."""
+        spans = 0 if self._spans is None else self._spans.dropped
+        mine = OwnNumbers(self.connections()[0], lines_dropped(), spans)
+        numbers = zip(*(mine, *self.others.own()), strict=True)
+        return OwnNumbers(*map(sum, numbers))
 
     def _model_changed(self, name: str) -> None:
         self.calls.changed(name)

@@ -44,7 +44,6 @@ from app.http.front import InferFront
 from app.http.handlers import AllowedMethods, install_error_handlers
 from app.repository.loader import LoadedModel
 from app.serving.service import Service
-from app.serving.transfer_memory import TransferMemory
 from app.settings import Settings
 
 ROUTERS = [
@@ -73,7 +72,7 @@ def create_app(
     service = Service(
         gateway.table,
         timeout=settings.request_timeout,
-        transfers=TransferMemory(settings.transfer_memory, gateway.others.bytes_held),
+        transfers=gateway.transfers,
         journal=gateway.journal,
         answers=gateway.metrics.answers,
     )

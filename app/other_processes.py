@@ -11,6 +11,7 @@ from app.observe.answers import Answers
 from app.observe.journal import Part
 from app.observe.log import LogSettings
 from app.observe.metrics import ModelMetrics
+from app.observe.shared_counters import OwnNumbers
 from app.observe.shared_totals import Total
 from engine import Device
 
@@ -35,6 +36,10 @@ class OtherProcesses:
 
     def counted(self, name: str, version: str) -> Iterable[ModelMetrics]:
         """What they have counted of a version."""
+        return ()
+
+    def own(self) -> Iterable[OwnNumbers]:
+        """Return what each tells of itself, and what those told that have ended."""
         return ()
 
     def answered(self) -> Iterable[Answers]:

@@ -32,6 +32,7 @@ from app.http.access import Access, key_group
 from app.http.asgi import ASGIApp, Message, Receive, Scope, Send
 from app.main import create_app
 from app.observe.request_ids import HEADER
+from app.saturation import TARGET_UTILIZATION, Utilization, replicas_wanted
 from app.server_process import prepare_process
 from app.serving.keys import Key
 from app.serving.sequences import SequenceScheduler
@@ -61,8 +62,6 @@ HEALTH_TIMEOUT = 10.0
 #: Seconds without any living device until a replica counts as unhealthy: a device that
 #: has died is started again in less.
 WITHOUT_DEVICES = 10.0
-#: The share of its time that a replica is to be busy, where replicas come and go.
-TARGET_UTILIZATION = 0.7
 
 #: Modes that depend on nothing but the folder, which all replicas see.
 _MODES = ("poll", "none")
@@ -159,32 +158,6 @@ class ReplicaFront:
 
     def _add(self, sample: re.Match[bytes]) -> bytes:
         return sample.expand(self._label) + (b"," if sample[2] else b"}")
-
-
-class Utilization:
-    """How busy a replica has been since it was last asked, from 0 to 1 and more.
-
-    The busier of its devices and of its Python process: with small models it is HTTP
-    that comes to its end first.
-    """
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-        self._before = self._now()
-
-    def __call__(self) -> float:
-        before, now = self._before, self._now()
-        self._before = now
-        seconds = now[0] - before[0]
-        if seconds <= 0:
-            return 0.0
-        return max(now[1] - before[1], now[2] - before[2]) / seconds
-
-    def _now(self) -> tuple[float, float, float]:
-        """Seconds: of the clock, of the mean device, of the process."""
-        busy = sum(model.busy_ns for model in self._gateway.metrics.models()) / 1e9
-        devices = len(self._gateway.devices.summaries())
-        return time.monotonic(), busy / max(1, devices), time.process_time()
 
 
 class GatewayReplica:
@@ -305,7 +278,7 @@ class ScaleByUtilization:
         shares = ctx.aggregated_metrics.get("utilization", {}).values()
         if not shares:
             return ctx.target_num_replicas, {}
-        return sum(shares) / self.target, {}
+        return replicas_wanted(shares, self.target), {}
 
 
 #: The deployment; `deployment.options(...)` takes all that Ray Serve has.

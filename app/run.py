@@ -84,6 +84,7 @@ def run_gateway(
         in_models = gateway.count_unfinished  # those of workers too
         # Less the one that asks.
         gateway.count_unfinished = lambda: max(in_models(), server.unfinished() - 1)
+        gateway.connections = server.count_connections
         if certificate is not None:
             gateway.certificate_expires = lambda: certificate.expires
         gc.freeze()

@@ -108,6 +108,7 @@ TOP: dict[str, dict[str, frozenset[str]]] = {
         "main": frozenset({"cli"}),
         "run": frozenset({"cli"}),
         "ray": frozenset(),
+        "saturation": frozenset(),
     },
 }
 #: The device process: it is started, never imported.

@@ -297,7 +297,7 @@ class GatewayServer(uvicorn.Server):
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         limit = ConnectionLimit()
         if not is_side:
-            most = self._max_connections or descriptors * 3 // 4
+            _, most = self.count_connections()
             limit = ConnectionLimit(
                 most,
                 self._connections,
@@ -420,6 +420,12 @@ class GatewayServer(uvicorn.Server):
             for c in self.server_state.connections
         )
         return len(self.server_state.tasks) + direct
+
+    def count_connections(self) -> tuple[int, int]:
+        """Return the connections of this process and how many there may be."""
+        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        most = self._max_connections or descriptors * 3 // 4
+        return len(self.server_state.connections), most
 
     async def _abort_requests(self) -> None:
         tasks, left = self.server_state.tasks, self.unfinished()

@@ -144,7 +144,11 @@ class Failed(NamedTuple):
 
 
 class Recorder(Protocol):
-    """Who makes spans of requests (app/observe/spans.py)."""
+    """Who makes spans of requests (app/observe/spans.py). `dropped` counts requests of
+    which none could be made in time."""
+
+    @property
+    def dropped(self) -> int: ...
 
     def begin(self, traceparent: bytes) -> SpanIds:
         """The ids of a span that is to be recorded later."""

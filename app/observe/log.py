@@ -94,6 +94,12 @@ def set_up_logging(level: str, style: str = "text") -> None:
     _set_chatter(verbose=level == "debug")
 
 
+def lines_dropped() -> int:
+    """Return how many lines this process could not write in time."""
+    writers = [h for h in logging.getLogger().handlers if isinstance(h, LogWriter)]
+    return sum(writer.all_dropped for writer in writers)
+
+
 def is_written() -> bool:
     """Returns whether all that was logged is written, after a moment at most.
 

@@ -43,11 +43,14 @@ class LogWriter(logging.Handler):
         self._records = queue.SimpleQueue()
         self._at_once: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._dropped = 0
+        #: Since the process began.
+        self.all_dropped = 0
         self._thread: threading.Thread | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
         if self._records.qsize() >= MOST_WAITING:
             self._dropped += 1
+            self.all_dropped += 1
             return
         record.msg, record.args = record.getMessage(), None
         if self._thread is None:  # most programs that set logging up log nothing

@@ -10,6 +10,7 @@ The map of the bytes
     0        requests in flight on each device, by its number      (MOST_DEVICES words)
     4096     blocks of BLOCK_SIZE bytes, one for each version of a model
     …        the answers that it has written (app/observe/answers.py)
+    …        its connections, log lines and spans that it dropped   (3 words)
 
 A block, in words of 64 bits:
     0        pending     1 awaiting     2 inferences     3 failure ns
@@ -27,7 +28,7 @@ the new one. Pages are taken from the machine when they are first written.
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import Final
+from typing import Final, NamedTuple
 
 from app.errors import FailureReason, Outcome, Row
 from app.observe.answers import ANSWERS_SIZE, Answers
@@ -56,7 +57,17 @@ _BATCH: Final = 5
 _WORDS: Final = _SIZES + 1 + _BATCH * (MAX_BATCH_SIZES + 1)
 BLOCK_SIZE: Final = -(-8 * _WORDS // 4096) * 4096
 _ANSWERS_AT: Final = _BLOCKS_AT + MOST_MODELS * BLOCK_SIZE
-SEGMENT_SIZE: Final = _ANSWERS_AT + ANSWERS_SIZE
+_OWN_AT: Final = _ANSWERS_AT + ANSWERS_SIZE
+SEGMENT_SIZE: Final = _OWN_AT + 8 * 3
+
+
+class OwnNumbers(NamedTuple):
+    """What a process tells of itself: its connections, and the lines of the log and the
+    spans that it has dropped."""
+
+    connections: int = 0
+    lines_dropped: int = 0
+    spans_dropped: int = 0
 
 
 class SharedMetrics(ModelMetrics):
@@ -142,7 +153,7 @@ class CounterSegment:
         self._words = memory.view[:SEGMENT_SIZE].cast("Q")
         self._floats = memory.view[:SEGMENT_SIZE].cast("d")
         self._metrics: dict[int, SharedMetrics] = {}
-        self.answers = Answers(memory.view[_ANSWERS_AT:SEGMENT_SIZE])
+        self.answers = Answers(memory.view[_ANSWERS_AT:_OWN_AT])
 
     @classmethod
     def create(cls) -> CounterSegment:
@@ -173,7 +184,16 @@ class CounterSegment:
         if number < MOST_DEVICES:
             self._words[number] = in_flight
 
+    def show_own(self, own: OwnNumbers) -> None:
+        for number, value in enumerate(own):
+            self._words[_OWN_AT // 8 + number] = value
+
     # -- the supervisor
+
+    def own(self) -> OwnNumbers:
+        """Return what the worker last told of itself."""
+        at = _OWN_AT // 8
+        return OwnNumbers(*self._words[at : at + 3].tolist())
 
     def on_device(self, number: int) -> int:
         """Requests of the worker that are in flight on a device."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable
 from enum import Enum
 from functools import partial
@@ -26,6 +27,7 @@ from app.errors import HttpError
 from app.repository.load_overrides import LoadOverrides
 from app.repository.model_record import NEVER_LOADED, ModelRecord, RepositoryError
 from app.repository.remote.errors import FetchStopped, RemoteError
+from app.repository.remote.remote_models import Looks
 from app.repository.remote.urls import RemoteUrl
 from app.repository.repository import ModelRepository
 from app.repository.scan import ModelSource, is_model_name, scan_model
@@ -111,6 +113,9 @@ class ModelControl:
         self._uploads = uploads
         self._uploaded: dict[str, list[Path]] = {}
         self._polling: asyncio.Task[None] | None = None
+        #: Looks at the folder that failed, and when one last succeeded, since 1970.
+        self.failed_polls = 0
+        self.polled_at = 0.0
         self._unsettled: dict[str, Stamp | None] = {}
 
     async def start(self) -> None:
@@ -297,6 +302,17 @@ class ModelControl:
             logger.exception("model %s: unexpected", name)
             return False
 
+    @property
+    def polls(self) -> bool:
+        """Whether the folder is looked at again and again."""
+        return self._polls
+
+    def remote_looks(self) -> dict[str, Looks]:
+        """Return what has become of the looks for models from elsewhere, by name."""
+        remote = self._repository.places.remote
+        watched = self._watching.items() if remote is not None else ()
+        return {name: remote.looks_at(url) for name, (url, _) in watched if remote}
+
     def _keep_looking(
         self, name: str, source: ModelSource | None, *, at_once: bool = False
     ) -> None:
@@ -354,9 +370,12 @@ class ModelControl:
             await asyncio.sleep(min(pause, SETTLE) if self._unsettled else pause)
             try:
                 await self.poll_once()
+                self.polled_at = time.time()
             except OSError as e:
+                self.failed_polls += 1
                 logger.error("the model repository cannot be read: %s", e)
             except Exception:
+                self.failed_polls += 1
                 logger.exception("polling the model repository")
 
     async def poll_once(self) -> None:

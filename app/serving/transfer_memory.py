@@ -57,6 +57,16 @@ class TransferMemory:
             self.limit = self._most - others
 
     @property
+    def most(self) -> int:
+        """What all processes may have together."""
+        return self._most
+
+    @property
+    def used(self) -> int:
+        """What all processes have together."""
+        return self.held if self._total is None else self._total.tell(self.held)
+
+    @property
     def is_full(self) -> bool:
         self.add(0)
         return self.held > self.limit

@@ -25,7 +25,7 @@ from app.observe.answers import Answers
 from app.observe.journal import Part, part_message
 from app.observe.log import LogSettings
 from app.observe.metrics import MetricsRegistry, ModelMetrics
-from app.observe.shared_counters import MOST_MODELS, CounterSegment
+from app.observe.shared_counters import MOST_MODELS, CounterSegment, OwnNumbers
 from app.observe.shared_totals import SharedTotals
 from app.other_processes import OtherProcesses, WorkerState
 from app.serving.ensembles import EnsembleRunner, EnsembleScheduler
@@ -82,6 +82,8 @@ class Workers(OtherProcesses):
         #: Names of those that are made of others, and why workers do not run some.
         self._ensembles: set[str] = set()
         self._relayed: dict[tuple[str, str], str] = {}
+        #: What workers have told of themselves that have ended.
+        self._ended = OwnNumbers()
         self._tasks: set[asyncio.Task[None]] = set()
         self._relay: RelayServer | None = None
         self.is_ending = False
@@ -318,6 +320,12 @@ class Workers(OtherProcesses):
                 if worker.counters is not None:
                     yield worker.counters.read(block, name, version)
 
+    def own(self) -> Iterator[OwnNumbers]:
+        yield self._ended
+        for worker in self._workers:
+            if worker.counters is not None:
+                yield worker.counters.own()
+
     def answered(self) -> Iterator[Answers]:
         for worker in self._workers:
             if worker.counters is not None:
@@ -330,6 +338,11 @@ class Workers(OtherProcesses):
             found.pending = found.awaiting = 0
             self._metrics.model(name, version).add(found)
         self._metrics.answers.add(dict(counters.answers.items()))
+        _, lines, spans = counters.own()
+        ended = self._ended
+        self._ended = OwnNumbers(
+            0, ended.lines_dropped + lines, ended.spans_dropped + spans
+        )
 
     def in_flight_on(self, device: Device) -> int:
         number = self._device_numbers.get(device.id)

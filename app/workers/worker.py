@@ -22,8 +22,8 @@ import msgpack
 from app.http.exchange import Exchange
 from app.limits import Limits
 from app.observe.journal import Journal, part_of
-from app.observe.log import LogControl, LogSettings
-from app.observe.shared_counters import CounterSegment
+from app.observe.log import LogControl, LogSettings, lines_dropped
+from app.observe.shared_counters import CounterSegment, OwnNumbers
 from app.serving.ensembles import EnsembleRunner, EnsembleScheduler
 from app.serving.generators import GeneratorScheduler
 from app.serving.keys import Keys
@@ -382,6 +382,11 @@ class Worker:
             self._show_gauges()
 
     def _show_gauges(self) -> None:
+        connections = sum(1 for _ in self.connections())
+        spans = self.journal.spans
+        self._counters.show_own(
+            OwnNumbers(connections, lines_dropped(), spans.dropped if spans else 0)
+        )
         for joined in self._devices.values():
             if joined.device is not None:
                 self._counters.show_device(joined.number, joined.device.in_flight)

@@ -24,10 +24,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import popgate
-from app.gateway import Gateway
 from app.http.asgi import Message, Receive, Scope, Send
 from app.observe.request_ids import HEADER
-from app.settings import Settings
 from tests.app.fronts import Client
 from tests.app.served import ROOT, add
 from tests.engine import models
@@ -43,7 +41,6 @@ from app.ray import (
     GatewayReplica,
     ReplicaFront,
     ScaleByUtilization,
-    Utilization,
     application,
     deployment,
     replica_settings,
@@ -154,17 +151,6 @@ def test_metrics_say_of_which_replica_they_are() -> None:
         'last{replica="r1"} 3',
     ]
     assert asyncio.run(spoken(front, "/other"))[1] == text
-
-
-def test_utilization_is_that_of_the_busier() -> None:
-    gateway = Gateway(Settings())
-    utilization = Utilization(gateway)
-    metrics = gateway.metrics.model("m", "1")
-    assert 0 <= utilization() <= 2  # of this process alone
-    metrics.begin()
-    metrics.success(10**15, compute_ns=10**15)
-    assert utilization() > 1000
-    assert utilization() <= 2  # since the last time
 
 
 class Context:

@@ -16,6 +16,7 @@ from fastapi.responses import PlainTextResponse, StreamingResponse
 
 from app.about import VERSION
 from app.api.dependencies import GatewayOf
+from app.api.server_metrics import server_families
 from app.gateway import Gateway
 from app.observe.exemplars import JournalExemplars
 from app.observe.exposition import (
@@ -114,6 +115,7 @@ def _families(gateway: Gateway) -> Iterator[Family]:
     yield from _repository(gateway)
     yield from _workers(gateway)
     yield Family("popgate_info", "gauge", "Version", [({"version": VERSION}, 1)])
+    yield from server_families(gateway)
     yield from _machine(gateway)
     yield from _process(gateway)
 

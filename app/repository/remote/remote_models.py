@@ -11,7 +11,7 @@ import shutil
 import threading
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from app.repository.remote.download import PROGRESS_SECONDS, Progress, download
@@ -38,6 +38,15 @@ class FetchOptions:
     progress_seconds: float = PROGRESS_SECONDS
 
 
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """The looks at one place: how many have failed, and when one last succeeded, in
+    seconds since 1970 (0: never)."""
+
+    failures: int = 0
+    succeeded_at: float = 0.0
+
+
 class RemoteModels:
     """Takes models from elsewhere into a cache. Thread-safe."""
 
@@ -46,11 +55,16 @@ class RemoteModels:
         self._cache = ModelCache(folder)
         self._stop = threading.Event()
         self._problems: dict[str, str] = {}
+        self._looks: dict[str, Looks] = {}
 
     def folder_of(self, url: RemoteUrl) -> Path | None:
         """Where the whole model is that is served from there; None if there is none."""
         found = self._cache.entry(url.key).current()
         return found.folder if found is not None else None
+
+    def looks_at(self, url: RemoteUrl) -> Looks:
+        """Return what has become of the looks at a place."""
+        return self._looks.get(url.key, Looks())
 
     def problem_of(self, url: RemoteUrl) -> str:
         """Why it could not be taken the last time, or nothing."""
@@ -88,6 +102,8 @@ class RemoteModels:
         except FetchStopped:
             raise
         except RemoteError as e:
+            looks = self.looks_at(url)
+            self._looks[url.key] = replace(looks, failures=looks.failures + 1)
             told = self._problems.get(url.key)
             why = str(e) if str(url) in str(e) else f"{url}: {e}"
             self._problems[url.key] = why
@@ -96,6 +112,7 @@ class RemoteModels:
             if told != why:
                 logger.warning("%s: %s; what the cache has is served", label, why)
             return False
+        self._looks[url.key] = replace(self.looks_at(url), succeeded_at=time.time())
         if self._problems.pop(url.key, "") and before is not None:
             logger.info("%s: %s answers again", label, url)
         return before is None or found.folder != before.folder

@@ -31,14 +31,20 @@ ROW = [[1.0, 2.0, 3.0, 4.0]]
 TARGET_LABELS = {"instance", "job", "pod"}
 #: Words of PromQL in our queries that are no metrics.
 WORDS = {"sum", "avg", "min", "count", "rate", "increase", "histogram_quantile"}
-WORDS |= {"changes", "time"}
+WORDS |= {"changes", "time", "max", "or", "on", "group_left", "bool"}
 #: What tests/app/workers and tests/app/http/test_tls.py see: not every server has it.
 ELSEWHERE = {
     "popgate_worker_up": {"worker"},
     "popgate_worker_restarts_total": {"worker"},
     "popgate_certificate_expiry_timestamp_seconds": set[str](),
+    "popgate_repository_poll_failures_total": set[str](),
+    "popgate_repository_last_poll_timestamp_seconds": set[str](),
+    "popgate_remote_failures_total": {"model"},
+    "popgate_remote_last_success_timestamp_seconds": {"model"},
 }
 
+#: Labels that a legend may show where the query keeps all.
+SHOWN = {"instance", "device", "process"}
 #: Labels that not every server has.
 OPTIONAL = {"popgate_http_responses_total": {"key"}}
 
@@ -113,7 +119,7 @@ def test_queries_name_what_is_there(query: str, known: dict[str, set[str]]) -> N
     grouped = set(re.findall(r"by \(([\w, ]+)\)", query))
     labels = {word.strip() for group in grouped for word in group.split(",")}
     shown = re.match(r"label_values\((\w+).*, (\w+)\)", query)
-    bare = re.sub(r"by \([\w, ]+\)|\{[^}]*\}|\[[^]]*\]", "", query)
+    bare = re.sub(r"(?:by|on) \([\w, ]+\)|\{[^}]*\}|\[[^]]*\]", "", query)
     if shown is not None:
         labels, bare = {shown[2]}, shown[1]
     known = known | ELSEWHERE | {"up": set()}
@@ -121,6 +127,7 @@ def test_queries_name_what_is_there(query: str, known: dict[str, set[str]]) -> N
     assert names
     assert names <= set(known)
     there = set().union(*(known[name] for name in names)) | TARGET_LABELS
+    there = there.union(*(OPTIONAL.get(name, set()) for name in names))
     assert labels <= there
     for name, matchers in re.findall(r"(\w+)\{([^}]*)\}", query):
         asked = set(re.findall(r"(\w+)=~?\"", matchers))
@@ -137,7 +144,11 @@ def test_the_dashboard_hangs_together() -> None:
         shown = [t["legendFormat"] for t in panel["targets"]]
         labels = {word for text in shown for word in re.findall(r"\{\{(\w+)", text)}
         asked = " ".join(t["expr"] for t in panel["targets"])
-        assert labels <= set(re.findall(r"\w+", asked)) | {"instance", "device"}
+        assert labels <= set(re.findall(r"\w+", asked)) | {
+            "instance",
+            "device",
+            "process",
+        }
     variables = {v["name"] for v in board["templating"]["list"]}
     used = set(re.findall(r"\$\{?(\w+)", json.dumps(panels)))
     assert used - {"__rate_interval"} == variables

@@ -1,0 +1,150 @@
+"""What `/metrics` tells of bounds, of processes, and of what the models are made from.
+
+Each limit stands beside what is used of it, so that an alert can compare the two.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+
+from app.gateway import Gateway
+from app.observe.exposition import Family
+from app.observe.processes import use_of
+from app.repository.model_life import State
+from engine import ModelRunner
+
+
+def server_families(gateway: Gateway) -> Iterator[Family]:
+    """Yield the families of one server, of all its processes."""
+    yield from _bounds(gateway)
+    yield from _queues(gateway)
+    yield from _versions(gateway)
+    yield from _sources(gateway)
+    yield from _processes(gateway)
+
+
+def _single(name: str, kind: str, text: str, value: float) -> Family:
+    return Family(name, kind, text, [({}, value)])
+
+
+def _bounds(gateway: Gateway) -> Iterator[Family]:
+    own = gateway.own()
+    _, most = gateway.connections()
+    workers = len(gateway.others.states())
+    limit = gateway.settings.max_connections or most * max(1, workers)
+    for name, kind, text, value in (
+        ("popgate_connections", "gauge",
+         "Connections of clients that are open", own.connections),
+        ("popgate_connections_limit", "gauge",
+         "Connections that there may be (--max-connections)", limit),
+        ("popgate_transfer_memory_bytes", "gauge",
+         "What bodies and answers in transit take", gateway.transfers.used),
+        ("popgate_transfer_memory_limit_bytes", "gauge",
+         "What they may take (--transfer-memory)", gateway.transfers.most),
+        ("popgate_log_lines_dropped_total", "counter",
+         "Lines of the log that could not be written in time", own.lines_dropped),
+        ("popgate_spans_dropped_total", "counter",
+         "Requests whose spans could not be made in time", own.spans_dropped),
+    ):  # fmt: skip
+        yield _single(name, kind, text, value)
+
+
+def _queues(gateway: Gateway) -> Iterator[Family]:
+    limits, replicas = [], []
+    for record in gateway.repository.models():
+        for number, loaded in sorted(record.serving.items()):
+            labels = {"model": record.name, "version": str(number)}
+            limits.append((labels, float(loaded.config.max_queue_size)))
+            runner = loaded.runner
+            if isinstance(runner, ModelRunner):
+                ids = sorted({device.id for device in runner.devices})
+                replicas += [({"device": d, **labels}, 1.0) for d in ids]
+    yield Family(
+        "popgate_model_queue_limit",
+        "gauge",
+        "Requests that may wait for the model (max_queue_size)",
+        limits,
+    )
+    yield Family(
+        "popgate_model_replica", "gauge", "1 for each device that runs it", replicas
+    )
+
+
+def _versions(gateway: Gateway) -> Iterator[Family]:
+    records = gateway.repository.models()
+    states = Counter(v.state for record in records for v in record.versions.values())
+    yield Family(
+        "popgate_model_versions",
+        "gauge",
+        "Versions of models by state",
+        [({"state": state.name}, states[state]) for state in State],
+    )
+    yield Family(
+        "popgate_model_last_load_success",
+        "gauge",
+        "0 if something of the model could not be loaded, though it may serve",
+        [({"model": record.name}, not record.problem) for record in records],
+    )
+
+
+def _sources(gateway: Gateway) -> Iterator[Family]:
+    control = gateway.control
+    if control.polls:
+        yield _single(
+            "popgate_repository_poll_failures_total",
+            "counter",
+            "Looks at the folder of models that failed",
+            control.failed_polls,
+        )
+        yield _single(
+            "popgate_repository_last_poll_timestamp_seconds",
+            "gauge",
+            "When the folder of models was last read; 0 if it never was",
+            control.polled_at,
+        )
+    looks = sorted(control.remote_looks().items())
+    if looks:
+        yield Family(
+            "popgate_remote_failures_total",
+            "counter",
+            "Looks for a model from elsewhere that failed",
+            [({"model": name}, look.failures) for name, look in looks],
+        )
+        yield Family(
+            "popgate_remote_last_success_timestamp_seconds",
+            "gauge",
+            "When a look for a model from elsewhere last succeeded; 0 if none has",
+            [({"model": name}, look.succeeded_at) for name, look in looks],
+        )
+
+
+def _pids(gateway: Gateway) -> Iterator[tuple[str, str, int | None]]:
+    """Yield kind, name and id of each process."""
+    yield "gateway", "gateway", os.getpid()
+    for worker in gateway.others.states():
+        yield "worker", f"worker:{worker.number}", worker.pid or None
+    for device in gateway.devices.summaries():
+        kind = "python" if device.id.startswith("python:") else "device"
+        yield kind, device.id, device.pid
+
+
+def _processes(gateway: Gateway) -> Iterator[Family]:
+    found = [
+        ({"kind": kind, "process": name}, use)
+        for kind, name, pid in _pids(gateway)
+        if pid is not None and (use := use_of(pid)) is not None
+    ]
+    yield Family(
+        "popgate_process_resident_memory_bytes",
+        "gauge",
+        "Resident memory of a process of the server, shared memory included",
+        [(labels, use.resident) for labels, use in found],
+    )
+    yield Family(
+        "popgate_process_cpu_seconds_total",
+        "counter",
+        "Processor time of a process of the server since it was started",
+        [(labels, use.cpu_seconds) for labels, use in found],
+    )

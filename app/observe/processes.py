@@ -1,0 +1,34 @@
+"""The memory and the processor time of the processes of a server, from `/proc`."""
+
+from __future__ import annotations
+
+import os
+import resource
+from dataclasses import dataclass
+
+_PAGE = resource.getpagesize()
+_TICKS = os.sysconf("SC_CLK_TCK")
+# Of /proc/PID/stat, behind the name of the program: user and system time, in ticks.
+_USER, _SYSTEM = 11, 12
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUse:
+    """What a process takes: `resident` bytes of memory, in which what it shares with
+    others is counted, and seconds of processor time since it was started."""
+
+    resident: int
+    cpu_seconds: float
+
+
+def use_of(pid: int) -> ProcessUse | None:
+    """Return what a process takes; None if it has ended."""
+    try:
+        with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+            resident = int(file.read().split()[1]) * _PAGE
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    ticks = int(fields[_USER]) + int(fields[_SYSTEM])
+    return ProcessUse(resident, ticks / _TICKS)

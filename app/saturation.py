@@ -1,0 +1,87 @@
+"""How near a server is to what it can do: the fullest of its models, or its process.
+
+A mean over all devices says nothing: a Python model may be full while the devices of
+other models are idle. A request can go to any device that has its model, so a model is
+as busy as these devices are in the mean, and a server as busy as its busiest model.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from app.gateway import Gateway
+from engine import ModelRunner
+
+#: The share of its time that a server is to be busy, where servers come and go.
+TARGET_UTILIZATION = 0.7
+
+
+def saturation_of(
+    models: Iterable[Collection[str]], shares: Mapping[str, float]
+) -> float:
+    """Return the share of the time that the devices of the busiest model run.
+
+    Each of `models` is the devices that have one; `shares` is by device.
+    """
+    means = (
+        sum(shares.get(device, 0.0) for device in devices) / len(devices)
+        for devices in models
+        if devices
+    )
+    return max(means, default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Busy time so far, in seconds: of the clock, of each device, of the process."""
+
+    at: float
+    devices: Mapping[str, float]
+    process: float
+
+
+class Utilization:
+    """How busy a server has been since it was last asked, from 0 to 1 and more: the
+    busier of its models' devices and of its own process.
+
+    With small models it is HTTP that comes to its end first.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._before = self._look()
+
+    def __call__(self) -> float:
+        before, now = self._before, self._look()
+        self._before = now
+        seconds = now.at - before.at
+        if seconds <= 0:
+            return 0.0
+        shares = {
+            device: max(0.0, busy - before.devices.get(device, 0.0)) / seconds
+            for device, busy in now.devices.items()
+        }
+        process = (now.process - before.process) / seconds
+        return max(process, saturation_of(self._models(), shares))
+
+    def _models(self) -> Iterable[Collection[str]]:
+        for record in self._gateway.repository.models():
+            for loaded in record.serving.values():
+                if isinstance(loaded.runner, ModelRunner):
+                    yield {device.id for device in loaded.runner.devices}
+
+    def _look(self) -> Look:
+        summaries = self._gateway.devices.summaries()
+        busy = {device.id: device.busy_ns / 1e9 for device in summaries}
+        return Look(time.monotonic(), busy, time.process_time())
+
+    def __repr__(self) -> str:
+        return f"<Utilization since {self._before.at:.0f}>"
+
+
+def replicas_wanted(shares: Collection[float], target: float) -> float:
+    """Return how many servers are wanted, as a fraction, so that each is busy for the
+    share `target` of its time; `shares` is how busy each is now."""
+    return sum(shares) / target
