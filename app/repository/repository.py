@@ -28,6 +28,7 @@ from app.repository.model_record import ModelRecord, VersionRecord
 from app.repository.places import ModelPlaces
 from app.repository.scan import ModelSource, VersionSource
 from app.serving.ensembles import EnsembleRunner
+from app.serving.sequences import SequenceScheduler
 from app.serving.steps import StepScheduler
 from app.serving.table import ModelEntry, ModelTable
 from app.sizes import size_text
@@ -375,7 +376,10 @@ class ModelRepository:
         return size
 
     def _least_recently_used(self) -> tuple[ModelRecord, VersionRecord] | None:
-        """The version that has been idle the longest; None where all are in use."""
+        """Return the version that has been idle the longest; None if all are in use.
+
+        A version with an open sequence is in use: its state is not in the model.
+        """
         found: tuple[float, ModelRecord, VersionRecord] | None = None
         for record in self._records.values():
             if record.lock.locked():
@@ -386,6 +390,8 @@ class ModelRepository:
                     continue
                 stats = self._metrics.total(record.name, loaded.version)
                 if loaded.runner.in_flight or self._is_pending(record):
+                    continue
+                if isinstance(loaded.scheduler, SequenceScheduler) and loaded.scheduler:
                     continue
                 used = max(stats.last_inference, loaded.loaded_at)
                 if found is None or used < found[0]:

@@ -16,6 +16,7 @@ import msgpack
 import pytest
 
 from tests.app.served import Serve, ServedGateway, add
+from tests.app.serving.test_generators import write
 from tests.engine import models
 
 ROW = [[1.0, 2.0, 3.0, 4.0]]
@@ -250,3 +251,45 @@ def test_a_budget_without_lazy_loads_what_fits(tmp_path: Path) -> None:
         assert in_memory(gateway) == {"a/1", "c/1"}
         assert gateway.client.post("/v1/models/b/unload").status_code == 200
         assert ask(gateway, "b").status_code == 503
+
+
+SUM = """
+class Sum:
+    inputs = {"x": "INT32[1]", "before": "INT32[1]"}
+    outputs = {"y": "INT32[1]", "after": "INT32[1]"}
+    def __call__(self, x, before):
+        return {"y": x + before, "after": x + before}
+"""
+SEQUENCE = """
+memory = 1
+[sequence]
+max_idle = 600.0
+[[sequence.state]]
+input = "before"
+output = "after"
+"""
+
+
+def test_a_model_with_an_open_sequence_stays(tmp_path: Path) -> None:
+    fill(tmp_path)
+    write(tmp_path, "sum", SUM, SEQUENCE)
+    options = ("--lazy", "--model-memory", "2", "--allow-python")
+    with ServedGateway(tmp_path, *options) as gateway:
+        gateway.wait_ready()
+
+        def total(x: int, flag: str = "") -> int:
+            parameters = {"sequence_id": 7, **({flag: True} if flag else {})}
+            body = {"inputs": {"x": [x]}, "parameters": parameters}
+            answer = gateway.client.post("/v1/models/sum/infer", json=body)
+            assert answer.status_code == 200, answer.text
+            return int(answer.json()["outputs"][0]["data"][0])
+
+        assert total(1000, "sequence_start") == 1000
+        for name in ("a", "b", "a", "b"):
+            assert ask(gateway, name).status_code == 200
+        assert in_memory(gateway) == {"sum/1", "b/1"}
+        assert total(1) == 1001
+        assert total(1, "sequence_end") == 1002
+        for name in ("a", "b"):
+            assert ask(gateway, name).status_code == 200
+        assert in_memory(gateway) == {"a/1", "b/1"}
