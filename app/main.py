@@ -42,6 +42,7 @@ from app.gateway import Gateway
 from app.http.access import Access, Trust
 from app.http.front import InferFront
 from app.http.handlers import AllowedMethods, install_error_handlers
+from app.http.proxies import TrustedProxies
 from app.repository.loader import LoadedModel
 from app.serving.service import Service
 from app.settings import Settings
@@ -93,6 +94,7 @@ def create_app(
             access_groups(added),
         ),
         origins=settings.allow_origin,
+        proxies=TrustedProxies(settings.trusted_proxy),
         methods_of=api.state.allowed.of,
         compress_responses=CompressResponses(settings.compress_responses),
     )

@@ -5,6 +5,7 @@ Command-line options win over the environment, the environment over the defaults
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import os
 import re
@@ -191,6 +192,10 @@ class Settings(BaseSettings):
     allow_origin: Annotated[Names, Shown("ORIGIN")] = ()
     """Let web pages of this origin call the server (CORS), as in https://shop.example;
     * is any origin. May be repeated."""
+    trusted_proxy: Annotated[Names, Shown("ADDRESS")] = ()
+    """Believe a proxy at this address, or in this network (10.0.0.0/8), or on a Unix
+    socket (unix), when it says whose requests it forwards: the log then names the
+    client of X-Forwarded-For, or else of Forwarded. May be repeated."""
     api_key: Annotated[SecretStr | None, Shown("KEY")] = None
     """Needed to load and unload models, and for other management. Better set as
     POPGATE_API_KEY."""
@@ -339,6 +344,14 @@ class Settings(BaseSettings):
             msg = f"{value!r} is no path; write it as in /some/base"
             raise ValueError(msg)
         return path
+
+    @field_validator("trusted_proxy")
+    @classmethod
+    def _check_trusted_proxy(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if name != "unix":
+                ipaddress.ip_network(name, strict=False)
+        return value
 
     @field_validator("allow_origin")
     @classmethod

@@ -196,7 +196,7 @@ class RequestRecord(Body):
     id: str = Field(description="Its `x-request-id`.")
     model: str | None = None
     version: str | None = None
-    path: str = Field(default="", description="Of a request that failed.")
+    path: str = Field(default="", description="The path that it asked for.")
     status: int = Field(description="499: its client had gone.")
     code: str = ""
     error: str = ""

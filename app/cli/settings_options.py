@@ -27,9 +27,11 @@ HEADINGS = {
     "Address": "host port uds workers base_path metrics_port management_socket "
     "no_pages",
     "Devices": "devices threads device_wait device_wait_sleep device_timeout",
-    "Access": "api_key keys trust_loopback restricted_api allow_origin tls_cert "
+    "Access": "api_key keys trust_loopback restricted_api allow_origin "
+    "trusted_proxy tls_cert "
     "tls_key tls_client_ca",
-    "Limits": "max_connections max_body_size request_timeout header_timeout "
+    "Limits": "max_connections max_connections_per_address max_body_size "
+    "request_timeout header_timeout "
     "upload_timeout send_timeout run_timeout transfer_memory load_threads load_timeout "
     "compile_timeout compile_memory shutdown_timeout drain_grace",
     "Answers": "compress_responses error_statuses server_name server_version "

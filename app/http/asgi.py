@@ -17,6 +17,10 @@ ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 #: Where a scope has its `Connection`, if it came through our own protocol.
 CONNECTION = "popgate.connection"
+#: Where a scope has the base path that was taken off its path, and whether the request
+#: was for just that, without a slash behind it.
+BASE = "popgate.base"
+BARE = "popgate.bare"
 
 
 class ClientGone(Exception):

@@ -12,6 +12,7 @@ from uvicorn.server import ServerState
 from app.codec.chunks import JOIN_BELOW
 from app.codec.messages import Buffer, Header, Refusal, Response
 from app.observe.answers import GONE
+from app.observe.journal import Asked
 from app.serving.call import Call
 from app.serving.service import Service
 
@@ -43,7 +44,9 @@ class Connection(Protocol):
     transport: asyncio.Transport
     server_state: ServerState
     common: CommonHead
+    base: str
 
+    def client_of(self, headers: Mapping[bytes, bytes]) -> str: ...
     def on_exchange_complete(self) -> None: ...
 
 
@@ -77,8 +80,11 @@ class Exchange(Call):
         self.is_past_parser = False
 
     def client(self) -> str:
-        peer = self.connection.transport.get_extra_info("peername")
-        return peer[0] if isinstance(peer, tuple) and peer else ""
+        return self.connection.client_of(self.headers)
+
+    def asked(self) -> Asked:
+        asked, base = Call.asked(self), self.connection.base
+        return asked._replace(path=base + asked.path) if base else asked
 
     def give_up(self) -> None:
         """The rest of its body will not come, and it has been answered."""

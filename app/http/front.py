@@ -48,6 +48,7 @@ from app.http.asgi import (
 from app.http.asgi_call import AsgiCall, EventCall, NamingCall
 from app.http.floods import READ
 from app.http.origins import AnyMethod, for_origins
+from app.http.proxies import TrustedProxies
 from app.http.request_log import KEY, RequestLog
 from app.http.streaming import send_events, wants_events
 from app.serving.forms import ErrorForm, Form, NamingForm
@@ -127,6 +128,7 @@ class InferFront:
         access: Access | None = None,
         origins: Sequence[str] = (),
         methods_of: Callable[[str], set[str]] = lambda path: set(),
+        proxies: TrustedProxies | None = None,
     ) -> None:
         self.fallback = fallback
         self.service = service
@@ -135,6 +137,8 @@ class InferFront:
         self.operations = operations
         self.naming = {operation.path: operation for operation in naming}
         self.methods_of = methods_of
+        self.proxies = proxies or TrustedProxies()
+        self.origins = frozenset(origin.encode() for origin in origins)
         #: The paths of inference that can be answered the short way, without ASGI.
         self.short: dict[str, ModelEntry] = service.models.paths
         self.compress_responses = compress_responses
@@ -148,6 +152,17 @@ class InferFront:
         accept = headers.get(b"accept-encoding")
         return None if accept is None else self._codings.choose(accept)
 
+    def lines_for_origin(self, origin: bytes | None) -> bytes:
+        """The headers by which a page of an origin may read an answer that comes from
+        no application."""
+        if origin is None or not (b"*" in self.origins or origin in self.origins):
+            return b""
+        named = b"*" if b"*" in self.origins else origin + b"\r\nvary: Origin"
+        return (
+            b"access-control-allow-origin: %b\r\n"
+            b"access-control-expose-headers: *\r\n" % named
+        )
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.fallback(scope, receive, send)
@@ -157,7 +172,7 @@ class InferFront:
         if RELAYED not in scope:
             names = scope.get(NAMES, ())
             watch = AnswerWatch(scope, self.service.answers, self.access, names)
-        log = RequestLog(scope, send, self.service.journal, watch)
+        log = RequestLog(scope, send, self.service.journal, watch, self.proxies)
         try:
             await self.answer(log.scope, receive, log.send)
         finally:
@@ -259,7 +274,7 @@ class InferFront:
         log: RequestLog = scope[KEY]
         try:
             call.arrived = time.monotonic_ns()
-            call.peer, call.url_path = log.client, scope["path"]
+            call.peer, call.url_path = log.client, log.path
             body = await self._body_or_refusal(call, scope, receive, send)
             if body is None:
                 return

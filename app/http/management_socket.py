@@ -21,6 +21,7 @@ class ManagementFront(InferFront):
             operations=whole.operations,
             compress_responses=whole.compress_responses,
             base_path=whole.base_path.decode(),
+            proxies=whole.proxies,
             access=Access(access.restrictions, access.keys, Trust.SOCKET),
             methods_of=whole.methods_of,
         )

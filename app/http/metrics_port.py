@@ -31,6 +31,7 @@ class MetricsFront(InferFront):
                 answers=whole.service.answers,
             ),
             base_path=whole.base_path.decode(),
+            proxies=whole.proxies,
             access=whole.access,
         )
 

@@ -22,6 +22,7 @@ import asyncio
 import logging
 import math
 import select
+from collections.abc import Mapping
 from functools import partial
 from time import monotonic_ns
 from typing import Any
@@ -36,17 +37,16 @@ from app.codec.model import DECODED_AT_ONCE
 from app.errors import BodyStopped, ErrorResponse, HttpError, row_of
 from app.http.access import key_group
 from app.http.answer_watch import route_of
-from app.http.asgi import CONNECTION
+from app.http.asgi import BARE, BASE, CONNECTION
 from app.http.connection_limit import ConnectionLimit, Entry
 from app.http.exchange import CommonHead, Exchange
 from app.http.floods import DROPPED, ENTRY, HANDSHAKE, READ, Floods
 from app.http.front import NAMES, InferFront
 from app.http.known_head import LARGEST_BODY, KnownHead
-from app.http.stalls import Stall
+from app.http.stalls import Stall, acknowledged, is_all_taken
 from app.http.streaming import wants_events
 from app.http.tls import names_of
 from app.http.turns import Turns
-from app.http.unsent import acknowledged, is_all_taken
 from app.observe.journal import Asked, Failed
 from app.observe.request_ids import id_of
 
@@ -136,6 +136,10 @@ class GatewayProtocol(HttpToolsProtocol):
         self._declined = b""
         self._last_url = b""
         self._last_path = ""
+        # The base path that was taken off the path of the last request, and whether
+        # nothing was left.
+        self.base = ""
+        self._is_bare = False
         # Of the last request, where it came in one piece and the parser has seen
         # nothing behind it.
         self._known: KnownHead | None = None
@@ -482,7 +486,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if url[:1] != b"/":
             self.url = _origin_form(url)
         if front.base_path:
-            self.url = _below(front.base_path, self.url)
+            self._take_base_off(front.base_path)
         path = self._infer_path()
         if path:
             service = self._service
@@ -523,6 +527,20 @@ class GatewayProtocol(HttpToolsProtocol):
         self._exchange = None
         self._begin_cycle()
 
+    def _take_base_off(self, base: bytes) -> None:
+        """As a proxy would do that forwards what is below a path."""
+        url = self.url
+        rest = url[len(base) :] if url.startswith(base) else url
+        is_below = rest is not url and rest[:1] in (b"/", b"?", b"")
+        self.base = base.decode() if is_below else ""
+        self._is_bare = is_below and rest[:1] != b"/"
+        if is_below:
+            self.url = b"/" + rest if self._is_bare else rest
+
+    def client_of(self, headers: Mapping[bytes, bytes]) -> str:
+        """The address of who sends a request with these headers."""
+        return self.front.proxies.client_of(self._address, headers)
+
     def _begin_cycle(self) -> None:
         """Uvicorn's way, where the head of a request is complete."""
         version = self.parser.get_http_version()
@@ -542,9 +560,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self.url = url
         self.headers[:] = given
         scope: Any = self.scope
-        scope[CONNECTION] = self
-        if self._names:
-            scope[NAMES] = self._names
+        self._tell_of_connection(scope)
         for name, value in given:
             if name == b"expect" and value.lower() == b"100-continue":
                 self.expect_100_continue = True
@@ -557,6 +573,16 @@ class GatewayProtocol(HttpToolsProtocol):
         for name, value in given:
             if name == b"content-length":  # the parser has seen that it is a number
                 self._missing = int(value)
+
+    def _tell_of_connection(self, scope: Any) -> None:
+        """What a scope of ours has that uvicorn's has not."""
+        scope[CONNECTION] = self
+        if self.base:
+            scope[BASE] = self.base
+            if self._is_bare:
+                scope[BARE] = True
+        if self._names:
+            scope[NAMES] = self._names
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         start = partial(HttpToolsProtocol._start_asgi_task, self, cycle, app)
@@ -807,11 +833,14 @@ class GatewayProtocol(HttpToolsProtocol):
         request_id = asked.request_id
         answer = ErrorResponse.of(error, request_id, close=True)
         head = b"".join(b"%b: %b\r\n" % header for header in answer.headers)
+        head += self.front.lines_for_origin(
+            next((v for n, v in self.headers or () if n == b"origin"), None)
+        )
         status = STATUS_LINE[answer.status]
         code = row_of(error).code
         given = cycle.headers if isinstance(cycle, Exchange) else self._headers_so_far()
         self._service.answers.count(
-            route_of(asked.path, asked.method),
+            route_of(asked.path.removeprefix(self.base), asked.method),
             answer.status,
             code,
             self._access.label(given, self._names),
@@ -836,8 +865,8 @@ class GatewayProtocol(HttpToolsProtocol):
         return Asked(
             id_of(headers),
             self.parser.get_method().decode() if has_url else "-",
-            self.url.decode("latin-1") if has_url else "-",
-            str(self.client[0]) if self.client else "",
+            self.base + self.url.decode("latin-1") if has_url else "-",
+            self.client_of(headers),
             headers.get(b"traceparent", b""),
         )
 
@@ -926,14 +955,6 @@ def _origin_form(url: bytes) -> bytes:
     parsed: Any = httptools.parse_url(url)
     path: bytes = parsed.path or b"/"
     return path if parsed.query is None else b"%b?%b" % (path, parsed.query)
-
-
-def _below(base: bytes, url: bytes) -> bytes:
-    """As a proxy would do that forwards what is below a path."""
-    rest = url[len(base) :] if url.startswith(base) else url
-    if rest[:1] not in (b"/", b"?", b""):
-        return url
-    return rest if rest[:1] == b"/" else b"/" + rest
 
 
 def _has_gone(transport: asyncio.Transport) -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 import msgpack
 
 from app.errors import ErrorResponse, HttpError
-from app.http.asgi import ASGIApp, Message, Receive, Scope, Send, send_error
+from app.http.asgi import BARE, BASE, ASGIApp, Message, Receive, Scope, Send, send_error
 from app.http.front import NAMES, RELAYED
 from engine import peer_uid
 
@@ -38,6 +38,7 @@ _QUEUE_TICK = 0.005
 _SCOPE = (
     "type", "asgi", "http_version", "method", "scheme", "path", "raw_path",
     "query_string", "root_path", "headers", "client", "server", NAMES,
+    BASE, BARE,
 )  # fmt: skip
 
 

@@ -11,7 +11,8 @@ from typing import Any
 from app.config.restrictions import group_of
 from app.errors import current_request, row_of
 from app.http.answer_watch import AnswerWatch, read_error
-from app.http.asgi import Message, Scope, Send
+from app.http.asgi import BASE, Message, Scope, Send
+from app.http.proxies import TrustedProxies
 from app.observe.journal import Asked, Failed, Journal
 from app.observe.request_ids import HEADER, id_of
 from engine import Cancelled
@@ -35,6 +36,7 @@ class RequestLog:
         send: Send,
         journal: Journal,
         watch: AnswerWatch | None = None,
+        proxies: TrustedProxies | None = None,
     ) -> None:
         headers = dict(scope["headers"])
         self.request_id = id_of(headers)
@@ -44,6 +46,10 @@ class RequestLog:
         self.is_done = False
         #: The name of the key that let it in.
         self.key = ""
+        peer: Any = self.scope.get("client")
+        self.client = str(peer[0]) if peer else ""
+        if proxies is not None and proxies.are_there:
+            self.client = proxies.client_of(self.client, headers)
         self._trace = headers.get(b"traceparent", b"")
         self._send = send
         self._journal = journal
@@ -54,9 +60,9 @@ class RequestLog:
         current_request.set(self.request_id)
 
     @property
-    def client(self) -> str:
-        peer: Any = self.scope.get("client")
-        return str(peer[0]) if peer else ""
+    def path(self) -> str:
+        """The path that was asked for, with the base path in front of it."""
+        return str(self.scope.get(BASE, "") + self.scope["path"])
 
     async def send(self, message: Message) -> None:
         if self._watch is not None:
@@ -81,7 +87,7 @@ class RequestLog:
         asked = Asked(
             self.request_id,
             scope["method"],
-            scope["path"],
+            self.path,
             self.client,
             self._trace,
             self.key,

@@ -302,6 +302,7 @@ class GatewayServer(uvicorn.Server):
                 most,
                 self._connections,
                 self._per_address,
+                app.proxies.is_one,
                 most_extra=min(MOST_EXTRA, descriptors // _SHARE),
             )
         make = functools.partial(

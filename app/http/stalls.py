@@ -1,6 +1,23 @@
-"""Request bodies that stop coming: sending nothing does not hold a connection."""
+"""What stands still on a connection: bodies that stop coming, answers nobody takes.
+
+Over TLS a transport knows of nothing that it has handed to the transport below, and it
+closes when its client says so too, which one that reads nothing never does. The kernel
+knows how much it holds for the client, and how much that has acknowledged.
+"""
 
 from __future__ import annotations
+
+import asyncio
+import fcntl
+import socket
+import struct
+import termios
+from typing import Any, Final
+
+# In Linux's `struct tcp_info`: bytes that were acknowledged.
+_ACKED_AT: Final = 120
+_ACKED = struct.Struct("=Q")
+_HELD = struct.Struct("i")
 
 
 class Stall:
@@ -31,3 +48,39 @@ class Stall:
 
     def __repr__(self) -> str:
         return f"<Stall, {self._arrived} when last seen>"
+
+
+def is_all_taken(transport: asyncio.Transport) -> bool:
+    """Returns whether nothing is left that was written before this turn of the loop."""
+    return not transport.get_write_buffer_size() and not _held(_socket_of(transport))
+
+
+def acknowledged(transport: asyncio.Transport) -> int:
+    """A number that changes when the client takes something."""
+    sock = _socket_of(transport)
+    if sock is None:
+        return 0
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+        found: int = _ACKED.unpack_from(info, _ACKED_AT)[0]
+    except (OSError, ValueError, struct.error):  # a Unix socket, or an old kernel
+        return _held(sock) + transport.get_write_buffer_size()
+    return found
+
+
+def _held(sock: Any) -> int:
+    """Bytes that the kernel holds for the other end."""
+    if sock is None:
+        return 0
+    try:
+        held = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(_HELD.size))
+    except (OSError, ValueError):  # it has gone
+        return 0
+    found: int = _HELD.unpack(held)[0]
+    return found
+
+
+def _socket_of(transport: asyncio.Transport) -> Any:
+    """The socket below a transport, None once that has gone; uvloop has one of its own,
+    which is like it."""
+    return transport.get_extra_info("socket")

@@ -52,6 +52,7 @@ class Answered(NamedTuple):
     rows: int
     batch_rows: int
     device: str
+    path: str = ""
 
     @property
     def total_ns(self) -> int:
@@ -78,7 +79,7 @@ class Answered(NamedTuple):
 
 #: An `Answered` as the request path leaves it: making a plain tuple costs a fifth.
 Stamps: TypeAlias = tuple[
-    bytes, ModelMetrics, int, int, int, int, int, int, int, int, int, str
+    bytes, ModelMetrics, int, int, int, int, int, int, int, int, int, str, str
 ]
 
 

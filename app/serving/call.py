@@ -433,6 +433,7 @@ class Call(ABC):
             request.rows,
             submitted.batch_rows,
             submitted.device_id,
+            self.path,
         )
         journal.last.append(stamps)
         if ended - began > journal.slow_ns:

@@ -9,6 +9,7 @@ from app.http.access import Access
 from app.http.answer_watch import AnswerWatch
 from app.http.asgi import Message, Receive, Scope, Send
 from app.http.front import NAMES, InferFront, Operation
+from app.http.proxies import TrustedProxies
 from app.http.relay import Relay
 from app.serving.keys import given_key
 from app.serving.service import Service
@@ -34,6 +35,7 @@ class WorkerFront(InferFront):
         compress_responses: CompressResponses,
         base_path: str,
         origins: Sequence[str],
+        proxies: TrustedProxies | None = None,
     ) -> None:
         super().__init__(
             relay,
@@ -43,6 +45,7 @@ class WorkerFront(InferFront):
             base_path=base_path,
             access=access,
             origins=origins,
+            proxies=proxies,
         )
         self._worker = worker
         self._relay = relay

@@ -19,6 +19,7 @@ from typing import Any
 from app.api.routes import generate, kserve_v1
 from app.codec.compression import CompressResponses
 from app.http.access import Access
+from app.http.proxies import TrustedProxies
 from app.http.relay import Relay
 from app.http.server import GatewayServer
 from app.limits import DEFAULT_LIMITS
@@ -143,6 +144,7 @@ def _server(
         compress_responses=CompressResponses(settings.compress_responses),
         base_path=settings.base_path,
         origins=settings.allow_origin,
+        proxies=TrustedProxies(settings.trusted_proxy),
     )
     server = WorkerServer(
         front,

@@ -17,6 +17,7 @@ from fastapi.responses import RedirectResponse, Response
 
 from app.api.dependencies import GatewayOf
 from app.errors import HttpError
+from app.http.asgi import BARE, BASE
 
 router = APIRouter(include_in_schema=False)
 
@@ -47,7 +48,10 @@ class _File(NamedTuple):
 
 @router.get("/")
 async def root(request: Request, gateway: GatewayOf) -> Response:
-    """A browser gets the page, everybody else is sent to the documentation."""
+    """A browser gets the page, everybody else is sent to the documentation. Both have
+    their links below the base path, which is a folder."""
+    if request.scope.get(BARE):
+        return RedirectResponse(request.scope[BASE].rpartition("/")[2] + "/")
     wants_page = "text/html" in request.headers.get("accept", "")
     if wants_page and not gateway.settings.no_pages:
         return _send(request, "index.html")

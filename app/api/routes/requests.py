@@ -117,6 +117,7 @@ def _answered(one: Answered, mates: list[str] | None = None) -> RequestRecord:
         id=one.request_id.decode(),
         model=one.model.name,
         version=one.model.version,
+        path=one.path,
         status=200,
         at=_seconds(one.ended),
         total_ms=round(one.total_ns / _MS + phases["receive"], 4),

@@ -1,7 +1,4 @@
-"""Connections over TLS that the server closes, and clients that say nothing to it.
-
-Covers: app/http/unsent.py.
-"""
+"""Connections over TLS that the server closes, and clients that say nothing to it."""
 
 from __future__ import annotations
 

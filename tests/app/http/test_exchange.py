@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -53,11 +54,16 @@ class Wire:
 class Connection:
     """A connection with one exchange on it."""
 
+    def client_of(self, headers: Mapping[bytes, bytes]) -> str:
+        """Nobody is known."""
+        return ""
+
     def __init__(self, service: Service, *, broken: bool = False) -> None:
         self.service = service
         self.wire = Wire(broken)
         self.transport: Any = self.wire
         self.server_state: Any = ServerState()
+        self.base = ""
         self.common = CommonHead()
         self.completed = 0
 

@@ -34,7 +34,7 @@ def stamps(took_ms: int, began: int = 0) -> Stamps:
     ended = began + took_ms * MS
     return (
         b"id-1", MODEL, 0, began, began + MS, 2 * MS, 3 * MS, ended - MS, ended,
-        2, 8, "cpu:0",
+        2, 8, "cpu:0", "/v1/models/m/infer",
     )  # fmt: skip
 
 
