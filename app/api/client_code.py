@@ -21,10 +21,10 @@ _PROGRAM = '''\
 
 {tensors}
 
-Needs Python 3.11 and `pip install popgate`.
+Needs Python 3.11 and the package popgate (`pip install .` in its sources).{notes}
 """
 
-import numpy as np
+{imports}import numpy as np
 
 from popgate import Client
 
@@ -32,12 +32,24 @@ inputs = {{
 {inputs}
 }}
 
-with Client({address}) as client:
-    outputs = client.infer({model}, inputs{version})
-    for name, array in outputs.items():
-        print(name, outputs.datatypes[name], list(array.shape))
-        print(array)
+{call}
+        for name, array in outputs.items():
+            print(name, outputs.datatypes[name], list(array.shape))
+            print(array)
 '''
+_KEY = "\nThe server asks for a key: set POPGATE_KEY."
+_TLS = """
+For a certificate of your own authority set SSL_CERT_FILE; a client certificate is
+Client(…, cert=("me.pem", "me.key"))."""
+_ONE = """\
+with Client({address}) as client:
+    for outputs in [client.infer({model}, inputs{version})]:"""
+_STREAM = """\
+with Client({address}) as client:
+    for outputs in client.stream({model}, inputs{version}):"""
+_SEQUENCE = """\
+with Client({address}) as client, client.sequence({model}{version}) as sequence:
+    for outputs in [sequence(inputs), sequence(inputs, end=True)]:"""
 
 
 def client_code(
@@ -47,11 +59,16 @@ def client_code(
     *,
     url: str,
     version: str = "",
+    asks_key: bool = False,
+    sequence: int | str | None = None,
+    streams: bool = False,
 ) -> str:
     """The program; what it sends is what the model was run with when it was loaded.
 
-    `url` is the server as the reader has reached it. `example`, `fill`: as for the
-    other examples (`app/api/examples.py`).
+    `url` is the server as the reader has reached it. `asks_key`: the server has keys.
+    `sequence`: the id of a sequence, if requests belong to one. `streams`: a request
+    may have any number of responses. `example`, `fill`: as for the other examples
+    (`app/api/examples.py`).
     """
     given = example or {}
     shapes = example_shapes(spec, fill)
@@ -61,14 +78,22 @@ def client_code(
     ]
     lines = [f"input  {_shown(t)}" for t in spec.inputs]
     lines += [f"output {_shown(t)}" for t in spec.outputs]
+    named = f", sequence_id={sequence!r}" if isinstance(sequence, str) else ""
+    form = _SEQUENCE if sequence else _STREAM if streams else _ONE
+    key = ', api_key=os.environ["POPGATE_KEY"]' if asks_key else ""
+    call = form.format(
+        address=repr(url) + key,
+        model=repr(spec.name),
+        version=(f", version={version!r}" if version else "") + named,
+    )
     return _PROGRAM.format(
         name=_text(spec.name),
         url=_text(url),
         tensors="\n".join(lines),
         inputs="\n".join(inputs),
-        address=repr(url),
-        model=repr(spec.name),
-        version=f", version={version!r}" if version else "",
+        notes=(_KEY if asks_key else "") + (_TLS if url.startswith("https:") else ""),
+        imports="import os\n\n" if asks_key else "",
+        call=call,
     )
 
 

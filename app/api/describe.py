@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
-from app.api.examples import example_request, shown_shape
+from app.api.examples import example_parameters, example_request, shown_shape
 from app.api.schemas import (
     IndexEntry,
     MetadataTensor,
@@ -105,7 +105,9 @@ def model_details(
         outputs=[_tensor(loaded, t) for t in spec.outputs],
         batching=spec.is_batched,
         max_batch_size=spec.max_batch_size,
-        example=example_request(spec, loaded.example, loaded.fill),
+        example=example_request(
+            spec, loaded.example, loaded.fill, example_parameters(loaded)
+        ),
         batching_reason=_batching_reason(loaded),
         properties=_properties(loaded),
         memory=loaded.memory,
@@ -146,11 +148,15 @@ def model_metadata(record: ModelRecord, loaded: LoadedModel) -> ModelMetadata:
     )
 
 
+def gives_several(loaded: LoadedModel) -> bool:
+    """Whether a request may have any number of responses."""
+    scheduler = loaded.scheduler
+    return isinstance(scheduler, StepScheduler) and bool(scheduler.config.more)
+
+
 def model_config(loaded: LoadedModel) -> dict[str, Any]:
     """Triton's model configuration document, as far as it applies."""
     spec, config, files = loaded.spec, loaded.config, loaded.source.files
-    scheduler = loaded.scheduler
-    is_decoupled = isinstance(scheduler, StepScheduler) and bool(scheduler.config.more)
     document: dict[str, Any] = {
         "name": spec.name,
         "platform": platform_of(loaded),
@@ -169,7 +175,7 @@ def model_config(loaded: LoadedModel) -> dict[str, Any]:
         "default_model_filename": files[0].name if len(files) == 1 else "",
         "parameters": {},
         "model_warmup": [],
-        "model_transaction_policy": {"decoupled": is_decoupled},
+        "model_transaction_policy": {"decoupled": gives_several(loaded)},
     }
     if isinstance(loaded.runner, EnsembleRunner):
         document["ensemble_scheduling"] = {

@@ -12,7 +12,9 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from app.repository.loader import LoadedModel
 from app.spec import ModelSpec, TensorSpec
+from popef_io import DataType
 
 # A page with more numbers than this in one example is no help to a reader.
 MAX_EXAMPLE_ELEMENTS = 2_000
@@ -20,19 +22,39 @@ MAX_EXAMPLE_ELEMENTS = 2_000
 _VALUES: Mapping[str, Any] = {"f": 1.0, "i": 1, "u": 1, "b": True, "s": "1"}
 
 
+#: A request that is a sequence of its own: it starts one and ends it.
+SEQUENCE = {"sequence_id": 1, "sequence_start": True, "sequence_end": True}
+_NAMED_SEQUENCE = SEQUENCE | {"sequence_id": "example"}
+
+
+def example_parameters(loaded: LoadedModel) -> Mapping[str, Any]:
+    """The parameters without which a model answers no request: those of a sequence."""
+    config = loaded.config.sequence
+    if config is None:
+        return {}
+    inputs = getattr(loaded.runner, "request_inputs", ())
+    types = {desc.name: desc.data_type for desc in inputs}
+    is_text = types.get(config.correlation_id) is DataType.STRING
+    return _NAMED_SEQUENCE if is_text else SEQUENCE
+
+
 def example_request(
-    spec: ModelSpec, given: Mapping[str, Any] | None = None, fill: int = 1
+    spec: ModelSpec,
+    given: Mapping[str, Any] | None = None,
+    fill: int = 1,
+    parameters: Mapping[str, Any] | None = None,
 ) -> dict[str, Any] | None:
     """A body in the short form (`inputs` as a mapping); None where it gets too long.
 
-    `given` are values by input; `fill` is the size of free dimensions.
+    `given` are values by input; `fill` is the size of free dimensions; `parameters`
+    are those of `example_parameters`.
     """
     given = given or {}
     shapes = example_shapes(spec, fill)
     made = (math.prod(shape) for name, shape in shapes.items() if name not in given)
     if sum(made) > MAX_EXAMPLE_ELEMENTS:
         return None
-    return {
+    return _with(parameters) | {
         "inputs": {
             t.name: given.get(t.name, _nested(shapes[t.name], _VALUES[t.type.kind]))
             for t in spec.inputs
@@ -45,7 +67,9 @@ def example_shapes(spec: ModelSpec, fill: int = 1) -> dict[str, list[int]]:
     return {t.name: _shape(spec, t, fill) for t in spec.inputs}
 
 
-def example_oip_request(spec: ModelSpec, fill: int = 1) -> dict[str, Any] | None:
+def example_oip_request(
+    spec: ModelSpec, fill: int = 1, parameters: Mapping[str, Any] | None = None
+) -> dict[str, Any] | None:
     """The same in the protocol's form (`inputs` as a list of tensors)."""
     inputs = []
     left = MAX_EXAMPLE_ELEMENTS
@@ -58,7 +82,11 @@ def example_oip_request(spec: ModelSpec, fill: int = 1) -> dict[str, Any] | None
         inputs.append(
             {"name": t.name, "shape": shape, "datatype": t.datatype, "data": data}
         )
-    return {"inputs": inputs}
+    return _with(parameters) | {"inputs": inputs}
+
+
+def _with(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {"parameters": dict(parameters)} if parameters else {}
 
 
 def shown_shape(spec: ModelSpec, tensor: TensorSpec) -> list[int]:

@@ -23,6 +23,7 @@ from app.api.dependencies import KEY_SCHEME
 from app.api.examples import (
     MAX_EXAMPLE_ELEMENTS,
     example_oip_request,
+    example_parameters,
     example_request,
     is_large,
     shown_shape,
@@ -237,12 +238,13 @@ def _description(spec: ModelSpec, loaded: LoadedModel) -> str:
 
 
 def _examples(spec: ModelSpec, loaded: LoadedModel) -> dict[str, Any]:
-    short = example_request(spec, loaded.example, loaded.fill)
+    more = example_parameters(loaded)
+    short = example_request(spec, loaded.example, loaded.fill, more)
     if short is None:
         short = {"inputs": {t.name: f"… {_type(spec, t)} …" for t in spec.inputs}}
         return {"short": {"summary": "too long to be shown", "value": short}}
     found = {"short": {"summary": "name and values", "value": short}}
-    whole = None if loaded.example else example_oip_request(spec, loaded.fill)
+    whole = None if loaded.example else example_oip_request(spec, loaded.fill, more)
     if whole is not None:
         found["protocol"] = {"summary": "Open Inference Protocol", "value": whole}
     return found

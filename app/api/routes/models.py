@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from enum import Enum
 from functools import partial
+from pathlib import Path
 
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse
@@ -22,7 +23,8 @@ from app.api.dependencies import (
     read_load_request,
     refusal,
 )
-from app.api.describe import memory_kind, model_details, model_summary
+from app.api.describe import gives_several, memory_kind, model_details, model_summary
+from app.api.examples import example_parameters
 from app.api.request_bodies import LoadRequest, documented
 from app.api.schemas import (
     DeviceList,
@@ -86,7 +88,7 @@ async def get_client(
     gateway: GatewayOf, request: Request, name: ModelName
 ) -> PlainTextResponse:
     """Ready to run: the model's inputs and this server's address are filled in."""
-    return _program(request, find_model(gateway, name).default)
+    return _program(gateway, request, find_model(gateway, name).default)
 
 
 @router.get(
@@ -101,11 +103,11 @@ async def get_version_client(
 ) -> PlainTextResponse:
     """The same of one version."""
     loaded = find_version(find_model(gateway, name), version)
-    return _program(request, loaded, version)
+    return _program(gateway, request, loaded, version)
 
 
 def _program(
-    request: Request, loaded: LoadedModel | None, version: str = ""
+    gateway: Gateway, request: Request, loaded: LoadedModel | None, version: str = ""
 ) -> PlainTextResponse:
     if loaded is None:
         raise HttpError(
@@ -113,11 +115,30 @@ def _program(
             "the model is not loaded, so nobody knows its inputs",
             "model_not_ready",
         )
-    url = str(request.base_url).rstrip("/")
     text = client_code(
-        loaded.spec, loaded.example, loaded.fill, url=url, version=version
+        loaded.spec,
+        loaded.example,
+        loaded.fill,
+        url=_address(gateway, request),
+        version=version,
+        asks_key=gateway.settings.keys is not None or bool(gateway.settings.api_key),
+        sequence=example_parameters(loaded).get("sequence_id"),
+        streams=gives_several(loaded),
     )
     return PlainTextResponse(text, media_type="text/x-python; charset=utf-8")
+
+
+def _address(gateway: Gateway, request: Request) -> str:
+    """The server as `Client` takes it: its URL with the base path, or its socket."""
+    base = gateway.settings.base_path.rstrip("/")
+    uds = gateway.settings.uds
+    server = request.scope.get("server")
+    is_socket = not server or server[1] is None
+    # A proxy in front of the socket names the host that its clients know.
+    if uds and is_socket and request.url.netloc == "localhost":
+        path = str(Path(uds).absolute())
+        return f"unix:{path}:{base}" if base else f"unix:{path}"
+    return str(request.base_url).rstrip("/") + base
 
 
 @router.get("/models/{name}/stats", summary="Count what a model has done", tags=_TAGS)
