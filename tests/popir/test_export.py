@@ -1,6 +1,7 @@
 """Programs become files, files are served: with the bits that the session gives.
 
-Covers: popir/export.py, engine/compiler/executable_rows.py.
+Covers: popir/export.py, engine/compiler/executable_rows.py,
+engine/compiler/rows/varied_weights.py.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from popxl import ops
 from popxl.transforms import autodiff
 
 import popir
-from engine import ModelRunner
+from engine import ModelRunner, ModelRunnerConfig
 from popef_io import TensorType, load_model
 from tests.app.served import ServedGateway
 
@@ -92,6 +93,32 @@ def test_what_was_trained_is_served_with_the_bits_of_the_session(
     np.testing.assert_array_equal(data, expected)
     first = np.array(alone["data"], np.float32).reshape(3, 3)
     np.testing.assert_array_equal(first, expected[:3])
+
+
+@pytest.mark.parametrize("frozen", [True, False], ids=["one value", "zeros"])
+def test_rows_that_only_equal_values_keep_alike_are_not_mixed(
+    tmp_path: Path, frozen: bool
+) -> None:
+    """A variable with a row for each place in the batch may be frozen over."""
+    ir = popxl.Ir()
+    with ir.main_graph:
+        xs = popxl.h2d_stream((2, 2), popxl.float32, "x")
+        out = popxl.d2h_stream((2, 2), popxl.float32, "y")
+        data = np.ones((2, 2), np.float32) if frozen else np.zeros((2, 2), np.float32)
+        w = popxl.variable(data, name="w")
+        ops.host_store(out, ops.host_load(xs) + w)
+    path = tmp_path / "m.popef"
+    report = popir.export_popef(ir, path)
+    assert not report.batch.rows
+    assert "with other values of its weights" in report.batch.reason
+    places = np.array([[1, 1], [2, 2]], np.float32)
+    config = ModelRunnerConfig(frozen_inputs={"w": places})
+    x = np.zeros((2, 2), np.float32)
+    with ModelRunner(path, config) as runner:
+        requests = [runner.execute_async({"x": x}) for _ in range(8)]
+        for request in requests:
+            request.wait()
+            np.testing.assert_array_equal(request["y"], places)
 
 
 def counting() -> popxl.Ir:

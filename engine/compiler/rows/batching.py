@@ -6,17 +6,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.compiler.interface import Dimension, Interface
-from engine.compiler.options import BatchDecision, CompileOptions
+from engine.compiler.options import COULD_NOT_RUN, BatchDecision, CompileOptions
 from engine.compiler.rows.batch_limit import rows_within
 from engine.compiler.rows.column_values import column_values
 from engine.compiler.rows.known_values import known_values
-from engine.compiler.rows.row_check import Dependent, RowCheck, Run
+from engine.compiler.rows.row_check import NOTHING_SHOWN, Dependent, RowCheck, Run
 from engine.compiler.rows.row_mixers import row_mixer
 from engine.compiler.rows.row_proof import unproven
-from engine.compiler.rows.row_trace import RowTrace
+from engine.compiler.rows.row_trace import MAX_WEIGHTS, RowTrace
+from engine.compiler.rows.samples import Feed
+from engine.compiler.rows.varied_weights import varied
 from engine.compiler.weights import Weight
+from engine.errors import EngineError
 from engine.model.batch_plan import DEFAULT_MAX_BATCH
+from engine.programs.onnx_session import OnnxSession
 from engine.programs.time_limit import TimeLimit
+from engine.tensor import Array
 
 
 def decide(
@@ -53,6 +58,8 @@ def decide(
             column_values(model),
         )
         reason = _rows_depend(check)
+        if reason is None and size and weights:
+            reason = _rows_depend_on_weights(model, interface, weights, options, limit)
         if limit.is_over:  # what it has shown is that runs were ended
             reason = f"the check was given up after {limit.seconds:g} s"
     if reason is not None:
@@ -128,6 +135,44 @@ def _rows_differ(model: Any, interface: Interface) -> str | None:
                 f"{rows or '?'} and {shape[0] or '?'}, which need not be equal: {why}"
             )
     return None
+
+
+def _rows_depend_on_weights(
+    model: Any,
+    interface: Interface,
+    weights: Sequence[Weight],
+    options: CompileOptions,
+    limit: TimeLimit,
+) -> str | None:
+    """Why rows depend on each other, or on their place in the batch, if the weights
+    have other values; None if they do not.
+
+    Weights are data that can be replaced: frozen over, or loaded from another file.
+    """
+    if sum(weight.nbytes for weight in weights) > MAX_WEIGHTS:
+        return None
+    others = varied(weights, options.seed)
+    data = {w.name: (w.data, w.info.data_type) for w in others}
+    try:
+        session = OnnxSession(model.SerializeToString(), data, threads=options.threads)
+    except EngineError:
+        return None  # a shape or an axis, which cannot be replaced
+    names = list(session.outputs)
+
+    def run(feed: Feed) -> dict[str, Array]:
+        try:
+            results = session.raw_run(names, feed, limit.options)
+        except Exception as error:  # pybind's classes share no public base
+            raise session.error_of(error, limit.options) from None
+        return dict(zip(names, results, strict=True))
+
+    trace = RowTrace(model, others, options.threads, limit.options)
+    size = options.batch if isinstance(options.batch, int) else 0
+    check = RowCheck(interface, run, trace, size, options.seed, options.check_seconds)
+    reason = _rows_depend(check)
+    if reason is None or reason.startswith(COULD_NOT_RUN) or NOTHING_SHOWN in reason:
+        return None  # nothing that speaks against what the true weights have shown
+    return f"with other values of its weights, {reason}"
 
 
 def _rows_depend(check: RowCheck) -> str | None:

@@ -72,6 +72,10 @@ _TIGHT = {
 """Of the largest value of the row: what kernels make of rounding."""
 
 
+#: In the message of `Dependent` if the results of all rows are the same.
+NOTHING_SHOWN = "which shows nothing"
+
+
 class Dependent(Exception):
     """Rows depend on each other, or it could not be shown that they do not.
 
