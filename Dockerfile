@@ -10,24 +10,27 @@
 # those for keys and TLS. Nobody loads or unloads models over HTTP; to allow it to those
 # who have a key, set POPGATE_MODEL_CONTROL_MODE=managed and POPGATE_API_KEY.
 
-FROM python:3.11-slim AS build
+# `make pin-image` writes the digest of this tag here; it needs docker and its registry.
+ARG BASE=python:3.11-slim
+FROM ${BASE} AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
 # The hot path is compiled (docs/compiled.md); the compiler stays behind in this stage.
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev locales
 # Models with StringNormalizer (text pipelines of scikit-learn) need this locale.
 RUN localedef --no-archive -i en_US -f UTF-8 /usr/lib/locale/en_US.utf8
-# What it depends on is installed first: it is compiled by its types, and this layer is
-# made again when one of these files changes, not with each source. What is installed
-# besides is the package without its contents.
-COPY pyproject.toml setup.py README.md LICENSE ./
-RUN mkdir compat && python -m venv /opt/popgate \
-    && pip install '.[compile]' && /opt/popgate/bin/pip install .
+# The builder installs the locked dependencies first, because their types are compiled
+# in. A change of the sources does not repeat this layer.
+COPY requirements ./requirements
+RUN python -m venv /opt/popgate \
+    && pip install --require-hashes -r requirements/build.txt \
+    && /opt/popgate/bin/pip install --require-hashes -r requirements/serve.txt
 COPY . .
 RUN POPGATE_COMPILE=1 pip wheel --no-build-isolation --no-deps --wheel-dir /wheels . \
-    && /opt/popgate/bin/pip install --no-deps --force-reinstall /wheels/*.whl
+    && /opt/popgate/bin/pip install --no-deps /wheels/*.whl \
+    && /opt/popgate/bin/pip check
 
-FROM python:3.11-slim
+FROM ${BASE}
 LABEL org.opencontainers.image.title="PopGate" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /opt/popgate /opt/popgate

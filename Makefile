@@ -10,6 +10,8 @@ DEVICES ?=
 MODELS ?= models
 # `make serve COMPILE=0` leaves the hot path as plain Python.
 COMPILE ?= 1
+# `make serve LOCKED=0` takes other versions than those in requirements/.
+LOCKED ?= 1
 BENCH ?=
 # Four processes share the test files, also where there are two cores: half of the time
 # tests wait for servers and for time limits. `make test PARALLEL=` runs one test after
@@ -24,7 +26,8 @@ pip := $(bin)/python -m pip --disable-pip-version-check
 example := examples/digits/digits.onnx
 
 .PHONY: help serve compiled test test-compiled test-lowest coverage check format bench \
-	conformance fuzz soak chaos many-models embedded test-ray test-buckets image docs-api clean
+	conformance fuzz soak chaos many-models embedded test-ray test-buckets image \
+	pin-image lock sbom audit docs-api clean
 
 help:
 	@echo "make serve          compile the example model and serve it on $(HOST):$(PORT)"
@@ -45,6 +48,10 @@ help:
 	@echo "make many-models    1, 100 and 500 models in one gateway"
 	@echo "make embedded       ModelRunner beside ONNX Runtime in the same process"
 	@echo "make image          build the container image; without docker or podman in a folder"
+	@echo "make pin-image      write the digest of the base image into the Dockerfile"
+	@echo "make lock           renew the locked dependencies in requirements/"
+	@echo "make sbom           list the locked dependencies as CycloneDX: dist/popgate.cdx.json"
+	@echo "make audit          look for known vulnerabilities of them (needs the network)"
 	@echo "make docs-api       write docs/api/ from the docstrings of the public names"
 	@echo "make clean          remove .venv, the compiled example and caches"
 
@@ -137,6 +144,33 @@ embedded: $(VENV)/.installed-dev
 image:
 	$(PYTHON) -m native.image
 
+# The tag stays beside the digest: update bots and the next pin read it.
+pin-image:
+	tag=$$(sed -n 's/^ARG BASE=\([^@]*\).*/\1/p' Dockerfile) && \
+		digest=$$(docker buildx imagetools inspect $$tag --format '{{.Manifest.Digest}}') && \
+		sed -i "s|^ARG BASE=.*|ARG BASE=$$tag@$$digest|" Dockerfile && grep ^ARG Dockerfile
+
+build/tools/.installed:
+	$(PYTHON) -m venv build/tools
+	build/tools/bin/python -m pip install -q 'uv>=0.9' 'cyclonedx-bom>=7,<8' 'pip-audit>=2.9,<3'
+	@touch $@
+
+# For each Python that is supported. No file names an index: pip's own settings do.
+lock := build/tools/bin/uv pip compile -q --upgrade --universal --python-version 3.11 \
+	--generate-hashes --no-header --no-annotate --no-emit-index-url
+lock: build/tools/.installed
+	$(lock) pyproject.toml -o requirements/serve.txt
+	$(lock) --extra compile -c requirements/serve.txt pyproject.toml -o requirements/build.txt
+
+sbom: build/tools/.installed
+	mkdir -p dist
+	build/tools/bin/cyclonedx-py requirements --pyproject pyproject.toml --mc-type application \
+		--output-reproducible --of JSON -o dist/popgate.cdx.json requirements/serve.txt
+
+audit: build/tools/.installed
+	build/tools/bin/pip-audit --strict --require-hashes --disable-pip -r requirements/serve.txt
+	build/tools/bin/pip-audit --strict --require-hashes --disable-pip -r requirements/build.txt
+
 docs-api:
 	$(PYTHON) docs/api/generate.py
 
@@ -148,9 +182,17 @@ $(VENV)/.python:
 		$(PYTHON) -m pip --python $(bin)/python install -q pip; }
 	@touch $@
 
+ifeq ($(LOCKED),0)
 $(VENV)/.installed: pyproject.toml $(VENV)/.python
 	$(pip) install -q -e .
 	@touch $@
+else
+$(VENV)/.installed: pyproject.toml requirements/build.txt $(VENV)/.python
+	$(pip) install -q --require-hashes -r requirements/build.txt || { \
+		echo "make: the package index lacks a locked package; try LOCKED=0"; exit 1; }
+	$(pip) install -q --no-deps --no-build-isolation -e .
+	@touch $@
+endif
 
 # All at once; what of it is imported is compiled to bytecode then, the rest never.
 $(VENV)/.installed-dev: pyproject.toml Makefile $(VENV)/.python
