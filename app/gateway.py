@@ -199,7 +199,11 @@ class Gateway:
     def _make_table(self) -> ModelTable:
         most = self.settings.max_body_size
         return ModelTable(
-            replace(DEFAULT_LIMITS, max_body_bytes=most),
+            replace(
+                DEFAULT_LIMITS,
+                max_body_bytes=most,
+                max_strings=self.settings.max_strings,
+            ),
             regions=self.regions,
             tracer=self.tracing.tracer,
             absent=self,

@@ -163,6 +163,9 @@ class Settings(BaseSettings):
         Bytes, Field(gt=0), Shown("SIZE", names=("--http-max-input-size",))
     ] = 256 * 1024 * 1024
     """Largest request, as in 64MiB."""
+    max_strings: Annotated[int, Field(ge=1, le=1 << 31), Shown("N")] = 1 << 20
+    """Elements of a BYTES tensor in a request, and those that an answer writes one by
+    one, as JSON does: each takes far more memory and time than its bytes."""
     request_timeout: Annotated[Positive, Field(le=1e6)] = 60.0
     """A request that takes longer fails with 504. It may ask for less, and for more
     only where its model says so (timeout, max_timeout)."""

@@ -17,6 +17,7 @@ from app.codec.chunks import join
 from app.codec.json_text import parse_json
 from app.codec.messages import Body, NanPolicy, Response, json_response
 from app.codec.nesting import check_depth
+from app.codec.number_lists import LARGE, listed, parse_large
 from app.codec.oip_json import check_json_size
 from app.codec.outputs import Output, texts_of, write_strings
 from app.codec.shapes import discover
@@ -51,7 +52,11 @@ def decode_generate(codec: ModelCodec, body: Body) -> InferRequest:
     text = join(body)
     check_json_size(len(text), limits)
     try:
-        document = parse_json(text, limits)
+        document = (
+            parse_json(text, limits)
+            if len(text) <= LARGE
+            else listed(parse_large(text, limits))
+        )
     except RepeatedKey as error:
         if error.key not in spec.inputs_by_name:
             raise

@@ -20,6 +20,7 @@ from app.codec.chunks import join
 from app.codec.elements import from_base64
 from app.codec.json_text import parse_json
 from app.codec.messages import Body, NanPolicy, Response, json_response
+from app.codec.number_lists import LARGE, listed, parse_large
 from app.codec.oip_json import check_json_size
 from app.codec.outputs import Output, texts_of
 from app.codec.shapes import discover
@@ -65,7 +66,11 @@ def decode_predict(codec: ModelCodec, body: Body) -> tuple[InferRequest, int | N
     spec, limits = codec.spec, codec.limits
     text = join(body)
     check_json_size(len(text), limits)
-    document = parse_json(text, limits)
+    document = (
+        parse_json(text, limits)
+        if len(text) <= LARGE
+        else listed(parse_large(text, limits))
+    )
     if type(document) is not dict or ("instances" in document) == (
         "inputs" in document
     ):

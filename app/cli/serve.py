@@ -20,8 +20,14 @@ from app.cli.startup_report import print_failed, print_listening, print_started
 
 #: What others read than the server's settings (docs/map.md).
 OTHER_VARIABLES = frozenset(
-    {"POPGATE_POOL", "POPGATE_SPIN_US", "POPGATE_INJECT_FAILURES", "POPGATE_PURE"}
-    | {"POPGATE_COMPILE", "POPGATE_URL"}
+    {
+        "POPGATE_POOL",
+        "POPGATE_SPIN_US",
+        "POPGATE_INJECT_FAILURES",
+        "POPGATE_PURE",
+        "POPGATE_LOOP_WATCH",
+    }
+    | {"POPGATE_LOOP_WATCH", "POPGATE_COMPILE", "POPGATE_URL"}
 )
 _OF_A_SERVICE = re.compile(r"POPGATE_(SERVICE_|PORT_\d)")
 

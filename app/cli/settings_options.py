@@ -30,10 +30,10 @@ HEADINGS = {
     "Access": "api_key keys trust_loopback restricted_api allow_origin "
     "trusted_proxy tls_cert "
     "tls_key tls_client_ca",
-    "Limits": "max_connections max_connections_per_address max_body_size "
-    "request_timeout header_timeout "
-    "upload_timeout send_timeout run_timeout transfer_memory load_threads load_timeout "
-    "compile_timeout compile_memory shutdown_timeout drain_grace",
+    "Limits": "max_connections max_connections_per_address max_body_size max_strings "
+    "request_timeout header_timeout upload_timeout send_timeout run_timeout "
+    "transfer_memory load_threads load_timeout compile_timeout compile_memory "
+    "shutdown_timeout drain_grace",
     "Answers": "compress_responses error_statuses server_name server_version "
     "server_extensions",
     "Shared memory": "allow_shared_memory shared_memory_limit shared_memory_lease "

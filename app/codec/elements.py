@@ -14,12 +14,12 @@ import base64
 import binascii
 import math
 import struct
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from app.codec.half_floats import pack_bf16
 from app.errors import InvalidTensor
+from app.give_way import BLOCK, give_way
 from app.sizes import counted
 from app.spec import Datatype
 
@@ -31,8 +31,8 @@ _SPECIAL: dict[str | None, float] = {
     "-Infinity": -math.inf,
 }
 _BOOL = {bool}
-# Strings after which other threads may go on: compiled code does not let them else.
-_GIVE_WAY = 1 << 16
+# Strings that only a body has that is decoded in a thread.
+_MANY = 1 << 18
 _LENGTH = struct.Struct("<I")
 
 
@@ -61,8 +61,10 @@ class Elements:
         *,
         maybe_bool: bool = True,
         null_is_nan: bool = False,
+        first: int = 0,
     ) -> bytes:
-        """The bytes of `values`, a flat list that must hold `count` elements.
+        """The bytes of `values`, a flat list that must hold `count` elements, of which
+        the first has the index `first`.
 
         Raises InvalidTensor, naming the first element that does not fit.
         """
@@ -72,7 +74,7 @@ class Elements:
                     return pack(*values)
                 except (struct.error, OverflowError):
                     pass
-            return self._pack_slowly(values, count, pack, null_is_nan)
+            return self._pack_slowly(values, count, pack, null_is_nan, first)
         kind = self.datatype.kind
         if kind == "b":
             if len(values) == count and (not values or set(map(type, values)) == _BOOL):
@@ -83,11 +85,16 @@ class Elements:
                     return pack_bf16(values)
                 except (struct.error, OverflowError):
                     pass
-            return self._pack_slowly(values, count, _bf16, null_is_nan)
-        raise self._mismatch(values, count)
+            return self._pack_slowly(values, count, _bf16, null_is_nan, first)
+        raise self._mismatch(values, count, first)
 
     def _pack_slowly(
-        self, values: Sequence[Any], count: int, pack: Pack, null_is_nan: bool
+        self,
+        values: Sequence[Any],
+        count: int,
+        pack: Pack,
+        null_is_nan: bool,
+        first: int,
     ) -> bytes:
         """Once more, with NaN and the infinities in the spellings that JSON has."""
         if self.datatype.kind == "f" and len(values) == count:
@@ -105,9 +112,9 @@ class Elements:
                     return pack(*values)
                 except (struct.error, OverflowError):
                     pass
-        raise self._mismatch(values, count)
+        raise self._mismatch(values, count, first)
 
-    def _mismatch(self, values: Sequence[Any], count: int) -> InvalidTensor:
+    def _mismatch(self, values: Sequence[Any], count: int, first: int) -> InvalidTensor:
         """The error that names the first element that does not fit."""
         if len(values) != count:
             return InvalidTensor(
@@ -116,7 +123,7 @@ class Elements:
                 f"{counted(count, 'element')}, "
                 f"'data' has {len(values)})"
             )
-        for index, value in enumerate(values):
+        for index, value in enumerate(values, first):
             why = self._objection(value)
             if why:
                 return InvalidTensor(
@@ -152,7 +159,12 @@ class Elements:
         return True
 
     def pack_strings(
-        self, values: Sequence[Any], count: int, *, is_base64: bool = False
+        self,
+        values: Sequence[Any],
+        count: int,
+        *,
+        is_base64: bool = False,
+        first: int = 0,
     ) -> bytes:
         """The bytes of a BYTES tensor: each element behind its 4-byte length.
 
@@ -165,12 +177,12 @@ class Elements:
             )
             raise InvalidTensor(msg)
         parts: list[bytes] = []
-        for index, value in enumerate(values):
+        for index, value in enumerate(values, first):
             raw = self._string(value, index, is_base64)
             parts.append(_LENGTH.pack(len(raw)))
             parts.append(raw)
-            if index % _GIVE_WAY == _GIVE_WAY - 1:
-                time.sleep(0)
+            if index % BLOCK == BLOCK - 1 and count > _MANY:
+                give_way()
         return b"".join(parts)
 
     def _string(self, value: object, index: int, is_base64: bool) -> bytes:
@@ -206,8 +218,8 @@ class Elements:
                 raise InvalidTensor(msg)
             offset += 4 + length
             found += 1
-            if found % _GIVE_WAY == 0:
-                time.sleep(0)
+            if found % BLOCK == 0 and count > _MANY:
+                give_way()
         if found != count or offset != end:
             more = (
                 " and more"

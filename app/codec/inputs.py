@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,11 @@ import numpy as np
 from app.codec.bounded_cache import remember
 from app.codec.elements import Elements, encode_text, from_base64, packer
 from app.codec.messages import Buffer
-from app.codec.number_lists import NumberList
+from app.codec.number_lists import LongList, NumberList
 from app.codec.shapes import (
     Accepted,
+    Shape,
+    completed,
     count_elements,
     deduce,
     discover,
@@ -23,10 +25,20 @@ from app.codec.shapes import (
     written,
 )
 from app.errors import InvalidTensor
+from app.give_way import BLOCK, give_way
 from app.limits import Limits
 from app.sizes import counted
 from app.spec import ModelSpec, TensorSpec
 from engine import Tensor
+
+# Elements that only a body has that is decoded in a thread.
+_MANY = 1 << 18
+
+
+def _in_blocks(values: list[Any]) -> Iterator[list[Any]]:
+    for start in range(0, len(values), BLOCK):
+        yield values[start : start + BLOCK]
+        give_way()
 
 
 class Input:
@@ -95,6 +107,12 @@ class Input:
             )
             raise InvalidTensor(msg)
         count = count_elements(self.name, shape, self._limits)
+        if not self.item_size and count > self._limits.max_strings:
+            msg = (
+                f"input '{self.name}' of {counted(count, 'string')} has more than the "
+                f"{self._limits.max_strings} that are allowed"
+            )
+            raise InvalidTensor(msg)
         nbytes = count * self.item_size if self.item_size else -1
         accepted = (shape, count, nbytes, packer(self.spec.type, count))
         return remember(self._accepted, shape, accepted)
@@ -117,6 +135,10 @@ class Input:
             packed = data.pack(shape, self.spec.type.struct_code)
             return Tensor(self.data_type, shape, (packed,), len(packed))
         if type(data) is not list:
+            if type(data) is LongList:
+                return self._from_long(
+                    data, accepted, is_base64=is_base64, null_is_nan=null_is_nan
+                )
             if isinstance(data, bytes):
                 return self.from_bytes((data,), len(data), accepted)
             if isinstance(data, str) and is_base64 and self.item_size:
@@ -131,6 +153,10 @@ class Input:
             data = [data]
         if data and type(data[0]) is list:
             data = flatten(self.name, data, shape, self._limits)
+        if len(data) > _MANY and len(data) == count:
+            return self._from_blocks(
+                _in_blocks(data), shape, is_base64=is_base64, null_is_nan=null_is_nan
+            )
         if self.item_size:
             if pack is not None and not (maybe_bool and bool in set(map(type, data))):
                 try:
@@ -144,6 +170,57 @@ class Input:
         else:
             packed = self.elements.pack_strings(data, count, is_base64=is_base64)
         return Tensor(self.data_type, shape, (packed,), len(packed))
+
+    def _from_long(
+        self, data: LongList, accepted: Accepted, *, is_base64: bool, null_is_nan: bool
+    ) -> Tensor:
+        """The tensor of a list that is read, and packed, in blocks."""
+        shape, count = accepted[:2]
+        # Brackets beyond those of the shape say nothing, and neither does a flat list.
+        is_flat = data.depth == 1 and data.dims is not None
+        fits = is_flat or data.dims == shape or data.depth > max(1, len(shape))
+        if data.count != count or not fits:
+            true = "unevenly nested" if data.dims is None else written(data.dims)
+            msg = (
+                "Unable to parse 'data': Shape does not match true shape of 'data' "
+                f"field (input '{self.name}' has shape {written(shape)}, its data "
+                f"{true}: the shape holds {counted(count, 'element')}, 'data' has "
+                f"{data.count})"
+            )
+            raise InvalidTensor(msg)
+        return self._from_blocks(
+            data.blocks(), shape, is_base64=is_base64, null_is_nan=null_is_nan
+        )
+
+    def _from_blocks(
+        self,
+        blocks: Iterator[list[Any]],
+        shape: Shape,
+        *,
+        is_base64: bool,
+        null_is_nan: bool,
+    ) -> Tensor:
+        """The tensor of many elements, packed some thousand at a time."""
+        parts: list[bytes] = []
+        done = 0
+        for block in blocks:
+            size = len(block)
+            if self.item_size:
+                packed = self.elements.pack(
+                    block,
+                    size,
+                    packer(self.spec.type, size),
+                    null_is_nan=null_is_nan,
+                    first=done,
+                )
+            else:
+                packed = self.elements.pack_strings(
+                    block, size, is_base64=is_base64, first=done
+                )
+            parts.append(packed)
+            done += size
+        whole = b"".join(parts)
+        return Tensor(self.data_type, shape, (whole,), len(whole))
 
     def from_bytes(
         self, parts: Sequence[Buffer], nbytes: int, accepted: Accepted
@@ -190,6 +267,15 @@ class Input:
         """The tensor of a shorthand value: nested lists, a scalar, or bytes."""
         if isinstance(value, bytes) and self.item_size:
             return self.from_raw((value,), len(value))
+        if type(value) is LongList:
+            if value.dims is None:
+                msg = f"the lists of input '{self.name}' are nested unevenly"
+                raise InvalidTensor(msg)
+            shape = completed(value.dims, self.shape)
+            accepted = self.accept_parsed(shape)
+            return self._from_long(
+                value, accepted, is_base64=False, null_is_nan=null_is_nan
+            )
         shape, flat = discover(self.name, value, self.shape, self._limits)
         return self.from_values(
             flat,

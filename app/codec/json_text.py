@@ -22,7 +22,12 @@ import numpy as np
 import orjson
 
 from app.codec.memory_check import ensure_room
-from app.codec.nesting import LIST_WEIGHT, too_deep, too_many_values
+from app.codec.nesting import (
+    LIST_WEIGHT,
+    too_deep,
+    too_many_strings,
+    too_many_values,
+)
 from app.errors import InvalidRequest, RepeatedKey, malformed_json
 from app.limits import Limits
 
@@ -90,7 +95,12 @@ def check_values(text: bytes, limits: Limits) -> int:
         return _WEIGHT_UNCOUNTED * len(text)
     _check_colons(text, limits)
     lists, objects = text.count(b"["), text.count(b"{")
-    values = text.count(b",") + text.count(b'"')
+    quotes = text.count(b'"')
+    if quotes - text.count(b'\\"') > 2 * (
+        limits.max_strings + limits.max_document_keys
+    ):
+        raise too_many_strings(limits)
+    values = text.count(b",") + quotes
     if values + LIST_WEIGHT * (lists + objects) > limits.max_document_values:
         raise too_many_values(limits)
     counts = (len(text), values, lists, objects)

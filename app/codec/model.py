@@ -25,7 +25,7 @@ from engine import Tensor
 # Bytes of a body that are decoded at once in any case: in less than 0.2 s, whatever
 # they are; and of JSON and strings, which take less time a byte at their worst.
 DECODED_AT_ONCE = 256 * 1024
-DECODED_AT_ONCE_AT_MOST = 1 << 20
+DECODED_AT_ONCE_AT_MOST = 1 << 19
 _PEEKED = 4096
 
 
@@ -117,7 +117,7 @@ class ModelCodec:
         if size <= DECODED_AT_ONCE:
             return False
         header_length = headers.get(b"inference-header-content-length")
-        if size > DECODED_AT_ONCE_AT_MOST and self._is_looked_at:
+        if self._is_looked_at:
             return True
         if header_length is not None:
             return header_length.isdigit() and (

@@ -36,3 +36,9 @@ def too_many_values(limits: Limits) -> BodyTooLarge:
         f"the lists of the document hold more than {limits.max_document_values} "
         f"values (a list counts as {LIST_WEIGHT}); send large tensors as binary data"
     )
+
+
+def too_many_strings(limits: Limits) -> BodyTooLarge:
+    return BodyTooLarge(
+        f"the document has more strings than the {limits.max_strings} that are allowed"
+    )

@@ -16,10 +16,17 @@ Everything unusual is left to the way of plain Python, from the start of the bod
 
 from __future__ import annotations
 
+import re
+import secrets
+from collections.abc import Iterator
 from typing import Any
+
+import numpy as np
 
 from app.codec.json_text import UNBOUNDED, check_values, parse_json
 from app.codec.shapes import Shape
+from app.errors import InvalidRequest, MalformedBody, malformed_json
+from app.give_way import give_way
 from app.limits import Limits
 
 try:
@@ -33,6 +40,23 @@ SMALL = 512
 MOST_LISTS = 64
 
 _KEY = b'"data":'
+
+
+#: Bytes of a document from which on its long lists are read in blocks.
+LARGE = 1 << 19
+# Bytes of text of a list that is read so, and of a block.
+_LONG = 1 << 16
+_STEP = 1 << 15
+_QUOTE, _COLON, _OPEN, _CLOSE, _COMMA = b'":[],'
+_ESCAPE = ord("\\")
+_ESCAPES = re.compile(rb"\\*")
+_SPACE = b" \t\r\n"
+_BRACES = np.zeros(256, np.bool_)
+_BRACES[list(b":{}")] = True
+_NOT_STRUCTURE = bytes(set(range(256)) - set(b"[],"))
+_BLANKED = bytes.maketrans(b"[]", b"  ")
+#: A bracket that does not stand where one may.
+_MISPLACED = re.compile(rb"[^\[,]\[|\][^\],]")
 
 
 class Unusual(Exception):
@@ -134,3 +158,228 @@ def _put_back(document: object, lists: list[NumberList]) -> None:
             count += 1
     if count != len(lists):
         raise Unusual
+
+
+class LongList:
+    """The text of a long JSON list of scalars, nested or not, read in blocks.
+
+    `count` are its elements, `depth` its brackets at the first of them, and `dims` its
+    shape: None if it is nested unevenly. Raises MalformedBody where it is no list.
+    """
+
+    __slots__ = ("_end", "_limits", "_start", "_text", "count", "depth", "dims")
+
+    def __init__(self, text: bytes, start: int, end: int, limits: Limits) -> None:
+        self._text, self._start, self._end = text, start, end
+        self._limits = limits
+        parts: list[bytes] = []
+        for _, skeleton in self._pieces():
+            if _MISPLACED.search(skeleton.translate(None, _SPACE)):
+                raise _misplaced()
+            parts.append(skeleton.translate(None, _NOT_STRUCTURE))
+            give_way()
+        inner = b",".join(parts)
+        self.count = inner.count(b",") + 1
+        self.depth = 1 + len(inner) - len(inner.lstrip(b"["))
+        self.dims = _dims(inner, self.count, self.depth)
+        if self.dims is None:
+            _check_balance(parts)
+
+    def blocks(self) -> Iterator[list[Any]]:
+        """The elements, flat, some thousand at a time. Raises MalformedBody."""
+        for piece, skeleton in self._pieces():
+            expected = skeleton.count(b",") + 1
+            if b'"' not in piece:
+                flat = piece.translate(_BLANKED)
+            else:
+                characters = np.frombuffer(piece, np.uint8).copy()
+                structure = np.frombuffer(skeleton, np.uint8)
+                characters[(structure == _OPEN) | (structure == _CLOSE)] = _SPACE[0]
+                flat = characters.tobytes()
+            values = parse_json(b"[" + flat + b"]", self._limits)
+            if len(values) != expected:  # there is nothing between two commas
+                raise _misplaced()
+            yield values
+            give_way()
+
+    def values(self) -> list[Any]:
+        """All of it, as a parser gives it."""
+        flat: list[Any] = []
+        for block in self.blocks():
+            flat += block
+        if self.dims is None:
+            msg = "a list of the document is nested unevenly"
+            raise InvalidRequest(msg)
+        for size in reversed(self.dims[1:]):
+            flat = [flat[i : i + size] for i in range(0, len(flat), size)]
+        return flat
+
+    def _pieces(self) -> Iterator[tuple[bytes, bytes]]:
+        """The text between the outer brackets, cut at commas; and the same without what
+        stands in strings."""
+        text, at, stop, step = self._text, self._start + 1, self._end - 1, _STEP
+        while True:
+            end = min(at + step, stop)
+            piece = text[at:end]
+            skeleton = piece if b'"' not in piece else _skeleton(piece)
+            cut = len(piece) if end == stop else skeleton.rfind(b",")
+            if cut < 0:  # within an element that is longer
+                step *= 2
+                continue
+            yield piece[:cut], skeleton[:cut]
+            if end == stop:
+                return
+            at, step = at + cut + 1, _STEP
+
+    def __repr__(self) -> str:
+        return f"<LongList of {self.count} elements>"
+
+
+def _skeleton(piece: bytes) -> bytes:
+    """A piece of JSON that begins in no string, with what stands in strings as ``x``.
+
+    It may end within one.
+    """
+    masked = piece.replace(b"\\\\", b"__").replace(b'\\"', b"__")
+    characters = np.frombuffer(masked, np.uint8)
+    within = np.logical_xor.accumulate(characters == _QUOTE)
+    return np.where(within, np.uint8(ord("x")), characters).tobytes()
+
+
+def _misplaced() -> MalformedBody:
+    return malformed_json("unexpected bracket or comma in a list")
+
+
+def _dims(inner: bytes, count: int, depth: int) -> Shape | None:
+    """The shape of a list whose brackets and commas these are, without the outer ones;
+    None if there is none."""
+    dims: list[int] = []
+    product = 1
+    for level in range(1, depth):
+        end = inner.find(b"]" * level)
+        size = inner.count(b",", 0, end) + 1
+        if end < 0 or size % product:
+            return None
+        dims.insert(0, size // product)
+        product = size
+    if count % product:
+        return None
+    shape = (count // product, *dims)
+    expected = b"," * (shape[-1] - 1)
+    for dim in reversed(shape[:-1]):
+        if dim * (len(expected) + 3) - 1 > len(inner):
+            return None
+        expected = (b"[" + expected + b"],") * dim
+        expected = expected[:-1]
+    return shape if expected == inner else None
+
+
+def _check_balance(parts: list[bytes]) -> None:
+    """Refuses brackets that close more than is open, or do not close."""
+    depth = 1
+    for part in parts:
+        characters = np.frombuffer(part, np.uint8)
+        steps = (characters == _OPEN).astype(np.int64) - (characters == _CLOSE)
+        depths = depth + np.cumsum(steps)
+        if depths.size:
+            if int(depths.min()) < 1:
+                raise _misplaced()
+            depth = int(depths[-1])
+        give_way()
+    if depth != 1:
+        raise _misplaced()
+
+
+def parse_large(text: bytes, limits: Limits) -> Any:
+    """As `parse_json`, for a large text, whose long lists become a `LongList` each.
+
+    For the thread of large documents: it lets others go on.
+    """
+    check_values(text, limits)
+    found = _find_long_lists(text)
+    if not found:
+        return parse_json(text, limits)
+    mark = secrets.token_hex(8)
+    pieces: list[bytes] = []
+    end = 0
+    for index, (start, stop) in enumerate(found):
+        pieces += [text[end:start], b'"%b%d"' % (mark.encode(), index)]
+        end = stop
+    document = parse_json(b"".join([*pieces, text[end:]]), limits)
+    lists: dict[str, LongList] = {
+        f"{mark}{index}": LongList(text, start, stop, limits)
+        for index, (start, stop) in enumerate(found)
+    }
+    left = [len(lists)]
+    document = _put_in(document, lists, left, 4)
+    return document if left[0] == 0 else parse_json(text, limits)
+
+
+def _put_in(value: Any, lists: dict[str, LongList], left: list[int], depth: int) -> Any:
+    if type(value) is str:
+        found = lists.get(value)
+        if found is None:
+            return value
+        left[0] -= 1
+        return found
+    if depth and type(value) is dict:
+        for key, item in value.items():
+            value[key] = _put_in(item, lists, left, depth - 1)
+    elif depth and type(value) is list:
+        for index, item in enumerate(value):
+            value[index] = _put_in(item, lists, left, depth - 1)
+    return value
+
+
+def listed(document: Any) -> Any:
+    """A document of `parse_large` as a parser gives it, made in blocks."""
+    if type(document) is LongList:
+        return document.values()
+    if type(document) is dict:
+        return {key: listed(item) for key, item in document.items()}
+    if type(document) is list:
+        return [listed(item) for item in document]
+    return document
+
+
+def _find_long_lists(text: bytes) -> list[tuple[int, int]]:
+    """Where lists begin and end that stand behind a colon and hold no object."""
+    found: list[tuple[int, int]] = []
+    at, start, last, within = 0, -1, -1, False
+    size = len(text)
+    while at < size:
+        end = min(at + _STEP, size)
+        if text[end - 1] == _ESCAPE:
+            end = min(_ESCAPES.match(text, end).end() + 1, size)  # type: ignore[union-attr]
+        block = text[at:end]
+        if within or b'"' in block:
+            skeleton = _skeleton(b'"' + block if within else block)
+            characters = np.frombuffer(skeleton, np.uint8)[1 if within else 0 :]
+            within = _ends_within(block, within)
+        else:
+            characters = np.frombuffer(block, np.uint8)
+        closes = np.flatnonzero(characters == _CLOSE)
+        marks = np.flatnonzero(_BRACES[characters])
+        before = np.searchsorted(closes, marks)
+        for mark, index in zip(marks.tolist(), before.tolist(), strict=True):
+            if index:
+                last = at + int(closes[index - 1])
+            if start >= 0 and last - start > _LONG:
+                found.append((start, last + 1))
+            start = -1
+            if block[mark] == _COLON:
+                begin = at + mark + 1
+                while begin < size and text[begin] in _SPACE:
+                    begin += 1
+                if begin < size and text[begin] == _OPEN:
+                    start = begin
+        if closes.size:
+            last = at + int(closes[-1])
+        at = end
+        give_way()
+    return found
+
+
+def _ends_within(block: bytes, within: bool) -> bool:
+    masked = block.replace(b"\\\\", b"__").replace(b'\\"', b"__")
+    return within != (masked.count(b'"') % 2 == 1)

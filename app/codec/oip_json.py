@@ -22,7 +22,14 @@ from app.codec.messages import (
     Reply,
     Response,
 )
-from app.codec.number_lists import SMALL, Unusual, may_have_lists, parse_with_lists
+from app.codec.number_lists import (
+    LARGE,
+    SMALL,
+    Unusual,
+    may_have_lists,
+    parse_large,
+    parse_with_lists,
+)
 from app.codec.outputs import Output, json_strings, strings_of
 from app.errors import BodyTooLarge, RequestError
 from app.give_way import AT_ONCE
@@ -60,6 +67,8 @@ def decode_json(
         check_json_size(size, limits)
     if size < SMALL:
         return reader.read(parse_json(text, limits), reply)
+    if size > LARGE:
+        return reader.read(parse_large(text, limits), reply)
     if may_have_lists(text):
         request = _decode_usual(reader, limits, text, reply)
         if request is not None:

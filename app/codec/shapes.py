@@ -169,10 +169,11 @@ def discover(
         flat = flatten(name, value, shape, limits)
     else:
         flat = value
-    return _completed(shape, expected), flat
+    return completed(shape, expected), flat
 
 
-def _completed(shape: Shape, expected: Shape | None) -> Shape:
+def completed(shape: Shape, expected: Shape | None) -> Shape:
+    """A shape with the dimensions that it lacks, as `discover` says."""
     if expected is None or len(shape) >= len(expected):
         return shape
     missing = len(expected) - len(shape)

@@ -38,6 +38,7 @@ from app.http.floods import WAITING, Door, Floods
 from app.http.front import InferFront
 from app.http.protocol import GatewayProtocol
 from app.http.tls import Certificate
+from app.observe.loop_watch import watch
 from app.observe.shared_totals import Total
 
 logger = logging.getLogger(__name__)
@@ -282,6 +283,7 @@ class GatewayServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup([])
         loop = asyncio.get_running_loop()
+        self._watch = watch(loop)
         ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # as nohup has it
         if not ignored and threading.current_thread() is threading.main_thread():
             loop.add_signal_handler(signal.SIGHUP, self.handle_hangup)

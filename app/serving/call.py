@@ -228,13 +228,14 @@ class Call(ABC):
             assert entry is not None
             if not entry.ready:
                 raise ModelNotReady(entry.spec.name)
+            size = sum(map(len, body))
             if self.form is None:
                 takes_long = entry.codec.takes_long(self.headers, body)
             else:
-                takes_long = sum(map(len, body)) > DECODED_AT_ONCE
+                takes_long = size > DECODED_AT_ONCE
             if not takes_long:
                 return decode(entry.codec)
-            request = await self.service.decode(decode, entry.codec, latest)
+            request = await self.service.decode(decode, entry.codec, size, latest)
             now = self.service.models.paths.get(self.path)
             if now is None or now.runner is entry.runner:
                 return request

@@ -19,7 +19,7 @@ from app.observe.journal import Journal
 from app.serving.deadlines import Deadlines
 from app.serving.table import ModelEntry, ModelTable
 from app.serving.timeout_policy import TimeoutPolicy, header_timeout
-from app.serving.transfer_memory import TransferMemory
+from app.serving.transfer_memory import DECODED, TransferMemory
 from engine import DeadlineExceeded
 
 T = TypeVar("T")
@@ -67,11 +67,17 @@ class Service:
         return await _until(deadline, inflated)
 
     async def decode(
-        self, decode: Callable[[ModelCodec], T], codec: ModelCodec, deadline: float
+        self,
+        decode: Callable[[ModelCodec], T],
+        codec: ModelCodec,
+        size: int,
+        deadline: float,
     ) -> T:
-        """What `decode` makes, in the thread that does so for all. Raises
-        DeadlineExceeded at `deadline`, a `time.monotonic()` time."""
-        return await _until(deadline, self._codec.run(partial(decode, codec)))
+        """What `decode` makes of a body of `size` bytes, in the thread that does so for
+        all. Raises DeadlineExceeded at `deadline`, a `time.monotonic()` time, and
+        TransferMemoryFull where there is no room for what it becomes."""
+        with self.transfers.taken(DECODED * size):
+            return await _until(deadline, self._codec.run(partial(decode, codec)))
 
     async def encode(self, encode: Callable[[], Response], deadline: float) -> Response:
         """The response that `encode` makes, in the same thread. Raises

@@ -101,7 +101,11 @@ def _worker(
     worker = Worker(
         sock,
         counters,
-        replace(DEFAULT_LIMITS, max_body_bytes=settings.max_body_size),
+        replace(
+            DEFAULT_LIMITS,
+            max_body_bytes=settings.max_body_size,
+            max_strings=settings.max_strings,
+        ),
         Keys(
             settings.keys,
             None if key is None else key.get_secret_value(),

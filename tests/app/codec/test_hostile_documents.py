@@ -220,7 +220,8 @@ LONG_HEADER = {b"inference-header-content-length": b"2000000"}
         ("FP32", {}, b"\x93NUMPY", 64 * MIB, False),
         ("FP32", {}, b"\x81", DECODED_AT_ONCE, False),
         ("FP32", {}, b"\x81", DECODED_AT_ONCE + 1, True),
-        ("FP32", {}, b"\x81\xc6\x02\x00\x00\x00", 48 * MIB, False),
+        ("FP32", {}, b"\x81\xc6\x00\x04\x00\x00", 400 * 1024, False),
+        ("FP32", {}, b"\x81\xc6\x02\x00\x00\x00", 48 * MIB, True),
         ("FP32", {}, b"\x81\xc6\x02\x00\x00\x00", 80 * MIB, True),
         (
             "FP32",

@@ -1,0 +1,202 @@
+"""Long lists of a document, read in blocks: what a parser makes of the whole."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.codec import ModelCodec
+from app.codec.json_text import parse_json
+from app.codec.number_lists import LARGE, LongList, listed, parse_large
+from app.errors import BodyTooLarge, InvalidRequest, InvalidTensor, MalformedBody
+from app.limits import DEFAULT_LIMITS
+from app.spec import ModelSpec, TensorSpec
+from engine import Tensor
+
+
+def padded(data: str, **more: object) -> bytes:
+    """A document with these data that is long enough to be read in blocks."""
+    return (json.dumps(more)[:-1] + ("," if more else "") + f'"data":{data}}}').encode()
+
+
+def long_list(value: object) -> LongList:
+    text = json.dumps(value).encode()
+    return LongList(text, 0, len(text), DEFAULT_LIMITS)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(70_000,), (7, 10_000), (10_000, 7), (70_000, 1), (1, 70_000), (5, 7, 2000)],
+)
+def test_a_long_list_is_what_a_parser_makes_of_it(shape: tuple[int, ...]) -> None:
+    array = np.arange(np.prod(shape)).reshape(shape)
+    for values in (array.tolist(), (array / 7).tolist(), array.astype(str).tolist()):
+        found = long_list(values)
+        assert (found.count, found.depth, found.dims) == (
+            array.size,
+            len(shape),
+            shape,
+        )
+        assert found.values() == values
+        document = {"a": {"x": values}, "data": values, "b": ["]", 1]}
+        text = json.dumps(document, indent=1 if array.size % 3 else None).encode()
+        read = parse_large(text, DEFAULT_LIMITS)
+        assert type(read["data"]) is LongList
+        assert listed(read) == document
+
+
+def test_strings_with_brackets_quotes_and_escapes() -> None:
+    odd = ["[", "]", '"', "\\", '\\"', '],["', "{:}", "\n\u00e9", ",", ""]
+    values = [odd[i % 10] * (1 + i % 3) for i in range(60_000)]
+    document = {"id": '[\\",', "inputs": [{"name": "]", "data": values}]}
+    read = parse_large(json.dumps(document).encode(), DEFAULT_LIMITS)
+    assert type(read["inputs"][0]["data"]) is LongList
+    assert listed(read) == document
+
+
+MANY = ",".join(["1.5"] * 40_000)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        f"[{MANY},]",
+        f"[,{MANY}]",
+        f"[{MANY},,1]",
+        f"[{MANY}],1]",
+        f"[{MANY}] 1",
+        f"[{MANY}][1]",
+        f"[[{MANY}],[1]",
+        f"[1[,2],{MANY}]",
+        f"[[1]2,{MANY}]",
+        f"[{MANY} 5]",
+        f"[{MANY},x]",
+        f"[{MANY},[]]",
+        f"[[{MANY}],[1,[2]",
+        f'[{MANY},"a]',
+    ],
+)
+def test_a_long_list_that_is_none_is_refused(data: str) -> None:
+    text = padded(data)
+    if "[]" not in data:
+        with pytest.raises(json.JSONDecodeError):
+            json.loads(text)
+    with pytest.raises((MalformedBody, InvalidRequest)):
+        listed(parse_large(text, DEFAULT_LIMITS))
+
+
+def test_words_for_numbers_in_a_long_list() -> None:
+    text = padded(f"[{MANY},NaN,-Infinity,{MANY}]")
+    values = listed(parse_large(text, DEFAULT_LIMITS))["data"]
+    assert len(values) == 80_002
+    assert math.isnan(values[40_000])
+    assert values[40_001] == -math.inf
+
+
+@given(st.binary(max_size=60), st.integers(0, 30))
+@settings(max_examples=200, deadline=None)
+def test_what_a_parser_refuses_is_refused(noise: bytes, at: int) -> None:
+    text = (
+        b'{"data":['
+        + MANY[: 4 * 20_000 + at].encode()
+        + noise
+        + b","
+        + (MANY.encode() + b"]}")
+    )
+    try:
+        expected = parse_json(text, DEFAULT_LIMITS)
+    except (MalformedBody, InvalidRequest):
+        expected = None
+    try:
+        found = listed(parse_large(text, DEFAULT_LIMITS))
+    except (MalformedBody, InvalidRequest):
+        found = None
+    if expected is None or found is not None:
+        assert repr(found) == repr(expected)
+
+
+def decoded(values: list[Any], shape: list[int], datatype: str) -> Tensor:
+    codec = ModelCodec(
+        ModelSpec("m", "1", (TensorSpec.make("x", datatype, (-1,) * len(shape)),), ())
+    )
+    item = {"name": "x", "shape": shape, "datatype": datatype, "data": values}
+    body = json.dumps({"inputs": [item]}).encode()
+    assert len(body) > LARGE
+    return codec.decode(None, None, None, [body]).inputs["x"]
+
+
+NUMBERS = np.arange(1 << 18).reshape(-1, 64)
+
+
+@pytest.mark.parametrize("values", [NUMBERS.tolist(), NUMBERS.reshape(-1).tolist()])
+def test_a_long_list_is_a_tensor(values: list[Any]) -> None:
+    for datatype in ("INT32", "FP32", "FP64", "BF16"):
+        tensor = decoded(values, list(NUMBERS.shape), datatype)
+        assert tensor.shape == NUMBERS.shape
+        if datatype != "BF16":
+            assert np.array_equal(tensor.numpy(), NUMBERS)
+
+
+def test_long_lists_of_strings_and_booleans_are_tensors() -> None:
+    texts = [f"ä{i}" for i in range(100_000)]
+    tensor = decoded(texts, [100_000], "BYTES")
+    assert tensor.numpy().tolist() == [text.encode() for text in texts]
+    flags = [i % 3 == 0 for i in range(200_000)]
+    assert decoded(flags, [2, 100_000], "BOOL").numpy().reshape(-1).tolist() == flags
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "why"),
+    [
+        (131_072, "x", "element 131072 of input 'x' is the string 'x'"),
+        (200_000, True, "element 200000 of input 'x' is the boolean true"),
+        (262_143, 0.5, "element 262143 of input 'x' is 0.5, not an integer"),
+        (9, 1 << 40, "element 9 of input 'x' is 1099511627776, which is not in"),
+    ],
+)
+def test_what_does_not_fit_is_said_with_its_index(
+    place: int, value: object, why: str
+) -> None:
+    values: list[Any] = NUMBERS.reshape(-1).tolist()
+    values[place] = value
+    with pytest.raises(InvalidTensor, match=why):
+        decoded(values, [1 << 18], "INT32")
+
+
+def test_another_shape_is_refused() -> None:
+    uneven: list[Any] = NUMBERS.tolist()
+    uneven[7] = uneven[7][:-1]
+    for values, shape in (
+        (NUMBERS.tolist(), [64, 1 << 12]),
+        (NUMBERS.tolist(), [1 << 12, 65]),
+        (uneven, [1 << 12, 64]),
+        ([1, [2], *range(1 << 18)], [(1 << 18) + 2]),
+    ):
+        with pytest.raises(InvalidTensor):
+            decoded(values, shape, "INT32")
+
+
+def test_strings_are_bounded_before_they_are_made() -> None:
+    limits = replace(DEFAULT_LIMITS, max_strings=1000, max_document_keys=1000)
+    codec = ModelCodec(
+        ModelSpec("m", "1", (TensorSpec.make("x", "BYTES", (-1,)),), ()), limits
+    )
+    item: dict[str, Any] = {"name": "x", "shape": [1001], "datatype": "BYTES"}
+    for data in (["a"] * 1001, ["a" * 1000] * 1001, b"\0" * 4004):
+        if isinstance(data, bytes):
+            body = msgpack.packb({"inputs": [{**item, "data": data}]})
+        else:
+            body = json.dumps({"inputs": [{**item, "data": data}]}).encode()
+        with pytest.raises(InvalidTensor, match="more than the 1000 that are allowed"):
+            codec.decode(None, None, None, [body])
+    many = json.dumps({"inputs": [{**item, "data": ["a"] * 300_000}]}).encode()
+    with pytest.raises(BodyTooLarge, match="more strings than the 1000"):
+        codec.decode(None, None, None, [many])
