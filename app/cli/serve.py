@@ -20,14 +20,9 @@ from app.cli.startup_report import print_failed, print_listening, print_started
 
 #: What others read than the server's settings (docs/map.md).
 OTHER_VARIABLES = frozenset(
-    {
-        "POPGATE_POOL",
-        "POPGATE_SPIN_US",
-        "POPGATE_INJECT_FAILURES",
-        "POPGATE_PURE",
-        "POPGATE_LOOP_WATCH",
-    }
-    | {"POPGATE_LOOP_WATCH", "POPGATE_COMPILE", "POPGATE_URL"}
+    {"POPGATE_POOL", "POPGATE_SPIN_US", "POPGATE_INJECT_FAILURES", "POPGATE_PURE"}
+    | {"POPGATE_LOOP_WATCH", "POPGATE_COMPILE", "POPGATE_URL", "POPGATE_KEY"}
+    | {"POPGATE_CLIENT_CERT", "POPGATE_CLIENT_CERT_KEY"}
 )
 _OF_A_SERVICE = re.compile(r"POPGATE_(SERVICE_|PORT_\d)")
 
@@ -61,7 +56,8 @@ def serve(
         list[str] | None,
         typer.Argument(
             metavar="[NAME=]PATH",
-            help="Files and folders of models, or a folder with many. "
+            help="Files and folders of models, or a folder with many; a .py file "
+            "with --allow-python. "
             "[default: models]",
             show_default=False,
         ),
@@ -102,7 +98,7 @@ def _with_paths(given: dict[str, Any], paths: list[str]) -> dict[str, Any]:
 
     A folder is one of many models unless it shows itself to be that of one.
     """
-    from app.repository.places import is_one_model
+    from app.repository.places import is_one_model, is_weights
 
     folder = given.pop("model_repository", None)
     folders = [] if folder is None else [folder]
@@ -110,7 +106,8 @@ def _with_paths(given: dict[str, Any], paths: list[str]) -> dict[str, Any]:
     if folder is not None and Path(folder).is_file():
         paths, folders = [folder, *paths], []
     for path in paths:
-        if Path(path).is_dir() and not is_one_model(Path(path)):
+        place = Path(path)
+        if place.is_dir() and not is_one_model(place) and not is_weights(place):
             folders.append(path)
         else:
             models.append(path)

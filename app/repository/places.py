@@ -18,6 +18,7 @@ from typing import Self
 
 from app.config.model_options import Origin
 from app.config.triton import PBTXT_NAME
+from app.repository.formats import recognise
 from app.repository.remote.remote_models import RemoteModels
 from app.repository.remote.urls import RemoteUrl, is_url
 from app.repository.scan import (
@@ -32,6 +33,24 @@ from app.repository.scan import (
     scan_names,
 )
 from engine import InvalidConfig
+
+#: Files of libraries for which `popgate pack` makes a model.
+_LIBRARIES = {
+    ".joblib": "sklearn", ".pkl": "sklearn", ".pickle": "sklearn",
+    ".ubj": "xgboost", ".pt": "torch", ".pth": "torch", ".pt2": "torch",
+}  # fmt: skip
+_PAGES = {
+    "sklearn": "docs/from-scikit-learn.md",
+    "xgboost": "docs/from-lightgbm.md",
+    "torch": "docs/from-pytorch.md",
+}
+#: Files of weights alone.
+_WEIGHTS = (".safetensors", ".bin", ".ckpt", ".h5", ".keras", ".gguf")
+_HUGGING_FACE = (
+    "{0} is a Hugging Face folder: weights without a program; export it to ONNX "
+    "(`optimum-cli export onnx --model {0} DIR`, docs/from-pytorch.md), or load it in "
+    "a model.py of your own (docs/python-models.md)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +170,45 @@ def _named(text: str) -> tuple[str, Path | RemoteUrl]:
     path = Path(place)
     if not path.exists():
         raise InvalidConfig(f"there is no file or folder {path}")
-    if not path.is_dir() and path.suffix not in SUFFIXES:
-        msg = f"{path} is no model: expected .onnx or .popef, or a folder with one"
-        raise InvalidConfig(msg)
+    if not path.is_dir() and path.suffix not in (*SUFFIXES, ".py"):
+        raise InvalidConfig(_no_model(path))
+    if path.is_dir() and is_weights(path):
+        raise InvalidConfig(_HUGGING_FACE.format(path))
     absolute = path.absolute()
     if not name:
         name = absolute.name if path.is_dir() else path.stem
     return _checked(name, path), path
+
+
+def _no_model(path: Path) -> str:
+    """Return why a file is no model, and what makes one of it."""
+    library = _LIBRARIES.get(path.suffix.lower())
+    if library:
+        target = f"models/{path.stem}"
+        return (
+            f"{path} is no model yet; `popgate pack {library} {path} -o {target}` puts "
+            f"a model.py around it, and {_PAGES[library]} converts it to ONNX"
+        )
+    if path.suffix.lower() in _WEIGHTS:
+        return (
+            f"{path} holds weights without a program; export the model to ONNX "
+            f"(docs/from-pytorch.md), or load the file in a model.py of your own "
+            f"(docs/python-models.md)"
+        )
+    return (
+        f"{path} is no model: expected .onnx, .popef or .py, or a folder with one; "
+        f"docs/README.md names the page for each library"
+    )
+
+
+def is_weights(folder: Path) -> bool:
+    """Whether a folder holds weights as Hugging Face writes them, and no model."""
+    if not (folder / "config.json").is_file() or is_one_model(folder):
+        return False
+    names = [entry.name for entry in folder.iterdir()]
+    weights = any(name.endswith((".safetensors", ".bin")) for name in names)
+    ready = any(name.endswith((*SUFFIXES, ".py")) for name in names)
+    return weights and not ready and not recognise(folder)[0]
 
 
 def _checked(name: str, place: object) -> str:

@@ -80,7 +80,7 @@ class VersionSource:
     @property
     def is_python(self) -> bool:
         """Whether it is code (`app.repository.python_models`)."""
-        return bool(self.files) and self.files[0].name == PYTHON_MODEL
+        return bool(self.files) and self.files[0].suffix == ".py"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ from app.cli.startup_report import say
 from app.http.server import listen_tcp
 from app.settings import Settings
 from tests.app.cli.calls import Call
+from tests.app.served import ServedGateway, run_popgate
+from tests.support import until
 
 
 @pytest.mark.parametrize(
@@ -136,3 +138,43 @@ def test_a_server_outlives_who_reads_what_it_says(
             say(line)
     monkeypatch.setattr("sys.stdout", None)
     say("what a daemon says")
+
+
+TWICE = """
+class Twice:
+    inputs = {"x": "FP32[-1]"}
+    outputs = {"y": "FP32[-1]"}
+    def __call__(self, x):
+        return {"y": x * 2}
+"""
+
+
+def test_one_python_file_is_a_model(tmp_path: Path) -> None:
+    """It is loaded again when it changes; without --allow-python it is not run."""
+    file = tmp_path / "rank.py"
+    file.write_text(TWICE)
+    body = {"inputs": {"x": [1.5]}}
+    path = "/v1/models/ranker/infer"
+    with ServedGateway(None, f"ranker={file}", "--allow-python", "--reload") as served:
+        served.wait_ready()
+        answer = served.client.post(path, json=body)
+        assert answer.json()["outputs"][0]["data"] == [3]
+        file.write_text(TWICE.replace("* 2", "* 4"))
+
+        def is_new() -> bool:
+            answer = served.client.post(path, json=body)
+            return bool(answer.json()["outputs"][0]["data"] == [6])
+
+        until(is_new)
+    with ServedGateway(None, str(file)) as served:
+        served.wait_line("--allow-python")
+        assert served.client.get("/v1/models/rank").json()["ready"] is False
+
+
+def test_weights_of_hugging_face_are_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    ended = run_popgate("serve", tmp_path, "--port", "0")
+    assert ended.returncode == 2
+    assert "is a Hugging Face folder" in ended.stderr
+    assert "docs/from-pytorch.md" in ended.stderr

@@ -67,7 +67,11 @@ def test_a_file_that_goes_and_a_link_that_leads_elsewhere(
     [
         (["gone.onnx"], "there is no file or folder gone.onnx"),
         (["x=gone.onnx"], "there is no file or folder gone.onnx"),
-        (["net.pt"], "net.pt is no model: expected .onnx or .popef, or a folder"),
+        (["net.pt"], "popgate pack torch net.pt -o models/net` puts a model.py around"),
+        (["m.txt"], "m.txt is no model: expected .onnx, .popef or .py, or a folder"),
+        (["forest.joblib"], "docs/from-scikit-learn.md"),
+        (["x.safetensors"], "holds weights without a program; export the model"),
+        (["hf"], "optimum-cli export onnx --model"),
         (["my net.onnx"], "cannot be called 'my net' .*as in --model NAME=my net.onnx"),
         (["a.onnx", "b/a.onnx"], "two models are called 'a': a.onnx and b/a.onnx; "),
     ],
@@ -75,7 +79,8 @@ def test_a_file_that_goes_and_a_link_that_leads_elsewhere(
 def test_what_is_no_model_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, models: list[str], text: str
 ) -> None:
-    make(tmp_path, "a.onnx", "b/a.onnx", "net.pt", "my net.onnx")
+    make(tmp_path, "a.onnx", "b/a.onnx", "net.pt", "my net.onnx", "m.txt")
+    make(tmp_path, "forest.joblib", "x.safetensors", "hf/config.json", "hf/m.bin")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidConfig, match=text):
         ModelPlaces.of(None, models)
