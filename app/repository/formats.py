@@ -39,7 +39,7 @@ class ModelFormat(Protocol):
 
     section: type[Any]
 
-    def files(self, folder: Path) -> tuple[Path, ...]:
+    def files(self, folder: Path, options: Any) -> tuple[Path, ...]:
         """Return the files of the model in `folder`, the ONNX file first; nothing if
         the folder is none of this format. Raises OSError."""
 
@@ -70,11 +70,15 @@ def format_named(name: str) -> ModelFormat:
     return found
 
 
-def recognise(folder: Path) -> tuple[str, tuple[Path, ...]]:
+def recognise(
+    folder: Path, sections: Mapping[str, Any]
+) -> tuple[str, tuple[Path, ...]]:
     """Return the format of a folder and the model's files; empty if no plugin knows it.
-    Raises OSError."""
+
+    `sections` are those of the model's configuration. Raises OSError.
+    """
     for name, one in plugins(MODEL_FORMATS).items():
-        files = one.files(folder)
+        files = one.files(folder, sections.get(name) or one.section())
         if files:
             return name, tuple(files)
     return "", ()

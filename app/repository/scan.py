@@ -370,7 +370,7 @@ def _read_versions(
         try:
             inside = _inside(root, entry)
             stamp = stamp_of(_listed(inside))
-            kind, files = _recognised(root, inside, options.filename)
+            kind, files = _recognised(root, inside, options)
             if kind:
                 stamp += stamp_of(files)
             else:
@@ -388,7 +388,7 @@ def _read_unversioned(
 ) -> list[VersionSource]:
     """The one version of a folder in which the files lie without one."""
     inside = _inside(root, folder)
-    kind, files = _recognised(root, inside, options.filename)
+    kind, files = _recognised(root, inside, options)
     if kind:
         stamp = stamp_of(files)
         return [VersionSource(SINGLE_FILE_VERSION, files, stamp=stamp, format=kind)]
@@ -404,12 +404,12 @@ def _read_unversioned(
 
 
 def _recognised(
-    root: Path, folder: Path, filename: str
+    root: Path, folder: Path, options: ModelOptions
 ) -> tuple[str, tuple[Path, ...]]:
     """Return the format of a folder that a plugin knows, and its files."""
-    if filename or (folder / PYTHON_MODEL).exists():
+    if options.filename or (folder / PYTHON_MODEL).exists():
         return "", ()
-    kind, files = recognise(folder)
+    kind, files = recognise(folder, options.config.sections)
     return kind, tuple(_inside(root, path) for path in files)
 
 

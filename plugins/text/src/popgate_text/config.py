@@ -1,0 +1,59 @@
+"""The section `[text]` of a model's ``config.toml``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal
+
+from pydantic import Strict
+
+from app.config.config_keys import between, checked, key, section, text
+
+#: Pooling modes, by the names that sentence-transformers 5.4 and later write.
+POOLING_MODES: Final = (
+    "cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken",
+)  # fmt: skip
+Kind = Literal["", "embedding", "reranker", "classifier", "splade"]
+
+
+def _pooling(value: object) -> tuple[str, ...]:
+    modes = [value] if isinstance(value, str) else value
+    if not isinstance(modes, list) or not modes:
+        raise ValueError("a pooling mode or a list of them")
+    for mode in modes:
+        if mode not in POOLING_MODES:
+            raise ValueError(f"one of {', '.join(POOLING_MODES)}")
+    return tuple(modes)
+
+
+@section
+@dataclass(frozen=True, slots=True)
+class TextConfig:
+    """How a text model is read and asked. What is not set comes from its folder."""
+
+    file: Annotated[str, text(400)] = key("", "the ONNX file, as in onnx/model_O2.onnx")
+    kind: Kind = key("", "embedding, reranker, classifier or splade")
+    pooling: Annotated[tuple[str, ...], checked(_pooling)] = key(
+        (), "how token vectors become one vector; several modes are joined"
+    )
+    normalize: Annotated[bool, Strict()] | None = key(
+        None, "whether vectors have length 1"
+    )
+    max_length: Annotated[int, between(0, 1 << 20)] = key(
+        0, "tokens of a text at most; 0: what the folder says"
+    )
+    truncate: Annotated[bool, Strict()] = key(
+        True, "whether longer texts are cut; else they are refused"
+    )
+    prompt: Annotated[str, text(100)] = key(
+        "", "name of the prompt that is put before texts by default"
+    )
+    token_input: Annotated[bool, Strict()] = key(
+        False, "whether requests may have token ids in place of texts"
+    )
+    max_texts: Annotated[int, between(1, 1 << 16)] = key(
+        2048, "texts in a request at most"
+    )
+    max_request_tokens: Annotated[int, between(1, 1 << 24)] = key(
+        300_000, "tokens in a request at most"
+    )

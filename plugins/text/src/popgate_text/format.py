@@ -1,0 +1,46 @@
+"""The model format of text folders (`app.repository.formats.ModelFormat`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from app.serving.table import Runner
+from app.spec import ModelSpec
+from popgate_text.config import TextConfig
+from popgate_text.folder import files_of, root_of, understand
+
+
+class TextFormat:
+    """Folders with a tokenizer beside the ONNX file."""
+
+    section = TextConfig
+
+    def files(self, folder: Path, options: TextConfig) -> tuple[Path, ...]:
+        return files_of(folder, options)
+
+    def recipe(self, files: Sequence[Path], options: TextConfig) -> Mapping[str, Any]:
+        return understand(root_of(files), options).recipe()
+
+    def convert(self, model: Any, recipe: Mapping[str, Any]) -> None:
+        from popgate_text.conversion import convert
+
+        convert(model, recipe)
+
+    def scheduler(
+        self,
+        spec: ModelSpec,
+        runner: Runner,
+        files: Sequence[Path],
+        options: TextConfig,
+    ) -> Any:
+        from popgate_text.scheduler import TextScheduler
+        from popgate_text.tokenizer import TextTokenizer
+
+        folder = root_of(files)
+        model = understand(folder, options)
+        return TextScheduler(spec, runner, model, TextTokenizer(folder, model), options)
+
+
+FORMAT = TextFormat()

@@ -1,0 +1,387 @@
+"""What requests to a text model go through: tokenizing in front, joining behind.
+
+Each text is a row of its own for the engine, so the texts of one request and of others
+share batches, and a text waits for none longer than itself. Small requests are
+tokenized at once, larger ones in threads, which free the GIL. Belongs to the event
+loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from app.codec import InferRequest
+from app.codec.outputs import strings_of
+from app.errors import InvalidRequest, InvalidTensor
+from app.serving.pending import Pending
+from app.serving.table import Runner, Submitted
+from app.spec import ModelSpec, TensorSpec
+from engine import EngineError, QueueFull, Tensor
+from popef_io import DataType
+from popgate_text.config import TextConfig
+from popgate_text.folder import TextModel
+from popgate_text.tokenizer import Encoded, TextTokenizer
+
+#: Where a request has its `TextOptions`, if a form has made them.
+OPTIONS: Final = "popgate.text"
+TEXT, PAIR, ALIAS = "text", "text_pair", "input_text"
+#: Bytes of text that are tokenized at once: about as long as a thread takes to answer.
+AT_ONCE: Final = 1024
+#: Rows of one request that are with the engine at a time.
+IN_FLIGHT: Final = 256
+_DIRECTIONS: Final = {"right": "right", "left": "left"}
+_pool_lock = threading.Lock()
+_pools: list[ThreadPoolExecutor] = []
+
+
+def tokenizing_pool() -> ThreadPoolExecutor:
+    """Return the threads that tokenize, for all models of this process."""
+    with _pool_lock:
+        if not _pools:
+            _pools.append(ThreadPoolExecutor(2, "popgate-tokenize"))
+        return _pools[0]
+
+
+@dataclass(slots=True)
+class TextOptions:
+    """How the texts of one request are to be treated, and what was found.
+
+    None is the model's own way. `ids` are token ids in place of texts. `tokens` are
+    filled in by the scheduler: tokens of each text.
+    """
+
+    prompt_name: str | None = None
+    truncate: bool | None = None
+    side: str = "right"
+    normalize: bool | None = None
+    dimensions: int | None = None
+    raw_scores: bool = False
+    ids: Sequence[Sequence[int]] | None = None
+    tokens: list[int] = field(default_factory=list)
+
+
+def options_of(request: InferRequest) -> TextOptions:
+    """Return the options of a request, which may be parameters of it. Raises
+    `InvalidRequest`."""
+    parameters = request.parameters or {}
+    found = parameters.get(OPTIONS)
+    if isinstance(found, TextOptions):
+        return found
+    options = TextOptions()
+    for name, kind in (
+        ("prompt_name", str), ("truncate", bool), ("normalize", bool),
+        ("dimensions", int), ("raw_scores", bool), ("truncation_direction", str),
+    ):  # fmt: skip
+        value = parameters.get(name)
+        if value is None:
+            continue
+        if type(value) is not kind:
+            wanted = {str: "a string", bool: "true or false", int: "a whole number"}
+            msg = f"parameter '{name}' must be {wanted[kind]}, got {value!r:.80}"
+            raise InvalidRequest(msg)
+        setattr(options, "side" if name == "truncation_direction" else name, value)
+    options.side = direction(options.side)
+    return options
+
+
+def direction(value: str) -> str:
+    """Return the side at which texts are cut. Raises `InvalidRequest`."""
+    found = _DIRECTIONS.get(value.lower())
+    if found is None:
+        msg = f"truncation_direction must be 'left' or 'right', got {value!r:.80}"
+        raise InvalidRequest(msg)
+    return found
+
+
+class TextRun(Pending):
+    """The rows of one request."""
+
+    def __init__(
+        self,
+        request: InferRequest,
+        options: TextOptions,
+        deadline: float,
+        on_done: Callable[[Any], None],
+    ) -> None:
+        super().__init__({}, deadline, on_done, request.priority)
+        self.options = options
+        self.rows: list[Encoded] = []
+        self.results: list[Mapping[str, Tensor] | None] = []
+        self.next = 0
+        self.left = 0
+        self.running: dict[int, Submitted] = {}
+        self.is_feeding = False
+
+    def give_up(self, error: EngineError) -> None:
+        for submitted in list(self.running.values()):
+            if not submitted.done:
+                submitted.abandon(error)
+
+
+class TextScheduler:
+    """Runs requests to one version of a text model."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        runner: Runner,
+        model: TextModel,
+        tokenizer: TextTokenizer,
+        config: TextConfig,
+    ) -> None:
+        self.model = model
+        self.config = config
+        self.tokenizer = tokenizer
+        self._runner = runner
+        self._inputs = {t.name: t.type.dtype for t in spec.inputs}
+        self.visible = _visible(spec, model, config)
+
+    def submit(
+        self, request: InferRequest, deadline: float, on_done: Callable[[Any], None]
+    ) -> TextRun:
+        """Run a request. Raises `InvalidRequest`, and what the runner raises."""
+        options = options_of(request)
+        run = TextRun(request, options, deadline, on_done)
+        given = request.inputs.get(TEXT) or request.inputs.get(ALIAS)
+        raw = strings_of(given) if given is not None else []
+        pair = request.inputs.get(PAIR)
+        pairs = None if pair is None else strings_of(pair)
+        encode = partial(self._encode, raw, pairs, options)
+        size = sum(map(len, raw)) + sum(map(len, pairs or ()))
+        if size <= AT_ONCE:
+            self._begin(run, encode())
+        else:
+            task = asyncio.get_running_loop().run_in_executor(tokenizing_pool(), encode)
+            task.add_done_callback(partial(self._encoded, run))
+        return run
+
+    # -- from texts to rows
+
+    def _encode(
+        self,
+        raw: Sequence[bytes],
+        raw_pairs: Sequence[bytes] | None,
+        options: TextOptions,
+    ) -> list[Encoded]:
+        """Return the tokens of all texts. Raises `InvalidTensor`, `InvalidRequest`."""
+        count = len(raw) if options.ids is None else len(options.ids)
+        if not count:
+            raise InvalidTensor("expected at least one text, got none")
+        if count > self.config.max_texts:
+            msg = f"expected at most {self.config.max_texts} texts, got {count}"
+            raise InvalidTensor(f"{msg} (max_texts in the section [text])")
+        if options.ids is not None:
+            found = [self._given(ids) for ids in options.ids]
+        else:
+            texts = [_decoded(n, item) for n, item in enumerate(raw)]
+            pairs = None
+            if raw_pairs is not None:
+                if len(raw_pairs) != count:
+                    msg = f"expected {count} texts in '{PAIR}', got {len(raw_pairs)}"
+                    raise InvalidTensor(msg)
+                pairs = [_decoded(n, item) for n, item in enumerate(raw_pairs)]
+            elif self.model.kind == "reranker":
+                raise InvalidTensor(f"a reranker needs '{PAIR}' beside '{TEXT}'")
+            truncate = options.truncate
+            found = self.tokenizer.encode(
+                self._with_prompt(texts, options),
+                pairs,
+                truncate=self.config.truncate if truncate is None else truncate,
+                side=options.side,
+            )
+        tokens = sum(len(row.ids) for row in found)
+        if tokens > self.config.max_request_tokens:
+            most = self.config.max_request_tokens
+            msg = f"the request has {tokens} tokens, at most {most} are taken"
+            raise InvalidTensor(f"{msg} (max_request_tokens in the section [text])")
+        return found
+
+    def _given(self, ids: Sequence[int]) -> Encoded:
+        if not self.config.token_input:
+            msg = (
+                "this model takes texts, not token ids; let the client send texts "
+                "(LangChain: check_embedding_ctx_length=False), or set token_input = "
+                "true in the section [text] of its config.toml"
+            )
+            raise InvalidRequest(msg)
+        self.tokenizer.check_ids(ids)
+        if not 0 < len(ids) <= self.model.max_length:
+            most = self.model.max_length
+            raise InvalidTensor(f"expected 1 to {most} token ids, got {len(ids)}")
+        return Encoded(ids, [0] * len(ids))
+
+    def _with_prompt(self, texts: list[str], options: TextOptions) -> list[str]:
+        name = options.prompt_name or self.model.default_prompt
+        if not name:
+            return texts
+        prompt = self.model.prompts.get(name)
+        if prompt is None:
+            known = ", ".join(sorted(self.model.prompts)) or "none"
+            raise InvalidRequest(f"there is no prompt {name!r:.80}; there are {known}")
+        return [prompt + text for text in texts]
+
+    def _encoded(self, run: TextRun, task: asyncio.Future[list[Encoded]]) -> None:
+        if run.done:
+            task.cancel()
+            return
+        try:
+            self._begin(run, task.result())
+        except Exception as error:
+            run.give_up(_gone())
+            run.resolve(error)
+
+    # -- rows to the engine and back
+
+    def _begin(self, run: TextRun, rows: list[Encoded]) -> None:
+        run.rows, run.left = rows, len(rows)
+        run.options.tokens = [len(row.ids) for row in rows]
+        run.results = [None] * len(rows)
+        self._feed(run)
+
+    def _feed(self, run: TextRun) -> None:
+        """Give the engine the next rows. Raises what the runner raises."""
+        run.is_feeding = True
+        try:
+            while run.next < len(run.rows) and len(run.running) < IN_FLIGHT:
+                number = run.next
+                inputs = self._tensors(run.rows[number])
+                try:
+                    submitted = self._runner.submit(
+                        inputs,
+                        deadline=run.deadline,
+                        on_done=partial(self._row_done, run, number),
+                        priority=run.priority,
+                    )
+                except QueueFull:
+                    if not run.running:
+                        raise
+                    return  # goes on when one of its own is done
+                run.next += 1
+                if not submitted.done:
+                    run.running[number] = submitted
+                if run.done:
+                    return
+        except Exception:
+            run.give_up(_gone())
+            raise
+        finally:
+            run.is_feeding = False
+
+    def _tensors(self, row: Encoded) -> dict[str, Tensor]:
+        count = len(row.ids)
+        found = {}
+        for name, dtype in self._inputs.items():
+            if name == "input_ids":
+                values = np.array(row.ids, dtype)
+            elif name == "attention_mask":
+                values = np.ones(count, dtype)
+            elif name == "token_type_ids":
+                values = np.array(row.types, dtype)
+            else:
+                begin = self.model.offset
+                values = np.arange(begin, begin + count, dtype=dtype)
+            found[name] = Tensor.from_numpy(values.reshape(1, count))
+        return found
+
+    def _row_done(self, run: TextRun, number: int, submitted: Submitted) -> None:
+        run.running.pop(number, None)
+        if run.done:
+            return
+        run.queue_ns = max(run.queue_ns, submitted.queue_ns)
+        run.compute_ns += submitted.compute_ns
+        run.batch_rows = max(run.batch_rows, submitted.batch_rows)
+        run.device_id = submitted.device_id
+        if submitted.error is not None:
+            run.give_up(_gone())
+            run.resolve(submitted.error)
+            return
+        run.results[number] = submitted.outputs
+        run.left -= 1
+        try:
+            if not run.left:
+                run.outputs = self._joined(run)
+                run.resolve()
+            elif not run.is_feeding:
+                self._feed(run)
+        except Exception as error:
+            run.resolve(error)
+
+    def _joined(self, run: TextRun) -> dict[str, Tensor]:
+        """Return the outputs of all rows, as the request wants them."""
+        found = [row for row in run.results if row is not None]
+        run.results, run.rows = [], []
+        options = run.options
+        if self.model.kind == "embedding":
+            vectors = _stack(found, "embedding")
+            normalize, wanted = self.model.normalize, options.normalize
+            if normalize and wanted is False:
+                vectors = vectors * _stack(found, "norm")
+            if options.dimensions is not None:
+                vectors = _cut(vectors, options.dimensions)
+            if wanted or (wanted is None and normalize and options.dimensions):
+                length = np.linalg.norm(vectors, axis=1, keepdims=True)
+                vectors = vectors / np.maximum(length, 1e-12)
+            name, values = "embedding", vectors
+        elif self.model.kind == "splade":
+            name, values = "weights", _stack(found, "weights")
+        else:
+            name = "scores"
+            values = _stack(found, "raw_scores" if options.raw_scores else "scores")
+        tensor = Tensor.from_numpy(np.ascontiguousarray(values, np.float32))
+        return {name: tensor}
+
+    def __repr__(self) -> str:
+        return f"<TextScheduler {self.visible.name} {self.model.kind}>"
+
+
+def _stack(rows: Sequence[Mapping[str, Tensor]], name: str) -> np.ndarray[Any, Any]:
+    return np.concatenate([row[name].numpy() for row in rows])
+
+
+def _cut(vectors: np.ndarray[Any, Any], dimensions: int) -> np.ndarray[Any, Any]:
+    if not 0 < dimensions <= vectors.shape[1]:
+        msg = f"dimensions must be 1 to {vectors.shape[1]}, got {dimensions}"
+        raise InvalidRequest(msg)
+    return vectors[:, :dimensions]
+
+
+def _decoded(number: int, item: bytes) -> str:
+    try:
+        return bytes(item).decode()
+    except UnicodeDecodeError:
+        raise InvalidTensor(f"text {number} is not UTF-8") from None
+
+
+def _gone() -> EngineError:
+    from engine import Cancelled
+
+    return Cancelled("another text of the request has failed")
+
+
+def _visible(spec: ModelSpec, model: TextModel, config: TextConfig) -> ModelSpec:
+    """Return the tensors that requests see: texts in, vectors or scores out."""
+    inputs = [TensorSpec.make(TEXT, "BYTES", (-1,))]
+    if model.kind in ("reranker", "classifier"):
+        inputs.append(TensorSpec.make(PAIR, "BYTES", (-1,)))
+    name = {"embedding": "embedding", "splade": "weights"}.get(model.kind, "scores")
+    found = spec.outputs_by_name[name]
+    output = TensorSpec(
+        name, "FP32", DataType.F32, (-1, *(found.shape or (-1, -1))[1:]), model.labels
+    )
+    return ModelSpec(
+        spec.name,
+        spec.version,
+        tuple(inputs),
+        (output,),
+        max_batch_size=max(1, spec.max_batch_size),
+        max_rows=config.max_texts,
+        optional_inputs=model.kind == "classifier",
+    )

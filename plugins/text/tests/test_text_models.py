@@ -1,0 +1,159 @@
+"""Folders of text models, served: vectors and scores are those of the graph itself.
+
+Covers: plugins/text/src/popgate_text/format.py,
+plugins/text/src/popgate_text/scheduler.py,
+plugins/text/src/popgate_text/conversion.py,
+plugins/text/src/popgate_text/tokenizer.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import onnxruntime
+import pytest
+
+from tests.app.served import ServedGateway
+
+pytest.importorskip("tokenizers")
+pytest.importorskip("safetensors")
+
+from plugins.text.tests.folders import (
+    HIDDEN,
+    classifier_folder,
+    embedding_folder,
+    write_tokenizer,
+)
+
+TEXTS = ["the cat sits on the mat", "a fast model", "dog", "what is a batch of text"]
+MODES = ("cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+
+
+def tokens_of(folder: Path, text: str) -> np.ndarray[Any, Any]:
+    """Token vectors of one text, by ONNX Runtime alone."""
+    encoding = write_tokenizer(folder.parent / "tokenizer").encode(text)
+    session = onnxruntime.InferenceSession(folder / "onnx" / "model.onnx")
+    ids = np.array([encoding.ids], np.int64)
+    feed = {
+        "input_ids": ids,
+        "attention_mask": np.ones_like(ids),
+        "token_type_ids": np.array([encoding.type_ids], np.int64),
+    }
+    found: np.ndarray[Any, Any] = session.run(None, feed)[0][0]
+    return found.astype(np.float64)
+
+
+def pooled(mode: str, tokens: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    count = len(tokens)
+    places = np.arange(1, count + 1)[:, None]
+    by_mode = {
+        "cls": tokens[0],
+        "mean": tokens.mean(0),
+        "max": tokens.max(0),
+        "mean_sqrt_len_tokens": tokens.sum(0) / np.sqrt(count),
+        "weightedmean": (tokens * places).sum(0) / places.sum(),
+        "lasttoken": tokens[-1],
+    }
+    found: np.ndarray[Any, Any] = by_mode[mode]
+    return found
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    for mode in MODES:
+        embedding_folder(root / mode, {"pooling_mode": mode}, names=("Pooling",))
+    embedding_folder(root / "unit")
+    classifier_folder(root / "classes", ["good", "bad", "ugly"])
+    classifier_folder(root / "rank", ["score"])
+    return root
+
+
+@pytest.fixture(scope="module")
+def served(
+    root: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServedGateway]:
+    cache = str(tmp_path_factory.mktemp("cache"))
+    with ServedGateway(root, "--devices", "cpu:1", "--cache-dir", cache) as gateway:
+        yield gateway.wait_ready()
+
+
+def vectors(gateway: ServedGateway, name: str, texts: list[str], **options: Any) -> Any:
+    body = {"inputs": {"text": texts}, "parameters": options}
+    answer: httpx.Response = gateway.client.post(f"/v1/models/{name}/infer", json=body)
+    assert answer.status_code == 200, answer.text
+    (output,) = answer.json()["outputs"]
+    return np.array(output["data"]).reshape(output["shape"])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_vectors_are_pooled_as_the_folder_says(
+    served: ServedGateway, root: Path, mode: str
+) -> None:
+    expected = [pooled(mode, tokens_of(root / mode, text)) for text in TEXTS]
+    np.testing.assert_allclose(vectors(served, mode, TEXTS), expected, atol=1e-5)
+
+
+def test_vectors_are_normalised_as_the_folder_or_the_request_says(
+    served: ServedGateway, root: Path
+) -> None:
+    raw = np.array([pooled("mean", tokens_of(root / "unit", text)) for text in TEXTS])
+    unit = raw / np.linalg.norm(raw, axis=1, keepdims=True)
+    np.testing.assert_allclose(vectors(served, "unit", TEXTS), unit, atol=1e-5)
+    found = vectors(served, "unit", TEXTS, normalize=False)
+    np.testing.assert_allclose(found, raw, atol=1e-5)
+    found = vectors(served, "unit", TEXTS, dimensions=4)
+    short = raw[:, :4] / np.linalg.norm(raw[:, :4], axis=1, keepdims=True)
+    np.testing.assert_allclose(found, short, atol=1e-5)
+
+
+def test_many_texts_of_one_request_are_joined_in_order(served: ServedGateway) -> None:
+    texts = [" ".join(TEXTS[: n % 4 + 1]) for n in range(300)]
+    found = vectors(served, "mean", texts)
+    assert found.shape == (300, HIDDEN)
+    alone = [vectors(served, "mean", [text])[0] for text in texts[:4]]
+    np.testing.assert_allclose(found[:4], alone, atol=1e-5)
+    np.testing.assert_allclose(found[4:8], found[:4], atol=1e-5)
+
+
+def test_a_classifier_gives_shares_and_a_reranker_scores(served: ServedGateway) -> None:
+    shares = vectors(served, "classes", TEXTS)
+    assert shares.shape == (4, 3)
+    np.testing.assert_allclose(shares.sum(1), 1, atol=1e-5)
+    body = {"inputs": {"text": ["a cat"], "text_pair": ["the cat runs"]}}
+    raw = {**body, "parameters": {"raw_scores": True}}
+    score, plain = (
+        served.client.post("/v1/models/rank/infer", json=one).json()["outputs"][0][
+            "data"
+        ]
+        for one in (body, raw)
+    )
+    np.testing.assert_allclose(score, 1 / (1 + np.exp(-np.array(plain))), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "parameters", "why"),
+    [
+        ({"text": []}, {}, "at least one text"),
+        ({"text": ["a"]}, {"prompt_name": "query"}, "there is no prompt 'query'"),
+        ({"text": ["a"]}, {"dimensions": 17}, "dimensions must be 1 to 16"),
+        ({"text": ["a"]}, {"truncate": "no"}, "must be true or false"),
+        (
+            {"text": ["a cat " * 99]},
+            {"truncate": False},
+            "has 200 tokens, and the model",
+        ),
+        ({"text": ["a"] * 3000}, {}, "2048"),
+    ],
+)
+def test_bad_requests_say_what_was_expected(
+    served: ServedGateway, inputs: Any, parameters: Any, why: str
+) -> None:
+    body = {"inputs": inputs, "parameters": parameters}
+    answer = served.client.post("/v1/models/unit/infer", json=body)
+    assert answer.status_code == 400, answer.text
+    assert why in answer.json()["error"]
