@@ -8,6 +8,7 @@ import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,19 +31,28 @@ class HttpFiles:
     """A client that reads documents and files of one server, and those it points to.
 
     `denied` says what to set where it refuses us. Proxies and authorities are those of
-    the usual variables (``HTTPS_PROXY``, ``SSL_CERT_FILE``).
+    the usual variables (``HTTPS_PROXY``, ``SSL_CERT_FILE``). `has_digest`: what comes
+    is checked by a digest that the operator gave, so redirects may lead to another
+    host without TLS.
     """
 
     def __init__(
-        self, denied: str, headers: Mapping[str, str] | None = None, auth: Any = None
+        self,
+        denied: str,
+        headers: Mapping[str, str] | None = None,
+        auth: Any = None,
+        *,
+        has_digest: bool = False,
     ) -> None:
         import httpx
 
         self._denied = denied
+        check = partial(check_redirect, has_digest=has_digest)
         self.client = httpx.Client(
             auth=auth,
             timeout=TIMEOUT,
             follow_redirects=True,
+            event_hooks={"response": [check]},
             headers={
                 "user-agent": f"popgate/{VERSION}",
                 "accept-encoding": "identity",
@@ -110,7 +120,6 @@ class HttpFiles:
         self.client.close()
 
     def _check(self, url: str, answer: httpx.Response) -> None:
-        check_redirects(answer)
         status = answer.status_code
         if status < 300:
             return
@@ -132,7 +141,11 @@ class WebSource:
     def __init__(self, url: str, sha256: str = "") -> None:
         self._url = url
         self._sha256 = sha256
-        self._http = HttpFiles("set its user and password in ~/.netrc", auth=_netrc())
+        self._http = HttpFiles(
+            "set its user and password in ~/.netrc",
+            auth=_netrc(),
+            has_digest=bool(sha256),
+        )
 
     def files(self) -> Iterator[RemoteFile]:
         name = urllib.parse.unquote(urllib.parse.urlsplit(self._url).path)
@@ -170,13 +183,26 @@ def tag_of(headers: Mapping[str, str]) -> str:
     return headers.get("etag", "") or headers.get("last-modified", "")
 
 
-def check_redirects(answer: httpx.Response) -> None:
-    """RemoteError where a way that began with TLS went on without it."""
-    hops = [*answer.history, answer]
-    if hops[0].url.scheme == "https":
-        for hop in hops:
-            if hop.url.scheme != "https":
-                raise RemoteError(f"{hops[0].url.host} leads to a place without TLS")
+def check_redirect(answer: httpx.Response, *, has_digest: bool = False) -> None:
+    """Raise RemoteError if an answer leads to a place that is not to be asked.
+
+    A way with TLS does not go on without it. A way without TLS, which begins on this
+    machine or ends with a digest, goes to no other host without either. Called before
+    the next request is made.
+    """
+    if not answer.has_redirect_location:
+        return
+    here = answer.request.url
+    there = here.join(answer.headers["location"])
+    if there.scheme == "https":
+        return
+    if here.scheme == "https":
+        raise RemoteError(f"{here.host} leads to a place without TLS")
+    if there.host != here.host and not is_loopback(there.host) and not has_digest:
+        raise RemoteError(
+            f"{here.host} leads to {there.host} without TLS: put the checksum of the "
+            f"file behind its URL (#sha256=...)"
+        )
 
 
 def _netrc() -> Any:

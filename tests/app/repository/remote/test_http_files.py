@@ -6,6 +6,7 @@ import contextlib
 import http.server
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -17,7 +18,7 @@ from app.repository.remote.http_files import (
     MAX_DOCUMENT,
     HttpFiles,
     WebSource,
-    check_redirects,
+    check_redirect,
 )
 from tests.app.repository.remote.web import Answer, Web, serving
 
@@ -101,15 +102,43 @@ def test_documents_are_bounded_and_are_json(web: Web, files: HttpFiles) -> None:
         files.document(f"{web.url}/endless")
 
 
-def test_tls_is_not_given_up_on_the_way() -> None:
-    first, second = (
-        httpx.Response(200, request=httpx.Request("GET", url))
-        for url in ("https://a.example/m", "http://b.example/m")
-    )
-    check_redirects(first)
-    second.history = [first]
+def redirect(url: str, to: str) -> httpx.Response:
+    request = httpx.Request("GET", url)
+    return httpx.Response(302, headers={"location": to}, request=request)
+
+
+@pytest.mark.parametrize("has_digest", [False, True])
+def test_tls_is_not_given_up_on_the_way(has_digest: bool) -> None:
+    for to in ("https://b.example/m", "/n", "//c.example/m"):
+        check_redirect(redirect("https://a.example/m", to), has_digest=has_digest)
     with pytest.raises(RemoteError, match=r"a.example leads to a place without TLS"):
-        check_redirects(second)
+        check_redirect(
+            redirect("https://a.example/m", "http://b.example/m"),
+            has_digest=has_digest,
+        )
+
+
+def test_no_other_host_is_asked_without_tls_or_a_digest(web: Web) -> None:
+    """127.0.0.2 is this machine too, but none of the names of the loopback."""
+    elsewhere = web.url.replace("127.0.0.1", "127.0.0.2")
+    web.put("/far.onnx", b"").status = 302
+    web.answers["/far.onnx"].headers = {"Location": f"{elsewhere}/m.onnx"}
+    web.put("/near.onnx", b"").status = 302
+    web.answers["/near.onnx"].headers = {"Location": "/m.onnx"}
+    web.put("/m.onnx", BODY)
+    with closing(WebSource(f"{web.url}/near.onnx")) as near:
+        (found,) = near.files()
+    assert found.size == len(BODY)
+    url = f"{web.url}/far.onnx"
+    with (
+        closing(WebSource(url)) as far,
+        pytest.raises(RemoteError, match=r"leads to 127\.0\.0\.2 without") as why,
+    ):
+        list(far.files())
+    assert not isinstance(why.value, SourceAway)
+    # With a digest it is asked: there is nobody.
+    with closing(WebSource(url, "0" * 64)) as checked, pytest.raises(SourceAway):
+        list(checked.files())
 
 
 def test_one_file_of_the_web(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
