@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import Depends, Path, Request, Security
+from fastapi import Depends, HTTPException, Path, Request, Security
 from fastapi.security import HTTPBearer
 
 from app.codec.json_text import parse_json
@@ -91,9 +91,12 @@ MANAGEMENT = [Security(_KEY)]
 
 
 def find_model(gateway: Gateway, name: str) -> ModelRecord:
-    """The model of that name. Raises `UnknownModel`."""
+    """The model of that name. Raises `UnknownModel`, and `HTTPException` for a path
+    that takes POST only."""
     record = gateway.repository.get(name)
     if record is None:
+        if name.endswith(":predict"):  # no name of a model: another method's path
+            raise HTTPException(405)
         if why := gateway.repository.explain(name):  # a file that came later
             raise UnknownModel(name, why=why)
         if gateway.keys.path is not None:  # no key need see the other models

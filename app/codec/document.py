@@ -70,7 +70,8 @@ class DocumentReader:
         if type(document) is not dict:
             msg = (
                 "expected an inference request, an object with 'inputs', "
-                f"got {type(document).__name__}"
+                f"got {type(document).__name__}; send {self._form()}, or rows as "
+                "'instances' to :predict"
             )
             raise InvalidRequest(msg)
         request = new_request(reply)
@@ -122,13 +123,19 @@ class DocumentReader:
             given[name] = spec.default(name, rows)
         return True
 
+    def _form(self) -> str:
+        """The short form of a request, for people."""
+        names = list(self._inputs)
+        more = ", …" if len(names) > 1 else ""
+        return f'{{"inputs": {{"{names[0] if names else "NAME"}": […]{more}}}}}'
+
     def _read_shorthand(
         self, request: InferRequest, inputs: object, maybe_bool: bool
     ) -> None:
         if type(inputs) is not dict:
             what = "is missing" if inputs is None else f"is {type(inputs).__name__}"
             msg = f"'inputs' {what}; expected a list of inputs or an object by name"
-            raise InvalidRequest(msg)
+            raise InvalidRequest(f"{msg}, as in {self._form()}")
         null_is_nan = request.nan is NanPolicy.NULL
         for name, value in inputs.items():
             request.inputs[name] = self._input(name).from_nested(

@@ -109,7 +109,8 @@ def _recognise(first: bytes) -> Encoding:
         return Encoding.NPY
     if head and (0x80 <= head[0] <= 0x8F or head in b"\xde\xdf"):
         return Encoding.MSGPACK
-    if first.lstrip(b" \t\r\n").startswith(b"{"):
+    # A list is no request either, which is said where its form is known.
+    if first.lstrip(b" \t\r\n").startswith((b"{", b"[{")):
         return Encoding.JSON
     if not first:
         msg = f"the body is empty; expected an inference request in one of: {_READABLE}"

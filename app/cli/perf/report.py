@@ -89,8 +89,8 @@ def page(title: str, about: Mapping[str, Any], steps: Sequence[Measurement]) -> 
 
 
 _TITLES = (
-    "load", "requests/s", "p50", "p90", "p95", "p99", "p99.9", "longest", "failed",
-    "stable",
+    "load", "requests/s", "p50 ms", "p90 ms", "p95 ms", "p99 ms", "p99.9 ms",
+    "longest ms", "failed", "stable",
 )  # fmt: skip
 
 
@@ -105,7 +105,7 @@ def _cells(step: Measurement) -> list[str]:
 def _plot(labels: Sequence[str], series: Mapping[str, Sequence[float]]) -> str:
     """Lines over evenly spaced marks, as SVG."""
     top = max((value for line in series.values() for value in line), default=0) or 1
-    wide, high = _WIDTH - _LEFT - 90, _HEIGHT - _BOTTOM - 12
+    wide, high = _WIDTH - _LEFT - 130, _HEIGHT - _BOTTOM - 12
 
     def x(number: int) -> float:
         return _LEFT + (wide * number / (len(labels) - 1) if len(labels) > 1 else 0)

@@ -153,3 +153,20 @@ def test_records_of_a_table() -> None:
 def test_outputs_without_rows_have_no_instances() -> None:
     with pytest.raises(NotRepresentable, match="for 2 instances; ask with 'inputs'"):
         encode("instances", [1.0, 2.0, 3.0], [b"a", b"b"])
+
+
+def test_another_method_and_other_forms(gateway: ServedGateway) -> None:
+    """What newcomers send is answered with the form that works."""
+    for path in ("/v1/models/affine:predict", "/v1/models/none:predict"):
+        answer = gateway.client.get(path)
+        assert answer.status_code == 405, answer.text
+        assert "POST" in answer.headers["allow"]
+        assert "does not take GET" in answer.json()["error"]
+    rows = b'[{"input": [1, 2, 3, 4]}]'
+    json_type = {"content-type": "application/json"}
+    for body, headers in ((rows, json_type), (rows, {}), (b'{"input": 1}', json_type)):
+        answer = gateway.client.post(
+            "/v1/models/affine/infer", content=body, headers=headers
+        )
+        assert answer.status_code == 400
+        assert '{"inputs": {"input": […]}}' in answer.json()["error"]
