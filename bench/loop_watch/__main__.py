@@ -1,0 +1,298 @@
+"""Requests that are right and large: what they do to the event loop, and to others.
+
+    python -m bench.loop_watch                 # each case alone, then all at once
+    python -m bench.loop_watch --workers 2 --only "classification"
+
+A few neighbours ask a small model, and one connection asks `/v1/health/live`, first
+alone and then beside each case, whose clients are processes of their own. Shown for
+each: what the clients got, how late health was answered at worst, the neighbours' 99th
+percentile over that alone, and the memory that the gateway (its workers, too) took at
+most above what it had. At the end every turn of an event loop of more than 20 ms of
+processor time (`POPGATE_LOOP_WATCH`), with where it was.
+
+Exit code 1 if there was such a turn, or an answer was none that is expected. Times are
+not judged: on a machine that does other things they say little alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import http.client
+import json
+import multiprocessing
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+import msgpack
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from bench.cases.models import write_models
+from bench.servers.processes import command_line, tree
+from bench.servers.server import HOST, Server, compile_models, gateway
+
+MIB = 1 << 20
+NEIGHBOURS, SECONDS, TIMES = 4, 3.0, 2
+PATIENCE = 300.0
+Ask = tuple[str, dict[str, str], bytes]
+
+
+def identity(kind: int, *dims: str) -> onnx.ModelProto:
+    """A model that gives back as many elements as it gets."""
+    node = helper.make_node("Identity", ["x"], ["y"])
+    x, y = (helper.make_tensor_value_info(name, kind, dims) for name in "xy")
+    graph = helper.make_graph([node], "identity", [x], [y])
+    opset = [helper.make_opsetid("", 17)]
+    return helper.make_model(graph, opset_imports=opset, ir_version=8)
+
+
+def framed(model: str, datatype: str, count: int, data: bytes, **more: Any) -> Ask:
+    """A request in the binary extension."""
+    shape = [1, count] if model == "rows" else [count]
+    item: dict[str, Any] = {"name": "x", "shape": shape, "datatype": datatype}
+    item["parameters"] = {"binary_data_size": len(data)}
+    head = json.dumps({"inputs": [item], **more}).encode()
+    headers = {"Inference-Header-Content-Length": str(len(head))}
+    return f"/v1/models/{model}/infer", headers, head + data
+
+
+def in_json(model: str, datatype: str, count: int, data: str) -> Ask:
+    item = {"name": "x", "shape": [count], "datatype": datatype}
+    text = json.dumps({"inputs": [item]})[:-3] + f',"data":{data}}}]}}'
+    headers = {"Content-Type": "application/json"}
+    return f"/v1/models/{model}/infer", headers, text.encode()
+
+
+def zipped(ask: Ask) -> Ask:
+    path, headers, body = ask
+    return path, {**headers, "Content-Encoding": "gzip"}, gzip.compress(body, 1)
+
+
+def empty_strings() -> Ask:
+    return zipped(framed("texts", "BYTES", 60_000_000, bytes(240_000_000)))
+
+
+def classes() -> Ask:
+    count = 57 * MIB
+    data = np.random.default_rng(1).random(count, np.float32).tobytes()
+    outputs = [{"name": "y", "parameters": {"classification": 1}}]
+    return framed("rows", "FP32", count, data, outputs=outputs)
+
+
+def numbers_out(count: int) -> Ask:
+    data = np.random.default_rng(1).random(count, np.float32).tobytes()
+    return framed("numbers", "FP32", count, data)
+
+
+def fortran() -> Ask:
+    array = np.zeros(60_000_000, np.float32).tobytes()
+    header = "{'descr': '<f4', 'fortran_order': True, 'shape': (8000, 7500), }"
+    head = header.ljust(117).encode() + b"\n"
+    body = b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head + array
+    return "/v1/models/rows/infer", {"Content-Type": "application/x-npy"}, body
+
+
+def strings(count: int) -> Ask:
+    return zipped(in_json("texts", "BYTES", count, "[" + '"a",' * count + '"a"]'))
+
+
+def packed_strings() -> Ask:
+    count = 8_000_000
+    item = {"name": "x", "shape": [count], "datatype": "BYTES", "data": ["a"] * count}
+    headers = {"Content-Type": "application/msgpack"}
+    return "/v1/models/texts/infer", headers, msgpack.packb({"inputs": [item]})
+
+
+def generated() -> Ask:
+    data = json.dumps({"x": ["a"] * 4_000_000}).encode()
+    return "/v2/models/texts/generate", {"Content-Type": "application/json"}, data
+
+
+def one_nan() -> Ask:
+    count = 12_000_000
+    return in_json("numbers", "FP32", count, "[NaN," + "0.5," * (count - 2) + "1]")
+
+
+#: What is asked, and which answers are right.
+CASES: dict[str, tuple[Callable[[], Ask], set[int]]] = {
+    "60 M empty strings, gzip": (empty_strings, {400, 413}),
+    "classification of 57 M": (classes, {200}),
+    "240 MB in, JSON out": (lambda: numbers_out(60_000_000), {422}),
+    "16 MB in, JSON out": (lambda: numbers_out(4 * MIB), {200}),
+    "npy in Fortran order": (fortran, {200}),
+    "4 M strings in JSON, gzip": (lambda: strings(4_000_000), {400, 413}),
+    "1 M strings in JSON": (lambda: strings(MIB - 1), {200, 400}),
+    "8 M strings in msgpack": (packed_strings, {400, 413}),
+    "4 M strings to generate": (generated, {400, 413}),
+    "48 MB of JSON with a NaN": (one_nan, {200}),
+}
+
+
+def attack(port: int, names: Sequence[str], seen: Any) -> None:
+    """Ask for each case, some times; in a process of its own."""
+    for name in names:
+        path, headers, body = CASES[name][0]()
+        for _ in range(TIMES):
+            connection = http.client.HTTPConnection(HOST, port, timeout=PATIENCE)
+            try:
+                connection.request("POST", path, body, headers)
+                answer = connection.getresponse()
+                answer.read()
+                seen.put((name, answer.status))
+            except OSError as error:
+                seen.put((name, type(error).__name__))
+            finally:
+                connection.close()
+
+
+class Others:
+    """Those who ask meanwhile: neighbours, and one that asks for health."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.times: list[float] = []
+        self.worst = 0.0
+        self.memory = 0
+        self._over = threading.Event()
+        calls = [self._neighbour] * NEIGHBOURS + [self._health, self._watch]
+        self._threads = [threading.Thread(target=call) for call in calls]
+
+    def __enter__(self) -> Others:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    @property
+    def p99(self) -> float:
+        return quantiles(self.times, n=100)[98]
+
+    def _ask(self, method: str, path: str, body: bytes, pause: float) -> list[float]:
+        connection = http.client.HTTPConnection(HOST, self.server.port, timeout=60)
+        times: list[float] = []
+        while not self._over.is_set():
+            began = time.perf_counter()
+            connection.request(method, path, body)
+            connection.getresponse().read()
+            times.append(time.perf_counter() - began)
+            time.sleep(pause)
+        connection.close()
+        return times
+
+    def _neighbour(self) -> None:
+        body = json.dumps({"inputs": {"x": [[0.5] * 16]}}).encode()
+        self.times += self._ask("POST", "/v1/models/small/infer", body, 0.01)
+
+    def _health(self) -> None:
+        self.worst = max(self._ask("GET", "/v1/health/live", b"", 0.005))
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.05):
+            self.memory = max(self.memory, memory(self.server))
+
+
+def memory(server: Server) -> int:
+    """Bytes that the gateway and its workers have of their own."""
+    total = 0
+    for pid in tree(server.pid):
+        if pid != server.pid and "worker" not in " ".join(command_line(pid)[:4]):
+            continue
+        if "engine.worker" in " ".join(command_line(pid)):
+            continue
+        try:
+            status = Path(f"/proc/{pid}/status").read_text()
+        except OSError:
+            continue
+        found = [line for line in status.splitlines() if line.startswith("RssAnon")]
+        total += sum(int(line.split()[1]) << 10 for line in found)
+    return total
+
+
+def beside(server: Server, groups: Sequence[Sequence[str]], alone: float) -> bool:
+    """Show what these cases do, each group by a process of its own at the same time.
+    Returns whether the answers were right."""
+    seen: Any = multiprocessing.Queue()
+    before = memory(server)
+    with Others(server) as others:
+        processes = [
+            multiprocessing.Process(target=attack, args=(server.port, names, seen))
+            for names in groups
+        ]
+        for process in processes:
+            process.start()
+        count = TIMES * sum(map(len, groups))
+        got = Counter(seen.get(timeout=PATIENCE) for _ in range(count))
+        for process in processes:
+            process.join()
+    name = groups[0][0] if len(groups) == 1 else "all at once"
+    statuses = Counter[object]()
+    for (_, status), times in got.items():
+        statuses[status] += times
+    print(
+        f"{name:28} {dict(statuses)!s:24} health {others.worst * 1e3:6.0f} ms, "
+        f"p99 x{others.p99 / alone:.2f}, memory +{(others.memory - before) / MIB:.0f} "
+        "MiB",
+        flush=True,
+    )
+    busy = {503, 504, 429} if len(groups) > 1 else set()
+    return all(status in CASES[case][1] | busy for case, status in got)
+
+
+def run(folder: Path, workers: int, names: Sequence[str]) -> bool:
+    models = write_models(folder, "small")
+    made = {
+        "numbers": identity(TensorProto.FLOAT, "n"),
+        "rows": identity(TensorProto.FLOAT, "n", "m"),
+        "texts": identity(TensorProto.STRING, "n"),
+    }
+    for name, model in made.items():
+        models[name] = folder / f"{name}.onnx"
+        onnx.save(model, models[name])
+    repository, watched = folder / "models", folder / "slow"
+    compile_models([*models.values()], repository)
+    environment = {"POPGATE_LOOP_WATCH": str(watched)}
+    options = ("--workers", str(workers))
+    with gateway(repository, *options, environment=environment) as server:
+        server.wait_ready()
+        with Others(server) as others:
+            time.sleep(SECONDS)
+        print(f"{workers} process(es), alone: p99 {others.p99 * 1e3:.1f} ms")
+        watched.unlink(missing_ok=True)  # of starting
+        groups = [[[name]] for name in names] + [[[name] for name in names]]
+        is_right = True
+        for group in groups:
+            is_right &= beside(server, group, others.p99)
+    lines = watched.read_text().splitlines() if watched.exists() else []
+    print(f"turns of more than 20 ms of processor time: {len(lines)}")
+    for line in lines:
+        print("  " + line)
+    return is_right and not lines
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="bench.loop_watch")
+    parser.add_argument("--workers", type=int, action="append")
+    parser.add_argument("--only", action="append", choices=[*CASES])
+    options = parser.parse_args(arguments)
+    results = []
+    for workers in options.workers or [1, 2]:
+        with tempfile.TemporaryDirectory() as folder:
+            results.append(run(Path(folder), workers, options.only or [*CASES]))
+    return 0 if all(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
