@@ -5,7 +5,7 @@ package imports neither onnx nor the engine, lowering does. docs/popir.md descri
 """
 
 from popir import ops as _ops  # noqa: F401 - registers the operators
-from popir.aliases import changed_inputs, schedule
+from popir.aliases import changed_inputs, schedule, sharing
 from popir.autodiff import Connection, Gradients, differentiate
 from popir.dot import dot_of
 from popir.dtypes import (
@@ -17,12 +17,22 @@ from popir.dtypes import (
     from_carrier,
     to_carrier,
 )
+from popir.editing import (
+    connect_output,
+    copy_into,
+    disconnect,
+    disconnect_output,
+    erase,
+    remove_isolated,
+    replace,
+    run_before,
+)
 from popir.errors import DeviceError, IrError, NotYet, RunError, ValueOutOfRange
 from popir.export import export_popef
 from popir.float8 import best_scale, decode, encode
 from popir.grouping import Groups, from_assignment, refined, strided
 from popir.ir import Graph, Ir, Operator, Order, Stream, Tensor
-from popir.records import Settings, Spec
+from popir.records import Settings, Spec, operator_types
 from popir.rewriting import decompose_sums, merge_exchanges
 from popir.seeds import (
     MAX_UINT64,
@@ -55,19 +65,29 @@ __all__ = (
     "ValueOutOfRange",
     "best_scale",
     "changed_inputs",
+    "connect_output",
+    "copy_into",
     "create_seeds",
     "decode",
     "decompose_sums",
     "differentiate",
+    "disconnect",
+    "disconnect_output",
     "dot_of",
     "dtype_of",
     "encode",
+    "erase",
     "export_popef",
     "from_assignment",
     "from_carrier",
     "merge_exchanges",
+    "operator_types",
     "refined",
+    "remove_isolated",
+    "replace",
+    "run_before",
     "schedule",
+    "sharing",
     "strided",
     "to_carrier",
     "two_uint32_to_uint64",

@@ -34,6 +34,12 @@ def roots_of(graph: Graph) -> Roots:
     return found
 
 
+def sharing(tensor: Tensor) -> list[Tensor]:
+    """Return the tensors of its graph that share storage with `tensor`, itself too."""
+    roots = roots_of(tensor.graph)
+    return [t for t, found in roots.items() if found & roots[tensor]]
+
+
 def _separate(operators: Iterable[Operator]) -> Iterator[Operator]:
     """The parts of merged exchanges in their place."""
     for operator in operators:

@@ -244,12 +244,13 @@ class Graph:
         for called in operator.called_graphs:
             called.callers.pop(operator, None)
 
-    def forget(self, gone: Sequence[Operator], new: Operator) -> None:
+    def forget(self, gone: Sequence[Operator], new: Operator | None) -> None:
         """What is made next comes after `new` where it would come after `gone`."""
         for previous in self._previous.values():
             for some in (previous.operators, previous.before_block):
                 if any(each in gone for each in some):
-                    some[:] = [*(each for each in some if each not in gone), new]
+                    kept = [each for each in some if each not in gone]
+                    some[:] = kept if new is None else [*kept, new]
 
     def add_hook(self, hook: Callable[[Operator], object]) -> int:
         """Call `hook` with every operator made from now on; a number to remove it."""
@@ -320,6 +321,12 @@ class Ir:
     def new_graph(self, base: str = "graph") -> Graph:
         """An empty graph called `base` and a number."""
         return self._keep(f"{base}_subgraph({next(self._subgraphs)})")
+
+    def new_named_graph(self, id_: str) -> Graph:
+        """Make an empty graph of that id; IrError if there is one."""
+        if id_ in self.graphs:
+            raise IrError(f"there is a graph {id_!r} already")
+        return self._keep(id_)
 
     def new_gradient_graph(self, forward: Graph) -> Graph:
         """An empty graph for the gradients of `forward`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from popir.dtypes import DType, Shape
 from popir.errors import IrError
@@ -45,6 +45,9 @@ class Call:
         return self.attributes[name]
 
 
+#: The types of all gradient operators that a rule is known for.
+GRADIENT_TYPES: set[str] = set()
+
 Infer: TypeAlias = Callable[[Call], Sequence[Spec]]
 Lower: TypeAlias = "Callable[[Builder, Call, list[Value]], Sequence[Value]]"
 Put: TypeAlias = "Callable[[Builder, Call, list[Value], Value], Sequence[Value]]"
@@ -63,6 +66,18 @@ class GradRule:
     needs: tuple[str, ...]
     gives: tuple[int, ...]
     lower: Callable[[Grad], Sequence[Value]]
+
+    def __post_init__(self) -> None:
+        GRADIENT_TYPES.add(self.type)
+
+
+_Rules = TypeVar("_Rules", bound=Callable[..., Any])
+
+
+def makes(*types: str) -> Callable[[_Rules], _Rules]:
+    """Declare the gradient operators of a function that makes its rules for a call."""
+    GRADIENT_TYPES.update(types)
+    return lambda function: function
 
 
 class Grad:
@@ -155,6 +170,11 @@ def register(record: Record) -> Record:
     assert record.type not in RECORDS, record.type
     RECORDS[record.type] = record
     return record
+
+
+def operator_types() -> list[str]:
+    """Return the types of all operators, gradient operators included."""
+    return sorted({*RECORDS, *GRADIENT_TYPES})
 
 
 def record_of(type_: str) -> Record:

@@ -106,12 +106,12 @@ def _merged(graph: Graph, parts: list[Operator]) -> list[Operator]:
     for op in graph.operators:
         if op not in inside:
             before[op] = {operator if w in inside else w for w in waits[op]}
-    graph.operators[:] = _sorted(before, index)
+    graph.operators[:] = in_order(before, index)
     _put_after(graph, parts, operator)
     return [operator]
 
 
-def _sorted(
+def in_order(
     before: dict[Operator, set[Operator]], index: dict[Operator, int]
 ) -> list[Operator]:
     """In the order of `index` as far as they do not wait for each other."""

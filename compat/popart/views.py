@@ -3,93 +3,86 @@
 # ruff: noqa: N802 - the names are the original's
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterator
-from enum import Enum
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import popir
+from popart.attributes import Settings
+from popart.enums import DataType as DataType
+from popart.enums import TensorType
 from popart.names import class_of, type_of
+from popart.operators import OpView
+from popart.view import GraphId, Region, TensorInfo, View
 
-#: Types that are called otherwise here.
-_NAMES = {"FLOAT32": "FLOAT", "FLOAT64": "DOUBLE"}
+_KINDS = {
+    "constant": TensorType.Const,
+    "variable": TensorType.Variable,
+    "stream": TensorType.Stream,
+}
 
 
-class _View:
-    """Compared by what is below."""
+class Consumers:
+    """The operators that read a tensor."""
 
-    _below: Any
-
-    def __init__(self, below: Any) -> None:
+    def __init__(self, below: popir.Tensor) -> None:
         self._below = below
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _View) and self._below is other._below
+    def getOps(self) -> list[OpView]:
+        """Return them, each once."""
+        return [OpView(op) for op in dict.fromkeys(self._below.readers)]
 
-    def __hash__(self) -> int:
-        return hash(id(self._below))
+    def getTotal(self) -> int:
+        """Return how often the tensor is an input."""
+        return len(self._below.readers)
 
+    def n(self, op: OpView) -> int:
+        """Return how often the tensor is an input of `op`."""
+        return sum(each is op._below for each in self._below.readers)
 
-class DataType(Enum):
-    """Types of elements."""
-
-    UINT8 = 0
-    INT8 = 1
-    UINT16 = 2
-    INT16 = 3
-    INT32 = 4
-    INT64 = 5
-    UINT32 = 6
-    UINT64 = 7
-    BOOL = 8
-    FLOAT = 9
-    FLOAT16 = 10
-    BFLOAT16 = 11
-    DOUBLE = 12
-    COMPLEX64 = 13
-    COMPLEX128 = 14
-    STRING = 15
-    FLOAT8_143 = 16
-    FLOAT8_152 = 17
-    UNDEFINED = 18
+    def __len__(self) -> int:
+        return len(self.getOps())
 
 
-class TensorInfo:
-    """Shape and type."""
+class TopoCons:
+    """The order that a program gives the operators of a graph."""
 
-    def __init__(self, spec: popir.Spec) -> None:
-        self._spec = spec
+    def __init__(self, below: popir.Graph) -> None:
+        self._below = below
 
-    def shape(self) -> list[int]:
-        """Dimensions."""
-        return list(self._spec.shape)
+    def insert(self, before: OpView, after: OpView, tied: bool = False) -> None:
+        """Let `before` run before `after`."""
+        popir.run_before(before._below, after._below)
 
-    def metaShape(self) -> list[int]:
-        """Of what it is a shard of."""
-        return list(self._spec.meta_shape)
+    def contains(self, before: OpView, after: OpView) -> bool:
+        """Tell whether the program lets `before` run before `after`."""
+        return before._below in after._below.after
 
-    def rank(self) -> int:
-        """Number of dimensions."""
-        return len(self._spec.shape)
+    def getBefores(self, op: OpView) -> list[OpView]:
+        """Return the operators that the program lets run before `op`."""
+        return [OpView(each) for each in op._below.after]
 
-    def nelms(self) -> int:
-        """Number of elements."""
-        count = 1
-        for size in self._spec.shape:
-            count *= size
-        return count
+    def getAfters(self, op: OpView) -> list[OpView]:
+        """Return the operators that the program lets run after `op`."""
+        below = op._below
+        return [OpView(each) for each in self._below.operators if below in each.after]
 
-    def dataType(self) -> DataType:
-        """Type of elements."""
-        name = self._spec.dtype.name.upper()
-        return DataType[_NAMES.get(name, name)]
+    def hasConstraint(self, op: OpView) -> bool:
+        """Tell whether the program orders `op` at all."""
+        return bool(self.getBefores(op) or self.getAfters(op))
 
-    def data_type_lcase(self) -> str:
-        """Such as `float32`."""
-        return self._spec.dtype.name
+    def remove(self, op: OpView) -> None:
+        """Forget the order that the program gave `op`."""
+        op._below.after = ()
+        for each in self.getAfters(op):
+            kept = (other for other in each._below.after if other is not op._below)
+            each._below.after = tuple(kept)
 
 
-class TensorView(_View):
+class TensorView(View, shows=popir.Tensor):
     """A tensor."""
 
     _below: popir.Tensor
@@ -104,10 +97,73 @@ class TensorView(_View):
         """Shape and type."""
         return TensorInfo(self._below.spec)
 
-    def tensorType(self) -> str:
-        """Const, Variable, Stream or ActGrad."""
-        kinds = {"constant": "Const", "variable": "Variable", "stream": "Stream"}
-        return kinds.get(self._below.kind, "ActGrad")
+    @property
+    def consumers(self) -> Consumers:
+        """The operators that read it."""
+        return Consumers(self._below)
+
+    def tensorType(self) -> TensorType:
+        """Return its kind."""
+        return _KINDS.get(self._below.kind, TensorType.ActGrad)
+
+    def str(self) -> Any:
+        """Return its id."""
+        return self._below.id
+
+    def isGraphInput(self) -> bool:
+        """Tell whether it is an input of its graph."""
+        return self._below in self._below.graph.inputs
+
+    def isGraphOutput(self) -> bool:
+        """Tell whether it is an output of its graph."""
+        return self._below in self._below.graph.outputs
+
+    def getGraphInputIndex(self) -> int:
+        """Return which input of its graph it is."""
+        return self._below.graph.inputs.index(self._below)
+
+    def getGraphOutputIndex(self) -> int:
+        """Return which output of its graph it is."""
+        return self._below.graph.outputs.index(self._below)
+
+    def _relatives(self) -> list[popir.Tensor]:
+        return popir.sharing(self._below)
+
+    def isModified(self) -> bool:
+        """Tell whether an operator changes it, directly or through a view."""
+        relatives = set(self._relatives())
+        return any(
+            op.inputs[index] in relatives
+            for op in self._below.graph.operators
+            for index in popir.changed_inputs(op)
+        )
+
+    def modifiedRegionsByOps(self, ops: Any, aliases: Any = None) -> list[Region]:
+        """Return what `ops` (views or ids) change of it: all of it, or nothing."""
+        wanted = {getattr(op, "id", op) for op in ops}
+        relatives = set(self._relatives())
+        for op in self._below.graph.operators:
+            if op.id in wanted and any(
+                op.inputs[index] in relatives for index in popir.changed_inputs(op)
+            ):
+                return [Region.getFull(self._below.shape)]
+        return []
+
+    def hasVirtualGraphId(self) -> bool:
+        """Tell whether it is on a device."""
+        op = self._placing()
+        return op is not None and op.settings.ipu is not None
+
+    def getVirtualGraphId(self) -> int:
+        """Return the device that it is on."""
+        op = self._placing()
+        if op is None or op.settings.ipu is None:
+            raise popir.IrError(f"{self._below.id!r} is on no device")
+        return op.settings.ipu
+
+    def _placing(self) -> popir.Operator | None:
+        below = self._below
+        return below.producer or next(iter(below.readers), None)
 
     def hasTensorData(self) -> bool:
         """Whether the host has its values."""
@@ -132,171 +188,6 @@ class TensorView(_View):
         return OpView(self._below.producer)
 
 
-class _Value:
-    def __init__(self, value: float) -> None:
-        self._value = value
-
-    def val(self) -> float:
-        """The number; 0.0 where a tensor has it."""
-        return self._value
-
-
-class OpSettings:
-    """Where an operator stands."""
-
-    def __init__(self, below: popir.Settings) -> None:
-        self.tileSet = below.tile_set
-        self.executionContext = below.fragment
-        self.vgraphId = below.ipu
-        self.scope = "/".join(below.scopes)
-
-
-class ConvOptions:
-    """Hints of a convolution, kept and without effect."""
-
-    def __init__(self, attributes: Any) -> None:
-        hints = attributes.get("hints", {})
-        self.availableMemoryProportions = list(hints.get("proportions") or [])
-        self.partialsTypes = list(hints.get("partials") or [])
-        self.enableConvDithering = list(hints.get("dithering") or [])
-
-
-class OpView(_View):
-    """An operator."""
-
-    _below: popir.Operator
-
-    @property
-    def id(self) -> int:
-        """Unique in its Ir."""
-        return self._below.id
-
-    @property
-    def name(self) -> str:
-        """What it is called."""
-        return self._below.name
-
-    def opType(self) -> str:
-        """Its type, as the original calls it."""
-        return type_of(self._below.type)
-
-    def className(self) -> str:
-        """Its class, as the original calls it."""
-        return class_of(self._below.type)
-
-    def debugName(self) -> str:
-        """Scopes and type."""
-        return "/".join((*self._below.settings.scopes, self.opType()))
-
-    def inTensor(self, index: int) -> TensorView:
-        """The input of that index."""
-        return TensorView(self._below.inputs[index])
-
-    def outTensor(self, index: int) -> TensorView:
-        """The output of that index."""
-        return TensorView(self._below.outputs[index])
-
-    def getInputTensors(self) -> list[TensorView]:
-        """In order."""
-        return [TensorView(t) for t in self._below.connected]
-
-    def connectInTensor(self, index: int, id_: str) -> None:
-        """Connect an input to the tensor of that id."""
-        graph = self._below.graph
-        # A loop's counter and condition are the wrapper's, not inputs of ours.
-        at = int(index) - (2 if self._below.type == "Loop" else 0)
-        graph.connect(self._below, at, GraphView(graph).getTensor(id_)._below)
-
-    def getOutputTensors(self) -> list[TensorView]:
-        """In order."""
-        return [TensorView(t) for t in self._below.outputs]
-
-    def inId(self, index: int) -> str:
-        """The id of an input."""
-        return self._below.inputs[index].id
-
-    def outId(self, index: int) -> str:
-        """The id of an output."""
-        return self._below.outputs[index].id
-
-    def hasInput(self, index: int) -> bool:
-        """Whether there is such an input."""
-        return 0 <= index < len(self._below.inputs)
-
-    def hasOutput(self, index: int) -> bool:
-        """Whether there is such an output."""
-        return 0 <= index < len(self._below.outputs)
-
-    def getSettings(self) -> OpSettings:
-        """Where it stands."""
-        return OpSettings(self._below.settings)
-
-    def getGraph(self) -> GraphView:
-        """The graph that it is in."""
-        return GraphView(self._below.graph)
-
-    def getCalledGraphs(self) -> list[GraphView]:
-        """The graphs that it runs."""
-        return [GraphView(g) for g in self._below.called_graphs]
-
-    def getCalledGraph(self) -> GraphView:
-        """The graph that it runs."""
-        return GraphView(self._below.called_graphs[0])
-
-    def hasVirtualGraphId(self) -> bool:
-        """Whether it is on a device."""
-        return self._below.settings.ipu is not None
-
-    def getVirtualGraphId(self) -> int:
-        """The device that it is on."""
-        if self._below.settings.ipu is None:
-            raise popir.IrError(f"{self._below} is on no device")
-        return self._below.settings.ipu
-
-    def modifiesIndex(self, index: int) -> bool:
-        """Whether it changes that input."""
-        return index in popir.changed_inputs(self._below)
-
-    def modifies(self) -> bool:
-        """Whether it changes any input."""
-        return bool(popir.changed_inputs(self._below))
-
-    def getFactor(self) -> _Value:
-        """Of AccumulatorScale and SparseAccumulate."""
-        given = self._below.attributes["factor"]
-        return _Value(0.0 if given is None or isinstance(given, str) else float(given))
-
-    def getAxis(self) -> int:
-        """The axis it works along."""
-        return int(self._below.attributes["axis"])
-
-    def getPartialsType(self) -> str:
-        """Of a MatMul: kept, without effect."""
-        return str(self._below.attributes.get("partials_type") or "FLOAT")
-
-    def getConvOptions(self) -> ConvOptions:
-        """Of a Conv: a copy of its hints."""
-        return ConvOptions(self._below.attributes)
-
-    def setConvOptions(self, options: ConvOptions) -> None:
-        """Other hints."""
-        self._below.attributes["hints"] = {
-            "proportions": list(options.availableMemoryProportions),
-            "partials": list(options.partialsTypes),
-            "dithering": list(options.enableConvDithering),
-        }
-
-    def isOptimizerOp(self) -> bool:
-        """Whether it updates an accumulator or a weight."""
-        return self._below.type in (
-            *("Accumulate", "AccumulatorScale", "SparseAccumulate", "CopyVarUpdate"),
-            *("AdamUpdater", "AdamVarUpdate", "ScaledAddLhsInplace"),
-        )
-
-    def __repr__(self) -> str:
-        return f"{self._below.id} ({self.opType()})"
-
-
 class _Ids:
     """Ids, which `in` looks for."""
 
@@ -307,15 +198,15 @@ class _Ids:
         return id_ in self._tensors
 
 
-class GraphView(_View):
+class GraphView(View, shows=popir.Graph):
     """A graph."""
 
     _below: popir.Graph
 
     @property
-    def id(self) -> str:
+    def id(self) -> GraphId:
         """Unique in its Ir; empty for the main graph."""
-        return self._below.id
+        return GraphId(self._below.id)
 
     def getOps(self) -> list[OpView]:
         """In the order in which they were made."""
@@ -353,20 +244,86 @@ class GraphView(_View):
         return list(self._below.tensors)
 
     def getInputIds(self) -> list[str]:
-        """In order."""
+        """Return the ids of its inputs, in order."""
         return [t.id for t in self._below.inputs]
 
     def getOutputIds(self) -> list[str]:
-        """In order."""
+        """Return the ids of its outputs, in order."""
         return [t.id for t in self._below.outputs]
 
     def hasInputId(self, id_: str) -> bool:
-        """Whether an input has that id."""
+        """Tell whether an input has that id."""
         return id_ in self.getInputIds()
 
     def hasOutputId(self, id_: str) -> bool:
-        """Whether an output has that id."""
+        """Tell whether an output has that id."""
         return id_ in self.getOutputIds()
+
+    def getInputId(self, index: int) -> str:
+        """Return the id of an input."""
+        return self._below.inputs[index].id
+
+    def getOutputId(self, index: int) -> str:
+        """Return the id of an output."""
+        return self._below.outputs[index].id
+
+    def getInputIndex(self, id_: str) -> int:
+        """Return which input has that id."""
+        return self._position(id_, self._below.inputs, "input")
+
+    def getOutputIndex(self, id_: str) -> int:
+        """Return which output has that id."""
+        return self._position(id_, self._below.outputs, "output")
+
+    def _position(self, id_: Any, tensors: list[popir.Tensor], word: str) -> int:
+        for index, tensor in enumerate(tensors):
+            if tensor.id == id_:
+                return index
+        raise popir.IrError(f"graph {self._below.id!r} has no {word} {id_!r}")
+
+    def getInputTensor(self, index: int) -> TensorView:
+        """Return an input."""
+        return TensorView(self._below.inputs[index])
+
+    def getOutputTensor(self, index: int) -> TensorView:
+        """Return an output."""
+        return TensorView(self._below.outputs[index])
+
+    def getCalledGraphs(self) -> list[GraphView]:
+        """Return the graphs that its operators run, each once."""
+        called = (g for op in self._below.operators for g in op.called_graphs)
+        return [GraphView(g) for g in dict.fromkeys(called)]
+
+    def topoCons(self) -> TopoCons:
+        """Return the order that the program gives its operators."""
+        return TopoCons(self._below)
+
+    def markAsOutput(self, id_: str) -> None:
+        """Make a tensor the last output."""
+        self._below.outputs.append(self.getTensor(id_)._below)
+
+    def removeOutput(self, output: Any) -> None:
+        """Remove an output, by index or id; the tensor stays."""
+        index = output if isinstance(output, int) else self.getOutputIndex(output)
+        del self._below.outputs[index]
+
+    def removeInput(self, given: Any) -> None:
+        """Remove an input, by index or id."""
+        index = given if isinstance(given, int) else self.getInputIndex(given)
+        tensor = self._below.inputs.pop(index)
+        self._below.tensors.pop(tensor.id, None)
+
+    def eraseOp(self, id_: int) -> None:
+        """Remove an operator; its results stay, without a producer."""
+        popir.erase(self.getOp(id_)._below)
+
+    def replaceTensor(self, old: str, new: str) -> None:
+        """Let all that reads one tensor read another."""
+        popir.replace(self.getTensor(old)._below, self.getTensor(new)._below)
+
+    def removeIsolatedTensors(self, retain_used_io: bool = False) -> None:
+        """Remove tensors that no operator computes or reads."""
+        popir.remove_isolated(self._below)
 
     def getIr(self) -> IrView:
         """The Ir that it is part of."""
@@ -380,16 +337,32 @@ class GraphView(_View):
         """Whether autodiff of a caller may differentiate it too."""
         self._below.can_be_differentiated = can
 
-    def createConnectedOp_SumOp(
-        self, ins: Any, outs: Any, _opid: Any = None, _settings: Any = None
-    ) -> OpView:
-        """A sum of the inputs `ins` {index: id}, called `outs` {0: id}."""
+    def __getattr__(self, name: str) -> Callable[..., OpView]:
+        """Return what makes an operator of a class that needs no attributes."""
+        start, _, wanted = name.partition("_")
+        if start == "createConnectedOp":
+            for ours in popir.operator_types():
+                if class_of(ours) == wanted:
+                    return lambda ins, outs, opid=None, settings=None: self._create(
+                        ours, ins, outs, settings
+                    )
+        raise AttributeError(f"a graph has no {name!r}")
+
+    def _create(self, ours: str, ins: Any, outs: Any, settings: Any) -> OpView:
         given = ins if isinstance(ins, dict) else dict(enumerate(ins))
         named = outs if isinstance(outs, dict) else dict(enumerate(outs))
         inputs = [self.getTensor(given[n])._below for n in sorted(given)]
         prefix = f"{self._below.id}/" if self._below.id else ""
-        name = str(named[0]).removeprefix(prefix)
-        return OpView(self._below.add("Sum", inputs, [name]))
+        names = [str(named[n]).removeprefix(prefix) for n in sorted(named)]
+        where = settings._below if isinstance(settings, Settings) else popir.Settings()
+        # Names come with their scopes here.
+        where = replace(where, scopes=())
+        try:
+            return OpView(self._below.add(ours, inputs, names, {}, where))
+        except KeyError as error:
+            raise popir.IrError(
+                f"an operator {type_of(ours)} is made by popxl: it needs {error}"
+            ) from None
 
     def __contains__(self, id_: object) -> bool:
         return id_ in self._below.tensors
@@ -398,10 +371,13 @@ class GraphView(_View):
         return iter(self.getOps())
 
 
-class IrView(_View):
+class IrView(View, shows=popir.Ir):
     """All graphs of a program."""
 
     _below: popir.Ir
+
+    def __init__(self, below: popir.Ir | None = None) -> None:
+        super().__init__(popir.Ir() if below is None else below)
 
     def getSessionOptions(self) -> Any:
         """The options, which may be set."""
@@ -449,6 +425,10 @@ class IrView(_View):
         """Counted in the process."""
         return self._below.number
 
+    def setIsPrepared(self) -> None:
+        """Let nothing be added any more."""
+        self._below.is_prepared = True
+
     def isPrepared(self) -> bool:
         """Whether a session was made of it."""
         return self._below.is_prepared
@@ -457,7 +437,39 @@ class IrView(_View):
         """Nothing waits for it here."""
 
     def setPatterns(self, patterns: Any) -> None:
-        """Accepted: graphs are run as they are."""
+        """Do nothing: graphs are run as they are."""
+
+    def applyPreAliasPatterns(self, graph: Any = None) -> None:
+        """Do nothing: graphs are run as they are."""
+
+    def applyInplacePattern(self, graph: Any = None) -> None:
+        """Do nothing: only operators that say so work in place."""
+
+    def removeIsolatedGraphs(self) -> None:
+        """Do nothing: graphs that nothing calls are not run."""
+
+    def removeIsolatedTensors(self, retain_used_io: bool = False) -> None:
+        """Remove tensors of all graphs that no operator computes or reads."""
+        for graph in self._below.graphs.values():
+            popir.remove_isolated(graph)
+
+    def createGraph(self, id_: Any) -> GraphView:
+        """Make an empty graph of that id."""
+        return GraphView(self._below.new_named_graph(str(id_)))
+
+    def dotCheckpoint(self, ir: Any, check: str, save_dir: Any = None) -> None:
+        """Write all graphs to `<check>.dot`, for graphviz, if that check is active.
+
+        Active are those of the option dotChecks and of POPART_DOT_CHECKS: names with
+        ':' between them, or ALL.
+        """
+        options = self._below.options
+        given = os.environ.get("POPART_DOT_CHECKS", "").split(":")
+        active = {str(name).upper() for name in (*options.dotChecks, *given)} - {""}
+        if not active & {"ALL", check.upper()}:
+            return
+        folder = Path(options.logDir if save_dir is None else save_dir)
+        (folder / f"{check}.dot").write_text(popir.dot_of(self._below))
 
     def logIr(self) -> None:
         """Writes all operators to stderr."""

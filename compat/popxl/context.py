@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
+from popart.attributes import Settings
+
 import popir
 from popxl import current
 from popxl.current import settings, state
@@ -37,8 +39,8 @@ class Context:
         """The names around, outermost first."""
         return list(state.scopes)
 
-    def _get_op_settings(self, name: str) -> popir.Settings:
-        return settings()
+    def _get_op_settings(self, name: str) -> Settings:
+        return Settings._of(settings(), name)
 
 
 def get_current_context() -> Context:

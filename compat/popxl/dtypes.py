@@ -6,6 +6,7 @@ import builtins
 from typing import Any
 
 import numpy as np
+from popart.enums import DataType, data_type_of, name_of
 
 import popir
 
@@ -25,7 +26,7 @@ _Bool = builtins.bool
 class dtype:  # noqa: N801
     """A data type. There is one instance of each; they cannot be made."""
 
-    _pb_dtype: popir.DType
+    _below: popir.DType
 
     def __init__(self) -> None:
         raise TypeError(
@@ -36,41 +37,45 @@ class dtype:  # noqa: N801
     @classmethod
     def _make(cls, below: popir.DType) -> dtype:
         self = cls.__new__(cls)
-        self._pb_dtype = below
+        self._below = below
         return self
+
+    @property
+    def _pb_dtype(self) -> DataType:
+        return data_type_of(self._below.name)
 
     @property
     def name(self) -> str:
         """Such as `float32`."""
-        return self._pb_dtype.name
+        return self._below.name
 
     @property
     def _name(self) -> str:
-        return self._pb_dtype.name
+        return self._below.name
 
     @property
     def is_complex(self) -> _Bool:
         """Whether it is complex."""
-        return self._pb_dtype.is_complex
+        return self._below.is_complex
 
     @property
     def is_int(self) -> _Bool:
         """Whether it is an integer; bool is none."""
-        return self._pb_dtype.is_int
+        return self._below.is_int
 
     @property
     def is_floating_point(self) -> _Bool:
         """Whether it is a floating point type, float8 included."""
-        return self._pb_dtype.is_float
+        return self._below.is_float
 
     @property
     def is_signed(self) -> _Bool:
         """Whether it has negative values."""
-        return self._pb_dtype.is_signed
+        return self._below.is_signed
 
     def as_numpy(self) -> np.dtype[Any]:
         """The numpy type."""
-        return self._pb_dtype.numpy
+        return self._below.numpy
 
     def as_torch(self) -> Any:
         """The torch type; TypeError if there is none."""
@@ -123,6 +128,8 @@ def _known(value: Any) -> dtype | None:
         return value
     if isinstance(value, popir.DType):
         return _BELOW[value]
+    if isinstance(value, DataType):
+        return _STR_TO_POPXL.get(name_of(value))
     try:
         for table in (_STR_TO_POPXL, _PY_TO_POPXL, _NP_TO_POPXL):
             if value in table:

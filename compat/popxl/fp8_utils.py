@@ -31,7 +31,7 @@ def host_pow2scale_cast_to_fp8(
     if array.dtype not in _FLOATS and not isinstance(src, list | tuple):
         raise RuntimeError(f"only floats can be cast to {dtype}, not {array.dtype}")
     overflow = True if nan_on_overflow is None else nan_on_overflow
-    codes = popir.encode(array, dtype._pb_dtype, log2_scale or 0, overflow)
+    codes = popir.encode(array, dtype._below, log2_scale or 0, overflow)
     return np.ascontiguousarray(codes).view(dtype.as_numpy()).reshape(array.shape)
 
 
@@ -48,7 +48,7 @@ def host_pow2scale_cast_from_fp8(
     if source not in (dtypes.float8_143, dtypes.float8_152) or source is None:
         raise RuntimeError(f"the source must be of a float8 type, not {array.dtype}")
     codes = array.view(np.uint8).reshape(np.shape(src))
-    values = popir.decode(codes, source._pb_dtype, log2_scale or 0)
+    values = popir.decode(codes, source._below, log2_scale or 0)
     return np.asarray(values).astype(dtype.as_numpy())
 
 
@@ -60,7 +60,7 @@ def host_fp8_mse_scale(
     if array.dtype not in _FLOATS[:2]:
         raise RuntimeError(f"the source must be float16 or float32, not {array.dtype}")
     to = dtypes.float8_152 if dtype is dtypes.float8_152 else dtypes.float8_143
-    return popir.best_scale(array, to._pb_dtype)
+    return popir.best_scale(array, to._below)
 
 
 def host_fp8_mse_scale_pb(src: Any, dtype: dtypes.dtype | None = None) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from popart.views import GraphView, OpView
+from popart.operators import OpView
+from popart.views import GraphView
 
 import popir
 from popxl.current import pop, push

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import popart
@@ -188,13 +187,7 @@ class Ir(Program):
         self._write_dot(check, save_dir)
 
     def _write_dot(self, check: str, save_dir: Any = None) -> None:
-        options = self._below.options
-        given = os.environ.get("POPART_DOT_CHECKS", "").split(":")
-        active = {str(name).upper() for name in (*options.dotChecks, *given)} - {""}
-        if not active & {"ALL", check.upper()}:
-            return
-        folder = Path(options.logDir if save_dir is None else save_dir)
-        (folder / f"{check}.dot").write_text(popir.dot_of(self._below))
+        self._pb_ir.dotCheckpoint(self._pb_ir, check, save_dir)
 
     def __hash__(self) -> int:
         return hash(self.id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import popart
+from popart._internal.ir import ReplicaGrouping as Constant
 
 import popir
 from popxl.program import Program
@@ -26,6 +27,10 @@ class ReplicaGrouping:
         self._ir = ir
         self._groups = groups
         return self
+
+    @property
+    def _pb_replica_grouping(self) -> Constant:
+        return Constant(self._groups.num_replicas, self.stride, self.group_size)
 
     @property
     def is_const(self) -> bool:

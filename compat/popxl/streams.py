@@ -25,7 +25,7 @@ class Stream:
         cls, shape: Iterable[int], type_: dtype, name: str, is_in: bool
     ) -> Stream:
         ir = current.graph().ir
-        spec = popir.Spec(dtype.as_dtype(type_)._pb_dtype, tuple(map(int, shape)))
+        spec = popir.Spec(dtype.as_dtype(type_)._below, tuple(map(int, shape)))
         below = ir.add_stream(spec, name, is_in, current.settings().scopes)
         return cls._of(Tensor._of(below.tensor), below)
 

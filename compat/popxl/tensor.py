@@ -463,7 +463,7 @@ def graph_input(
     """A further input of the current graph."""
     graph = current.graph()
     spec = popir.Spec(
-        dtype.as_dtype(dtype)._pb_dtype, tuple(shape), tuple(meta_shape or ())
+        dtype.as_dtype(dtype)._below, tuple(shape), tuple(meta_shape or ())
     )
     scopes = current.settings().scopes
     return Tensor._of(graph.add_input(spec, name, scopes, by_ref))

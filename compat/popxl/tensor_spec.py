@@ -44,7 +44,7 @@ class TensorSpec(Mapping[str, Any]):
 
     @property
     def _below(self) -> popir.Spec:
-        return popir.Spec(self.dtype._pb_dtype, self.shape, self.meta_shape)
+        return popir.Spec(self.dtype._below, self.shape, self.meta_shape)
 
     def to_dict(self) -> dict[str, Any]:
         """The three by name."""

@@ -2,27 +2,10 @@
 
 from __future__ import annotations
 
-from enum import Enum, IntEnum
+from enum import Enum
 
-
-class TileSet(IntEnum):
-    """Compute tiles or tiles for exchange."""
-
-    Compute = 0
-    IO = 1
-    Undefined = 2
-    N = 3
-
-
-class ExecutionContext(IntEnum):
-    """The program that an operator belongs to."""
-
-    Normal = 0
-    AccumulateOuterFragment = 1
-    WeightsFromHostFragment = 2
-    WeightsToHostFragment = 3
-    OptimizerFromHostFragment = 4
-    Subgraph = 5
+from popart.enums import ExecutionContext as ExecutionContext
+from popart.enums import TileSet as TileSet
 
 
 class TensorStorage(Enum):

@@ -18,7 +18,7 @@ from popir.ops.common import (
     rules,
     widened,
 )
-from popir.records import Call, Grad, GradRule, Record, Spec, register
+from popir.records import Call, Grad, GradRule, Record, Spec, makes, register
 
 _Partial = Callable[[Grad], Value]
 
@@ -142,6 +142,7 @@ def _each(
 ) -> Callable[[Call], Sequence[GradRule]]:
     """A rule for each of any number of inputs."""
 
+    @makes(type_)
     def made(call: Call) -> list[GradRule]:
         return [
             rule(

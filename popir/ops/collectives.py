@@ -15,7 +15,7 @@ from popir.builder import Builder, Value
 from popir.dtypes import Shape
 from popir.errors import IrError, NotYet
 from popir.ops.common import axis_of, rule, rules, same
-from popir.records import Call, Grad, GradRule, Record, Spec, register
+from popir.records import Call, Grad, GradRule, Record, Spec, makes, register
 
 #: How the tensors of a list become one; `mean` divides the sum of them.
 _FOLDS = {
@@ -41,6 +41,7 @@ def _reduced(b: Builder, call: Call, values: list[Value]) -> list[Value]:
     return [value * value if call["op"] == "square_add" else value]
 
 
+@makes("ReplicatedAllReduceGrad")
 def _added(call: Call) -> Sequence[GradRule] | None:
     if call["op"] != "add":
         return None
@@ -97,6 +98,7 @@ def _lower_scatter(b: Builder, call: Call, values: list[Value]) -> list[Value]:
     return _as_result(b, _with_result(call, _scattered), given)
 
 
+@makes("ReplicatedReduceScatterGrad")
 def _local(call: Call) -> Sequence[GradRule] | None:
     if call["op"] != "local":
         return None
@@ -150,6 +152,7 @@ def _all_reduce(b: Builder, call: Call, values: list[Value]) -> list[Value]:
     return [_fold(b, call["op"], values)] * len(values)
 
 
+@makes("AllReduceGrad")
 def _all_reduce_grads(call: Call) -> Sequence[GradRule] | None:
     if call["op"] != "add":
         return None

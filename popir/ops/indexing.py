@@ -11,7 +11,7 @@ from popir.builder import Builder, Value
 from popir.dtypes import Shape
 from popir.errors import IrError
 from popir.ops.common import axis_of, rule, rules
-from popir.records import Call, Grad, Record, Spec, register
+from popir.records import Call, Grad, Record, Spec, makes, register
 
 
 def _axis(call: Call) -> int:
@@ -386,6 +386,7 @@ def _start_grad(g: Grad) -> Value:
     return b.where(b.compare("Equal", g["o0"], g["i2"]), g["g0"], 0)
 
 
+@makes("ScatterReduceGrad", "ScatterReduceInitGrad")
 def _reduce_rules(call: Call) -> list[object]:
     made: list[object] = [rule("ScatterReduceGrad", "g0 i0 i1 o0", 0, _data_grad)]
     if len(call.inputs) > 2:

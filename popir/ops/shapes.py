@@ -15,7 +15,15 @@ from popir.builder import Builder, Value
 from popir.dtypes import Shape
 from popir.errors import IrError
 from popir.ops.common import axis_of, rule, rules, same
-from popir.records import Call, Grad, Record, Spec, no_gradient, register
+from popir.records import (
+    Call,
+    Grad,
+    Record,
+    Spec,
+    makes,
+    no_gradient,
+    register,
+)
 
 
 def _infer_reshape(call: Call) -> list[Spec]:
@@ -220,6 +228,7 @@ def _split(b: Builder, call: Call, values: list[Value]) -> list[Value]:
     return b.split(values[0], call["sizes"], axis)
 
 
+@makes("SplitGrad")
 def _split_rules(call: Call) -> list[object]:
     count = len(call["sizes"])
 
@@ -255,6 +264,7 @@ def _parts(b: Builder, call: Call, value: Value) -> list[Value]:
     return b.split(value, [spec.shape[axis] for spec in call.inputs], axis)
 
 
+@makes("ConcatGrad")
 def _concat_rules(call: Call) -> list[object]:
     def part(n: int) -> object:
         return rule("ConcatGrad", "g0", n, lambda g: _parts(g.b, g.call, g["g0"])[n])

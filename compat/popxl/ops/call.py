@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from popart.views import OpView
+from popart.operators import OpView
 
 import popir
 from popxl import context, current
@@ -271,8 +271,8 @@ def _wrapper(below: popir.Graph) -> popir.Graph:
 
     wrapper = below.ir.new_graph(f"{below.id}__loop_wrapper")
     wrapper.is_loop_body = True
-    wrapper.add_input(popir.Spec(dtypes.int32._pb_dtype, ()), "iterator")
-    keep_going = wrapper.add_input(popir.Spec(dtypes.bool._pb_dtype, ()), "keep_going")
+    wrapper.add_input(popir.Spec(dtypes.int32._below, ()), "iterator")
+    keep_going = wrapper.add_input(popir.Spec(dtypes.bool._below, ()), "keep_going")
     inner = [
         wrapper.add_input(each.spec, each.name, (), each.by_reference)
         for each in below.inputs

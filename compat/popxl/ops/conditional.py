@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
-from popart.views import OpView
+from popart.operators import OpView
 
 import popir
 from popxl import context, current, dtypes

@@ -45,7 +45,7 @@ cast_then_pow2scale = pow2scale_cast_from_fp8
 
 def _cast(type_: str, t: Tensor, log2_scale: Tensor, data_type: dtype) -> Tensor:
     name = f"{t.name}_{data_type.name}" if isinstance(t, Tensor) else None
-    attributes = {"to": data_type._pb_dtype}
+    attributes = {"to": data_type._below}
     return emit(type_, {"t": t, "log2_scale": log2_scale}, [name], attributes)[0]
 
 

@@ -24,7 +24,7 @@ def matmul(
 ) -> Tensor:
     """numpy's matmul."""
     attributes: dict[str, Any] = {
-        "output_type": output_type and output_type._pb_dtype,
+        "output_type": output_type and output_type._below,
         "partials_type": _partials(lhs, partials_type),
     }
     return emit("MatMul", {"lhs": lhs, "rhs": rhs}, ["matmul_out"], attributes)[0]

@@ -52,7 +52,7 @@ def random_uniform(
     """Uniform in [low, high)."""
     attributes = {
         "shape": tuple(shape),
-        "dtype": dtype._pb_dtype,
+        "dtype": dtype._below,
         "low": float(low),
         "high": float(high),
     }
@@ -70,7 +70,7 @@ def random_normal(
     """Normally distributed."""
     attributes = {
         "shape": tuple(shape),
-        "dtype": dtype._pb_dtype,
+        "dtype": dtype._below,
         "mean": float(mean),
         "std": float(std),
     }

@@ -210,7 +210,7 @@ def init(
     if init_type not in ("zero", "undef"):
         raise ValueError(f"Unknown init_type {init_type!r}: 'zero' or 'undef'")
     attributes = {
-        "dtype": dtype._pb_dtype,
+        "dtype": dtype._below,
         "shape": tuple(shape),
         "meta_shape": tuple(meta_shape or ()),
     }

@@ -51,7 +51,7 @@ def cast(t: Tensor, data_type: dtype) -> Tensor:
         raise TypeError(
             f"Cannot cast to {to}: use pow2scale_cast_to_fp8, which takes a scale"
         )
-    attributes = {"to": to._pb_dtype}
+    attributes = {"to": to._below}
     names = [f"{t.name}_{to._name}" if isinstance(t, Tensor) else None]
     return emit("Cast", {"t": t}, names, attributes, together=False)[0]
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import popart
+import popart._internal.ir as _ir
 import popxl
 import pytest
-from popart.views import OpView
+from popart.operators import OpView
 from popxl import ops
 
 
@@ -40,10 +41,10 @@ def test_views_of_graphs() -> None:
         "HostStore",
     ]
     assert "a" in main
-    assert below.getTensor("a").tensorType() == "Variable"
+    assert below.getTensor("a").tensorType() is _ir.TensorType.Variable
     add = main.getOps()[2]
     assert add.getVirtualGraphId() == 1
-    assert add.getSettings().tileSet == "io"
+    assert add.getSettings().tileSet is _ir.TileSet.IO
     assert add.debugName() == "here/Add"
     assert [t.id for t in add.getOutputTensors()] == ["here/add_out"]
     info = add.outTensor(0).info

@@ -19,7 +19,7 @@ FORMAT = pytest.mark.parametrize("to", FORMATS, ids=str)
 
 def values(to: Any) -> np.ndarray[Any, Any]:
     """All that is exact, what lies between, right beside that, and much else."""
-    table = popir.decode(np.arange(256, dtype=np.uint8), to._pb_dtype)
+    table = popir.decode(np.arange(256, dtype=np.uint8), to._below)
     exact = np.sort(table[np.isfinite(table)])
     middle = ((exact[1:] + exact[:-1]) / 2).astype(np.float32)
     beside = [np.nextafter(middle, np.float32(side)) for side in (1e9, -1e9)]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import Enum
 from typing import Any, Literal, get_args
+
+from popart.enums import CommGroupType as CommGroupType
 
 import popir
 from popxl.context import get_ir
@@ -15,15 +16,6 @@ from popxl.tensor import Tensor
 
 CollectiveOps = Literal["add", "mean", "mul", "min", "max", "and", "or", "square_add"]
 _Output = Literal["auto", "new_axis", "concat", "meta_shape"]
-
-
-class CommGroupType(Enum):
-    """How replicas are grouped."""
-
-    All = 0
-    Consecutive = 1
-    Orthogonal = 2
-    Ungrouped = 3
 
 
 class CommGroup:

@@ -1,0 +1,76 @@
+"""What programs ask of graphs below `popxl`: views, classes of operators, enumerations.
+
+Views answer questions about the graphs of `popir`; nothing is run in another way.
+"""
+
+from __future__ import annotations
+
+from popart._internal.ir import op, patterns, view
+from popart._internal.ir.values import (
+    BwdGraphInfo,
+    ExpectedConnection,
+    NumInputs,
+    OperatorIdentifier,
+    ReplicaGrouping,
+)
+from popart.attributes import ConvOptions as MultiConvOptions
+from popart.attributes import OptimizerValue, Settings
+from popart.enums import (
+    AccumulationType,
+    CollectiveOperator,
+    CommGroupType,
+    DataType,
+    ExecutionContext,
+    ExpectedConnectionType,
+    InitType,
+    ReductionType,
+    TensorType,
+    TileSet,
+    VariableRetrievalMode,
+    VirtualGraphMode,
+)
+from popart.operators import OpView as Op
+from popart.variable_settings import VariableSettings
+from popart.view import GraphId, TensorInfo
+from popart.views import Consumers, TopoCons
+from popart.views import GraphView as Graph
+from popart.views import IrView as Ir
+from popart.views import TensorView as Tensor
+
+TensorId = str
+
+__all__ = (
+    "AccumulationType",
+    "BwdGraphInfo",
+    "CollectiveOperator",
+    "CommGroupType",
+    "Consumers",
+    "DataType",
+    "ExecutionContext",
+    "ExpectedConnection",
+    "ExpectedConnectionType",
+    "Graph",
+    "GraphId",
+    "InitType",
+    "Ir",
+    "MultiConvOptions",
+    "NumInputs",
+    "Op",
+    "OperatorIdentifier",
+    "OptimizerValue",
+    "ReductionType",
+    "ReplicaGrouping",
+    "Settings",
+    "Tensor",
+    "TensorId",
+    "TensorInfo",
+    "TensorType",
+    "TileSet",
+    "TopoCons",
+    "VariableRetrievalMode",
+    "VariableSettings",
+    "VirtualGraphMode",
+    "op",
+    "patterns",
+    "view",
+)

@@ -1,0 +1,13 @@
+"""Classes of operators over windows whose place is known only when they run."""
+
+from __future__ import annotations
+
+from popart.operators import OpView, class_called, classes_of
+
+
+def __getattr__(name: str) -> type[OpView]:
+    return class_called("dynamic", name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *classes_of("dynamic")]

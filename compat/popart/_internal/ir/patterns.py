@@ -1,0 +1,46 @@
+"""Patterns: accepted, without effect, for graphs are run as they are."""
+
+# ruff: noqa: N802 - the names are the original's
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+
+class PatternsLevel(Enum):
+    """How many patterns are on."""
+
+    NoPatterns = 0
+    Minimal = 1
+    Default = 2
+    All = 3
+
+
+class Patterns:
+    """Which patterns are on: kept, without effect."""
+
+    def __init__(self, level: Any = PatternsLevel.Default) -> None:
+        self.level = level
+        self._enabled: dict[str, bool] = {}
+
+    @staticmethod
+    def create(names: Any = ()) -> Patterns:
+        """Return settings with those patterns on and no others."""
+        made = Patterns(PatternsLevel.NoPatterns)
+        for name in names:
+            made.enablePattern(str(name), True)
+        return made
+
+    def enablePattern(self, name: str, enabled: bool = True) -> Patterns:
+        """Turn one pattern on or off."""
+        self._enabled[name] = enabled
+        return self
+
+    def isPatternEnabled(self, name: str) -> bool:
+        """Tell whether a pattern is on."""
+        on = self.level in (PatternsLevel.Default, PatternsLevel.All)
+        return self._enabled.get(name, on)
+
+    def enableRuntimeAsserts(self, enabled: bool = True) -> Patterns:
+        """Accept the setting."""
+        return self
