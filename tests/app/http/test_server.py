@@ -22,6 +22,7 @@ import pytest
 
 from app.http.access import Access
 from app.http.floods import BURST, ENTRY, Floods
+from app.http.proxies import TrustedProxies
 from app.http.server import (
     SIGNAL_APART,
     UNSENT,
@@ -49,6 +50,7 @@ class HoldingApp:
     def __init__(self) -> None:
         self.service = Service(ModelTable())
         self.access = Access()
+        self.proxies = TrustedProxies()
         self.short: dict[str, ModelEntry] = {}
         self.started = threading.Event()
         self.entered = threading.Semaphore(0)
@@ -56,6 +58,9 @@ class HoldingApp:
         self.drained = False
         self.body = b"ok"
         self._gate = asyncio.Event()
+
+    def lines_for_origin(self, origin: bytes | None) -> bytes:
+        return b""
 
     def release(self) -> None:
         assert self.loop is not None
