@@ -10,9 +10,11 @@ from typing import Any
 
 from app.config.restrictions import group_of
 from app.errors import current_request, row_of
+from app.http.access import key_group
 from app.http.answer_watch import AnswerWatch, read_error
 from app.http.asgi import BASE, Message, Scope, Send
 from app.http.proxies import TrustedProxies
+from app.observe.audit import log_management
 from app.observe.journal import Asked, Failed, Journal
 from app.observe.request_ids import HEADER, id_of
 from engine import Cancelled
@@ -98,6 +100,7 @@ class RequestLog:
         # by the hundred must not use up the lines of those that are.
         is_answer = self._status == 503 and group_of(scope["path"]) == "health"
         if 0 < self._status < 400 or is_answer:
+            self._audit(asked, self._status)
             self._journal.end(asked, self._status, seconds)
             return
         status = self._status
@@ -107,4 +110,11 @@ class RequestLog:
             row = row_of(gone)
             status, code, why = row.status, row.code, str(gone)
         failed = Failed(asked, None, status, code, why, ended, seconds)
+        self._audit(asked, status, code, why)
         self._journal.fail(failed)
+
+    def _audit(self, asked: Asked, status: int, code: str = "", why: str = "") -> None:
+        """Log a call that changes the server, whatever became of it."""
+        path = self.scope["path"]
+        if asked.method == "POST" and key_group(path, "POST") == "manage":
+            log_management(asked, status, code, why)

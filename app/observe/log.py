@@ -198,7 +198,8 @@ class LogControl(logging.Filter):
         self._on_change(settings)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return self.settings.shows(record.levelno)
+        # Who managed the server is no matter of levels (app/observe/audit.py).
+        return record.name == "app.audit" or self.settings.shows(record.levelno)
 
     def __repr__(self) -> str:
         return f"<LogControl {self.settings}>"
