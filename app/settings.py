@@ -313,6 +313,11 @@ class Settings(BaseSettings):
     access_log: Annotated[str, Shown("off|errors|RATIO|all")] = "errors"
     """Which requests are logged. errors: those that fail; RATIO, as in 0.01: a share of
     the others as well."""
+    openai_root: bool = False
+    """Also answer requests of OpenAI's clients at /v1, beside /openai/v1."""
+    tei: Annotated[str, Shown("MODEL")] = ""
+    """The text model that answers at /embed, /rerank and the other routes of
+    text-embeddings-inference, whose requests name none."""
     no_pages: bool = False
     """Serve no web pages at / and no list of requests at /v1/requests."""
     log_level: LogLevel = "info"

@@ -208,7 +208,7 @@ def is_weights(folder: Path) -> bool:
     names = [entry.name for entry in folder.iterdir()]
     weights = any(name.endswith((".safetensors", ".bin")) for name in names)
     ready = any(name.endswith((*SUFFIXES, ".py")) for name in names)
-    return weights and not ready and not recognise(folder)[0]
+    return weights and not ready and not recognise(folder, {})[0]
 
 
 def _checked(name: str, place: object) -> str:

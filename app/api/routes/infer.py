@@ -80,7 +80,8 @@ class _Delegate(Response):
         await self._front({**scope, _MARK: True}, receive, send)
 
 
-def _to_front(request: Request) -> Response:
+def to_front(request: Request) -> Response:
+    """Hand a request to the front, which runs inference."""
     if request.scope.get(_MARK):
         # The front has handed it back: not a URL that it knows.
         raise HttpError(404, f"Not Found: {request.url.path:.300}", "not_found")
@@ -91,12 +92,12 @@ def declare(router: APIRouter, path: str, name: str, **options: Any) -> None:
     """An operation on tensors, which the front runs, and which is called `name`."""
 
     async def run(request: Request, name: ModelName) -> Response:
-        return _to_front(request)
+        return to_front(request)
 
     async def run_version(
         request: Request, name: ModelName, version: Version
     ) -> Response:
-        return _to_front(request)
+        return to_front(request)
 
     has_version = "{version}" in path
     router.add_api_route(

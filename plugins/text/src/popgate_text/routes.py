@@ -1,13 +1,331 @@
-"""The routes of text models."""
+"""The routes of text models: OpenAI's, Jina's and Cohere's, TEI's."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
 
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from app.about import VERSION
+from app.api.dependencies import GatewayOf, ModelName, ViewerOf, find_model, read_object
 from app.api.plugin_routes import PluginRoutes
+from app.api.routes.infer import ERROR_RESPONSES, declare, to_front
+from app.errors import InvalidRequest, UnknownModel
+from app.gateway import Gateway
+from app.http.front import NamingOperation, Operation
+from app.serving.forms import NamingForm
 from app.settings import Settings
+from popgate_text import openai, tei
+from popgate_text.requests import check_kind_of, field
+from popgate_text.scheduler import TextScheduler
+
+OPENAI_TAG, TEI_TAG = "text: openai", "text: tei"
+_TEXTS: Final = {
+    "oneOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}},
+        {"type": "array", "items": {"type": "integer"}},
+        {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
+    ]
+}
+_STRINGS: Final = {"type": "array", "items": {"type": "string"}}
+_EMBEDDINGS: Final = {
+    "model": {"type": "string"},
+    "input": _TEXTS,
+    "encoding_format": {"type": "string", "enum": ["float", "base64"]},
+    "dimensions": {"type": "integer", "minimum": 1},
+    "user": {"type": "string"},
+    "prompt_name": {"type": "string"},
+}
+_RERANK: Final = {
+    "model": {"type": "string"},
+    "query": {"type": "string"},
+    "documents": _STRINGS,
+    "top_n": {"type": "integer", "minimum": 1},
+    "return_documents": {"type": "boolean"},
+}
+_TEI_TEXTS: Final = {
+    "inputs": _TEXTS,
+    "truncate": {"type": "boolean"},
+    "truncation_direction": {"type": "string", "enum": ["left", "right"]},
+    "prompt_name": {"type": "string"},
+}
+#: Suffix, form, fields of the request, those that it must have, what it does.
+_TEI: Final[tuple[tuple[str, type[tei.TeiForm], dict[str, Any], str, str], ...]] = (
+    (
+        "embed",
+        tei.EmbedForm,
+        {**_TEI_TEXTS, "normalize": {"type": "boolean"},
+         "dimensions": {"type": "integer"}},
+        "inputs",
+        "Embed texts",
+    ),
+    ("embed_sparse", tei.EmbedSparseForm, _TEI_TEXTS, "inputs", "Embed texts by words"),
+    (
+        "rerank",
+        tei.RerankForm,
+        {"query": {"type": "string"}, "texts": _STRINGS,
+         "raw_scores": {"type": "boolean"}, "return_text": {"type": "boolean"}},
+        "query texts",
+        "Order texts by how well they answer a query",
+    ),
+    (
+        "predict",
+        tei.PredictForm,
+        {"inputs": {}, "raw_scores": {"type": "boolean"}},
+        "inputs",
+        "Classify texts, or pairs of texts",
+    ),
+    (
+        "similarity",
+        tei.SimilarityForm,
+        {"inputs": {"type": "object"}, "parameters": {"type": "object"}},
+        "inputs",
+        "Compare texts with one text",
+    ),
+)  # fmt: skip
 
 
 def routes(settings: Settings) -> PluginRoutes:
     """Return the routes of a server with these settings."""
-    return PluginRoutes(APIRouter())
+    router = APIRouter()
+    naming = _openai_routes(router, settings.openai_root)
+    operations = []
+    for suffix, form, fields, needed, summary in _TEI:
+        operations.append(Operation("/v1/models/", f"/{suffix}", form))
+        declare(
+            router,
+            f"/v1/models/{{name}}/{suffix}",
+            f"tei_{suffix}",
+            summary=summary,
+            tags=[TEI_TAG],
+            responses=_responses(),
+            openapi_extra=_body(fields, needed),
+        )
+        if settings.tei:
+            made = partial(form, settings.tei)
+            path = f"/{suffix}"
+            naming.append(NamingOperation(path, made))
+            _declare(router, path, summary, TEI_TAG, fields, needed)
+    if settings.tei:
+        native = partial(tei.NativeForm, settings.tei)
+        naming += [NamingOperation(path, native) for path in ("/", "/invocations")]
+    _tokens(router, settings.tei)
+    return PluginRoutes(router, operations, naming)
+
+
+def _openai_routes(router: APIRouter, at_root: bool) -> list[NamingOperation]:
+    prefixes = ("/openai/v1", "/v1") if at_root else ("/openai/v1",)
+    naming = []
+    kinds: tuple[tuple[str, Callable[[], NamingForm], dict[str, Any], str, str], ...]
+    kinds = (
+        ("/embeddings", openai.EmbeddingsForm, _EMBEDDINGS, "model input",
+         "Embed texts, as OpenAI's clients ask"),
+        ("/rerank", openai.RerankForm, _RERANK, "model query documents",
+         "Order documents by how well they answer a query"),
+    )  # fmt: skip
+    for prefix in prefixes:
+        for path, form, fields, needed, summary in kinds:
+            naming.append(NamingOperation(prefix + path, form))
+            _declare(router, prefix + path, summary, OPENAI_TAG, fields, needed)
+    naming.append(NamingOperation("/v2/rerank", openai.CohereRerankForm))
+    text = "Order documents, as Cohere's clients ask"
+    needed = "model query documents"
+    _declare(router, "/v2/rerank", text, OPENAI_TAG, _RERANK, needed)
+
+    @router.get("/openai/v1/models", summary="List the text models", tags=[OPENAI_TAG])
+    async def list_text_models(gateway: GatewayOf, viewer: ViewerOf) -> JSONResponse:
+        """The text models that are ready, in OpenAI's form."""
+        found = [
+            _openai_model(gateway, name)
+            for name in gateway.table.names()
+            if viewer.sees(name) and _scheduler(gateway, name) is not None
+        ]
+        return JSONResponse({"object": "list", "data": found})
+
+    @router.get("/openai/v1/models/{name}", summary="A text model", tags=[OPENAI_TAG])
+    async def get_text_model(
+        gateway: GatewayOf, viewer: ViewerOf, name: ModelName
+    ) -> JSONResponse:
+        """One text model, in OpenAI's form."""
+        if not viewer.sees(name) or _scheduler(gateway, name) is None:
+            raise UnknownModel(name)
+        return JSONResponse(_openai_model(gateway, name))
+
+    return naming
+
+
+def _tokens(router: APIRouter, named: str) -> None:
+    """Declare the routes that need the tokenizer alone."""
+
+    async def info(gateway: GatewayOf, name: ModelName) -> JSONResponse:
+        """What the model is, and what requests to it may have."""
+        return JSONResponse(_info(gateway, name))
+
+    async def tokenize(
+        gateway: GatewayOf, request: Request, name: ModelName
+    ) -> JSONResponse:
+        """The tokens of texts: id, text, whether special, first and last character."""
+        document = await read_object(request)
+        scheduler = _found(gateway, name)
+        given = document.get("inputs")
+        texts = [given] if isinstance(given, str) else given
+        if type(texts) is not list or not all(type(one) is str for one in texts):
+            raise InvalidRequest("'inputs' must be a string or a list of strings")
+        special = field(document, "add_special_tokens", bool, True)
+        read = partial(_tokens_of, scheduler, texts, special)
+        return JSONResponse(await gateway.in_background(read))
+
+    async def decode(
+        gateway: GatewayOf, request: Request, name: ModelName
+    ) -> JSONResponse:
+        """The texts of token ids."""
+        document = await read_object(request)
+        scheduler = _found(gateway, name)
+        given = document.get("ids")
+        if type(given) is list and all(type(one) is int for one in given):
+            given = [given]
+        if type(given) is not list or not all(
+            type(row) is list and all(type(one) is int for one in row) for row in given
+        ):
+            raise InvalidRequest("'ids' must be a list of token ids, or of such lists")
+        skip = field(document, "skip_special_tokens", bool, True)
+        found = [scheduler.tokenizer.decode(row, skip_special=skip) for row in given]
+        return JSONResponse(found)
+
+    ways: tuple[tuple[str, str, Callable[..., Any]], ...] = (
+        ("info", "GET", info),
+        ("tokenize", "POST", tokenize),
+        ("decode", "POST", decode),
+    )
+    for suffix, method, run in ways:
+        router.add_api_route(
+            f"/v1/models/{{name}}/{suffix}",
+            run,
+            methods=[method],
+            name=f"tei_{suffix}",
+            summary=f"TEI's /{suffix}",
+            tags=[TEI_TAG],
+        )
+        if named:
+            router.add_api_route(
+                f"/{suffix}",
+                _for_model(run, named),
+                methods=[method],
+                name=f"tei_root_{suffix}",
+                summary=f"TEI's /{suffix}",
+                tags=[TEI_TAG],
+            )
+
+
+def _for_model(run: Callable[..., Any], name: str) -> Callable[..., Any]:
+    async def run_named(gateway: GatewayOf, request: Request) -> JSONResponse:
+        given = {"request": request} if "request" in run.__annotations__ else {}
+        answer: JSONResponse = await run(gateway=gateway, name=name, **given)
+        return answer
+
+    run_named.__doc__ = run.__doc__
+    return run_named
+
+
+def _tokens_of(
+    scheduler: TextScheduler, texts: list[str], special: bool
+) -> list[list[dict[str, Any]]]:
+    return [
+        [
+            {"id": t.id, "text": t.text, "special": t.special, "start": t.start,
+             "stop": t.stop}
+            for t in scheduler.tokenizer.tokens(text, special=special)
+        ]
+        for text in texts
+    ]  # fmt: skip
+
+
+def _scheduler(gateway: Gateway, name: str) -> TextScheduler | None:
+    entry = gateway.table.default(name)
+    found = None if entry is None else entry.scheduler
+    return found if isinstance(found, TextScheduler) else None
+
+
+def _found(gateway: Gateway, name: str) -> TextScheduler:
+    find_model(gateway, name)
+    found = _scheduler(gateway, name)
+    if found is None:
+        check_kind_of(name, "", "a text model")
+    assert found is not None
+    return found
+
+
+def _openai_model(gateway: Gateway, name: str) -> dict[str, Any]:
+    loaded = find_model(gateway, name).default
+    created = 0 if loaded is None else int(loaded.loaded_at)
+    return {"id": name, "object": "model", "created": created, "owned_by": "popgate"}
+
+
+def _info(gateway: Gateway, name: str) -> dict[str, Any]:
+    scheduler = _found(gateway, name)
+    model, config = scheduler.model, scheduler.config
+    labels = {str(n): label for n, label in enumerate(model.labels)}
+    kinds: dict[str, dict[str, Any]] = {
+        "embedding": {"embedding": {"pooling": "+".join(model.pooling) or "none"}},
+        "splade": {"embedding": {"pooling": "splade"}},
+    }
+    named = {"id2label": labels, "label2id": {v: int(k) for k, v in labels.items()}}
+    return {
+        "model_id": name,
+        "model_sha": None,
+        "model_dtype": "float32",
+        "served_model_name": name,
+        "model_type": kinds.get(model.kind, {model.kind: named}),
+        "max_concurrent_requests": config.max_texts,
+        "max_input_length": model.max_length,
+        "max_batch_tokens": config.max_request_tokens,
+        "max_batch_requests": None,
+        "max_client_batch_size": config.max_texts,
+        "auto_truncate": config.truncate,
+        "tokenization_workers": 2,
+        "version": VERSION,
+        "sha": None,
+        "docker_label": None,
+    }
+
+
+def _declare(
+    router: APIRouter,
+    path: str,
+    summary: str,
+    tag: str,
+    fields: dict[str, Any],
+    needed: str,
+) -> None:
+    async def run(request: Request) -> Response:
+        return to_front(request)
+
+    router.add_api_route(
+        path,
+        run,
+        methods=["POST"],
+        name=path.strip("/").replace("/", "_"),
+        summary=summary,
+        tags=[tag],
+        response_class=Response,
+        responses=_responses(),
+        openapi_extra=_body(fields, needed),
+    )
+
+
+def _responses() -> dict[int | str, dict[str, Any]]:
+    return {200: {"content": {"application/json": {"schema": {}}}}, **ERROR_RESPONSES}
+
+
+def _body(fields: dict[str, Any], needed: str) -> dict[str, Any]:
+    schema = {"type": "object", "properties": fields, "required": needed.split()}
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": schema}},
+        }
+    }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -54,8 +55,8 @@ def tokenizing_pool() -> ThreadPoolExecutor:
 class TextOptions:
     """How the texts of one request are to be treated, and what was found.
 
-    None is the model's own way. `ids` are token ids in place of texts. `tokens` are
-    filled in by the scheduler: tokens of each text.
+    None is the model's own way. `ids` are token ids in place of texts. The scheduler
+    fills in the rest: `tokens` of each text, and nanoseconds.
     """
 
     prompt_name: str | None = None
@@ -66,6 +67,9 @@ class TextOptions:
     raw_scores: bool = False
     ids: Sequence[Sequence[int]] | None = None
     tokens: list[int] = field(default_factory=list)
+    tokenizing_ns: int = 0
+    queue_ns: int = 0
+    compute_ns: int = 0
 
 
 def options_of(request: InferRequest) -> TextOptions:
@@ -172,6 +176,7 @@ class TextScheduler:
         options: TextOptions,
     ) -> list[Encoded]:
         """Return the tokens of all texts. Raises `InvalidTensor`, `InvalidRequest`."""
+        began = time.monotonic_ns()
         count = len(raw) if options.ids is None else len(options.ids)
         if not count:
             raise InvalidTensor("expected at least one text, got none")
@@ -202,6 +207,7 @@ class TextScheduler:
             most = self.config.max_request_tokens
             msg = f"the request has {tokens} tokens, at most {most} are taken"
             raise InvalidTensor(f"{msg} (max_request_tokens in the section [text])")
+        options.tokenizing_ns = time.monotonic_ns() - began
         return found
 
     def _given(self, ids: Sequence[int]) -> Encoded:
@@ -319,6 +325,7 @@ class TextScheduler:
         found = [row for row in run.results if row is not None]
         run.results, run.rows = [], []
         options = run.options
+        options.queue_ns, options.compute_ns = run.queue_ns, run.compute_ns
         if self.model.kind == "embedding":
             vectors = _stack(found, "embedding")
             normalize, wanted = self.model.normalize, options.normalize
