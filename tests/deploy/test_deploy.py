@@ -128,7 +128,7 @@ def test_time_enough_to_end() -> None:
     """Accepted requests are answered before anybody kills the process."""
     (deployment,) = documents(DEPLOY / CONTAINERS[0])
     pod = deployment["spec"]["template"]["spec"]
-    args = dict(a.split("=", 1) for a in container(CONTAINERS[0])["args"])
+    args = dict(a.partition("=")[::2] for a in container(CONTAINERS[0])["args"])
     needed = Settings().shutdown_timeout + float(args["--drain-grace"])
     assert pod["terminationGracePeriodSeconds"] > needed
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
@@ -253,13 +253,13 @@ def started(path: str, mounts: Mapping[str, Path], name: str) -> ServedGateway:
     arguments = []
     for argument in container(path)["args"]:
         text = argument.replace("{{.Name}}", name)
-        option, _, value = text.partition("=")
+        option, equals, value = text.partition("=")
         if option in ("--port", "--metrics-port"):
             continue
         for place, folder in mounts.items():
             value = value.replace(place, str(folder))
         value = {"--host": "127.0.0.1", "--drain-grace": "0.1"}.get(option, value)
-        arguments.append(f"{option}={value}")
+        arguments.append(f"{option}{equals}{value}")
     return ServedGateway(None, *arguments)
 
 
@@ -318,6 +318,20 @@ def test_the_deployment_serves(folder: Path, tmp_path: Path) -> None:
     mounts = {"/models": folder, "/var/cache/popgate": tmp_path / "cache"}
     with started(CONTAINERS[0], mounts, "") as gateway:
         serves_until_told(CONTAINERS[0], gateway, "affine")
+
+
+def test_a_rollout_stops_at_a_model_that_does_not_load(
+    folder: Path, tmp_path: Path
+) -> None:
+    good = add(folder, "good", models.affine)
+    broken = add(folder, "broken", models.affine)
+    broken.write_bytes(good.read_bytes()[:-100])
+    read_only(folder)
+    mounts = {"/models": folder, "/var/cache/popgate": tmp_path / "cache"}
+    with started(CONTAINERS[0], mounts, "") as gateway:
+        gateway.until("/v1/health/startup", 200)
+        assert gateway.client.get("/v1/health/ready").status_code == 503
+        gateway.infer("good", input=[[1.0, 2.0, 3.0, 4.0]])
 
 
 class Kubelet:
