@@ -107,6 +107,14 @@ def test_selectors_select() -> None:
     assert budget["spec"]["selector"]["matchLabels"].items() <= labels.items()
     ports = {port["name"] for port in container(CONTAINERS[0])["ports"]}
     assert {port["targetPort"] for port in service["spec"]["ports"]} == ports
+    guarded = base.parent / "guarded"
+    (policy,) = documents(guarded / "networkpolicy.yaml")
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    opened = {p["port"] for rule in policy["spec"]["ingress"] for p in rule["ports"]}
+    assert opened == ports
+    (monitor,) = documents(guarded / "podmonitor.yaml")
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert {e["port"] for e in monitor["spec"]["podMetricsEndpoints"]} <= ports
     (scaler,) = documents(base.parent / "autoscaled" / "autoscaler.yaml")
     assert scaler["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
     (scaled,) = documents(base.parent / "keda" / "scaledobject.yaml")
@@ -128,7 +136,8 @@ def test_time_enough_to_end() -> None:
     """Accepted requests are answered before anybody kills the process."""
     (deployment,) = documents(DEPLOY / CONTAINERS[0])
     pod = deployment["spec"]["template"]["spec"]
-    args = dict(a.partition("=")[::2] for a in container(CONTAINERS[0])["args"])
+    pairs = [a.partition("=") for a in container(CONTAINERS[0])["args"]]
+    args = {name: value for name, _, value in pairs}
     needed = Settings().shutdown_timeout + float(args["--drain-grace"])
     assert pod["terminationGracePeriodSeconds"] > needed
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
