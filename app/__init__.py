@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from app.propagators import import_propagators
+
 if TYPE_CHECKING:
     from app.main import create_app
+
+# Before anything imports FastAPI.
+import_propagators()
 
 __all__ = ["create_app"]
 

@@ -94,7 +94,15 @@ GROUND: dict[str, frozenset[str]] = {
         | {"owner", "run_failures", "telemetry", "tensor"}
     ),
     "app": frozenset(
-        {"about", "background", "errors", "give_way", "limits", "plugins"}
+        {
+            "about",
+            "background",
+            "errors",
+            "give_way",
+            "limits",
+            "plugins",
+            "propagators",
+        }
         | {"settings", "sizes", "spec"}
     ),
 }

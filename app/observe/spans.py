@@ -14,8 +14,10 @@ import queue
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
+from app import propagators
 from app.observe.journal import Answered, Asked, Failed, Part
 from app.observe.log_text import shortened
 from app.observe.request_ids import SpanIds, trace_context
@@ -29,17 +31,28 @@ MOST_WAITING = 2048
 _BATCHES = 64
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _NS = 1_000_000_000
+_NEEDS_MORE = (
+    "OpenTelemetry's variables ask for spans, which need more packages: "
+    "pip install 'popgate[otel]'"
+)
 
 _Job = tuple[Asked, Answered | Failed, Sequence[Part], int]
 
 
 def spans_wanted(environment: Mapping[str, str]) -> bool:
-    """Whether OpenTelemetry's variables ask for spans."""
+    """Return whether OpenTelemetry's variables ask for spans."""
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
-    if environment.get("OTEL_TRACES_EXPORTER", "otlp").strip().lower() != "otlp":
-        return False
-    return any(environment.get(name) for name in _ENDPOINTS)
+    names = exporters(environment)
+    if names == ["otlp"]:
+        return any(environment.get(name) for name in _ENDPOINTS)
+    return names != ["none"]
+
+
+def exporters(environment: Mapping[str, str]) -> list[str]:
+    """Return the names in ``OTEL_TRACES_EXPORTER``, ``otlp`` by default."""
+    text = environment.get("OTEL_TRACES_EXPORTER", "").lower()
+    return [name.strip() for name in text.split(",") if name.strip()] or ["otlp"]
 
 
 class Sampler:
@@ -139,20 +152,13 @@ class _Maker:
     def __init__(self, environment: Mapping[str, str]) -> None:
         try:
             from opentelemetry import trace
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import (
-                OTLPSpanExporter,
-            )
             from opentelemetry.sdk.resources import Resource
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
             from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
             from opentelemetry.sdk.trace.sampling import ALWAYS_ON
         except ImportError as e:
-            msg = (
-                "OpenTelemetry's variables ask for spans, which need more packages: "
-                "pip install 'popgate[otel]'"
-            )
-            raise InvalidConfig(msg) from e
+            raise InvalidConfig(_NEEDS_MORE) from e
         self._api: Any = trace
         named = "OTEL_SERVICE_NAME" in environment or "service.name=" in (
             environment.get("OTEL_RESOURCE_ATTRIBUTES", "")
@@ -165,7 +171,8 @@ class _Maker:
             resource=resource,
             id_generator=self._ids,
         )
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        for exporter in _exporters(environment):
+            self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer: Any = self._provider.get_tracer("popgate")
         #: The spans of the last batches, by what is the same for all their members.
         self._batches: dict[tuple[Any, ...], list[Any]] = {}
@@ -301,6 +308,57 @@ class _Maker:
         self._provider.shutdown()
 
 
+def _exporters(environment: Mapping[str, str]) -> list[Any]:
+    """Return the exporters that ``OTEL_TRACES_EXPORTER`` names.
+
+    Raises `engine.InvalidConfig` for one that there is not.
+    """
+    makers = {"otlp": _otlp_exporter, "console": _console_exporter}
+    names = exporters(environment)
+    for name in names:
+        if name not in makers:
+            expected = "expected otlp, console or none"
+            raise InvalidConfig(f"OTEL_TRACES_EXPORTER={name!r}: {expected}")
+    return [makers[name](environment) for name in names]
+
+
+def _console_exporter(environment: Mapping[str, str]) -> Any:
+    """Return an exporter that writes each span as one line of JSON to stdout."""
+    from opentelemetry.sdk.trace.export import ConsoleSpanExporter
+
+    return ConsoleSpanExporter(formatter=lambda span: span.to_json(indent=None) + "\n")
+
+
+def _otlp_exporter(environment: Mapping[str, str]) -> Any:
+    """Return an exporter that speaks the protocol of ``OTEL_EXPORTER_OTLP_PROTOCOL``.
+
+    Raises `engine.InvalidConfig` if its package is not installed: spans in another
+    protocol would go to a port that does not understand them.
+    """
+    variable = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
+    if not environment.get(variable):
+        variable = "OTEL_EXPORTER_OTLP_PROTOCOL"
+    protocol = environment.get(variable, "").strip().lower() or "http/protobuf"
+    if protocol not in ("http/protobuf", "grpc"):
+        expected = "expected http/protobuf or grpc"
+        raise InvalidConfig(f"{variable}={protocol!r}: {expected}")
+    kind = protocol.partition("/")[0]
+    try:
+        module = import_module(
+            f"opentelemetry.exporter.otlp.proto.{kind}.trace_exporter"
+        )
+    except ImportError as e:
+        if kind == "http":
+            raise InvalidConfig(_NEEDS_MORE) from e
+        msg = (
+            f"{variable}=grpc needs one more package: pip install "
+            "opentelemetry-exporter-otlp-proto-grpc (or set it to http/protobuf, and "
+            "the endpoint to the collector's port for OTLP over HTTP, usually 4318)"
+        )
+        raise InvalidConfig(msg) from e
+    return module.OTLPSpanExporter()
+
+
 class _Ids:
     """OpenTelemetry's ids, but for one span that has been given some already."""
 
@@ -327,15 +385,26 @@ def _run_of(request: Answered | Part) -> tuple[object, ...]:
 
 
 def spans_of_environment() -> Spans | None:
-    """What the environment asks for; the log says where that cannot be had.
+    """Return what makes the spans that the environment asks for; the log says why if
+    there is nothing.
 
-    The variables are often set for all that runs on a machine, so that what they ask
-    for must keep nobody from starting.
+    The variables are often set for all programs of a machine, so that none of them
+    must keep the server from starting.
     """
+    if propagators.missing:
+        names = ", ".join(propagators.missing)
+        logger.warning(
+            "%s: %s is not installed, and is ignored; the header traceparent (W3C) is "
+            "read in any case",
+            propagators.VARIABLE,
+            names,
+        )
     if not spans_wanted(os.environ):
         return None
     try:
         return Spans()
     except InvalidConfig as e:
         logger.warning("no spans are made: %s", e)
-        return None
+    except Exception as e:  # OpenTelemetry has its own ways to refuse a variable
+        logger.warning("no spans are made: OpenTelemetry says: %s", e)
+    return None

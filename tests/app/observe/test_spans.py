@@ -1,10 +1,17 @@
-"""Spans of a gateway's requests, as a collector gets them."""
+"""Spans of a gateway's requests, as a collector gets them.
+
+Covers: app/propagators.py.
+"""
 
 from __future__ import annotations
 
 import http.server
+import importlib.util
 import io
 import json
+import os
+import subprocess
+import sys
 import textwrap
 import threading
 from collections.abc import Iterable, Iterator
@@ -15,7 +22,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from app.observe.spans import Sampler, spans_wanted
+from app.observe.spans import Sampler, spans_of_environment, spans_wanted
 from engine import InvalidConfig
 from tests.app.served import ServedGateway
 from tests.engine import models
@@ -35,6 +42,9 @@ ROW = {"inputs": {"input": [[1.0, 2.0, 3.0, 4.0]]}}
         ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:1"}, True),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "x", "OTEL_SDK_DISABLED": "TRUE"}, False),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "x", "OTEL_TRACES_EXPORTER": "none"}, False),
+        ({"OTEL_TRACES_EXPORTER": "otlp"}, False),
+        ({"OTEL_TRACES_EXPORTER": "console"}, True),
+        ({"OTEL_TRACES_EXPORTER": " otlp, Console "}, True),
     ],
 )
 def test_who_wants_spans(environment: dict[str, str], wanted: bool) -> None:
@@ -80,6 +90,102 @@ def test_what_cannot_be_had_keeps_nobody_from_starting(tmp_path: Path) -> None:
         line = served.wait_line("no spans are made")
         assert "OTEL_TRACES_SAMPLER='of another world'" in line
         served.infer("affine", input=[[1.0, 2.0, 3.0, 4.0]])
+
+
+#: Run when Python starts: `popgate[otel]` is not installed.
+WITHOUT_EXTRA = "import sys; sys.modules['opentelemetry.sdk'] = None"
+
+
+@pytest.mark.parametrize("endpoint", ["", "http://127.0.0.1:9"])
+@pytest.mark.parametrize("has_extra", [True, False])
+def test_a_propagator_that_is_not_installed(
+    tmp_path: Path, has_extra: bool, endpoint: str
+) -> None:
+    (tmp_path / "packages").mkdir()
+    if not has_extra:
+        (tmp_path / "packages" / "sitecustomize.py").write_text(WITHOUT_EXTRA)
+    (tmp_path / "models").mkdir()
+    models.affine(tmp_path / "models" / "affine.popef")
+    variables = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint,
+        "OTEL_PROPAGATORS": "tracecontext, baggage,b3multi,jaeger",
+        "PYTHONPATH": str(tmp_path / "packages"),
+    }
+    with ServedGateway(tmp_path / "models", **variables) as served:
+        served.wait_ready()
+        line = served.wait_line("OTEL_PROPAGATORS")
+        assert "b3multi, jaeger is not installed" in line
+        served.infer("affine", input=[[1.0, 2.0, 3.0, 4.0]])
+        assert served.stop() == 0
+        if endpoint and not has_extra:
+            assert "pip install 'popgate[otel]'" in served.output
+
+
+@pytest.mark.parametrize("broken", ["", "raise OSError('broken')"])
+def test_all_propagators_are_missing(tmp_path: Path, broken: str) -> None:
+    """The rest of OpenTelemetry is imported, and the variable keeps its value. A
+    package that cannot be imported is as one that is missing."""
+    if broken:
+        (tmp_path / "b3.py").write_text(broken)
+        (tmp_path / "b3-1.dist-info").mkdir()
+        (tmp_path / "b3-1.dist-info" / "METADATA").write_text("Name: b3\nVersion: 1")
+        entry = "[opentelemetry_propagator]\nb3 = b3:B3\n"
+        (tmp_path / "b3-1.dist-info" / "entry_points.txt").write_text(entry)
+    code = (
+        "import app, os, fastapi; from app import propagators; "
+        "print(propagators.missing, os.environ['OTEL_PROPAGATORS'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "OTEL_PROPAGATORS": "b3", "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split("\n")[0] == "['b3'] b3", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        (
+            {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
+            "pip install opentelemetry-exporter-otlp-proto-grpc",
+        ),
+        (
+            {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/json"},
+            "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL='http/json': expected http/protobuf",
+        ),
+        ({"OTEL_TRACES_EXPORTER": "zipkin"}, "OTEL_TRACES_EXPORTER='zipkin': expected"),
+        ({"OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "few"}, "OpenTelemetry says: "),
+    ],
+)
+def test_an_exporter_that_cannot_be_had(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    variables: dict[str, str],
+    said: str,
+) -> None:
+    """Nothing is sent in another protocol than that which was asked for."""
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    if "grpc" in variables.values() and importlib.util.find_spec("grpc"):
+        pytest.skip("the package is installed")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert spans_of_environment() is None
+    assert said in caplog.text
+
+
+def test_spans_on_the_console(tmp_path: Path) -> None:
+    pytest.importorskip("opentelemetry.sdk", reason="popgate[otel] is missing")
+    models.affine(tmp_path / "affine.popef")
+    with ServedGateway(tmp_path, OTEL_TRACES_EXPORTER="console") as served:
+        served.wait_ready()
+        served.infer("affine", input=[[1.0, 2.0, 3.0, 4.0]])
+        assert served.stop() == 0
+    spans = [json.loads(line) for line in served.lines if line.startswith("{")]
+    assert {"infer affine", *PHASES} <= {span["name"] for span in spans}
 
 
 class Collector:
