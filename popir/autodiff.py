@@ -17,7 +17,7 @@ from popir.dependence import branches, dependents, reached_by
 from popir.errors import IrError, NotYet
 from popir.gradient_records import gradient_record
 from popir.ir import Graph, Operator, Tensor
-from popir.records import GradRule, Spec
+from popir.records import GradRule, Spec, has_gradient
 
 if TYPE_CHECKING:
     pass
@@ -152,7 +152,7 @@ class _Differentiation:
             index
             for rule in self._rules(operator)
             for index in rule.gives
-            if operator.inputs[index].dtype.is_float
+            if has_gradient(operator.inputs[index].spec)
         ]
 
     def _given_by_graph(
@@ -262,7 +262,7 @@ class _Differentiation:
         return name if self._useful.get(tensor, 0) < 2 else f"{name}_part"
 
     def _arrived(self, tensor: Tensor, gradient: Tensor) -> None:
-        if tensor.dtype.is_float:
+        if has_gradient(tensor.spec):
             self._parts.setdefault(tensor, []).append(gradient)
 
     def _zero(self, like: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from popir.ir import Graph, Operator, Tensor
+from popir.records import has_gradient
 
 
 def dependents(graph: Graph, of: Iterable[Tensor]) -> set[Tensor]:
@@ -30,7 +31,7 @@ def dependents(graph: Graph, of: Iterable[Tensor]) -> set[Tensor]:
             continue
         rules = operator.record.grads(operator.call) or ()
         if any(operator.inputs[n] in found for rule in rules for n in rule.gives):
-            found.update(t for t in operator.outputs if t.dtype.is_float)
+            found.update(t for t in operator.outputs if has_gradient(t.spec))
     return found
 
 

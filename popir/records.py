@@ -99,6 +99,11 @@ class Grad:
         return self.call.inputs[index].shape
 
 
+def has_gradient(spec: Spec) -> bool:
+    """Tell whether a tensor like `spec` has a gradient: integers do, as numbers."""
+    return spec.dtype.is_float or spec.dtype.is_int
+
+
 def no_gradient(_: Call) -> None:
     """Nothing passes: the operator's inputs do not depend on its results."""
     return

@@ -44,6 +44,7 @@ class Session:
     check_scales: a scale of float8 that is out of range ends a run, ValueOutOfRange.
     on_pool: it will be attached to devices of the pool; else it runs in the caller's
     process.
+    transfers: slices that each host array brings to a run; default: the Ir's.
     Raises IrError where the program is wrong, NotYet for what does not run yet.
     Not thread-safe.
     """
@@ -56,12 +57,13 @@ class Session:
         printer: Printer | None = None,
         check_scales: bool = False,
         on_pool: bool = False,
+        transfers: int | None = None,
     ) -> None:
         # Where something is lowered, onnx and the engine are needed; not before.
         from popir.lowering.compile import compile_ir
 
         self.program: Program = compile_ir(
-            ir, check=check_order, check_scales=check_scales
+            ir, check=check_order, check_scales=check_scales, transfers=transfers
         )
         self.host_is_current = True
         """Whether the host's copies of the variables are what the device has."""

@@ -84,6 +84,12 @@ class InferenceSession:
         self.printer = None
         return self
 
+    @property
+    def _transfers(self) -> int:
+        """Slices that each array brings to a run: the data flow says it, if any."""
+        flow = self._ir.data_flow
+        return self._ir.transfers if flow is None else int(flow.batchesPerStep())
+
     def prepareDevice(self, loadEngine: bool = True) -> None:
         """Compile the program, and take the device for it unless not `loadEngine`."""
         options = self._ir.options
@@ -94,6 +100,7 @@ class InferenceSession:
             check_scales=getattr(options, "throwIfLog2ScaleTensorNotInRange", False),
             printer=self.printer,
             on_pool=self._device.is_on_pool,
+            transfers=self._transfers,
         )
         self._ir.is_prepared = True
         log("session", "DEBUG", "Compilation complete")
@@ -154,7 +161,7 @@ class InferenceSession:
 
     def initAnchorArrays(self) -> dict[str, _Array]:
         """An empty array for each output stream, by its id."""
-        lead = (self._ir.transfers,) if self._ir.transfers > 1 else ()
+        lead = (self._transfers,) if self._transfers > 1 else ()
         return {
             id_: np.empty((*lead, *each.tensor.shape), each.tensor.dtype.numpy)
             for id_, each in self._streams(is_input=False).items()
@@ -163,7 +170,7 @@ class InferenceSession:
     def run(self, stepio: PyStepIO, debugName: str = "") -> None:
         """Run the main graph once."""
         running = self._prepared()
-        transfers = self._ir.transfers
+        transfers = self._transfers
         inputs, outputs, late = {}, {}, []
         for id_, each in self._streams(is_input=True).items():
             if id_ not in stepio.inputs:

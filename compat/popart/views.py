@@ -418,7 +418,7 @@ class IrView(View, shows=popir.Ir):
         return self._below.data_flow
 
     def setDataFlow(self, flow: Any) -> None:
-        """Kept: streams say what is anchored."""
+        """Set how many slices a run takes; streams say what is anchored."""
         self._below.data_flow = flow
 
     def getId(self) -> int:

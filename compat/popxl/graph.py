@@ -9,7 +9,7 @@ from popart.operators import OpView
 from popart.views import GraphView
 
 import popir
-from popxl.current import pop, push
+from popxl.current import pop, push, state
 from popxl.program import Program
 from popxl.tensor import Constant, Tensor, Variable
 
@@ -113,6 +113,11 @@ class Graph:
         if found is None:
             raise ValueError(f"There is no tensor {tensor_id!r} in graph {self.id!r}")
         return Tensor._of(found)
+
+    def _create_tensor_id(self, name: str | None = None) -> str:
+        """Return an id that is free, made of the names around and `name`."""
+        parts = [*([self.id] if self.id else []), *state.scopes, name or "t"]
+        return self._below.ir.free_id("/".join(parts), self._below.tensors)
 
     def register_op_created_hook(self, fn: Callable[[Any], Any]) -> int:
         """Call `fn` with every operator made from now on; a handle to remove it."""

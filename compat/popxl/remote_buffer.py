@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import popir
 from popxl import current
 from popxl.dtypes import dtype
+from popxl.program import Program
 from popxl.tensor import Tensor
 
 
@@ -18,9 +19,15 @@ class RemoteBuffer:
         self, tensor_shape: Iterable[int], tensor_dtype: dtype, entries: int
     ) -> None:
         below = current.graph().ir
+        # What is below: a buffer keeps no handles of the program alive.
+        self._below = below
         self._id = below.new_remote_buffer()
         self._meta_shape: tuple[int, ...] = ()
         self.set_remote_buffer_info(tensor_dtype, tensor_shape, entries)
+
+    @property
+    def _current_ir(self) -> Program:
+        return Program._of(self._below)
 
     def set_remote_buffer_info(
         self, tensor_dtype: dtype, tensor_shape: Iterable[int], entries: int

@@ -48,6 +48,11 @@ class Session:
         self.weights_to_host_on_exit = weights_to_host_on_exit
         self._was_attached: list[bool] = []
         self._device = device
+        anchors = {
+            s.tensor_id: popart.AnchorReturnType("All")
+            for s in ir.get_all_d2h_streams()
+        }
+        ir._pb_ir.setDataFlow(popart.DataFlow(ir.num_host_transfers, anchors))
         # Programs replace these two methods, to do without compiling and weights.
         self._pb_session = popart.InferenceSession.fromIr(ir._pb_ir, device)
         self._pb_session.printer = print_tensor

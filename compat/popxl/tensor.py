@@ -136,14 +136,14 @@ class Tensor:
         """Whether the host's copy is current."""
         return self._below.is_current
 
-    def strides(self, shape: Iterable[int] | None = None) -> list[int]:
-        """Bytes from element to element along each axis, row by row."""
+    def strides(self, shape: Iterable[int] | None = None) -> tuple[int, ...]:
+        """Return the bytes from element to element along each axis, row by row."""
         dims = list(self.shape if shape is None else shape)
         step, result = self.dtype.as_numpy().itemsize, []
         for size in reversed(dims):
             result.append(step)
             step *= size
-        return result[::-1]
+        return tuple(result[::-1])
 
     def _placed(self) -> popir.Settings:
         below = self._below
@@ -238,71 +238,73 @@ class Tensor:
     def __repr__(self) -> str:
         return f"{type(self).__name__}[{self.id} {self.dtype} {self.shape}]"
 
-    def _other(self, value: Any) -> Tensor:
-        """The other side of an operator, as a tensor of this one's type."""
-        if isinstance(value, Tensor):
-            return value
-        if np.size(value) == 0:
+    def _ensure_tensor(
+        self, other: Any, dtype: Any = None, raise_on_empty: bool = True
+    ) -> Tensor:
+        """Return the other side of an operator as a tensor of this one's type."""
+        if isinstance(other, Tensor):
+            return other
+        if raise_on_empty and np.size(other) == 0:
             raise ValueError("Data with 0 elements cannot become a tensor")
-        return constant(value, self.dtype)
+        return constant(other, dtype or self.dtype)
 
     def __add__(self, other: Any) -> Tensor:
-        return _op("add", self, self._other(other))
+        return _op("add", self, self._ensure_tensor(other))
 
     def __radd__(self, other: Any) -> Tensor:
-        return _op("add", self._other(other), self)
+        return _op("add", self._ensure_tensor(other), self)
 
     def __iadd__(self, other: Any) -> Tensor:
-        _op("add_", self, self._other(other))
+        _op("add_", self, self._ensure_tensor(other))
         return self
 
     def __sub__(self, other: Any) -> Tensor:
-        return _op("sub", self, self._other(other))
+        return _op("sub", self, self._ensure_tensor(other))
 
     def __rsub__(self, other: Any) -> Tensor:
-        return _op("sub", self._other(other), self)
+        return _op("sub", self._ensure_tensor(other), self)
 
     def __mul__(self, other: Any) -> Tensor:
-        return _op("mul", self, self._other(other))
+        return _op("mul", self, self._ensure_tensor(other))
 
     def __rmul__(self, other: Any) -> Tensor:
-        return _op("mul", self._other(other), self)
+        return _op("mul", self._ensure_tensor(other), self)
 
     def __truediv__(self, other: Any) -> Tensor:
-        return _op("div", self, self._other(other))
+        return _op("div", self, self._ensure_tensor(other))
 
     def __rtruediv__(self, other: Any) -> Tensor:
-        return _op("div", self._other(other), self)
+        return _op("div", self._ensure_tensor(other), self)
 
     def __mod__(self, other: Any) -> Tensor:
-        return _op("fmod", self, self._other(other))
+        return _op("fmod", self, self._ensure_tensor(other))
 
     def __rmod__(self, other: Any) -> Tensor:
-        return _op("fmod", self._other(other), self)
+        return _op("fmod", self._ensure_tensor(other), self)
 
     def __matmul__(self, other: Any) -> Tensor:
-        return _op("matmul", self, self._other(other))
+        return _op("matmul", self, self._ensure_tensor(other))
 
     def __rmatmul__(self, other: Any) -> Tensor:
-        return _op("matmul", self._other(other), self)
+        return _op("matmul", self._ensure_tensor(other), self)
 
     def __pow__(self, other: Any) -> Tensor:
         return _op("pow", self, other)
 
     def __rpow__(self, other: Any) -> Tensor:
-        return _op("pow", self._other(other), self)
+        return _op("pow", self._ensure_tensor(other), self)
 
     def __and__(self, other: Any) -> Tensor:
-        return _op("logical_and", self, self._other(other))
+        return _op("logical_and", self, self._ensure_tensor(other))
 
     def __rand__(self, other: Any) -> Tensor:
-        return _op("logical_and", self._other(other), self)
+        return _op("logical_and", self._ensure_tensor(other), self)
 
     def __or__(self, other: Any) -> Tensor:
-        return _op("logical_or", self, self._other(other))
+        return _op("logical_or", self, self._ensure_tensor(other))
 
     def __ror__(self, other: Any) -> Tensor:
-        return _op("logical_or", self._other(other), self)
+        return _op("logical_or", self._ensure_tensor(other), self)
 
     def __neg__(self) -> Tensor:
         return _op("negate", self)
@@ -314,6 +316,8 @@ class Tensor:
         return _op("getitem", self, key)
 
 
+#: Functions below have a parameter that is called `dtype`.
+as_dtype = dtype.as_dtype
 #: The operators, which stand over tensors: `popxl.ops` enters them.
 _operators: dict[str, Callable[..., Any]] = {}
 
@@ -378,12 +382,14 @@ def _host_data(
 ) -> np.ndarray[Any, Any]:
     if isinstance(data, Tensor):
         raise TypeError(f"{data} is a tensor already, not data")
-    if type_ is None and getattr(getattr(data, "dtype", None), "names", None):
-        raise TypeError("float8 data need a `dtype` beside them")
     array = to_numpy(data, type_, downcast, True, log2_scale, nan_on_overflow)
     if array.dtype.kind in "OUSV" and not array.dtype.names:
         raise TypeError(f"{data!r} cannot become a tensor")
     return array
+
+
+def _is_float8(data: Any) -> bool:
+    return bool(getattr(getattr(data, "dtype", None), "names", None))
 
 
 def variable(
@@ -408,7 +414,8 @@ def variable(
     if isinstance(data, np.memmap):
         array = _mapped(data, dtype, downcast)
     else:
-        array = _host_data(data, dtype, downcast, log2_scale, nan_on_overflow)
+        given = as_dtype(data.dtype) if dtype is None and _is_float8(data) else dtype
+        array = _host_data(data, given, downcast, log2_scale, nan_on_overflow)
     made = _made("variable", array, name)
     assert isinstance(made, Variable)
     return made
@@ -437,6 +444,8 @@ def constant(
     nan_on_overflow: bool | None = None,
 ) -> Constant:
     """A constant of the current graph."""
+    if dtype is None and _is_float8(data):
+        raise TypeError("float8 data need a `dtype` beside them")
     array = _host_data(data, dtype, downcast, log2_scale, nan_on_overflow)
     made = _made("constant", array, name)
     assert isinstance(made, Constant)

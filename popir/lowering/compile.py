@@ -47,6 +47,7 @@ def compile_ir(
     check: bool = True,
     host_effects: bool = True,
     check_scales: bool = False,
+    transfers: int | None = None,
 ) -> Program:
     """Lower `ir`.
 
@@ -77,7 +78,7 @@ def compile_ir(
     executable = assembly.executable(programs)
     return Program(
         executable,
-        _metadata(ir, lowered, ids),
+        _metadata(ir, lowered, ids, transfers or ir.transfers),
         tuple(tensors[i] for i in ids),
         frozenset(tensors[i] for i in assembly.written),
         lowered.inputs,
@@ -87,7 +88,7 @@ def compile_ir(
     )
 
 
-def _metadata(ir: Ir, lowered: Lowered, ids: list[str]) -> Metadata:
+def _metadata(ir: Ir, lowered: Lowered, ids: list[str], transfers: int) -> Metadata:
     tensors = ir.main.tensors
     anchors = [
         *(
@@ -121,7 +122,7 @@ def _metadata(ir: Ir, lowered: Lowered, ids: list[str]) -> Metadata:
             MAIN: "Program",
             SAVE: "WeightsToHost",
         },
-        device_iterations=ir.transfers,
+        device_iterations=transfers,
     )
 
 

@@ -43,10 +43,15 @@ def _check(call: Call) -> Spec:
             f"labels of shape {list(labels.shape)} do not fit probabilities of shape "
             f"{list(probs.shape)}"
         )
-    if not labels.dtype.is_int:
-        raise IrError(f"labels must be integers, found {labels.dtype}")
     shape = labels.shape if call["reduction"] == "none" else ()
     return Spec(probs.dtype, shape)
+
+
+def _infer_loss(call: Call) -> list[Spec]:
+    labels = call.inputs[1]
+    if not labels.dtype.is_int:
+        raise IrError(f"labels must be integers, found {labels.dtype}")
+    return [_check(call)]
 
 
 def _labels(b: Builder, call: Call, labels: Value) -> tuple[Value, Value | None]:
@@ -118,7 +123,7 @@ def _nll_grad(g: Grad) -> Value:
 register(
     Record(
         "Nll",
-        lambda call: [_check(call)],
+        _infer_loss,
         lambda b, call, values: [_loss(b, call, values[0], values[1])],
         rules(rule("NllGrad", "g0 i0 i1", 0, _nll_grad)),
     )

@@ -315,7 +315,9 @@ def _transposed_window(call: Call) -> list[Any]:
             upper = call["auto_pad"] == "same_upper"
             before, after = (small, large) if upper else (large, small)
         size = full - before - after
-        if size < 1 or min(before, after) < 0 or strides[axis] < 1:
+        # Paddings that follow from a larger result are negative: it ends in zeros.
+        is_wrong = wanted is None and min(before, after) < 0
+        if size < 1 or is_wrong or strides[axis] < 1:
             raise IrError(
                 f"conv_transpose of {list(x.shape)} with {list(weight.shape)} cannot "
                 f"give {size} elements, padded by {before} and {after}"
@@ -343,16 +345,30 @@ def infer_conv_transpose(call: Call) -> list[Spec]:
 
 def conv_transpose(b: Builder, call: Call, values: list[Value]) -> list[Value]:
     window = _transposed_window(call)
-    return b.node(
+    shape = call.outputs[0].shape
+    cut = [(max(w[1], 0), max(w[2], 0)) for w in window]
+    added = [(max(-w[1], 0), max(-w[2], 0)) for w in window]
+    sizes = [n - sum(a) for n, a in zip(shape[2:], added, strict=True)]
+    (result,) = b.node(
         "ConvTranspose",
         values[:2],
-        [(values[0].dtype, call.outputs[0].shape)],
+        [(values[0].dtype, (*shape[:2], *sizes))],
         typed=(0, 1),
         group=call["groups"],
         strides=[w[0] for w in window],
-        pads=[*(w[1] for w in window), *(w[2] for w in window)],
+        pads=[*(before for before, _ in cut), *(after for _, after in cut)],
         output_padding=[w[3] for w in window],
     )
+    for axis, sides in enumerate(added, 2):
+        parts = [result]
+        for at, count in zip((0, len(parts)), sides, strict=True):
+            if count:
+                zeros = tuple(
+                    count if n == axis else size for n, size in enumerate(result.shape)
+                )
+                parts.insert(at and len(parts), b.full(zeros, result.dtype))
+        result = b.concat(parts, axis)
+    return [result]
 
 
 register(

@@ -48,7 +48,8 @@ def _accumulate(b: Builder, call: Call, values: list[Value]) -> list[Value]:
 register(Record("Accumulate", _infer_accumulate, _accumulate, writes=True))
 
 
-def _infer_sparse(call: Call) -> list[Spec]:
+def _check_sparse(call: Call) -> None:
+    """Raise IrError if shapes do not fit: when it is compiled, not when it is built."""
     base, x, indices = call.inputs[:3]
     axis = axis_of(call["axis"], len(base.shape))
     shape = (*base.shape[:axis], *indices.shape, *base.shape[axis + 1 :])
@@ -57,10 +58,10 @@ def _infer_sparse(call: Call) -> list[Spec]:
             f"{list(x.shape)} at indices of shape {list(indices.shape)} cannot be "
             f"accumulated into {list(base.shape)} along axis {axis}"
         )
-    return [base]
 
 
 def _sparse(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+    _check_sparse(call)
     base, indices = widened(b, values[0]), values[2]
     axis = axis_of(call["axis"], len(base.shape))
     x = b.cast(values[1], base.dtype)
@@ -71,7 +72,7 @@ def _sparse(b: Builder, call: Call, values: list[Value]) -> list[Value]:
     return [b.cast(summed, values[0].dtype)]
 
 
-register(Record("SparseAccumulate", _infer_sparse, _sparse, writes=True))
+register(Record("SparseAccumulate", same, _sparse, writes=True))
 
 
 def _scale(b: Builder, call: Call, values: list[Value]) -> list[Value]:

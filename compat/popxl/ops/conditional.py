@@ -88,13 +88,17 @@ class ConditionalSiteInfo:
         return self.graph_to_parent_output_index(idx, then_branch)
 
     def graph_to_parent(self, graph_tensor: Tensor, then_branch: bool = True) -> Tensor:
-        """The parent's tensor for an input or output of a branch."""
-        graph = self.called_graph[0 if then_branch else 1]
-        if graph_tensor in graph.inputs:
-            index = graph.inputs.index(graph_tensor)
-            return self.inputs[self.graph_to_parent_input_index(index, then_branch)]
-        if graph_tensor in graph.outputs:
-            return self.outputs[graph.outputs.index(graph_tensor)]
+        """Return the parent's tensor for an input or output of either branch.
+
+        then_branch: which branch is looked at first, if both are one graph.
+        """
+        for is_then in (then_branch, not then_branch):
+            graph = self.called_graph[0 if is_then else 1]
+            if graph_tensor in graph.inputs:
+                index = graph.inputs.index(graph_tensor)
+                return self.inputs[self.graph_to_parent_input_index(index, is_then)]
+            if graph_tensor in graph.outputs:
+                return self.outputs[graph.outputs.index(graph_tensor)]
         raise ValueError(f"{graph_tensor} is neither input nor output of the branch")
 
     def parent_to_graph(self, parent_tensor: Tensor) -> Tensor:

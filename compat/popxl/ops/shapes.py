@@ -68,7 +68,7 @@ def _transpose(type_: str, t: Tensor, permutation: Iterable[int] | None) -> Tens
         if any(each >= t.rank for each in order):
             raise ValueError(
                 f"Values in permutation must be less than the rank: rank {t.rank}, "
-                f"permutation {order}"
+                f"permutation {tuple(order)}"
             )
     name = f"{t.name}_T" if isinstance(t, Tensor) else None
     return emit(type_, {"t": t}, [name], {"order": order})[0]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 import popir
 from popxl import context, current, dtypes
 from popxl.dtypes import dtype
@@ -155,4 +157,8 @@ def axes(axis: int | Iterable[int] | None) -> tuple[int, ...] | None:
     """The axes of a reduction."""
     if axis is None:
         return None
-    return (axis,) if isinstance(axis, int) else tuple(int(each) for each in axis)
+    if isinstance(axis, int | np.integer):
+        return (int(axis),)
+    if not isinstance(axis, Iterable) or isinstance(axis, str):
+        raise TypeError(f"axis must be an integer or several, found {axis!r}")
+    return tuple(int(each) for each in axis)

@@ -163,7 +163,7 @@ def test_names_and_texts() -> None:
     ir = popxl.Ir()
     with ir.main_graph:
         a = popxl.variable(np.zeros((2, 3)), name="a")
-        assert (a.id, a.dtype, a.strides()) == ("a", popxl.float32, [12, 4])
+        assert (a.id, a.dtype, a.strides()) == ("a", popxl.float32, (12, 4))
         assert repr(a) == "Variable[a popxl.dtypes.float32 (2, 3)]"
         with popxl.name_scope("one"), popxl.name_scope("two"):
             assert (a + 1).id == "one/two/add_out"

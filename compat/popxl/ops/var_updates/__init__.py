@@ -149,11 +149,11 @@ def _adam(
     beta2: _Scalar | None,
     epsilon: float,
 ) -> Tensor:
+    decay = _decay(weight, weight_decay)
     if time_step is not None and (beta1 is None or beta2 is None):
         raise ValueError(
             "Bias correction requires both beta1 and beta2 to not be None."
         )
-    decay = _decay(weight, weight_decay)
     betas = (None, None) if time_step is None else (beta1, beta2)
     return _updater(mode, first, second, weight, time_step, decay, *betas, epsilon)
 

@@ -34,7 +34,7 @@ def test_repr(ir):
     assert a.nelms == 6
     assert c.nelms == 1
     assert c.rank == 0
-    assert a.strides() == [12, 6, 2]
+    assert a.strides() == (12, 6, 2)
     assert tuple(a.strides((2, 2))) == (4, 2)
     assert a.spec == TensorSpec((1, 2, 3), popxl.float16)
     assert a.meta_shape == ()
