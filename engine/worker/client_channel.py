@@ -15,12 +15,16 @@ LONG_AGO: Final = -(1 << 61)
 
 
 class Share:
-    """What channels of one level, weight and lane have used of a replica together."""
+    """The time of the device that channels of one weight and lane have used together,
+    over their weight, at all its models (engine/worker/fair_queue.py)."""
 
-    __slots__ = ("used",)
+    __slots__ = ("turn", "used")
 
-    def __init__(self) -> None:
-        self.used = 0.0
+    def __init__(self, used: float = 0.0) -> None:
+        #: Nanoseconds.
+        self.used = used
+        #: When something of it was last seen waiting.
+        self.turn = 0
 
     def __repr__(self) -> str:
         return f"<Share, {self.used:g} used>"
@@ -48,7 +52,7 @@ class ClientChannel:
         lane: int = 0,
     ) -> None:
         self.number = number
-        #: Level, weight and lane of all its requests, and the share of the replica that
+        #: Level, weight and lane of all its requests, and the share of the device that
         #: they have with those of other clients (engine/worker/fair_queue.py).
         self.priority = priority
         self.weight = weight

@@ -268,7 +268,7 @@ class DeviceService:
             load()
         for number, one in zip(numbers, loaded, strict=True):
             self._saves[number] = one.save
-            scheduler.call(partial(scheduler.replicas.__setitem__, number, one.replica))
+            scheduler.call(partial(scheduler.add_replica, number, one.replica))
             logger.debug("loaded %r from %s", one.replica, message["sources"])
         return numbers
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
-from engine.worker.client_channel import ClientChannel
+from engine.worker.client_channel import ClientChannel, Share
 
 #: One batch in so many begins with a lower level, if one waits.
 SHARE_OF_LOWER = 8
@@ -18,6 +18,61 @@ class Taken(Protocol):
     rows: int
 
 
+class DeviceShares:
+    """What each weight and lane has used of a device, over all its models.
+
+    This is start-time fair queueing by the time of the device: the next run is for the
+    share that has used least for its weight. A share that had nothing waiting saves
+    nothing up: it goes on from what the last one had used that was served.
+    `is_weighted` says whether any channel has a weight; without one nothing is counted.
+    """
+
+    def __init__(self) -> None:
+        self.is_weighted = False
+        self._shares: dict[tuple[int, int], Share] = {}
+        self._weighted = 0
+        self._turn = 0
+        self._served = 0.0
+
+    def add(self, channel: ClientChannel) -> None:
+        """Give a new channel its share: that of its weight and lane."""
+        key = channel.weight, channel.lane
+        channel.share = self._shares.setdefault(key, Share(self._served))
+        self._count(channel, 1)
+
+    def remove(self, channel: ClientChannel) -> None:
+        """Forget a channel. Its share stays, and cannot have saved anything up."""
+        self._count(channel, -1)
+
+    def _count(self, channel: ClientChannel, more: int) -> None:
+        self._weighted += more if channel.weight else 0
+        self.is_weighted = self._weighted > 0
+
+    def begin_turn(self) -> None:
+        """Begin to choose the next run; `see` is called next, for all that waits."""
+        self._turn += 1
+
+    def see(self, channel: ClientChannel) -> None:
+        """Take note of a channel that has something waiting."""
+        share = channel.share
+        if share.turn < self._turn - 1 and share.used < self._served:
+            share.used = self._served
+        share.turn = self._turn
+
+    def charge(self, taken: Sequence[Taken], cost: float) -> None:
+        """Share out what a run has cost, in nanoseconds, by the rows of its members."""
+        if not taken:
+            return
+        self._served = max(self._served, min(e.client.share.used for e in taken))
+        rows = sum(each.rows or 1 for each in taken)
+        for each in taken:
+            client = each.client
+            client.share.used += cost * (each.rows or 1) / rows / (client.weight or 1)
+
+    def __repr__(self) -> str:
+        return f"<DeviceShares {self._shares}>"
+
+
 class FairQueue:
     """The channels of a replica, and the order in which a batch is taken from them.
 
@@ -27,33 +82,28 @@ class FairQueue:
     gets its share under any load, every `SHARE_OF_LOWER`-th batch begins with a lower
     level that waits, round robin too.
 
-    Where a channel has a weight, those of a level are served not round robin but by
-    start-time fair queueing: first the one that has used least for its weight (1, if it
-    has none). One that has nothing waiting saves nothing up. Those of several clients
-    with the same weight and lane use one share, so that a user of a weight has no more
-    of it who comes by several processes, and take turns in it.
+    If a channel has a weight, those of a level are served by `shares` instead: first
+    the one that has used least of the device for its weight (1, if it has none).
+    Channels of several clients with the same weight and lane take turns in one share,
+    so that a user has no more of it by using several processes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shares: DeviceShares | None = None) -> None:
+        """`shares` are those of the device; by default the queue has its own."""
         self.channels: list[ClientChannel] = []
-        #: Whether `charge` is to be told what was taken.
-        self.is_weighted = False
+        self.shares = shares or DeviceShares()
+        self._is_weighted = False
         self._levels: list[list[ClientChannel]] = []
         self._turn = 0
 
     def add(self, channel: ClientChannel) -> None:
-        level = [c for c in self.channels if c.priority == channel.priority]
-        line = channel.weight, channel.lane
-        same = [c.share for c in level if (c.weight, c.lane) == line]
-        if same:
-            channel.share = same[0]
-        else:
-            channel.share.used = max((c.share.used for c in level), default=0.0)
+        self.shares.add(channel)
         self.channels.append(channel)
         self._sort()
 
     def remove(self, channel: ClientChannel) -> None:
         self.channels.remove(channel)
+        self.shares.remove(channel)
         self._sort()
 
     def _sort(self) -> None:
@@ -62,20 +112,23 @@ class FairQueue:
             [channel for channel in self.channels if channel.priority == number]
             for number in numbers
         ]
-        self.is_weighted = any(channel.weight for channel in self.channels)
+        self._is_weighted = any(channel.weight for channel in self.channels)
 
-    def charge(self, taken: Iterable[Taken]) -> None:
-        """Count what has been taken for a batch."""
+    def charge(self, taken: Sequence[Taken], cost: float) -> None:
+        """Count what a run of these has cost, in nanoseconds."""
+        self.shares.charge(taken, cost)
         for each in taken:
-            client = each.client
-            client.share.used += (each.rows or 1) / (client.weight or 1)
-            client.last_turn = self._turn
+            each.client.last_turn = self._turn
+
+    @property
+    def used(self) -> float:
+        """What the channel has used of its share that would be served next; 0 if none
+        has anything waiting."""
+        waiting = (c.share.used for c in self.upcoming() if c.pending)
+        return next(waiting, 0.0)
 
     def next(self) -> Sequence[ClientChannel]:
         """Returns the channels in the order in which the next batch takes from them."""
-        if self.is_weighted:
-            for level in self._levels:
-                _forget_savings(level)
         order = self.upcoming()
         self._turn += 1
         return order
@@ -87,7 +140,7 @@ class FairQueue:
         turn, levels = self._turn + 1, self._levels
         if len(levels) > 1 and turn % SHARE_OF_LOWER == 0:
             levels = self._lower_first(turn)
-        if self.is_weighted:
+        if self._is_weighted:
             return [c for level in levels for c in sorted(level, key=_place)]
         return [channel for level in levels for channel in _rotated(level, turn)]
 
@@ -107,15 +160,6 @@ class FairQueue:
 
 def _place(channel: ClientChannel) -> tuple[float, int]:
     return channel.share.used, channel.last_turn
-
-
-def _forget_savings(level: list[ClientChannel]) -> None:
-    """What has not waited has used no less than what waits has."""
-    waiting = [channel.share.used for channel in level if channel.pending]
-    least = min(waiting, default=0.0)
-    for channel in level:
-        if channel.share.used < least:
-            channel.share.used = least
 
 
 def _rotated(level: list[ClientChannel], turn: int) -> list[ClientChannel]:

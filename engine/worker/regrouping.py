@@ -131,10 +131,7 @@ class RegroupingReplica(Replica):
         """Take in what has come and run what can run; returns the clients to wake."""
         now = time.monotonic_ns()
         self._drop_cancelled(now)
-        before = len(self._open)
         alone = self._take_in(now)
-        if self._queue.is_weighted:
-            self._queue.charge(islice(self._open, before, None))
         units = self._units
         full, rest = divmod(units, self._each)
         touched: list[ClientChannel] = []
@@ -235,6 +232,8 @@ class RegroupingReplica(Replica):
         error = self._execute(now)
         if error is not None:
             self._isolate_failure(entries, error, now)
+        if self.shares.is_weighted:
+            self._queue.charge(entries, time.monotonic_ns() - now)
         self._forget_ended()
 
     def _tell_taken(self, count: int) -> None:

@@ -24,7 +24,7 @@ from engine.worker.batch import AnchorTable, Batch, Entry, RunningBatch
 from engine.worker.cancellation import cancelled_outcome
 from engine.worker.client_channel import ClientChannel
 from engine.worker.failure_isolation import isolate_failure
-from engine.worker.fair_queue import FairQueue
+from engine.worker.fair_queue import DeviceShares, FairQueue
 from engine.worker.results import Results, Waiter
 
 if TYPE_CHECKING:
@@ -112,6 +112,8 @@ class Replica:
         self._batch = Batch(table, plan, wait_note, conditional=policy.conditional)
         self._results = Results(table, plan, wait_room)
         self._queue = FairQueue()
+        #: What users have used of the device, with its other replicas.
+        self.shares = self._queue.shares
         self._shape: tuple[object, ...] | None = None
         #: How long the last batches took, nanoseconds, and the members of the last.
         self._took = deque([0] * JUDGED_BY, JUDGED_BY)
@@ -130,6 +132,15 @@ class Replica:
 
     def remove(self, client: ClientChannel) -> None:
         self._queue.remove(client)
+
+    def use(self, shares: DeviceShares) -> None:
+        """Count in the shares of a device. Call it before there are channels."""
+        self.shares = self._queue.shares = shares
+
+    @property
+    def used(self) -> float:
+        """What the request that is next here has used of its share."""
+        return self._queue.used
 
     @property
     def pending(self) -> bool:
@@ -183,8 +194,6 @@ class Replica:
         entries = self._take(now, dropped)
         if self.may_wait and entries:
             self._judge_delay(entries, now)
-        if self._queue.is_weighted:
-            self._queue.charge(entries)
         taken: dict[ClientChannel, int] = {}
         for one in dropped:
             taken[one.client] = taken.get(one.client, 0) + 1
@@ -200,6 +209,8 @@ class Replica:
             if error is not None:
                 again = partial(self._again, started=now)
                 isolate_failure(entries, error, again, partial(self._fail, started=now))
+            if self.shares.is_weighted:
+                self._queue.charge(entries, time.monotonic_ns() - now)
         for one in dropped:
             # After the batch: results are taken in the order of requests.
             one.client.link.completions.put(one.client.number, one.outcome, one.request)

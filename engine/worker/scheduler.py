@@ -34,6 +34,7 @@ from engine.transport.link import (
 from engine.transport.ring_buffer import full_fence
 from engine.worker.batch import RunningBatch
 from engine.worker.client_channel import ClientChannel
+from engine.worker.fair_queue import DeviceShares
 from engine.worker.replica import Replica
 from popef_io import TRACE
 
@@ -77,6 +78,10 @@ class ClientProcess:
         )
 
 
+def _used(replica: Replica) -> float:
+    return replica.used
+
+
 class Scheduler:
     """Replicas, clients and what waits. `run` is for one thread; `do` and `call` hand
     it commands from others. `spin_us`: how long it looks for the next request before it
@@ -99,6 +104,8 @@ class Scheduler:
         self._poller.register(self.wake_fd, select.POLLIN)
         self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._ready: deque[Replica] = deque()
+        #: What users with weights have used of the device.
+        self.shares = DeviceShares()
         self._stopping = False
         self._spin_ns = spin_us * 1000
         self._spin_credit = 0
@@ -248,6 +255,8 @@ class Scheduler:
 
     def _step(self) -> int:
         """Run the next batch; returns the nanoseconds to wait if none is due yet."""
+        if self.shares.is_weighted:
+            self._sort_ready()
         now = time.monotonic_ns()
         wait = 0
         for _ in range(len(self._ready)):
@@ -259,6 +268,18 @@ class Scheduler:
             self._ready.append(replica)
             wait = min(wait or due - now, due - now)
         return wait
+
+    def _sort_ready(self) -> None:
+        """Put first the replica whose next request has used least of the device for its
+        weight; those that are equal stay in turn."""
+        shares = self.shares
+        shares.begin_turn()
+        for replica in self._ready:
+            for channel in replica.channels:
+                if channel.pending:
+                    shares.see(channel)
+        if len(self._ready) > 1:
+            self._ready = deque(sorted(self._ready, key=_used))
 
     def _run_batch(self, replica: Replica, now: int) -> None:
         self._replica = replica
@@ -355,6 +376,11 @@ class Scheduler:
         self.clients[client.number] = client
         self._links.append(client.link)
 
+    def add_replica(self, number: int, replica: Replica) -> None:
+        """Serve a model that was loaded."""
+        replica.use(self.shares)
+        self.replicas[number] = replica
+
     def add_channel(
         self,
         number: int,
@@ -382,6 +408,7 @@ class Scheduler:
             for key, (channel, of) in list(client.channels.items()):
                 if of is replica:
                     del client.channels[key]
+                    self.shares.remove(channel)
                     channel.channel.close()
         if replica in self._ready:
             self._ready.remove(replica)

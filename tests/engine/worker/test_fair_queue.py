@@ -6,8 +6,10 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import cast
 
+import pytest
+
 from engine.worker.client_channel import ClientChannel, Share
-from engine.worker.fair_queue import SHARE_OF_LOWER, FairQueue
+from engine.worker.fair_queue import SHARE_OF_LOWER, DeviceShares, FairQueue, Taken
 
 
 def channel(
@@ -71,14 +73,52 @@ def test_a_removed_channel_is_not_asked() -> None:
 # -- weights
 
 
-def served(queue: FairQueue, batches: int, rows: int = 1) -> Counter[int]:
+def served(
+    queue: FairQueue, batches: int, rows: int = 1, cost: float = 10.0
+) -> Counter[int]:
     """Rows of each channel, where the first of each batch's order fills it."""
     counts: Counter[int] = Counter()
     for _ in range(batches):
+        look(queue.shares, queue)
         first = next(c for c in queue.next() if c.pending)
         counts[first.number] += rows
-        queue.charge([SimpleNamespace(client=first, rows=rows)])
+        queue.charge([taken(first, rows)], cost)
     return counts
+
+
+def taken(channel: ClientChannel, rows: int = 1) -> Taken:
+    return cast(Taken, SimpleNamespace(client=channel, rows=rows))
+
+
+def look(shares: DeviceShares, *queues: FairQueue) -> None:
+    """As the scheduler does before each run."""
+    shares.begin_turn()
+    for queue in queues:
+        for one in queue.channels:
+            if one.pending:
+                shares.see(one)
+
+
+def device_time(
+    queues: dict[FairQueue, float], runs: int, shares: DeviceShares
+) -> Counter[int]:
+    """The time that each channel has of a device, whose models take so long a run."""
+    time: Counter[int] = Counter()
+    for _ in range(runs):
+        look(shares, *queues)
+        queue = min(queues, key=lambda one: one.used)
+        first = next(c for c in queue.next() if c.pending)
+        cost = queues[queue]
+        queue.charge([taken(first)], cost)
+        time[first.number] += int(cost)
+    return time
+
+
+def near(found: Counter[int], *wanted: float) -> bool:
+    """Whether times are as these to each other, but for one in ten."""
+    total = sum(found.values()) / sum(wanted)
+    pairs = zip(wanted, (found[n] for n in sorted(found)), strict=True)
+    return all(abs(time / total / share - 1) < 0.1 for share, time in pairs)
 
 
 def test_rows_go_by_weight() -> None:
@@ -115,13 +155,72 @@ def test_a_channel_saves_nothing_up_while_it_waits_for_nothing() -> None:
     queue = queue_of(one, other)
     assert served(queue, 1000) == {1: 1000}
     other.pending = 1
-    assert served(queue, 40) == {1: 30, 2: 10}
+    assert near(served(queue, 400), 3, 1)
     late = channel(3, 0, weight=3, lane=1)
     queue.add(late)
-    assert served(queue, 70) == {1: 30, 2: 10, 3: 30}
+    assert near(served(queue, 700), 3, 1, 3)
 
 
 def test_a_higher_level_comes_before_any_weight() -> None:
     queue = queue_of(channel(1, 1), channel(2, 2, weight=100))
     counts = firsts(queue, 10 * SHARE_OF_LOWER)
     assert counts == {1: 10 * (SHARE_OF_LOWER - 1), 2: 10}
+
+
+def test_shares_hold_over_all_models_of_a_device() -> None:
+    """A quick model of a weight of 3 beside a slow one of a weight of 1."""
+    shares = DeviceShares()
+    quick, slow = FairQueue(shares), FairQueue(shares)
+    quick.add(channel(1, 0, weight=3))
+    slow.add(channel(2, 0, weight=1))
+    found = device_time({quick: 70, slow: 260}, 2000, shares)
+    assert near(found, 3, 1), found
+
+
+def test_a_user_of_two_models_has_no_more_than_a_user_of_one() -> None:
+    shares = DeviceShares()
+    first, second = FairQueue(shares), FairQueue(shares)
+    first.add(channel(1, 0, weight=2))
+    second.add(channel(1, 0, weight=2))
+    second.add(channel(2, 0, weight=2, lane=1))
+    assert near(device_time({first: 30, second: 10}, 4000, shares), 1, 1)
+
+
+def test_shares_are_of_time_and_not_of_rows() -> None:
+    queue = queue_of(channel(1, 0, weight=1), channel(2, 0, weight=1, lane=1))
+    cost, time = {1: 10, 2: 40}, Counter[int]()
+    for _ in range(1000):
+        look(queue.shares, queue)
+        first = queue.next()[0]
+        queue.charge([taken(first)], cost[first.number])
+        time[first.number] += cost[first.number]
+    assert near(time, 1, 1), time
+
+
+def test_members_of_one_run_share_its_cost_by_rows() -> None:
+    one, other = channel(1, 0, weight=1), channel(2, 0, weight=4)
+    queue = queue_of(one, other)
+    queue.charge([taken(one, 1), taken(other, 4)], 100)
+    assert one.share.used == pytest.approx(20)
+    assert other.share.used == pytest.approx(80 / 4)
+
+
+def test_a_model_that_is_new_begins_where_the_others_are() -> None:
+    shares = DeviceShares()
+    old, new = FairQueue(shares), FairQueue(shares)
+    old.add(channel(1, 0, weight=1))
+    device_time({old: 10}, 1000, shares)
+    new.add(channel(2, 0, weight=1, lane=1))
+    assert near(device_time({old: 10, new: 10}, 200, shares), 1, 1)
+
+
+def test_without_a_weight_nothing_is_counted() -> None:
+    shares = DeviceShares()
+    queue = FairQueue(shares)
+    plain, weighted = channel(1, 0), channel(2, 0, weight=2)
+    queue.add(plain)
+    assert not shares.is_weighted
+    queue.add(weighted)
+    assert shares.is_weighted
+    queue.remove(weighted)
+    assert not shares.is_weighted
