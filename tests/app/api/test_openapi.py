@@ -20,10 +20,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from app.api.examples import example_oip_request, example_request, shown_shape
 from app.api.openapi import document_with_models, documented_methods, to_yaml
+from app.api.plugin_routes import plugin_routes
 from app.config.model_config import ModelConfig
 from app.main import ROUTERS, openapi_document
 from app.repository.loader import LoadedModel
 from app.repository.scan import VersionSource
+from app.settings import Settings
 from app.spec import ModelSpec, TensorSpec
 from engine import ModelRunner
 from tests.app.served import ROOT, Serve
@@ -75,7 +77,8 @@ def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
 def test_what_the_paths_take_is_known_without_the_document(
     document: dict[str, Any],
 ) -> None:
-    known = documented_methods(ROUTERS)
+    added = [one.router for one in plugin_routes(Settings())]
+    known = documented_methods([*ROUTERS, *added])
     assert {
         path: {method.lower() for method in methods} for path, methods in known.items()
     } == {path: set(operations) for path, operations in document["paths"].items()}

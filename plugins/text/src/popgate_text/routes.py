@@ -141,7 +141,7 @@ def _openai_routes(router: APIRouter, at_root: bool) -> list[NamingOperation]:
         """The text models that are ready, in OpenAI's form."""
         found = [
             _openai_model(gateway, name)
-            for name in gateway.table.names()
+            for name in sorted(gateway.table.names())
             if viewer.sees(name) and _scheduler(gateway, name) is not None
         ]
         return JSONResponse({"object": "list", "data": found})
