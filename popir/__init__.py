@@ -29,7 +29,14 @@ from popir.editing import (
 )
 from popir.errors import DeviceError, IrError, NotYet, RunError, ValueOutOfRange
 from popir.export import export_popef
-from popir.float8 import best_scale, decode, encode
+from popir.float8 import (
+    best_scale,
+    decode,
+    encode,
+    exponent_range,
+    exponents_of,
+    loss_of,
+)
 from popir.grouping import Groups, from_assignment, refined, strided
 from popir.ir import Graph, Ir, Operator, Order, Stream, Tensor
 from popir.records import Settings, Spec, operator_types
@@ -77,9 +84,12 @@ __all__ = (
     "dtype_of",
     "encode",
     "erase",
+    "exponent_range",
+    "exponents_of",
     "export_popef",
     "from_assignment",
     "from_carrier",
+    "loss_of",
     "merge_exchanges",
     "operator_types",
     "refined",

@@ -72,30 +72,44 @@ def decode(codes: Array, dtype: DType, log2_scale: int = 0) -> Array:
     return result
 
 
+def exponents_of(values: Array) -> tuple[Array, Array]:
+    """Return the binary exponents of `values`, and how often each occurs."""
+    magnitude = np.abs(np.asarray(values, np.float64).reshape(-1))
+    magnitude = magnitude[(magnitude > 0) & np.isfinite(magnitude)]
+    exponents = np.frexp(magnitude)[1] - 1
+    return np.unique(exponents.clip(-126, 127), return_counts=True)
+
+
+def exponent_range(dtype: DType) -> tuple[int, int]:
+    """Return the exponents of the smallest subnormal and of the largest value."""
+    bits, bias = _MANTISSA[dtype], _BIAS[dtype]
+    return 1 - bias - bits, int(np.frexp(decoding_table(dtype)[NAN_CODE - 1])[1]) - 1
+
+
+def loss_of(bins: Array, counts: Array, dtype: DType, scale: int) -> float:
+    """Return an estimate of the squared error of values times 2^scale.
+
+    bins, counts: exponents of the values and how often each occurs.
+    """
+    least, most = exponent_range(dtype)
+    centre = np.ldexp(1.0, bins)
+    rounding = 2.0 ** (-2 * (23 - _MANTISSA[dtype]))
+    limit = np.ldexp(1.0, most - scale)
+    loss = np.where(bins + scale < least, centre, centre * rounding)
+    loss = np.where(bins + scale > most, np.abs(centre - limit), loss)
+    return float((counts * np.square(loss)).sum())
+
+
 def best_scale(values: Array, dtype: DType) -> tuple[float, int]:
     """An estimate of the loss, and the scale (-31 to 31) that loses least of `values`.
 
     Estimated from the histogram of exponents: a value too small is lost, one too
     large is cut to the largest, the rest lose what their last bit is worth.
     """
-    magnitude = np.abs(np.asarray(values, np.float64).reshape(-1))
-    magnitude = magnitude[(magnitude > 0) & np.isfinite(magnitude)]
-    if not magnitude.size:
+    bins, counts = exponents_of(values)
+    if not bins.size:
         return 0.0, 0
-    exponents = np.frexp(magnitude)[1] - 1
-    bins, counts = np.unique(exponents.clip(-126, 127), return_counts=True)
-    centre = np.ldexp(1.0, bins)
-    bits, bias = _MANTISSA[dtype], _BIAS[dtype]
-    least = 1 - bias - bits  # exponent of the smallest subnormal
-    most = int(np.frexp(decoding_table(dtype)[NAN_CODE - 1])[1]) - 1
-    rounding = 2.0 ** (-2 * (23 - bits))
-    losses = []
-    for scale in range(-31, 32):
-        moved = bins + scale
-        limit = np.ldexp(1.0, most - scale)
-        loss = np.where(moved < least, centre, centre * rounding)
-        loss = np.where(moved > most, np.abs(centre - limit), loss)
-        losses.append((float((counts * np.square(loss)).sum()), scale))
+    losses = [(loss_of(bins, counts, dtype, n), n) for n in range(-31, 32)]
     metric = min(loss for loss, _ in losses)
     # The middle of those that lose least: room for values on both sides.
     best = [scale for loss, scale in losses if loss == metric]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -39,6 +40,43 @@ class Context:
         """The names around, outermost first."""
         return list(state.scopes)
 
+    @property
+    def ipu_id(self) -> int | None:
+        """The device around."""
+        return settings().ipu
+
+    @property
+    def io_tile_set(self) -> Literal["compute", "io"]:
+        """The tiles around."""
+        return "io" if settings().tile_set == "io" else "compute"
+
+    @property
+    def in_sequence(self) -> bool | str | None:
+        """The mode of the `in_sequence` around; None if there is none."""
+        return state.orders[-1].mode if state.orders else None
+
+    def push_graph(self, graph: Graph) -> None:
+        """Make `graph` the current one; RuntimeError for another Ir's."""
+        current.push(graph._below)
+
+    def pop_graph(self) -> None:
+        """Make the graph before it the current one."""
+        current.pop()
+
+    def push_name_scope(self, name: str) -> None:
+        """Let names begin with `name/` until `pop_name_scope`."""
+        state.scopes.append(name)
+
+    def pop_name_scope(self) -> str:
+        """End the innermost name scope; return its name."""
+        return state.scopes.pop()
+
+    def _op_created(self, op: Any) -> None:
+        """Call the hooks of the graph of an operator made below `popxl`."""
+        below = op._below
+        for hook in list(below.graph.hooks.values()):
+            hook(below)
+
     def _get_op_settings(self, name: str) -> Settings:
         return Settings._of(settings(), name)
 
@@ -46,6 +84,12 @@ class Context:
 def get_current_context() -> Context:
     """What operators made now would be."""
     return Context()
+
+
+def get_source_location(offset: int = 0) -> str:
+    """Return file and line of the caller, `offset` calls further out."""
+    frame = sys._getframe(1 + offset)
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def get_current_graph() -> Graph:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -70,3 +71,61 @@ def host_fp8_mse_scale_pb(src: Any, dtype: dtypes.dtype | None = None) -> int:
 
 host_pow2scale_then_cast = host_pow2scale_cast_to_fp8
 host_cast_then_pow2scale = host_pow2scale_cast_from_fp8
+
+#: The scales that `host_fp8_mse_scale` tries.
+min_scaling_bias, max_scaling_bias = -31, 31
+
+
+@dataclass(frozen=True)
+class FpDef:
+    """A floating point format: bits of exponent and mantissa, and the bias."""
+
+    exponent_bits: int
+    mantissa_bits: int
+    bias: int
+    has_infinities: bool = False
+
+
+ieee_float16_def = FpDef(5, 10, 15, has_infinities=True)
+ieee_float32_def = FpDef(8, 23, 127, has_infinities=True)
+float8_143_def = FpDef(4, 3, 8)
+float8_152_def = FpDef(5, 2, 16)
+
+
+def find_exponential_range(definition: FpDef) -> tuple[int, int]:
+    """Return the exponents of the smallest subnormal and of the largest value."""
+    codes = 2**definition.exponent_bits - (2 if definition.has_infinities else 1)
+    least = 1 - definition.bias - definition.mantissa_bits
+    return least, codes - definition.bias
+
+
+def log_histogram(src: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return the binary exponents of the values, and how often each occurs."""
+    return popir.exponents_of(_array(src))
+
+
+@dataclass(frozen=True)
+class CandidateConfig:
+    """A format and a scale to try."""
+
+    dtype: dtypes.dtype
+    log2_scale: int = 0
+
+
+def calculate_candidate_metric(
+    histogram: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]],
+    candidate: CandidateConfig,
+) -> float:
+    """Return an estimate of the squared error of a format and a scale."""
+    below = candidate.dtype._below
+    return popir.loss_of(*histogram, below, candidate.log2_scale)
+
+
+def calculate_metric_mse(
+    src: Any, dtype: dtypes.dtype | None = None, log2_scale: int = 0
+) -> float:
+    """Return an estimate of the squared error of `src` times 2^log2_scale."""
+    to = dtypes.float8_152 if dtype is dtypes.float8_152 else dtypes.float8_143
+    return calculate_candidate_metric(
+        log_histogram(src), CandidateConfig(to, log2_scale)
+    )

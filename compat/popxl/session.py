@@ -22,6 +22,7 @@ from popxl.utils import _to_device_info, downcast_np_dtypes
 _Array: TypeAlias = np.ndarray[Any, Any]
 h2dStreamBufferMaps = Mapping[HostToDeviceStream, Any]  # noqa: N816
 d2hStreamBufferMaps = Mapping[DeviceToHostStream, _Array]  # noqa: N816
+StreamBufferMaps = Mapping[Stream, Any]
 _UNREADABLE = ("int8", "uint8", "complex64", "complex128")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NewType, NoReturn
 
 import numpy as np
+from popart.enums import TileSet
 from popart.views import TensorView
 
 import popir
@@ -22,6 +23,22 @@ HostTensor = Any
 HostScalarTensor = Any
 #: A tensor, or what can become a constant.
 TensorLike = Any
+
+
+#: What `Tensor.tile_set` gives for each tile set.
+TILE_SET_MAP = {TileSet.Compute: "compute", TileSet.IO: "io"}
+
+
+def __getattr__(name: str) -> Any:
+    # torch takes a second to import: not before its tensors are asked for.
+    if name != "host_tensor_types":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    kinds: tuple[type, ...] = (np.ndarray, np.generic, int, float, bool, list, tuple)
+    try:
+        import torch  # type: ignore[import-not-found, unused-ignore]
+    except ModuleNotFoundError:
+        return kinds
+    return (*kinds, torch.Tensor)
 
 
 class _Location:
@@ -356,6 +373,12 @@ class Variable(Tensor):
         """Which replicas hold the same values: here all."""
         groups: ReplicaGrouping = self.ir.replica_grouping()
         return groups
+
+    @property
+    def _memmap_arr(self) -> np.memmap[Any, Any] | None:
+        """The file that the variable owns, if it owns one."""
+        data = self._below.data
+        return data if isinstance(data, np.memmap) else None
 
     @property
     def retrieval_mode(self) -> Literal["one_per_group", "all_replicas"]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 def NewAliasAnnotation(name: str, tp: Any) -> Any:  # noqa: N802

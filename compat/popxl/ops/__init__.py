@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from sys import modules as _modules
-
 from popxl.ops import collectives, var_updates
 from popxl.ops._indexing import index as _index
+from popxl.ops._modules import enter as _enter_modules
 from popxl.ops.call import (
     CallSiteInfo,
     call,
@@ -302,11 +301,12 @@ __all__ = (
     "where",
 )
 
-# In the original each operator has a module of its own, which programs import from:
-# `from popxl.ops.add import add_`. Here that is the module of its family.
-for _name in __all__:
-    _family = str(getattr(globals()[_name], "__module__", ""))
-    if _family.startswith(__name__):
-        _modules.setdefault(f"{__name__}.{_name.rstrip('_')}", _modules[_family])
-
+_enter_modules(
+    (
+        name
+        for name in __all__
+        if str(getattr(globals()[name], "__module__", "")).startswith(__name__)
+    ),
+    globals(),
+)
 _enter_operators({name: globals()[name] for name in __all__} | {"getitem": _index})

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
+from popart.attributes import ConvOptions
+
 from popxl import dtypes
 from popxl.dtypes import dtype
 from popxl.ops.float8 import check_float8
@@ -19,6 +21,20 @@ def pad_type_of(pad_type: str) -> str:
     if pad_type not in get_args(PadType):
         raise ValueError(f"Unknown pad_type {pad_type!r}: one of {get_args(PadType)}")
     return pad_type
+
+
+def multi_conv_options(
+    available_memory_proportions: Sequence[float] | None = None,
+    partials_types: Sequence[dtype] | None = None,
+    enable_conv_dithering: Iterable[bool] | None = None,
+) -> ConvOptions:
+    """Return hints of a convolution, which are kept and change nothing."""
+    hints = {
+        "proportions": available_memory_proportions,
+        "partials": partials_types,
+        "dithering": list(enable_conv_dithering or []),
+    }
+    return ConvOptions({"hints": hints})
 
 
 def _convolution(

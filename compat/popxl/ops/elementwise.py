@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, get_args
 
 from popxl import dtypes
 from popxl.context import ipu, tiles
@@ -11,6 +11,7 @@ from popxl.errors import UndefinedValue
 from popxl.ops.utils import cast_if_needed, emit, scalar
 from popxl.tensor import Tensor, constant
 
+FloatFormat = Literal["auto", "fixed", "scientific", "none"]
 _Unary = Callable[[Tensor], Tensor]
 _Binary = Callable[[Tensor, Tensor], Tensor]
 
@@ -186,6 +187,19 @@ def _scaled_add(type_: str, x: Tensor, y: Tensor, a: Any, b: Any, name: str) -> 
     return emit(type_, named, [name], attributes)[0]
 
 
+class PrintTensorFmt(NamedTuple):
+    """How `print_tensor` writes: its parameters of the same names."""
+
+    summarise_threshold: int = 1000
+    edge_items: int = 3
+    max_line_width: int = 75
+    digits: int = 8
+    float_format: FloatFormat = "auto"
+    separator: str = " "
+    open_bracket: str = "["
+    close_bracket: str = "]"
+
+
 def print_tensor(
     t: Tensor,
     title: str | None = None,
@@ -195,7 +209,7 @@ def print_tensor(
     edge_items: int = 3,
     max_line_width: int = 75,
     digits: int = 8,
-    float_format: Literal["auto", "fixed", "scientific", "none"] = "auto",
+    float_format: FloatFormat = "auto",
     separator: str = " ",
     open_bracket: str = "[",
     close_bracket: str = "]",
@@ -208,7 +222,7 @@ def print_tensor(
     ):
         if len(text) != 1:
             raise ValueError(f"{name} must be one character, found {text!r}")
-    if float_format not in ("auto", "fixed", "scientific", "none"):
+    if float_format not in get_args(FloatFormat):
         raise KeyError(float_format)
     attributes = {
         "title": f"print_{t.name}" if title is None else title,

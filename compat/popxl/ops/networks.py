@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -139,8 +139,11 @@ def max_pool(
     return _pool("MaxPool", t, kernel_size, windows, auto_pad, ceil_mode, rest)
 
 
+REDUCTION_TYPE = Literal["mean", "sum", "none"]
+
+
 def _reduction(reduction: str) -> str:
-    if reduction not in ("mean", "sum", "none"):
+    if reduction not in get_args(REDUCTION_TYPE):
         raise ValueError(f"Unknown reduction {reduction!r}: mean, sum or none")
     return reduction
 

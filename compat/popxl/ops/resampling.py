@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from popxl.ops.utils import emit
 from popxl.tensor import Tensor
 
-_MODES = ("nearest", "linear", "cubic")
-_NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
-_COORDINATES = (
-    *("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"),
+InterpolateType = Literal["nearest", "linear", "cubic"]
+NearestType = Literal["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]
+CoordinateTransformationType = Literal[
+    "half_pixel",
+    "pytorch_half_pixel",
+    "align_corners",
+    "asymmetric",
     "tf_crop_and_resize",
-)
+]
+_MODES = get_args(InterpolateType)
+_NEAREST = get_args(NearestType)
+_COORDINATES = get_args(CoordinateTransformationType)
 
 
 def interpolate(
     t: Tensor,
     scale_factor: Sequence[float] = (1.0, 1.0, 1.0, 1.0),
-    mode: Literal["nearest", "linear", "cubic"] = "nearest",
-    nearest_mode: Literal[
-        "round_prefer_floor", "round_prefer_ceil", "floor", "ceil"
-    ] = "round_prefer_floor",
-    coordinate_transformation_mode: Literal[
-        "half_pixel",
-        "pytorch_half_pixel",
-        "align_corners",
-        "asymmetric",
-        "tf_crop_and_resize",
-    ] = "half_pixel",
+    mode: InterpolateType = "nearest",
+    nearest_mode: NearestType = "round_prefer_floor",
+    coordinate_transformation_mode: CoordinateTransformationType = "half_pixel",
 ) -> Tensor:
     """Resized along each axis by its scale factor."""
     for value, known in (

@@ -7,11 +7,13 @@ from typing import Literal
 from popxl.ops.utils import emit
 from popxl.tensor import Tensor
 
+ScatterReductionType = Literal["sum", "min", "max", "none"]
+
 
 def scatter_reduce(
     data: Tensor,
     indices: Tensor,
-    reduction: Literal["sum", "min", "max", "none"],
+    reduction: ScatterReductionType,
     initial_values: Tensor | None = None,
     axis: int = 0,
     axis_size: int | None = None,
@@ -35,7 +37,7 @@ def scatter_reduce(
 def grouped_scatter_reduce(
     data: Tensor,
     indices: Tensor,
-    reduction: Literal["sum", "min", "max", "none"],
+    reduction: ScatterReductionType,
     initial_values: Tensor | None = None,
     axis: int = 0,
     axis_size: int | None = None,

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import Enum
+from typing import Any
+
+import popart._internal.ir as _ir
 
 import popir
 from popxl.graph import Graph
@@ -33,6 +36,17 @@ class ExpectedConnection:
         self._tensor = below.tensor
         self._is_gradient = below.is_gradient
         return self
+
+    @classmethod
+    def _from_pb(cls, fwd_graph: _ir.Graph, pb: _ir.ExpectedConnection) -> Any:
+        tensor = fwd_graph.getTensor(pb.fwdId)._below
+        is_gradient = pb.type is _ir.ExpectedConnectionType.FwdGrad
+        return cls._of(popir.Connection(tensor, is_gradient))
+
+    @property
+    def _pb_ec(self) -> _ir.ExpectedConnection:
+        kind = _ir.ExpectedConnectionType[self.connection_type.name]
+        return _ir.ExpectedConnection(self._tensor.id, kind)
 
     @property
     def fwd_tensor(self) -> Tensor:
@@ -74,6 +88,23 @@ class GradGraphInfo:
         self._gradients = below
         self._forward = Graph._of(below.forward)
         return self
+
+    @classmethod
+    def _from_pb(
+        cls, ir: _ir.Ir, fwd_graph: _ir.Graph, expected: _ir.BwdGraphInfo
+    ) -> GradGraphInfo:
+        def connections(given: Iterable[_ir.ExpectedConnection]) -> Any:
+            made = (ExpectedConnection._from_pb(fwd_graph, each) for each in given)
+            return [popir.Connection(each._tensor, each._is_gradient) for each in made]
+
+        return cls._of(
+            popir.Gradients(
+                ir.getGraph(expected.bwdGraphId)._below,
+                fwd_graph._below,
+                connections(expected.expectedInputs),
+                connections(expected.expectedOutputs),
+            )
+        )
 
     @property
     def graph(self) -> Graph:

@@ -5,54 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal, get_args
 
-from popart.enums import CommGroupType as CommGroupType
-
-import popir
 from popxl.context import get_ir
 from popxl.errors import UndefinedValue
+from popxl.ops.collectives.collectives import CollectiveOps, to_collective_op
+from popxl.ops.collectives.collectives import CommGroup as CommGroup
+from popxl.ops.collectives.collectives import CommGroupType as CommGroupType
 from popxl.ops.utils import emit
 from popxl.replica_grouping import ReplicaGrouping
 from popxl.tensor import Tensor
 
-CollectiveOps = Literal["add", "mean", "mul", "min", "max", "and", "or", "square_add"]
 _Output = Literal["auto", "new_axis", "concat", "meta_shape"]
 
 
-class CommGroup:
-    """Which replicas work together: by a kind and, for two kinds, a size."""
-
-    def __init__(
-        self, type: CommGroupType | None = None, replicaGroupSize: int | None = None
-    ) -> None:
-        self._type = CommGroupType.All if type is None else CommGroupType(type)
-        self._size = int(replicaGroupSize or 0)
-
-    @property
-    def type(self) -> CommGroupType:
-        """How replicas are grouped."""
-        return self._type
-
-    @property
-    def replicaGroupSize(self) -> int:  # noqa: N802 - the original's name
-        """Members of each group."""
-        return self._size
-
-    def toReplicaGrouping(self, numReplicas: int) -> ReplicaGrouping:  # noqa: N802
-        """The groups among so many replicas, of the current Ir."""
-        kind, size, stride = self._type, self._size, 1
-        if kind is CommGroupType.All:
-            size = numReplicas
-        elif kind is CommGroupType.Ungrouped:
-            size = 1
-        elif kind is CommGroupType.Orthogonal:
-            stride = numReplicas // size
-        groups = popir.strided(numReplicas, stride, size)
-        return ReplicaGrouping._make(get_ir(), groups)
-
-
 def _reduction(op: str) -> str:
-    if op not in get_args(CollectiveOps):
-        raise ValueError(f"Not a valid collective operation: {op!r}")
+    to_collective_op(op)
     return op
 
 

@@ -5,12 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from popart.attributes import OptimizerValue
 
 from popxl import dtypes
 from popxl.ops.utils import emit, emit_op, scalar
 from popxl.tensor import Tensor, constant
 
 _Scalar = float | Tensor
+
+
+def handle_optimizer_value(value: _Scalar | None) -> OptimizerValue:
+    """Return a factor as operators have it: fixed, or one that a tensor has."""
+    if value is None or isinstance(value, Tensor):
+        return OptimizerValue(0.0, is_const=False)
+    return OptimizerValue(value)
 
 
 def _accumulate(

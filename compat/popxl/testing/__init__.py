@@ -1,0 +1,5 @@
+"""What tests ask about data types."""
+
+from popxl.testing._dtypes import get_all_dtypes, get_all_int_dtypes
+
+__all__ = ("get_all_dtypes", "get_all_int_dtypes")
