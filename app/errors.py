@@ -192,6 +192,8 @@ class UnknownModel(RequestError):
         if version:
             which += f" version {version:.40}"
         text = f"Request for unknown model: {which} is not found"
+        if version:
+            text += " (it is not at ready state)"
         super().__init__(f"{text}: {why}" if why else text + _meant(name, known))
         self.name = name
         self.version = version
@@ -248,10 +250,11 @@ class VersionNotReady(ModelNotReady):
 
     def __init__(self, name: str, version: str | None, why: str) -> None:
         super().__init__(name, why)
-        state = "has no available versions"
         if version is not None:
-            state = f"version {version:.40} is not at ready state"
-        self.args = (f"Request for unknown model: '{name}' {state}: {why}",)
+            state = f"version {version:.40} is not at ready state: {why}"
+        else:
+            state = f"has no available versions: {why} (it is not at ready state)"
+        self.args = (f"Request for unknown model: '{name}' {state}",)
 
 
 class BodyTooLarge(RequestError):
@@ -406,7 +409,7 @@ def row_of(error: BaseException) -> Row:
 
 
 #: Where Triton answers with another status than HTTP has for it.
-TRITON_STATUSES = {409: 400, 413: 400, 429: 503, 499: 400}
+TRITON_STATUSES = {409: 400, 413: 400, 429: 503, 499: 400, 504: 503}
 _statuses: dict[int, int] = {}
 
 

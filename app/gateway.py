@@ -19,7 +19,6 @@ from app.codec.shared_memory import RegionTable
 from app.config.config_keys import KeyProblem
 from app.config.file_modes import exposure_of
 from app.config.log_config import read_log_config
-from app.limits import DEFAULT_LIMITS
 from app.observe.access_log import AccessLog
 from app.observe.answers import OTHER
 from app.observe.journal import Journal
@@ -197,13 +196,8 @@ class Gateway:
         await self.others.settled(leaving)
 
     def _make_table(self) -> ModelTable:
-        most = self.settings.max_body_size
         return ModelTable(
-            replace(
-                DEFAULT_LIMITS,
-                max_body_bytes=most,
-                max_strings=self.settings.max_strings,
-            ),
+            self.settings.limits,
             regions=self.regions,
             tracer=self.tracing.tracer,
             absent=self,

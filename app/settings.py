@@ -9,7 +9,7 @@ import ipaddress
 import math
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -35,6 +35,7 @@ from app.config.extensions import check_extensions
 from app.config.log_config import LogLevel, read_log_config
 from app.config.profiles import PROFILES
 from app.config.restrictions import Restrictions
+from app.limits import DEFAULT_LIMITS, Limits
 from app.observe.access_log import parse_ratio
 from app.observe.tracing import TraceSettings
 from app.sizes import parse_size
@@ -162,7 +163,7 @@ class Settings(BaseSettings):
     max_body_size: Annotated[
         Bytes, Field(gt=0), Shown("SIZE", names=("--http-max-input-size",))
     ] = 256 * 1024 * 1024
-    """Largest request, as in 64MiB."""
+    """Largest request, as in 64MiB. JSON may have 64 MiB, or as much as this says."""
     max_strings: Annotated[int, Field(ge=1, le=1 << 31), Shown("N")] = 1 << 20
     """Elements of a BYTES tensor in a request, and those that an answer writes one by
     one, as JSON does: each takes far more memory and time than its bytes."""
@@ -308,8 +309,9 @@ class Settings(BaseSettings):
     and run nothing (Triton: 8002); 0 takes a free one, which is printed."""
     error_statuses: Literal["http", "triton"] = "http"
     """Statuses of errors. triton: 400 for what is too large (413 otherwise) and for
-    inference with an unknown model (404), 503 where a queue is full (429), 500 for a
-    shape that is none (400), 400 for codes of models (409, 499)."""
+    inference with an unknown model (404), 503 where a queue is full (429) or a deadline
+    has passed (504), 500 for a shape that is none (400), 400 for codes of models (409,
+    499)."""
     access_log: Annotated[str, Shown("off|errors|RATIO|all")] = "errors"
     """Which requests are logged. errors: those that fail; RATIO, as in 0.01: a share of
     the others as well."""
@@ -438,6 +440,23 @@ class Settings(BaseSettings):
     ) -> tuple[SecretStr, ...]:
         Restrictions(rule.get_secret_value() for rule in value)
         return value
+
+    @property
+    def limits(self) -> Limits:
+        """Return what a request may have at most.
+
+        An operator who sets `max_body_size` means JSON as well, whose bound is lower
+        otherwise.
+        """
+        most, most_json = self.max_body_size, DEFAULT_LIMITS.max_json_bytes
+        if "max_body_size" in self.model_fields_set:
+            most_json = max(most, most_json)
+        return replace(
+            DEFAULT_LIMITS,
+            max_body_bytes=most,
+            max_json_bytes=most_json,
+            max_strings=self.max_strings,
+        )
 
     @property
     def restrictions(self) -> Restrictions:

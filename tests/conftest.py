@@ -59,6 +59,7 @@ def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def triton(compile_cache: Path) -> Iterator[ServedGateway]:
     """A gateway with the triton profile: ask, but leave it as it is."""
     folder = compile_cache / "triton"
-    options = ("--profile", "triton", "--cache-dir", str(folder), "--metrics-port", "0")
+    options = ["--profile", "triton", "--cache-dir", str(folder), "--metrics-port", "0"]
+    options += ["--allow-shared-memory"]
     with ServedGateway(None, *options) as served:
         yield served.wait_ready()

@@ -13,7 +13,6 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from app.api.routes import generate, kserve_v1
@@ -22,7 +21,6 @@ from app.http.access import Access
 from app.http.proxies import TrustedProxies
 from app.http.relay import Relay
 from app.http.server import GatewayServer
-from app.limits import DEFAULT_LIMITS
 from app.observe.access_log import AccessLog
 from app.observe.answers import OTHER, Answers
 from app.observe.journal import Journal
@@ -101,11 +99,7 @@ def _worker(
     worker = Worker(
         sock,
         counters,
-        replace(
-            DEFAULT_LIMITS,
-            max_body_bytes=settings.max_body_size,
-            max_strings=settings.max_strings,
-        ),
+        settings.limits,
         Keys(
             settings.keys,
             None if key is None else key.get_secret_value(),

@@ -78,7 +78,8 @@ def test_unknown_model() -> None:
     assert status == 404
     assert body["error"] == "Request for unknown model: 'x' is not found"
     _, body, _ = answer(app.errors.UnknownModel("x", "3"))
-    assert body["error"] == "Request for unknown model: 'x' version 3 is not found"
+    text = "Request for unknown model: 'x' version 3 is not found"
+    assert body["error"] == f"{text} (it is not at ready state)"
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.0, b"1"), (0.3, b"1"), (7.2, b"8")])

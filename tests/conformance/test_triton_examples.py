@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -48,3 +50,37 @@ def test_model_control(tmp_path: Path) -> None:
     with ServedGateway(None, *options, *mode) as gateway:
         gateway.wait_line("docs")
         assert run(gateway, CONTROL).startswith("PASS")
+
+
+def test_shared_memory_is_closed_unless_asked_for(tmp_path: Path) -> None:
+    options = ("--profile", "triton", "--cache-dir", str(tmp_path), "--port", "0")
+    with ServedGateway(None, *options, "--metrics-port", "0") as gateway:
+        path = "/v2/systemsharedmemory/region/io/register"
+        body = {"key": "/io", "offset": 0, "byte_size": 16}
+        answer = gateway.client.post(path, json=body)
+        assert answer.status_code != 200
+        assert "shared memory is disabled" in answer.json()["error"]
+
+
+def test_a_raised_limit_holds_for_json_too(tmp_path: Path) -> None:
+    """Below it, plain and compressed; beyond it the words that scripts look for."""
+    limit = 80 << 20
+    options = ["--profile", "triton", "--cache-dir", str(tmp_path), "--port", "0"]
+    options += ["--metrics-port", "0", "--http-max-input-size", str(limit)]
+    with ServedGateway(None, *options) as gateway:
+        gateway.wait_ready()
+        path = "/v2/models/simple_identity/infer"
+        for count, refused in ((66, False), (81, True)):
+            tensor = {"name": "INPUT0", "shape": [1, 1], "datatype": "BYTES"}
+            strings = ["x" * (1 << 20)] * count
+            body = json.dumps({"inputs": [{**tensor, "data": strings}]}).encode()
+            packed, headers = gzip.compress(body, 1), {"content-encoding": "gzip"}
+            for answer in (
+                gateway.client.post(path, content=body),
+                gateway.client.post(path, content=packed, headers=headers),
+            ):
+                assert answer.status_code == 400
+                found = answer.json()
+                assert (found["code"] == "body_too_large") is refused
+                words = "exceeds the maximum allowed" in found["error"]
+                assert words is refused, found["error"][:300]

@@ -24,7 +24,6 @@ SETTINGS: Mapping[str, Any] = MappingProxyType(
         "error_statuses": "triton",
         "max_body_size": 64 * 1024 * 1024,
         "model_control_mode": "none",
-        "allow_shared_memory": True,
         "trust_loopback": True,
     }
 )

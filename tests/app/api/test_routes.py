@@ -326,7 +326,10 @@ def test_the_words_of_a_version_that_is_not_ready(gateway: ServedGateway) -> Non
     answer = gateway.client.post("/v2/models/broken/versions/7/infer")
     assert (answer.status_code, answer.json()["error"]) == (
         404,
-        "Request for unknown model: 'broken' version 7 is not found",
+        (
+            "Request for unknown model: 'broken' version 7 is not found (it is not at "
+            "ready state)"
+        ),
     )
 
 

@@ -115,7 +115,7 @@ async def test_unknown_models_and_versions() -> None:
     client = await Client(app, "/v2/models/late/infer").run()
     assert client.status == 503
     text = "Request for unknown model: 'late' has no available versions: it is loading"
-    assert client.json["error"] == text
+    assert client.json["error"] == f"{text} (it is not at ready state)"
     client = await Client(app, "/v2/models/late/versions/3/infer").run()
     text = "Request for unknown model: 'late' version 3 is not at ready state: it is"
     assert client.json["error"].startswith(text)
