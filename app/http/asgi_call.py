@@ -235,9 +235,9 @@ class EventCall(AsgiCall):
         """The last event has said how it failed, to a client that was still there."""
         if self.response_complete:
             return
-        row = row_of(error)
+        row, rows = row_of(error), self._rows()
         self._end(row)
-        self.log_failed(error, row.status, self._parts(self._run))
+        self.log_failed(error, row.status, self._run, rows)
 
     def disconnect(self, why: str = "the client has disconnected") -> None:
         super().disconnect(why)

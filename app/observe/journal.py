@@ -28,6 +28,11 @@ SLOW_FOR = 900
 #: Seconds for which lines of answered requests are gathered, and how many: the event
 #: loop answers nobody while they are made.
 GATHERED_FOR, MOST_GATHERED = 0.1, 16
+#: The fields in the line of a request that failed, where it came so far.
+_OF_FAILED = (
+    "client", "key", "model", "device", "batch_size", "queue_ms", "compute_ms",
+    "code", "error",
+)  # fmt: skip
 _NS = 1_000_000_000
 _MS = 1_000_000
 
@@ -130,9 +135,11 @@ def part_of(message: Sequence[Any]) -> Part:
 
 
 class Failed(NamedTuple):
-    """A request that failed, or was refused; `ended` as in `Answered`.
+    """A request that failed, or was refused; times as in `Answered`.
 
-    `model` is None where it got to none. `seconds` is how long that took.
+    `model` is None if it got to none. `seconds` is how long that took. `arrived`,
+    `began` and `decoded` are 0 if it did not come so far; `device` is empty if it got
+    into no queue, and `batch_rows` 0 if its batch has not ended.
     """
 
     asked: Asked
@@ -142,6 +149,28 @@ class Failed(NamedTuple):
     why: str
     ended: int
     seconds: float
+    arrived: int = 0
+    began: int = 0
+    decoded: int = 0
+    queue_ns: int = 0
+    compute_ns: int = 0
+    rows: int = 0
+    batch_rows: int = 0
+    device: str = ""
+
+    def phases(self) -> dict[str, float]:
+        """Return how long each phase took that it came to, in milliseconds, as those of
+        `Answered`; `wake` is the rest, up to its end."""
+        found: dict[str, int] = {}
+        if self.began:
+            found["receive"] = self.began - self.arrived if self.arrived else 0
+            found["decode"] = (self.decoded or self.ended) - self.began
+        if self.device:
+            rest = self.ended - self.decoded - self.queue_ns - self.compute_ns
+            found["queue"] = self.queue_ns
+            found["compute"] = self.compute_ns
+            found["wake"] = rest
+        return {name: round(max(0, ns) / _MS, 4) for name, ns in found.items()}
 
 
 class Recorder(Protocol):
@@ -329,9 +358,15 @@ class Journal:
         if not self.access.is_on:
             return
         self.write_gathered()  # the lines are in the order in which requests ended
-        fields = {"code": failed.code, "error": shortened(failed.why)}
+        fields: dict[str, Any] = {}
         if failed.model is not None:
             fields |= {"model": failed.model.name, "version": failed.model.version}
+        if failed.device:
+            fields |= {"device": failed.device, "rows": failed.rows}
+        if failed.batch_rows:
+            fields["batch_size"] = failed.batch_rows
+        fields |= {f"{name}_ms": ms for name, ms in failed.phases().items()}
+        fields |= {"code": failed.code, "error": shortened(failed.why)}
         self._log(failed.asked, failed.status, failed.seconds, fields)
 
     def end(self, asked: Asked, status: int, seconds: float) -> None:
@@ -364,7 +399,8 @@ class Journal:
         known = {name: value for name, value in head.items() if value != ""}
         path = quoted(asked.path)
         line = f"{asked.method} {path} {status} {ms} ms id={quoted(request_id)}"
-        for name in ("client", "key", "model", "batch_size", "code", "error"):
+        names = "client", "key", "model", "batch_size", "code", "error"
+        for name in names if status < 400 else _OF_FAILED:
             value = fields.get(name, known.get(name))
             if value is not None:
                 line += f" {name}={quoted(value)}"

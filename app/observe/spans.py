@@ -36,6 +36,8 @@ _NEEDS_MORE = (
     "pip install 'popgate[otel]'"
 )
 
+#: A phase of a request: its name, its begin and its end.
+_Phase = tuple[str, int, int]
 _Job = tuple[Asked, Answered | Failed, Sequence[Part], int]
 
 
@@ -209,9 +211,8 @@ class _Maker:
             attributes=attributes,
             start_time=began + clock,
         )
-        if isinstance(request, Answered):
-            self._phases(root, request, clock)
-        else:
+        self._children(root, request, _phases_of(request), clock)
+        if isinstance(request, Failed):
             code = self._api.StatusCode
             # The client's own mistakes are no errors of a server's span.
             root.set_attribute("error.type", request.code)
@@ -232,17 +233,6 @@ class _Maker:
         )
         return self._api.set_span_in_context(self._api.NonRecordingSpan(remote))
 
-    def _phases(self, root: Any, request: Answered, clock: int) -> None:
-        started = min(request.decoded + request.queue_ns, request.encoding)
-        phases = (
-            ("receive", request.arrived or request.began, request.began),
-            ("decode", request.began, request.decoded),
-            ("queue", request.decoded, started),
-            ("batch", started, request.encoding),
-            ("encode", request.encoding, request.ended),
-        )
-        self._children(root, request, phases, clock)
-
     def _part(self, parent: Any, part: Part, clock: int) -> None:
         """What another model did for it."""
         context = self._api.set_span_in_context(parent)
@@ -259,19 +249,17 @@ class _Maker:
         if part.code:
             span.set_attribute("error.type", part.code)
             span.set_status(self._api.Status(self._api.StatusCode.ERROR))
-        elif part.parts:
-            for each in part.parts:
-                self._part(span, each, clock)
-        else:
-            started = min(part.began + part.queue_ns, part.ended)
-            phases = ("queue", part.began, started), ("batch", started, part.ended)
+        for each in part.parts:
+            self._part(span, each, clock)
+        if not part.parts and part.device:
+            phases = _run_phases(part, part.began, part.ended)
             self._children(span, part, phases, clock)
         span.end(end_time=part.ended + clock)
 
     def _children(
         self,
         parent: Any,
-        request: Answered | Part,
+        request: Answered | Failed | Part,
         phases: Sequence[tuple[str, int, int]],
         clock: int,
     ) -> None:
@@ -284,6 +272,8 @@ class _Maker:
                 start_time=begin + clock,
                 links=self._mates(request) if of_batch else (),
             )
+            if name == "queue" and request.device:
+                span.set_attribute("popgate.device", request.device)
             if of_batch:
                 span.set_attribute("popgate.device", request.device)
                 span.set_attribute("popgate.rows", request.rows)
@@ -297,7 +287,7 @@ class _Maker:
                 ).end(end_time=min(begin + request.compute_ns, end) + clock)
             span.end(end_time=end + clock)
 
-    def _mates(self, request: Answered | Part) -> list[Any]:
+    def _mates(self, request: Answered | Failed | Part) -> list[Any]:
         """Links to the members of the batch that have been made spans of already."""
         mates = self._batches.setdefault(_run_of(request), [])
         while len(self._batches) > _BATCHES:
@@ -379,7 +369,38 @@ class _Ids:
         return True
 
 
-def _run_of(request: Answered | Part) -> tuple[object, ...]:
+def _phases_of(request: Answered | Failed) -> list[_Phase]:
+    """Return the phases that a request came to."""
+    arrived, began, decoded = request.arrived, request.began, request.decoded
+    if isinstance(request, Answered):
+        end = request.encoding
+        last = [("encode", end, request.ended)]
+    elif not began:
+        return []
+    else:
+        end, last = request.ended, []
+    phases = [("receive", arrived or began, began), ("decode", began, decoded or end)]
+    if request.device or not isinstance(request, Failed):
+        phases += _run_phases(request, decoded, end)
+    return phases + last
+
+
+def _run_phases(
+    request: Answered | Failed | Part, begin: int, end: int
+) -> list[_Phase]:
+    """Return the phases between the queue and the result. A request that failed may
+    not have come to a batch."""
+    started = min(begin + request.queue_ns, end)
+    if not request.compute_ns and (isinstance(request, Failed) or _has_failed(request)):
+        return [("queue", begin, started)]
+    return [("queue", begin, started), ("batch", started, end)]
+
+
+def _has_failed(request: Answered | Part) -> bool:
+    return isinstance(request, Part) and bool(request.code)
+
+
+def _run_of(request: Answered | Failed | Part) -> tuple[object, ...]:
     """The same for all members of a batch: it was measured once for all of them."""
     return (request.model, request.device, request.compute_ns, request.batch_rows)
 

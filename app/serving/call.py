@@ -460,11 +460,11 @@ class Call(ABC):
         if self.response_complete:
             raise error
         try:
-            submitted = self.submitted
+            submitted, rows = self.submitted, self._rows()
             self._end(row_of(error))
         finally:
             response = self._respond_with(error)
-        self.log_failed(error, response.status, self._parts(submitted))
+        self.log_failed(error, response.status, submitted, rows)
 
     def _respond_with(self, error: Exception) -> Refusal:
         try:
@@ -479,13 +479,29 @@ class Call(ABC):
         self.respond(response)
         return response
 
+    def _rows(self) -> int:
+        """Return the rows that it brought; 0 if it is not decoded."""
+        return 0 if self._request is None else self._request.rows
+
     def log_failed(
-        self, error: BaseException, status: int, parts: Sequence[Part] = ()
+        self,
+        error: BaseException,
+        status: int,
+        submitted: Submitted | None = None,
+        rows: int = 0,
     ) -> None:
-        """Keep, and log, how the request has failed: it has been answered."""
+        """Keep, and log, how the request has failed, and how far it came: it has been
+        answered."""
         entry = self.entry
         ended = monotonic_ns()
         since = self.arrived or self._began
+        queue_ns = compute_ns = batch_rows = 0
+        device = ""
+        if submitted is not None:
+            queue_ns, compute_ns = submitted.queue_ns, submitted.compute_ns
+            batch_rows, device = submitted.batch_rows, submitted.device_id
+            if not queue_ns and not compute_ns:  # it has waited all the time
+                queue_ns = ended - self._decoded
         failed = Failed(
             self.asked(),
             None if entry is None else entry.stats,
@@ -494,8 +510,16 @@ class Call(ABC):
             str(error),
             ended,
             (ended - since) / _NS if since else 0.0,
+            self.arrived,
+            self._began,
+            self._decoded,
+            queue_ns,
+            compute_ns,
+            rows,
+            batch_rows,
+            device,
         )
-        self.service.journal.fail(failed, parts)
+        self.service.journal.fail(failed, self._parts(submitted))
 
     def asked(self) -> Asked:
         """The client and what it asked for."""
@@ -533,10 +557,11 @@ class Call(ABC):
         """The client is gone."""
         if self.response_complete:
             return
+        submitted, rows = self.submitted, self._rows()
         self._end(_GONE)
         self.respond(None)
         gone = Cancelled("the client has disconnected")
-        self.log_failed(gone, row_of(gone).status)
+        self.log_failed(gone, row_of(gone).status, submitted, rows)
 
     def _end(self, failure: Row = _UNKNOWN) -> None:
         """Let go of everything; what is not counted yet has failed."""

@@ -238,7 +238,7 @@ class CalledRequest:
     def _done(self, submitted: Submitted) -> None:
         self._submitted = None
         if submitted.error is not None:
-            self._fail(submitted.error)
+            self._fail(submitted.error, submitted)
             return
         if self._is_over:
             return
@@ -255,14 +255,14 @@ class CalledRequest:
         self._keep(submitted)
         self._caller.answer(self._message, self._wanted(submitted.outputs))
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception, submitted: Submitted | None = None) -> None:
         if self._is_over:
             return
         self._is_over = True
         if self._entry is not None:
             took = time.monotonic_ns() - self._began
             self._entry.stats.failure(row_of(error), took)
-        self._keep(None, row_of(error).code)
+        self._keep(submitted, row_of(error).code)
         told = named(_as_engine_error(error), f"model {self._message.model!r}")
         self._caller.answer(self._message, told)
 

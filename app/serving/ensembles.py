@@ -350,13 +350,15 @@ class EnsembleRequest(Pending):
         error = submitted.error
         if self._runner.table.keeps_parts:
             self._keep(number, entry, rows, submitted)
-        if error is not None:
-            entry.stats.failure(row_of(error), took)
-            self._fail(number, error)
-            return
         queue_ns, compute_ns = submitted.queue_ns, submitted.compute_ns
         self.batch_rows = submitted.batch_rows
         self.device_id = submitted.device_id
+        if error is not None:
+            self.queue_ns += queue_ns
+            self.compute_ns += compute_ns
+            entry.stats.failure(row_of(error), took)
+            self._fail(number, error)
+            return
         entry.stats.success(
             took, queue_ns, compute_ns, rows=rows, batch_rows=self.batch_rows
         )

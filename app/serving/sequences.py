@@ -342,13 +342,13 @@ class SequenceScheduler:
         sequence.running = None
         error: Exception | None = inner.error
         try:
+            mine.queue_ns, mine.compute_ns = inner.queue_ns, inner.compute_ns
+            mine.batch_rows = inner.batch_rows
+            mine.device_id = inner.device_id
             if error is None:
                 outputs = inner.outputs
                 sequence.state = self._states.after(outputs)
                 mine.outputs = outputs
-                mine.queue_ns, mine.compute_ns = inner.queue_ns, inner.compute_ns
-                mine.batch_rows = inner.batch_rows
-                mine.device_id = inner.device_id
         except Exception as raised:
             error = raised
         # Each of these, even if the one before it raises: others wait behind it.

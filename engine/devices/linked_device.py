@@ -26,7 +26,7 @@ from engine.errors import DeadlineExceeded, DeviceLost, EngineError
 from engine.origin import here
 from engine.transport.channel import Channel, ChannelLayout
 from engine.transport.control import Message
-from engine.transport.link import ALONE, BACKPRESSURE, Completion
+from engine.transport.link import ALONE, BACKPRESSURE, RUNNING, SINCE, Completion
 
 
 class LinkedDevice(ABC):
@@ -94,6 +94,17 @@ class LinkedDevice(ABC):
         with self.lock:
             found = (c.request_of(number) for c in self._channels.values())
             return next((request for request in found if request is not None), None)
+
+    def run_since(self, replica: int) -> int:
+        """Return when the present run began (`time.monotonic_ns`), if it is of this
+        replica, else 0; looks at memory only."""
+        with self.lock:
+            connection = self._connection
+            if connection is None:
+                return 0
+            words = connection.link.words
+            since = words[SINCE]
+            return int(since) if words[RUNNING] == replica else 0
 
     @property
     def busy_ns(self) -> int:

@@ -23,7 +23,8 @@ class Request:
     `outputs` (owned copies, by name) is set where `error` is None, unless they were
     copied `into` arrays (engine/transport/output_arrays.py). `submitted_ns` is when it
     was put into its queue (CLOCK_MONOTONIC), `queue_ns` the time from then on until its
-    batch started, `compute_ns` how long the batch ran, `batch_rows` how many rows it
+    batch started, `compute_ns` how long the batch ran (of a request that was given up:
+    both as far as it came), `batch_rows` how many rows it
     had. `began_ns` is when the caller began, if the request's times are to be
     recorded, else 0 (engine/runner/tracepoints.py). `predicted_ns` is when it was
     predicted to be done, 0 if that did not matter (engine/runner/service_time.py).

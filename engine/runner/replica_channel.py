@@ -522,10 +522,23 @@ class ReplicaChannel(RequestChannel):
                     self.device.tell_cancelled()
                 if request.predicted_ns and isinstance(error, DeadlineExceeded):
                     self.service_time.learn(met=False)
+                self._measure(request)
             finally:
                 self._end(request, error)
             if usable and slot < 0:
                 self._refill()
+
+    def _measure(self, request: Request) -> None:
+        """Set the times of a request that ends without a completion: how long it has
+        waited, and run. Lock held by the caller."""
+        slot, submitted = request.slot, request.submitted_ns
+        if not self.usable or slot < 0 or self._owners[slot] != request.number:
+            return
+        now = began = monotonic_ns()
+        if self._channel.requests.is_taken(slot):
+            began = self.device.run_since(self.replica) or now
+        request.queue_ns = max(0, began - submitted)
+        request.compute_ns = max(0, now - max(began, submitted))
 
     def keep_here(self, request: Request) -> None:
         """It is for this replica and no other."""
@@ -608,6 +621,8 @@ class ReplicaChannel(RequestChannel):
         with self._lock:
             requests = list(self._in_flight.values())
             try:
+                for request in requests:
+                    self._measure(request)
                 self._cancel(requests)
             finally:
                 # All counts first: `resolve` calls back, and a callback may submit.

@@ -177,6 +177,13 @@ class RingCounters:
         taken = max(self._control[_TAKEN_WORD], self._control[READ_WORD])
         return max(0, self.written - taken)
 
+    def is_taken(self, slot: int) -> bool:
+        """Return whether the other side works on a slot that is published and not
+        released (producer side). Only true at a moment, as `untaken`."""
+        read = self._control[READ_WORD]
+        position = read + (slot - read) % self.capacity
+        return bool(position < self._control[_TAKEN_WORD])
+
     # -- consumer
 
     def try_read_lock(self) -> int:

@@ -149,4 +149,8 @@ def _failed(one: Failed, viewer: Viewer) -> RequestRecord:
         error=one.why if viewer.reads(one.asked.key) else "",
         at=_seconds(one.ended),
         total_ms=round(one.seconds * 1000, 4),
+        phases=one.phases(),
+        device=one.device,
+        rows=one.rows,
+        batch_rows=one.batch_rows,
     )

@@ -54,7 +54,7 @@ async function explain(id) {
   return [
     h("section", { class: "panel" }, h("div", { class: "body" },
       h("p", { class: "story" }, story(request)),
-      failed ? h("pre", {}, request.error) : fall(request))),
+      failed && h("pre", {}, request.error), failed && !request.device ? null : fall(request))),
     h("section", { class: "panel" }, h("div", { class: "body" }, h("dl", { class: "facts" },
       facts.filter(([, value]) => value).map(([title, value]) => h("div", {}, h("dt", {}, title), h("dd", {}, value))),
       request.mates?.length ? h("div", { class: "wide" }, h("dt", {}, "Ran together with"), h("dd", { class: "mates mono" },

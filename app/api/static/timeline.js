@@ -65,7 +65,15 @@ function failure(request) {
   const who = request.status === 499 ? "Its client had gone"
     : request.status === 429 ? "There was no room for it"
     : request.status >= 500 ? "The server could not answer it" : "It could not be answered as it was asked";
-  return `${who}: ${request.status} ${request.code} at ${clock(request.at)}, after ${duration(request.total_ms)}.`;
+  return `${who}: ${request.status} ${request.code} at ${clock(request.at)}, after ${duration(request.total_ms)}.${waited(request)}`;
+}
+
+/** How far a request came that failed. */
+function waited(request) {
+  if (!request.device) return "";
+  const { queue, compute } = request.phases;
+  return ` It waited ${duration(queue)} for ${request.device}`
+    + (compute ? `, and had run for ${duration(compute)}.` : ", and did not run.");
 }
 
 /** A table of requests; `showModel` where they are of several. */
