@@ -7,6 +7,7 @@ package imports neither onnx nor the engine, lowering does. docs/popir.md descri
 from popir import ops as _ops  # noqa: F401 - registers the operators
 from popir.aliases import changed_inputs, schedule, sharing
 from popir.autodiff import Connection, Gradients, differentiate
+from popir.builder import Builder, Value
 from popir.dot import dot_of
 from popir.dtypes import (
     DTYPES,
@@ -39,7 +40,17 @@ from popir.float8 import (
 )
 from popir.grouping import Groups, from_assignment, refined, strided
 from popir.ir import Graph, Ir, Operator, Order, Stream, Tensor
-from popir.records import Settings, Spec, operator_types
+from popir.records import (
+    RECORDS,
+    Call,
+    Grad,
+    GradRule,
+    Record,
+    Settings,
+    Spec,
+    has_gradient,
+    operator_types,
+)
 from popir.rewriting import decompose_sums, merge_exchanges
 from popir.seeds import (
     MAX_UINT64,
@@ -53,9 +64,14 @@ __all__ = (
     "MAX_UINT64",
     "NP_FLOAT8_143",
     "NP_FLOAT8_152",
+    "RECORDS",
+    "Builder",
+    "Call",
     "Connection",
     "DType",
     "DeviceError",
+    "Grad",
+    "GradRule",
     "Gradients",
     "Graph",
     "Groups",
@@ -64,11 +80,13 @@ __all__ = (
     "NotYet",
     "Operator",
     "Order",
+    "Record",
     "RunError",
     "Settings",
     "Spec",
     "Stream",
     "Tensor",
+    "Value",
     "ValueOutOfRange",
     "best_scale",
     "changed_inputs",
@@ -89,6 +107,7 @@ __all__ = (
     "export_popef",
     "from_assignment",
     "from_carrier",
+    "has_gradient",
     "loss_of",
     "merge_exchanges",
     "operator_types",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from popir.dtypes import Array
+from popir.errors import NotYet
 from popir.records import Call, Grad, GradRule, Lower, Record, Spec
 
 if TYPE_CHECKING:
@@ -23,9 +25,17 @@ def gradient_record(rule: GradRule) -> Record:
         named = dict(zip(rule.needs, values, strict=True))
         return rule.lower(Grad(b, call["forward"], named))
 
+    def host(call: Call, arrays: list[Array]) -> Sequence[Array]:
+        assert rule.host is not None
+        return rule.host(call["forward"], arrays)
+
     def grads(call: Call) -> list[GradRule]:
+        if rule.host is not None:
+            raise NotYet(f"gradients of the NumPy function {rule.type}")
         return [_second_rule(rule.type, call, lower)]
 
+    if rule.host is not None:
+        return Record(rule.type, infer, None, grads, host=host)
     return Record(rule.type, infer, lower, grads)
 
 

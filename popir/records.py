@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from popir.dtypes import DType, Shape
+from popir.dtypes import Array, DType, Shape
 from popir.errors import IrError
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ GRADIENT_TYPES: set[str] = set()
 
 Infer: TypeAlias = Callable[[Call], Sequence[Spec]]
 Lower: TypeAlias = "Callable[[Builder, Call, list[Value]], Sequence[Value]]"
+Host: TypeAlias = "Callable[[Call, list[Array]], Sequence[Array]]"
 Put: TypeAlias = "Callable[[Builder, Call, list[Value], Value], Sequence[Value]]"
 
 
@@ -66,6 +67,8 @@ class GradRule:
     needs: tuple[str, ...]
     gives: tuple[int, ...]
     lower: Callable[[Grad], Sequence[Value]]
+    host: Host | None = None
+    """Instead of `lower`: a function of NumPy arrays, given the forward operator."""
 
     def __post_init__(self) -> None:
         GRADIENT_TYPES.add(self.type)
@@ -124,6 +127,8 @@ class Record:
     new values of its inputs."""
     writes: bool = False
     """Its result is the new value of its first input's storage."""
+    host: Host | None = None
+    """Instead of `lower`: a function of NumPy arrays, for the caller's process."""
     refuses: str = ""
     """Why a graph that holds it cannot be differentiated; empty if it can."""
     opset: tuple[str, int] | None = None

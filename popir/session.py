@@ -7,12 +7,13 @@ it is attached, and come back when they are asked for: every run makes them stal
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
 from popir.dtypes import Array, to_carrier
-from popir.errors import IrError, RunError, ValueOutOfRange
+from popir.errors import IrError, NotYet, RunError, ValueOutOfRange
 from popir.float8 import MAX_SCALE, MIN_SCALE
 from popir.ir import Ir, Operator, Tensor
 
@@ -30,7 +31,7 @@ class Runner(Protocol):
     def run(
         self,
         programs: Iterable[int],
-        inputs: Mapping[str, Array] | None = None,
+        inputs: Mapping[str, Any] | None = None,
         outputs: Mapping[str, Any] | None = None,
     ) -> None: ...
 
@@ -65,6 +66,12 @@ class Session:
         self.program: Program = compile_ir(
             ir, check=check_order, check_scales=check_scales, transfers=transfers
         )
+        if on_pool and self.program.functions:
+            (name, *_) = (op.type for op in self.program.functions.values())
+            raise NotYet(
+                f"{name} is a NumPy function, which devices of the pool do not run: "
+                "use 'cpu' or 'ipu_model', or give the operator ONNX nodes"
+            )
         self.host_is_current = True
         """Whether the host's copies of the variables are what the device has."""
         self._printer = printer
@@ -110,7 +117,7 @@ class Session:
         """
         self._attached()
         program = self.program
-        given = {
+        given: dict[str, Any] = {
             handle: to_carrier(inputs[tensor])
             for handle, tensor in program.inputs.items()
         }
@@ -120,6 +127,8 @@ class Session:
         }
         for handle, operator in program.prints.items():
             taken[handle] = self._printing(operator)
+        for name, operator in program.functions.items():
+            _connect(name, operator, given, taken)
         taken |= dict.fromkeys(program.scales, _check_scale)
         if program.written:
             self.host_is_current = False
@@ -128,7 +137,7 @@ class Session:
     def _run(
         self,
         programs: Iterable[int],
-        given: Mapping[str, Array],
+        given: Mapping[str, Any],
         taken: Mapping[str, Any],
     ) -> None:
         try:
@@ -171,6 +180,47 @@ class Session:
                 printer(operator, value)
 
         return show
+
+
+def _connect(
+    name: str, operator: Operator, given: dict[str, Any], taken: dict[str, Any]
+) -> None:
+    """Let the streams of a NumPy function call it when all its arguments are there."""
+    from popir.lowering.lower import argument_handle, result_handle
+
+    arguments: dict[int, Array] = {}
+    results: dict[int, Array] = {}
+
+    def take(number: int, value: Array) -> None:
+        arguments[number] = value.copy()
+        results.clear()
+
+    def give(number: int) -> Array:
+        if number not in results:
+            found = _called(operator, [arguments[n] for n in sorted(arguments)])
+            results.update(enumerate(found))
+        return results.pop(number)
+
+    for number in range(len(operator.inputs)):
+        taken[argument_handle(name, number)] = partial(take, number)
+    for number in range(len(operator.outputs)):
+        given[result_handle(name, number)] = partial(give, number)
+
+
+def _called(operator: Operator, arguments: list[Array]) -> list[Array]:
+    """Call the NumPy function; RunError if it returns other than it said."""
+    assert operator.record.host is not None
+    found = [np.asarray(a) for a in operator.record.host(operator.call, arguments)]
+    wanted = [t.spec for t in operator.outputs]
+    if [a.shape for a in found] != [spec.shape for spec in wanted]:
+        raise RunError(
+            f"the NumPy function {operator.type} returned arrays of shapes "
+            f"{[a.shape for a in found]}, not {[spec.shape for spec in wanted]}"
+        )
+    return [
+        np.ascontiguousarray(a, spec.dtype.carrier).reshape(spec.shape)
+        for a, spec in zip(found, wanted, strict=True)
+    ]
 
 
 def _check_scale(value: Array) -> None:

@@ -85,6 +85,6 @@ __all__ = (
 def __getattr__(name: str) -> Any:
     raise AttributeError(
         f"popart.{name} is not there: of popart there is what programs of popxl use. "
-        "Custom operators in C++ are none of it; an operator of ONNX Runtime's contrib "
-        "domain may do"
+        "Custom operators in C++ are not supported; write one in Python with "
+        "popxl.custom.CustomOperator"
     )

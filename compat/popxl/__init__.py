@@ -10,7 +10,18 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as _version
 
-from popxl import context, dtypes, errors, fp8_utils, ops, testing, transforms, utils
+from popxl import (
+    context,
+    custom,
+    dtypes,
+    errors,
+    fp8_utils,
+    ops,
+    testing,
+    transforms,
+    typing_,
+    utils,
+)
 from popxl.context import (
     gcg,
     get_current_graph,
@@ -106,6 +117,7 @@ __all__ = (
     "constant",
     "context",
     "create_seeds",
+    "custom",
     "d2h_stream",
     "double",
     "dtype",
@@ -144,6 +156,7 @@ __all__ = (
     "replica_sharded_variable",
     "testing",
     "transforms",
+    "typing_",
     "uint8",
     "uint16",
     "uint32",

@@ -18,6 +18,7 @@ from engine.programs.executor import Executor
 from engine.tensor import Array
 from popef_io import Metadata
 
+Source: TypeAlias = "Array | Callable[[], Array]"
 Target: TypeAlias = "Array | Callable[[Array], object]"
 
 
@@ -37,7 +38,7 @@ class LocalSession:
     def run(
         self,
         programs: Iterable[int],
-        inputs: Mapping[str, Array] | None = None,
+        inputs: Mapping[str, Source] | None = None,
         outputs: Mapping[str, Target] | None = None,
     ) -> None:
         """Run `programs`, one after the other.
@@ -45,7 +46,8 @@ class LocalSession:
         `inputs` and `outputs` are by stream handle; the first dimension of each array
         counts transfers, from 0 in every call and, after the last, from 0 again. An
         output may also be a function that is called with each array, which it must
-        copy if it keeps it. Weights (variables that only load programs write) are read
+        copy if it keeps it; an input may be a function that returns the next array.
+        Weights (variables that only load programs write) are read
         when those run and must stay unchanged until the session is closed.
         Raises what `Executor.run` raises, and UnknownAnchor for a stream not given.
         """
@@ -60,7 +62,7 @@ class _Arrays:
     """Streams of one call of `run`."""
 
     def __init__(
-        self, inputs: Mapping[str, Array], outputs: Mapping[str, Target]
+        self, inputs: Mapping[str, Source], outputs: Mapping[str, Target]
     ) -> None:
         self._inputs = inputs
         self._outputs = outputs
@@ -72,6 +74,8 @@ class _Arrays:
         array = self._inputs.get(handle)
         if array is None:
             raise UnknownAnchor(f"nothing is given for the input stream {handle!r}")
+        if not isinstance(array, np.ndarray):
+            return array()
         at = self._read.get(handle, 0)
         self._read[handle] = at + 1
         result: Array = np.asarray(array[at % len(array)])

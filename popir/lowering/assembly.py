@@ -211,9 +211,12 @@ class Assembly:
             [_port(name_of(value), value) for value in outputs],
             [*constants, *(_outside(name, value) for name, value in weights)],
         )
+        opsets = {"": OPSET} | dict.fromkeys(
+            (node.domain for node in nodes if node.domain), 1
+        )
         model = helper.make_model(
             graph,
-            opset_imports=[helper.make_opsetid("", OPSET)],
+            opset_imports=[helper.make_opsetid(*each) for each in opsets.items()],
             ir_version=IR_VERSION,
             producer_name="popir",
         )
@@ -221,7 +224,7 @@ class Assembly:
             graph.name,
             model.SerializeToString(),
             weights=tuple(name for name, _ in weights),
-            opsets={"": OPSET},
+            opsets=opsets,
         )
         taken = {names[value]: variable for value, variable in outputs.items()}
         return Execute(graph.name, inputs, taken)
@@ -297,7 +300,9 @@ def _onnx_node(node: OnnxNode, inputs: list[str], name_of: Any) -> Any:
         for name, value in node.attributes.items()
     }
     outputs = [name_of(value) for value in node.outputs]
-    return helper.make_node(node.operator, inputs, outputs, **attributes)
+    # An operator of another domain is called `domain:type`.
+    domain, _, kind = node.operator.rpartition(":")
+    return helper.make_node(kind, inputs, outputs, domain=domain, **attributes)
 
 
 def _port(name: str, value: Value) -> Any:

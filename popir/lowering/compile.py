@@ -14,7 +14,9 @@ from popir.lowering.assembly import Assembly, data_type_of
 from popir.lowering.lower import (
     Lowered,
     Lowering,
+    argument_handle,
     input_handle,
+    result_handle,
     weight_handle,
 )
 
@@ -37,6 +39,8 @@ class Program:
     outputs: Mapping[str, Tensor]
     prints: Mapping[str, Operator]
     """Stream handle to the operator that prints what comes."""
+    functions: Mapping[str, Operator]
+    """Name to the operator that is a function of NumPy arrays."""
     scales: Mapping[str, Tensor]
     """Stream handle to a scale of float8 that is to be checked."""
 
@@ -84,6 +88,7 @@ def compile_ir(
         lowered.inputs,
         lowered.outputs,
         lowered.prints,
+        lowered.functions,
         lowered.scales,
     )
 
@@ -104,10 +109,17 @@ def _metadata(ir: Ir, lowered: Lowered, ids: list[str], transfers: int) -> Metad
             for handle, operator in lowered.prints.items()
         ),
         *(
-            replace(_anchor(tensor, handle, TensorType.OUTPUT, MAIN), name=handle)
+            _named(tensor, handle, TensorType.OUTPUT)
             for handle, tensor in lowered.scales.items()
         ),
     ]
+    for name, operator in lowered.functions.items():
+        for number, tensor in enumerate(operator.inputs):
+            handle = argument_handle(name, number)
+            anchors.append(_named(tensor, handle, TensorType.OUTPUT))
+        for number, tensor in enumerate(operator.outputs):
+            handle = result_handle(name, number)
+            anchors.append(_named(tensor, handle, TensorType.INPUT))
     for id_ in ids:
         tensor = tensors[id_]
         load, save = input_handle(id_), weight_handle(id_)
@@ -124,6 +136,11 @@ def _metadata(ir: Ir, lowered: Lowered, ids: list[str], transfers: int) -> Metad
         },
         device_iterations=transfers,
     )
+
+
+def _named(tensor: Tensor, handle: str, kind: TensorType) -> Anchor:
+    """Return an anchor that is called as its stream: several may show one tensor."""
+    return replace(_anchor(tensor, handle, kind, MAIN), name=handle)
 
 
 def _anchor(tensor: Tensor, handle: str, kind: TensorType, program: int) -> Anchor:

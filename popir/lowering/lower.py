@@ -42,6 +42,8 @@ class Lowered:
     outputs: dict[str, Tensor] = field(default_factory=dict)
     prints: dict[str, Operator] = field(default_factory=dict)
     """Handle to the operator that prints."""
+    functions: dict[str, Operator] = field(default_factory=dict)
+    """Name to the operator that is a function of NumPy arrays."""
     scales: dict[str, Tensor] = field(default_factory=dict)
     """Handle to a scale of float8 whose range is checked."""
 
@@ -59,6 +61,16 @@ def output_handle(id_: str) -> str:
 def weight_handle(id_: str) -> str:
     """The stream that takes a variable to the host."""
     return f"weight_d2h_{id_}"
+
+
+def argument_handle(name: str, number: int) -> str:
+    """Return the stream of an argument of a NumPy function."""
+    return f"{name}_in_{number}"
+
+
+def result_handle(name: str, number: int) -> str:
+    """Return the stream of a result of a NumPy function."""
+    return f"{name}_out_{number}"
 
 
 #: Operators that talk to the host.
@@ -172,6 +184,9 @@ class Lowering:
             view = View(self._b, record, operator.call, stored)
             scope[operator.outputs[0]] = view
             return
+        if record.host is not None:
+            self._function(operator, [each.get() for each in stored], scope)
+            return
         if record.lower is None:
             raise NotYet(f"the operator {operator.type} does not run yet")
         values = [each.get() for each in stored]
@@ -191,6 +206,23 @@ class Lowering:
         changed = operator.attributes.get("changes", ())
         for index, value in zip(changed, results[len(made) :], strict=True):
             stored[index].set(value)
+
+    def _function(self, operator: Operator, given: list[Value], scope: Scope) -> None:
+        """Streams out what a NumPy function takes and in what it returns."""
+        if not self._host_effects or _fragment(operator):
+            raise NotYet(
+                f"{operator} is a NumPy function, which runs in the caller's process "
+                "only: give the operator ONNX nodes"
+            )
+        name = f"function_{operator.id}"
+        self._result.functions[name] = operator
+        for number, value in enumerate(given):
+            self._b.block.stream_out.append((value, argument_handle(name, number)))
+        self._new_block()
+        for number, tensor in enumerate(operator.outputs):
+            value = self._given(tensor.spec, self._fresh())
+            self._b.block.stream_in.append((result_handle(name, number), value))
+            scope[tensor] = Cell(value)
 
     # Calls
 

@@ -99,7 +99,7 @@ def convert_optional_float_list(values: Iterable[float] | None) -> list[float]:
 
 
 def emit(
-    type_: str,
+    type_: str | popir.Record,
     inputs: Mapping[str, Tensor] | Sequence[Tensor],
     names: Sequence[str | None] = (),
     attributes: Mapping[str, Any] | None = None,
@@ -117,7 +117,7 @@ def emit(
 
 
 def emit_op(
-    type_: str,
+    type_: str | popir.Record,
     inputs: Mapping[str, Tensor] | Sequence[Tensor],
     names: Sequence[str | None] = (),
     attributes: Mapping[str, Any] | None = None,
