@@ -17,7 +17,7 @@ from popir.dependence import branches, dependents, reached_by
 from popir.errors import IrError, NotYet
 from popir.gradient_records import gradient_record
 from popir.ir import Graph, Operator, Tensor
-from popir.records import GradRule, Spec, has_gradient
+from popir.records import Call, GradRule, Spec, has_gradient
 
 if TYPE_CHECKING:
     pass
@@ -217,6 +217,7 @@ class _Differentiation:
         for number, gradient in enumerate(gradients):
             if (
                 gradient is not None
+                and operator.outputs[number].dtype.is_float
                 and rules
                 and all(f"g{number}" not in rule.needs for rule in rules)
             ):
@@ -224,11 +225,16 @@ class _Differentiation:
                     f"gradients of gradients through {operator}: that of its result "
                     f"{number}"
                 )
+        call = operator.call
         for rule in rules:
-            self._apply(operator, rule, gradients)
+            self._apply(operator, call, rule, gradients)
 
     def _apply(
-        self, operator: Operator, rule: GradRule, gradients: list[Tensor | None]
+        self,
+        operator: Operator,
+        call: Call,
+        rule: GradRule,
+        gradients: list[Tensor | None],
     ) -> None:
         inputs = []
         for need in rule.needs:
@@ -252,7 +258,7 @@ class _Differentiation:
                 gradient_record(rule),
                 inputs,
                 names,
-                {**operator.attributes, "forward": operator.call},
+                {**operator.attributes, "forward": call},
             )
         for index, result in zip(rule.gives, made.outputs, strict=True):
             self._arrived(operator.inputs[index], result)

@@ -14,8 +14,13 @@ if TYPE_CHECKING:
 
 
 def gradient_record(rule: GradRule) -> Record:
-    """The record of the operator that a rule is."""
+    """Return the record of the operator that a rule is."""
+    if not rule.records:
+        rule.records.append(_made(rule))
+    return rule.records[0]
 
+
+def _made(rule: GradRule) -> Record:
     def infer(call: Call) -> list[Spec]:
         forward: Call = call["forward"]
         specs = [forward.inputs[index] for index in rule.gives]

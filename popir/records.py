@@ -69,6 +69,8 @@ class GradRule:
     lower: Callable[[Grad], Sequence[Value]]
     host: Host | None = None
     """Instead of `lower`: a function of NumPy arrays, given the forward operator."""
+    records: list[Record] = field(default_factory=list, compare=False, repr=False)
+    """The record of the gradient operator, once it was needed."""
 
     def __post_init__(self) -> None:
         GRADIENT_TYPES.add(self.type)

@@ -258,3 +258,19 @@ def test_every_way_to_call_a_mean_agrees() -> None:
             made = ops.mean(popxl.variable(array), axis, bool(keep))
         expected = array.mean(axis=axis, keepdims=bool(keep))
         assert made.shape == np.shape(expected)
+
+
+def test_gradients_of_indices_do_not_count() -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        x = popxl.variable(np.array([3.0, 1.0, 2.0], np.float32))
+        graph = ir.create_graph(lambda t: ops.topk(t, 2, 0, True, True), x)
+        info = autodiff(graph)
+        assert not isinstance(info, dict)
+        call = ops.call_with_info(graph, x)
+        seeds = [call.outputs[0] * 0 + 1, call.outputs[1]]
+        (dx,) = ops.call(info.graph, *seeds, inputs_dict=info.inputs_dict(call))
+        out = popxl.d2h_stream(dx.shape, dx.dtype)
+        ops.host_store(out, dx)
+    with popxl.Session(ir) as session:
+        assert session.run()[out].tolist() == [1, 0, 1]
