@@ -26,6 +26,7 @@ from popart.enums import (
     VirtualGraphMode,
 )
 from popart.logs import Logger, getLogger
+from popart.session_options import SessionOptions
 from popart.sessions import (
     AnchorReturnType,
     DataFlow,
@@ -66,6 +67,7 @@ __all__ = (
     "Logger",
     "PyStepIO",
     "ReductionType",
+    "SessionOptions",
     "SyncPattern",
     "VariableRetrievalMode",
     "VariableSettings",

@@ -126,6 +126,13 @@ class ExpectedConnectionType(Enum):
     FwdGrad = 1
 
 
+class RequireOptimalSchedule(Enum):
+    """Whether a schedule must be the best: accepted, there is one schedule."""
+
+    No = 0
+    Yes = 1
+
+
 class VirtualGraphMode(Enum):
     """How operators get to devices: as the program says."""
 

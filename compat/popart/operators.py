@@ -238,6 +238,14 @@ class OpView(View, shows=popir.Operator):
         """Return the device that it is on, if there is any."""
         return self._below.settings.ipu
 
+    def hasPipelineStage(self) -> bool:
+        """Return False: there are no pipelines."""
+        return False
+
+    def hasExecutionPhase(self) -> bool:
+        """Return False: there are no execution phases."""
+        return False
+
     # Storage.
 
     def modifiesIndex(self, index: int) -> bool:

@@ -16,6 +16,7 @@ from popart.enums import DataType as DataType
 from popart.enums import TensorType
 from popart.names import class_of, type_of
 from popart.operators import OpView
+from popart.session_options import SessionOptions
 from popart.view import GraphId, Region, TensorInfo, View
 
 _KINDS = {
@@ -377,7 +378,10 @@ class IrView(View, shows=popir.Ir):
     _below: popir.Ir
 
     def __init__(self, below: popir.Ir | None = None) -> None:
-        super().__init__(popir.Ir() if below is None else below)
+        if below is None:
+            below = popir.Ir()
+            below.options = SessionOptions()
+        super().__init__(below)
 
     def getSessionOptions(self) -> Any:
         """The options, which may be set."""

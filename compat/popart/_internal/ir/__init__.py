@@ -24,12 +24,14 @@ from popart.enums import (
     ExpectedConnectionType,
     InitType,
     ReductionType,
+    RequireOptimalSchedule,
     TensorType,
     TileSet,
     VariableRetrievalMode,
     VirtualGraphMode,
 )
 from popart.operators import OpView as Op
+from popart.session_options import SessionOptions
 from popart.variable_settings import VariableSettings
 from popart.view import GraphId, TensorInfo
 from popart.views import Consumers, TopoCons
@@ -60,6 +62,8 @@ __all__ = (
     "OptimizerValue",
     "ReductionType",
     "ReplicaGrouping",
+    "RequireOptimalSchedule",
+    "SessionOptions",
     "Settings",
     "Tensor",
     "TensorId",
