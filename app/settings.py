@@ -187,9 +187,9 @@ class Settings(BaseSettings):
     """Connections at a time. Beyond it, the one that has asked nothing for longest is
     closed for each new one; without such, new ones get 503, but for health checks and
     management. 0: three quarters of the file descriptors that the server may have."""
-    max_connections_per_address: Annotated[int, Field(ge=0, le=1 << 20)] = 0
-    """Connections of one client address at a time, in each of the --workers; beyond
-    it as with --max-connections. 0: no limit."""
+    max_connections_per_address: Annotated[int, Field(ge=0, le=1 << 20), Shown("N")] = 0
+    """Connections of one client address at a time, in each worker. A new one beyond
+    them is treated as one beyond the limit of all connections. 0: no limit."""
     compress_responses: Literal["asked", "always", "never"] = "asked"
     """When Accept-Encoding compresses inference responses; asked ignores the codings
     that HTTP libraries list by themselves."""

@@ -148,6 +148,7 @@ class ModelSpec:
     more rows than that; `max_rows`, if not 0, refuses one with more rows than
     `max_rows` instead. With `optional_inputs` a request may leave inputs out. Those
     that have `defaults` may be left out of any, and are these then, one for each row.
+    `aliases` are other names of inputs that requests may use, which keep them.
     """
 
     name: str
@@ -158,6 +159,7 @@ class ModelSpec:
     max_rows: int = 0
     optional_inputs: bool = False
     defaults: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+    aliases: Mapping[str, str] = field(default_factory=dict, repr=False)
     inputs_by_name: Mapping[str, TensorSpec] = field(init=False, repr=False)
     outputs_by_name: Mapping[str, TensorSpec] = field(init=False, repr=False)
 

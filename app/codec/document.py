@@ -52,7 +52,7 @@ class DocumentReader:
         self.spec = spec
         self._regions = regions
         self._inputs = inputs
-        self._expected = len(inputs)
+        self._expected = len(spec.inputs)
         self._limits = limits
 
     def read(
@@ -115,7 +115,7 @@ class DocumentReader:
         if spec.optional_inputs:
             return len(given) > 0
         defaults = spec.defaults
-        missing = [name for name in self._inputs if name not in given]
+        missing = [t.name for t in spec.inputs if t.name not in given]
         if any(name not in defaults for name in missing):
             return False
         rows = next((t.shape[0] for t in given.values() if t.shape), 1)
@@ -125,7 +125,7 @@ class DocumentReader:
 
     def _form(self) -> str:
         """The short form of a request, for people."""
-        names = list(self._inputs)
+        names = [tensor.name for tensor in self.spec.inputs]
         more = ", …" if len(names) > 1 else ""
         return f'{{"inputs": {{"{names[0] if names else "NAME"}": […]{more}}}}}'
 

@@ -63,7 +63,9 @@ class ModelCodec:
         self._outputs = {item.name: Output(item, limits) for item in spec.outputs}
         # Each element of these is looked at, also where they come as bytes.
         self._is_looked_at = any(item.type.kind in "sb" for item in spec.inputs)
-        self._reader = DocumentReader(spec, limits, self._inputs, regions)
+        also = {alias: self._inputs[name] for alias, name in spec.aliases.items()}
+        named = {**self._inputs, **also}
+        self._reader = DocumentReader(spec, limits, named, regions)
         self._binary = BinaryReader(spec, limits, self._inputs, self._reader)
         self._json = JsonWriter(spec, self._outputs)
         self._msgpack = MsgpackWriter(spec, self._outputs)

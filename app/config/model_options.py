@@ -26,6 +26,7 @@ from app.config.triton import (
     read_pbtxt,
     translate,
 )
+from app.plugins import MODEL_FORMATS, plugins
 
 OVERRIDE = "the config of the load request"
 _KEYS = frozenset(item.name for item in fields(ModelConfig))
@@ -134,7 +135,8 @@ def read_options(
 
 def _check_requestable(label: str, layer: Mapping[str, Any]) -> None:
     for key in layer:
-        if key in _KEYS and key not in REQUESTABLE:
+        is_known = key in _KEYS or key in plugins(MODEL_FORMATS)
+        if is_known and key not in REQUESTABLE:
             msg = f"{label}: {key} can be set in the model repository only"
             raise ModelConfigError(msg)
 

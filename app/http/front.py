@@ -265,7 +265,7 @@ class InferFront:
                 if infer_path_of(path, operation.prefix, operation.suffix):
                     form = operation.form()
                     break
-        return form.refuse(refusal) if isinstance(form, ErrorForm) else refusal
+        return _in_form(refusal, form)
 
     async def _run(
         self, call: AsgiCall, scope: Scope, receive: Receive, send: Send
@@ -310,13 +310,15 @@ class InferFront:
         try:
             return await self._read_body(call.headers, receive, call.share)
         except BodyRefused as refused:
-            await _refuse_body(scope, receive, send, refused)
+            await _refuse_body(scope, receive, send, refused, call.form)
         except TransferMemoryFull as full:
             size = call.share.size
             call.share.give_back()
-            await _refuse_body(scope, receive, send, BodyRefused(full, size=size))
+            why = BodyRefused(full, size=size)
+            await _refuse_body(scope, receive, send, why, call.form)
         except InvalidRequest as error:
-            await send_error(send, ErrorResponse.of(error, close=True))
+            answer = ErrorResponse.of(error, close=True)
+            await send_error(send, _in_form(answer, call.form))
         except ClientGone:
             pass
         return None
@@ -367,11 +369,20 @@ def _slow_down(scope: Scope, refusals: float = 1.0) -> None:
         connection.slow_down(refusals)
 
 
+def _in_form(answer: ErrorResponse, form: object) -> ErrorResponse:
+    """Return an error as the form of its request writes errors."""
+    return form.refuse(answer) if isinstance(form, ErrorForm) else answer
+
+
 async def _refuse_body(
-    scope: Scope, receive: Receive, send: Send, refused: BodyRefused
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    refused: BodyRefused,
+    form: object,
 ) -> None:
     """Answers at once, then reads on for a moment before the connection is closed."""
-    error = ErrorResponse.of(refused.why, close=True)
+    error = _in_form(ErrorResponse.of(refused.why, close=True), form)
     await send(
         {
             "type": "http.response.start",

@@ -53,7 +53,7 @@ def test_all_packages_and_their_data_are_in_it(wheel: Path) -> None:
     }
     assert expected <= found
     ours = "popgate app engine popef_io popir model_runtime popef popxl popart"
-    ours += " triton_python_backend_utils"
+    ours += " triton_python_backend_utils popgate_text"
     assert packages == set(ours.split())
     assert {f"{name}/py.typed" for name in ("popgate", "app", "engine")} <= found
 

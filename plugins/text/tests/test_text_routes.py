@@ -147,6 +147,17 @@ def test_documents_are_ranked_in_each_form(served: ServedGateway) -> None:
     assert tei[0]["text"] == documents[order[0]]
 
 
+def test_infinitys_documents_are_strings_and_tritons_input_has_an_alias(
+    served: ServedGateway,
+) -> None:
+    body = {"model": "rank", "query": "a cat", "documents": ["dog", "the cat"]}
+    found = post(served, "/infinity/rerank", **body, return_documents=True).json()
+    assert {one["document"] for one in found["results"]} == {"dog", "the cat"}
+    tensor = {"name": "input_text", "shape": [2], "datatype": "BYTES", "data": TEXTS}
+    answer = post(served, "/v1/models/unit/infer", inputs=[tensor])
+    assert answer.json()["outputs"][0]["shape"] == [2, HIDDEN]
+
+
 def test_tei_embeds_for_the_model_that_was_named(served: ServedGateway) -> None:
     answer = post(served, "/embed", inputs=TEXTS[0])
     (vector,) = answer.json()

@@ -25,7 +25,8 @@ from tests.engine import models
 # What fits a model, a segment or a repository is more than a schema can say: there a
 # request that the schema allows may be refused, as long as that is documented.
 BEYOND_SCHEMAS = re.compile(
-    r"(/(infer|generate|generate_stream|register|load)|:predict)$"
+    r"(/(infer|generate|generate_stream|register|load|embeddings|rerank|embed)"
+    r"|/(embed_sparse|predict|similarity|tokenize|decode|info)|:predict)$"
 )
 OPERATIONS = [
     (path, method)

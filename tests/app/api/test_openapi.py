@@ -85,7 +85,12 @@ def test_what_the_paths_take_is_known_without_the_document(
 
 
 def test_every_error_has_our_form(document: dict[str, Any]) -> None:
+    """But for operations of plugins, which write errors as their clients expect."""
+    added = [one.router for one in plugin_routes(Settings())]
+    others = documented_methods(added)
     for path, operations in document["paths"].items():
+        if path in others:
+            continue
         for operation in operations.values():
             for status, response in operation["responses"].items():
                 if int(status) < 400 or path.endswith(("/health/ready", "/startup")):

@@ -152,7 +152,7 @@ def test_help_of_serve_tells_the_real_defaults(
             # In words, if at all: what it means that there is none.
             assert text is None or re.fullmatch("[A-Za-z ]+", text), name
         else:
-            number = f"{value:g}" if isinstance(value, int | float) else str(value)
+            number = f"{value:g}" if isinstance(value, float) else str(value)
             assert text == number, name
 
 

@@ -217,6 +217,8 @@ class TestWhatALoadRequestMaySet:
         assert {f.name for f in fields(ModelConfig)} - REQUESTABLE == {
             # Which address the files come from.
             "source",
+            # Files of the model, which plugins read.
+            "sections",
             "save_outputs",
             "memory",
             # Which code runs, and with what: never a request's to say.

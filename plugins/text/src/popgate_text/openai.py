@@ -7,9 +7,10 @@ own exceptions.
 from __future__ import annotations
 
 import uuid
+from abc import ABC, abstractmethod
 from base64 import b64encode
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import orjson
@@ -39,13 +40,39 @@ _TYPES: Final = {
 }
 
 
-class NamedForm:
+class NamedForm(ABC):
     """A request whose body names the model (`app.serving.forms.NamingForm`)."""
 
     not_one = "the model does not give exactly 1 response"
+    error_schema: ClassVar[dict[str, Any]] = {
+        "type": "object",
+        "required": ["error"],
+        "properties": {
+            "error": {
+                "type": "object",
+                "required": ["message", "type", "param", "code"],
+                "properties": {
+                    "message": {"type": "string"},
+                    "type": {"type": "string"},
+                    "param": {"type": ["string", "null"]},
+                    "code": {"type": ["string", "null"]},
+                },
+            }
+        },
+    }
 
     def __init__(self) -> None:
         self.document: dict[str, Any] = {}
+
+    @abstractmethod
+    def decode(self, codec: ModelCodec, body: Body) -> InferRequest:
+        """Return the request of a body. Raises `RequestError`."""
+
+    @abstractmethod
+    def encode(
+        self, codec: ModelCodec, request: InferRequest, outputs: Mapping[str, Tensor]
+    ) -> Response:
+        """Return the response. Raises `RequestError`."""
 
     def target(self, body: Body, models: ModelTable) -> str:
         self.document = read_document(body, models.limits)
@@ -144,6 +171,10 @@ class RerankForm(NamedForm):
         options = TextOptions(raw_scores=field(document, "raw_scores", bool, False))
         return text_request(options, [query] * len(self.documents), self.documents)
 
+    def document_of(self, number: int) -> Any:
+        """Return a document as the answer has it."""
+        return {"text": self.documents[number]}
+
     def ranked(self, outputs: Mapping[str, Tensor]) -> list[tuple[int, float]]:
         """Return index and score of the best documents, the best first."""
         scores = outputs["scores"].numpy().reshape(-1)
@@ -158,7 +189,7 @@ class RerankForm(NamedForm):
         for number, score in self.ranked(outputs):
             result: dict[str, Any] = {"index": number, "relevance_score": score}
             if self.document.get("return_documents"):
-                result["document"] = {"text": self.documents[number]}
+                result["document"] = self.document_of(number)
             results.append(result)
         tokens = sum(given_options(request).tokens)
         answer = {
@@ -171,8 +202,21 @@ class RerankForm(NamedForm):
         return json_response(orjson.dumps(answer))
 
 
+class InfinityRerankForm(RerankForm):
+    """POST /infinity/rerank: the same, with documents as strings."""
+
+    def document_of(self, number: int) -> Any:
+        return self.documents[number]
+
+
 class CohereRerankForm(RerankForm):
     """POST /v2/rerank: Cohere's form."""
+
+    error_schema: ClassVar[dict[str, Any]] = {
+        "type": "object",
+        "required": ["message", "code"],
+        "properties": {"message": {"type": "string"}, "code": {"type": "string"}},
+    }
 
     def encode(
         self, codec: ModelCodec, request: InferRequest, outputs: Mapping[str, Tensor]

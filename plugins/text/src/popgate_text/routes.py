@@ -13,15 +13,19 @@ from app.about import VERSION
 from app.api.dependencies import GatewayOf, ModelName, ViewerOf, find_model, read_object
 from app.api.plugin_routes import PluginRoutes
 from app.api.routes.infer import ERROR_RESPONSES, declare, to_front
+from app.api.schemas import error_response
 from app.errors import InvalidRequest, UnknownModel
 from app.gateway import Gateway
 from app.http.front import NamingOperation, Operation
-from app.serving.forms import NamingForm
 from app.settings import Settings
 from popgate_text import openai, tei
 from popgate_text.requests import check_kind_of, field
 from popgate_text.scheduler import TextScheduler
 
+_TOKEN_ERRORS: Final[dict[int | str, dict[str, Any]]] = {
+    400: error_response("The request is malformed."),
+    424: error_response("The model is no text model."),
+}
 OPENAI_TAG, TEI_TAG = "text: openai", "text: tei"
 _TEXTS: Final = {
     "oneOf": [
@@ -88,6 +92,21 @@ _TEI: Final[tuple[tuple[str, type[tei.TeiForm], dict[str, Any], str, str], ...]]
     ),
 )  # fmt: skip
 
+_RERANKS, _EMBEDS = "model query documents", "model input"
+#: Path, form, fields of the request, those that it must have, what it does.
+_OPENAI: Final[list[tuple[str, type[openai.NamedForm], dict[str, Any], str, str]]] = [
+    ("/openai/v1/embeddings", openai.EmbeddingsForm, _EMBEDDINGS, _EMBEDS,
+     "Embed texts, as OpenAI's clients ask"),
+    ("/openai/v1/rerank", openai.RerankForm, _RERANK, _RERANKS,
+     "Order documents by how well they answer a query, as Jina's clients ask"),
+    ("/v2/rerank", openai.CohereRerankForm, _RERANK, _RERANKS,
+     "Order documents, as Cohere's clients ask"),
+    ("/infinity/embeddings", openai.EmbeddingsForm, _EMBEDDINGS, _EMBEDS,
+     "Embed texts, as Infinity's clients ask"),
+    ("/infinity/rerank", openai.InfinityRerankForm, _RERANK, _RERANKS,
+     "Order documents, as Infinity's clients ask"),
+]  # fmt: skip
+
 
 def routes(settings: Settings) -> PluginRoutes:
     """Return the routes of a server with these settings."""
@@ -102,14 +121,14 @@ def routes(settings: Settings) -> PluginRoutes:
             f"tei_{suffix}",
             summary=summary,
             tags=[TEI_TAG],
-            responses=_responses(),
+            responses=_responses(form),
             openapi_extra=_body(fields, needed),
         )
         if settings.tei:
             made = partial(form, settings.tei)
             path = f"/{suffix}"
             naming.append(NamingOperation(path, made))
-            _declare(router, path, summary, TEI_TAG, fields, needed)
+            _declare(router, path, summary, TEI_TAG, fields, needed, form)
     if settings.tei:
         native = partial(tei.NativeForm, settings.tei)
         naming += [NamingOperation(path, native) for path in ("/", "/invocations")]
@@ -118,23 +137,17 @@ def routes(settings: Settings) -> PluginRoutes:
 
 
 def _openai_routes(router: APIRouter, at_root: bool) -> list[NamingOperation]:
-    prefixes = ("/openai/v1", "/v1") if at_root else ("/openai/v1",)
+    ways = [*_OPENAI]
+    if at_root:
+        ways += [
+            (path.removeprefix("/openai"), form, fields, needed, summary)
+            for path, form, fields, needed, summary in _OPENAI
+            if path.startswith("/openai/")
+        ]
     naming = []
-    kinds: tuple[tuple[str, Callable[[], NamingForm], dict[str, Any], str, str], ...]
-    kinds = (
-        ("/embeddings", openai.EmbeddingsForm, _EMBEDDINGS, "model input",
-         "Embed texts, as OpenAI's clients ask"),
-        ("/rerank", openai.RerankForm, _RERANK, "model query documents",
-         "Order documents by how well they answer a query"),
-    )  # fmt: skip
-    for prefix in prefixes:
-        for path, form, fields, needed, summary in kinds:
-            naming.append(NamingOperation(prefix + path, form))
-            _declare(router, prefix + path, summary, OPENAI_TAG, fields, needed)
-    naming.append(NamingOperation("/v2/rerank", openai.CohereRerankForm))
-    text = "Order documents, as Cohere's clients ask"
-    needed = "model query documents"
-    _declare(router, "/v2/rerank", text, OPENAI_TAG, _RERANK, needed)
+    for path, form, fields, needed, summary in ways:
+        naming.append(NamingOperation(path, form))
+        _declare(router, path, summary, OPENAI_TAG, fields, needed, form)
 
     @router.get("/openai/v1/models", summary="List the text models", tags=[OPENAI_TAG])
     async def list_text_models(gateway: GatewayOf, viewer: ViewerOf) -> JSONResponse:
@@ -209,6 +222,7 @@ def _tokens(router: APIRouter, named: str) -> None:
             name=f"tei_{suffix}",
             summary=f"TEI's /{suffix}",
             tags=[TEI_TAG],
+            responses=dict(_TOKEN_ERRORS),
         )
         if named:
             router.add_api_route(
@@ -218,6 +232,7 @@ def _tokens(router: APIRouter, named: str) -> None:
                 name=f"tei_root_{suffix}",
                 summary=f"TEI's /{suffix}",
                 tags=[TEI_TAG],
+                responses=dict(_TOKEN_ERRORS),
             )
 
 
@@ -300,6 +315,7 @@ def _declare(
     tag: str,
     fields: dict[str, Any],
     needed: str,
+    form: type[Any],
 ) -> None:
     async def run(request: Request) -> Response:
         return to_front(request)
@@ -312,13 +328,25 @@ def _declare(
         summary=summary,
         tags=[tag],
         response_class=Response,
-        responses=_responses(),
+        responses=_responses(form),
         openapi_extra=_body(fields, needed),
     )
 
 
-def _responses() -> dict[int | str, dict[str, Any]]:
-    return {200: {"content": {"application/json": {"schema": {}}}}, **ERROR_RESPONSES}
+def _responses(form: type[Any]) -> dict[int | str, dict[str, Any]]:
+    """Return what a form answers, with errors as it writes them."""
+    found: dict[int | str, dict[str, Any]] = {
+        200: {"content": {"application/json": {"schema": {}}}}
+    }
+    for status, text in {
+        **{status: known["description"] for status, known in ERROR_RESPONSES.items()},
+        401: "An API key is needed, or it is the wrong one.",
+        403: "The API key does not allow it.",
+        424: "The model is of another kind.",
+    }.items():
+        content = {"application/json": {"schema": form.error_schema}}
+        found[status] = {"description": text, "content": content}
+    return found
 
 
 def _body(fields: dict[str, Any], needed: str) -> dict[str, Any]:

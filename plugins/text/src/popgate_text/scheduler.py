@@ -391,4 +391,6 @@ def _visible(spec: ModelSpec, model: TextModel, config: TextConfig) -> ModelSpec
         max_batch_size=max(1, spec.max_batch_size),
         max_rows=config.max_texts,
         optional_inputs=model.kind == "classifier",
+        # As LiteLLM calls it for servers of Triton's.
+        aliases={ALIAS: TEXT},
     )

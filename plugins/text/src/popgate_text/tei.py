@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import orjson
@@ -42,6 +42,11 @@ class TeiForm(ABC):
     """One request in TEI's form; `model` is the one of its path, empty if that says."""
 
     not_one = "the model does not give exactly 1 response"
+    error_schema: ClassVar[dict[str, Any]] = {
+        "type": "object",
+        "required": ["error", "error_type"],
+        "properties": {"error": {"type": "string"}, "error_type": {"type": "string"}},
+    }
 
     def __init__(self, model: str = "") -> None:
         self.model = model
@@ -111,7 +116,6 @@ class EmbedForm(TeiForm):
     characters = 0
 
     def decode(self, codec: ModelCodec, body: Body) -> InferRequest:
-        check_kind(codec, self.kind)
         self.document = read_document(body, codec.limits)
         texts, ids = texts_or_ids(self.document.get("inputs"), "inputs")
         self.characters = sum(map(len, texts))
@@ -119,6 +123,7 @@ class EmbedForm(TeiForm):
         if self.kind == "embedding":
             more["normalize"] = field(self.document, "normalize", bool, True)
             more["dimensions"] = field(self.document, "dimensions", int)
+        check_kind(codec, self.kind)
         return text_request(self.options(**more), texts)
 
     def encode(
@@ -151,7 +156,6 @@ class RerankForm(TeiForm):
         self.texts: list[str] = []
 
     def decode(self, codec: ModelCodec, body: Body) -> InferRequest:
-        check_kind(codec, "reranker")
         self.document = read_document(body, codec.limits)
         query = field(self.document, "query", str)
         if not query:
@@ -160,6 +164,7 @@ class RerankForm(TeiForm):
         field(self.document, "return_text", bool)
         raw = field(self.document, "raw_scores", bool, False)
         options = self.options(raw_scores=raw)
+        check_kind(codec, "reranker")
         return text_request(options, [query] * len(self.texts), self.texts)
 
     def encode(
@@ -182,7 +187,6 @@ class PredictForm(TeiForm):
     characters = 0
 
     def decode(self, codec: ModelCodec, body: Body) -> InferRequest:
-        check_kind(codec, "classifier", "reranker")
         self.document = read_document(body, codec.limits)
         given = self.document.get("inputs")
         if type(given) is str:
@@ -202,6 +206,7 @@ class PredictForm(TeiForm):
         options = self.options(
             raw_scores=field(self.document, "raw_scores", bool, False)
         )
+        check_kind(codec, "classifier", "reranker")
         return text_request(options, [row[0] for row in rows], pairs)
 
     def encode(
@@ -226,7 +231,6 @@ class SimilarityForm(TeiForm):
     characters = 0
 
     def decode(self, codec: ModelCodec, body: Body) -> InferRequest:
-        check_kind(codec, "embedding")
         document = read_document(body, codec.limits)
         inputs = document.get("inputs")
         if type(inputs) is not dict or type(inputs.get("source_sentence")) is not str:
@@ -237,6 +241,7 @@ class SimilarityForm(TeiForm):
         source = strings([inputs["source_sentence"]], "source_sentence")
         texts = source + strings(inputs.get("sentences"), "sentences")
         self.characters = sum(map(len, texts))
+        check_kind(codec, "embedding")
         return text_request(self.options(normalize=True), texts)
 
     def encode(
