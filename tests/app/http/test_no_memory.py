@@ -52,7 +52,7 @@ def test_a_document_for_which_the_gateway_has_no_memory(
     gateway: ServedGateway, kind: str
 ) -> None:
     name = {"numbers": "affine", "strings": "text"}[kind]
-    rows, texts = np.full((150_000, 4), 0.125).tolist(), ["abcdefgh"] * 300_000
+    rows, texts = np.full((150_000, 4), 0.125).tolist(), ["abcdefgh"] * 1_000_000
     data = rows if kind == "numbers" else texts
     body = json.dumps({"inputs": {"input": data}}).encode()
     path = f"/v1/models/{name}/infer"
